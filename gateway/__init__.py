@@ -1,0 +1,1 @@
+"""The asyncio gateway: OpenAI-compatible SSE and WebSocket streaming. Never imports torch."""

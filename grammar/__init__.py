@@ -1,0 +1,1 @@
+"""Structured output: specifications compiled to token masks. Never imports torch."""
