@@ -1,1 +1,1 @@
-"""The test suite mirrors the source tree; this file keeps ``tests.engine`` from shadowing ``engine``."""
+"""Tests mirror the source tree; this file keeps ``tests.engine`` from shadowing ``engine``."""

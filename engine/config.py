@@ -1,0 +1,71 @@
+"""The engine's settings, with vLLM's names wherever vLLM has one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from engine.errors import ConfigError
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Policy = Literal["fcfs"]
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything the engine process needs to know. Checked on construction (``ConfigError``)."""
+
+    model: str
+    """A folder in Hugging Face layout."""
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    """``auto``: float32 on a CPU, the checkpoint's own on a GPU."""
+    skip_tokenizer_init: bool = False
+    max_model_len: int | None = None
+    """Tokens of prompt and output together; None takes the model's own limit."""
+    block_size: int = 16
+    """Tokens in a block of the KV cache."""
+    num_gpu_blocks_override: int | None = None
+    """Blocks in the KV cache; None sizes it from the memory."""
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    """Bytes for the KV cache; on a CPU None means 512 MiB."""
+    enable_prefix_caching: bool = True
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    long_prefill_token_threshold: int = 0
+    """A longer prefill is cut into chunks of this many tokens; 0 leaves the budget alone to cut."""
+    policy: Policy = "fcfs"
+    num_threads: int | None = None
+    """Torch's CPU threads; None leaves torch's choice."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
+            _require(getattr(self, name) >= 1, name, "must be at least 1", getattr(self, name))
+        for name in ("max_model_len", "num_gpu_blocks_override", "num_threads"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, "must be at least 1", value)
+        _require(
+            0 < self.gpu_memory_utilization <= 1,
+            "gpu_memory_utilization",
+            "must be in (0, 1]",
+            self.gpu_memory_utilization,
+        )
+        _require(
+            self.long_prefill_token_threshold >= 0,
+            "long_prefill_token_threshold",
+            "must be at least 0",
+            self.long_prefill_token_threshold,
+        )
+
+    @property
+    def model_dir(self) -> Path:
+        return Path(self.model)
+
+
+def _require(ok: bool, field: str, rule: str, got: object) -> None:
+    if not ok:
+        raise ConfigError(f"{field} {rule}, got {got!r}")

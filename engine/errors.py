@@ -1,0 +1,35 @@
+"""All errors of the engine. The docstring says what happened; the message says how to mend it.
+
+EngineError
+├── ConfigError        a wrong or impossible setting
+├── ModelLoadError     the model folder is missing, unreadable or does not fit the code
+├── InvalidRequest     a request that can never run (prompt too long, bad parameters)
+├── QueueFull          admission refused: too many requests wait already
+└── EngineDead         the engine process is gone or hangs
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Base of all errors the engine raises."""
+
+
+class ConfigError(EngineError):
+    """A wrong or impossible setting."""
+
+
+class ModelLoadError(EngineError):
+    """The model cannot be loaded."""
+
+
+class InvalidRequest(EngineError, ValueError):
+    """A request that can never run."""
+
+
+class QueueFull(EngineError):
+    """Admission refused."""
+
+
+class EngineDead(EngineError):
+    """The engine process is gone or hangs."""

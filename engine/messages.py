@@ -1,0 +1,198 @@
+"""The only contract between a gateway and the engine process: typed msgpack records.
+
+Every record crosses ZeroMQ as msgpack (``encode``/``decode_*`` below). Structs that travel once per
+token are array-encoded. The engine never learns who a tenant is: it sees an opaque ``cache_salt``,
+an opaque ``fair_key`` and two numbers, ``weight`` and ``priority``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the output must match. Exactly one field is set; names as in vLLM."""
+
+    json: str | None = None
+    """A JSON schema (draft 2020-12) as JSON text."""
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    """An EBNF or Lark grammar."""
+    structural_tag: str | None = None
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one request samples. Names, meanings and defaults as in vLLM, checked on construction."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    """New tokens at most; None means up to the model's length."""
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.temperature >= 0, "temperature", "must be at least 0", self.temperature)
+        _require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]", self.top_p)
+        _require(self.top_k >= -1, "top_k", "must be -1, 0 or positive", self.top_k)
+        _require(0 <= self.min_p <= 1, "min_p", "must be in [0, 1]", self.min_p)
+        _require(
+            self.max_tokens is None or self.max_tokens >= 1,
+            "max_tokens",
+            "must be at least 1",
+            self.max_tokens,
+        )
+        _require(self.min_tokens >= 0, "min_tokens", "must be at least 0", self.min_tokens)
+        _require(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            "must not exceed max_tokens",
+            self.min_tokens,
+        )
+        _require(all(self.stop), "stop", "must not hold an empty string", self.stop)
+        # Philox takes a 64-bit seed.
+        _require(
+            self.seed is None or 0 <= self.seed < 2**64, "seed", "must be in [0, 2**64)", self.seed
+        )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def _require(ok: bool, field: str, rule: str, got: object) -> None:
+    if not ok:
+        raise ValueError(f"{field} {rule}, got {got!r}")
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
+    """Client to engine: generate from ``prompt_token_ids``."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    cache_salt: str = ""
+    """Partitions the prefix cache; derived by the gateway, never taken from a client as is."""
+    fair_key: str = ""
+    """Whom the scheduler charges for this request's work."""
+    weight: float = 1.0
+    priority: int = 0
+    """Lower goes first, as in vLLM."""
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
+    """Client to engine: forget these requests at once. Unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Client to engine: finish the step in flight, then exit with code 0."""
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Client to engine: answer with a fresh ``Stats`` (also the liveness probe)."""
+
+
+ClientMessage = GenerateRequest | AbortRequest | Shutdown | Ping
+
+
+class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
+    """What one step did for one request. ``finish_reason`` set means: the last one."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    """The stop token that ended it, when it was not the model's EOS."""
+    num_cached_tokens: int = 0
+    """Prompt tokens served from the prefix cache (known from the first output on)."""
+    error: str | None = None
+    """Set with finish_reason "error": what went wrong, fit for a client's eyes."""
+    error_code: str | None = None
+    """Set with ``error``: ``invalid_request`` (the mend is the client's) or ``internal``."""
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """Engine to client: one message a step for all requests that moved."""
+
+    outputs: list[RequestOutput]
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
+    """Engine to client: gauges and running totals since the engine started."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_total_blocks: int = 0
+    num_free_blocks: int = 0
+    """Blocks nobody references, those whose content is still cached included."""
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    """Tokens looked up in the prefix cache."""
+    prefix_cache_hits: int = 0
+    """Tokens found there."""
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """Engine to client, once: the model is loaded and requests are served from now on."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    device: str
+    pid: int
+
+
+class LoadProgress(msgspec.Struct, frozen=True, tag="progress"):
+    """Engine to client while starting: a human sentence and the share done in [0, 1]."""
+
+    message: str
+    fraction: float
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Engine to client: the engine cannot go on; ``message`` names the cause and the mend."""
+
+    message: str
+
+
+EngineMessage = StepOutputs | Stats | Ready | LoadProgress | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+_engine_decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
+
+
+def encode(message: ClientMessage | EngineMessage) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_client_message(data: bytes) -> ClientMessage:
+    """Raises ``msgspec.ValidationError`` for a record that breaks the contract."""
+    return _client_decoder.decode(data)
+
+
+def decode_engine_message(data: bytes) -> EngineMessage:
+    """Raises ``msgspec.ValidationError`` for a record that breaks the contract."""
+    return _engine_decoder.decode(data)

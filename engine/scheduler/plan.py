@@ -1,0 +1,107 @@
+"""What a step does and what it did: the contract between the core and a runner.
+
+A runner keeps one *row* of persistent state per running request (known token ids, block table,
+sampling parameters), so that a plan carries only what changed. Because a sampled id lands in the
+row's token table on the device, step N+1 can be planned and launched before the host has seen what
+step N sampled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from engine.messages import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request takes a row: new, or resumed after a preemption."""
+
+    row: int
+    request_id: str
+    token_ids: Sequence[int]
+    """All known tokens: the prompt, then what was generated before a preemption."""
+    num_prompt_tokens: int
+    block_ids: Sequence[int]
+    """Its block table so far, shared prefix blocks first."""
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The tokens ``[num_computed_tokens, num_computed_tokens + num_scheduled_tokens)`` of a row."""
+
+    row: int
+    request_id: str
+    num_computed_tokens: int
+    num_scheduled_tokens: int
+    samples: bool
+    """The chunk ends at the last known token, so the step samples the next one."""
+    constrained: bool = False
+    """A grammar mask must be applied before sampling."""
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step; a runner applies the fields in their order."""
+
+    step_id: int
+    released_rows: list[int] = field(default_factory=list)
+    admissions: list[Admission] = field(default_factory=list)
+    new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)
+    """(row, block ids) to append to the row's block table."""
+    block_copies: list[tuple[int, int, int]] = field(default_factory=list)
+    """(source block, target block, number of leading slots) to copy before the forward pass."""
+    chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.num_scheduled_tokens for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMask:
+    """Allowed tokens for the constrained rows of a step."""
+
+    chunk_indices: list[int]
+    """Which chunks of the plan the mask's rows belong to, ascending."""
+    bitmask: npt.NDArray[np.int32]
+    """[len(chunk_indices), ceil(vocab_size / 32)] int32; bit i % 32 of word i // 32 allows id i."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step sampled."""
+
+    step_id: int
+    token_ids: list[list[int]]
+    """For each chunk of the plan, in its order: the new tokens; empty where nothing was sampled."""
+
+
+class Runner(Protocol):
+    """Executes plans. One step is ``forward``, then ``sample``, then (any time later) ``collect``.
+
+    ``forward`` and ``sample`` only enqueue work on an asynchronous device; ``collect`` waits for
+    the oldest step not collected yet. At most two steps are in flight.
+    """
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the KV cache."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits, padding included."""
+
+    def forward(self, plan: StepPlan) -> None: ...
+
+    def sample(self, mask: TokenMask | None) -> None: ...
+
+    def collect(self) -> StepResult: ...

@@ -1,0 +1,68 @@
+"""The nouns of multi-tenancy. Plain records: behaviour lives in the modules that use them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+
+Scope = Literal["chat", "admin"]
+UsageStatus = Literal["stop", "length", "tool_calls", "cancelled", "disconnected", "error"]
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """A customer: owns keys, has a share of the engine and a region of the prefix cache."""
+
+    id: UUID
+    name: str
+    weight: float = 1.0
+    """Share of the engine under contention, relative to the other tenants'."""
+    priority: int = 0
+    """Priority class; lower goes first."""
+    created_at: datetime
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be known about a key after it was shown once: everything but its secret."""
+
+    id: UUID
+    tenant_id: UUID
+    public_id: str
+    """The 12 characters that name the key in logs."""
+    name: str
+    scopes: tuple[Scope, ...]
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """Who sends a request: the answer to a key that was presented."""
+
+    tenant: Tenant
+    key: ApiKey
+
+
+class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the ledger: what one request really used, written once."""
+
+    request_id: UUID
+    tenant_id: UUID
+    key_id: UUID
+    model: str
+    status: UsageStatus
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    created_at: datetime
+
+
+class UsageTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over a tenant's ledger."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
