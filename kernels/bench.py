@@ -1,0 +1,80 @@
+"""``python -m kernels.bench``: the attention kernels at the shapes of an 8-billion-parameter model.
+
+32 query heads, 8 KV heads, head_dim 128, bfloat16, scattered blocks of 16. Every run starts with a
+flushed L2 (``triton.testing.do_bench``); times are medians. One JSON line per case, on standard
+output.
+"""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from kernels import cuda
+
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
+DECODE_CASES = (
+    (1, 1024),
+    (1, 16384),
+    (8, 1024),
+    (8, 4096),
+    (32, 4096),
+    (64, 1024),
+    (64, 4096),
+    (256, 1024),
+    (256, 2048),
+    (4, 65536),
+)
+
+
+def decode_case(batch: int, context: int, queries: int) -> dict[str, float | int | str]:
+    """Time of one layer's decode attention in microseconds, and the KV bytes it read per second."""
+    from triton.testing import do_bench
+
+    blocks = batch * context // BLOCK_SIZE
+    shape = (blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    k_cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    v_cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    table = torch.randperm(blocks, device="cuda").to(torch.int32).view(batch, -1)
+    q = torch.randn(batch * queries, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty_like(q)
+    lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+    cu = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * queries
+    workspace = cuda.DecodeWorkspace.create(batch, HEADS, HEAD_DIM, q.device)
+    cuda.decode_schedule(workspace, lens, cu)
+
+    def step() -> None:
+        cuda.paged_decode(
+            out,
+            q,
+            k_cache,
+            v_cache,
+            table,
+            lens,
+            cu,
+            workspace,
+            scale=HEAD_DIM**-0.5,
+            max_queries=queries,
+        )
+
+    ms = do_bench(step, return_mode="median")
+    read = k_cache.nbytes + v_cache.nbytes
+    return {
+        "kernel": "paged_decode",
+        "batch": batch,
+        "context": context,
+        "queries": queries,
+        "us": round(ms * 1e3, 1),
+        "TB_s": round(read / ms / 1e9, 2),
+    }
+
+
+def main() -> None:
+    for batch, context in DECODE_CASES:
+        for queries in (1, 4):
+            print(json.dumps(decode_case(batch, context, queries)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Builds the CUDA kernels once per source, compiler, torch and architecture.
+
+``library()`` returns the shared object, building it on first use; ``python -m kernels build`` does
+the same ahead of time. Builds go to a cache folder named by a hash of everything that matters,
+under a lock held across processes, so that ranks that start together build once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "csrc"
+ARCHITECTURES = ("80", "90a")
+"""Compute capabilities that every kernel must compile for."""
+
+
+class BuildError(RuntimeError):
+    """The kernels cannot be built: the compiler is missing or refused a file."""
+
+
+def cache_dir() -> Path:
+    """``SLUICE_KERNEL_CACHE``, or a folder in the user's cache."""
+    root = os.environ.get("SLUICE_KERNEL_CACHE")
+    return Path(root) if root else Path.home() / ".cache" / "sluice" / "kernels"
+
+
+def find_nvcc() -> str:
+    """Path of nvcc. Raises BuildError when there is none."""
+    candidates = [os.environ.get("CUDA_HOME", "") + "/bin/nvcc", "/usr/local/cuda/bin/nvcc"]
+    found = shutil.which("nvcc") or next((c for c in candidates if Path(c).is_file()), None)
+    if found is None:
+        raise BuildError("nvcc was not found: install the CUDA toolkit or set CUDA_HOME")
+    return found
+
+
+def nvcc_command(source: Path, output: Path, arch: str, nvcc: str) -> list[str]:
+    """The command that compiles one .cu file for one compute capability, e.g. "90a"."""
+    target = f"arch=compute_{arch},code=sm_{arch}"
+    flags = ["-O3", "-std=c++17", "-gencode", target, "-Xcompiler", "-fPIC", "--use_fast_math"]
+    return [nvcc, *flags, "-lineinfo", "-c", str(source), "-o", str(output)]
+
+
+def library(arch: str | None = None) -> Path:
+    """The built shared object for ``arch`` (default: the current device's), building it if needed.
+
+    Raises BuildError with the compiler's own words.
+    """
+    import torch
+
+    arch = arch or _device_architecture()
+    nvcc = find_nvcc()
+    folder = cache_dir() / _fingerprint(arch, torch.__version__, nvcc)
+    built = folder / "sluice_kernels.so"
+    if built.exists():
+        return built
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock"):
+        if not built.exists():  # another process may have built it while this one waited
+            _build(built, arch, nvcc)
+    return built
+
+
+def _device_architecture() -> str:
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    return "90a" if (major, minor) == (9, 0) else f"{major}{minor}"
+
+
+def _fingerprint(arch: str, torch_version: str, nvcc: str) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(f"{path.name}\0".encode())
+        digest.update(path.read_bytes())
+    version = subprocess.run([nvcc, "--version"], capture_output=True, check=True).stdout
+    for part in (arch, torch_version, f"{sys.version_info[:2]}", version.decode()):
+        digest.update(f"{part}\0".encode())
+    digest.update(Path(__file__).read_bytes())
+    return digest.hexdigest()[:24]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(target: Path, arch: str, nvcc: str) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as tmp:
+        scratch = Path(tmp)
+        commands = [
+            (source, nvcc_command(source, scratch / f"{source.stem}.o", arch, nvcc))
+            for source in sorted(SOURCES.glob("*.cu"))
+        ]
+        binding = SOURCES / "bind.cpp"
+        commands.append((binding, _binding_command(binding, scratch / "bind.o", nvcc)))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda job: _compile(*job), commands))
+        objects = [str(path) for path in sorted(scratch.glob("*.o"))]
+        linked = scratch / target.name
+        _compile(target, [nvcc, "-shared", *objects, "-o", str(linked), *_link_flags()])
+        linked.rename(target)  # appears whole or not at all
+
+
+def _binding_command(source: Path, output: Path, nvcc: str) -> list[str]:
+    """The binding is plain C++, but nvcc knows where CUDA's headers are."""
+    import torch
+    from torch.utils.cpp_extension import include_paths
+
+    includes = [f"-I{path}" for path in include_paths()]
+    abi = int(torch.compiled_with_cxx11_abi())
+    flags = ["-O2", "-std=c++20", "-Xcompiler", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
+    return [nvcc, *flags, *includes, "-c", str(source), "-o", str(output)]
+
+
+def _link_flags() -> Sequence[str]:
+    from torch.utils.cpp_extension import library_paths
+
+    folders = [f"-L{path}" for path in library_paths()]
+    return [*folders, "-lc10", "-lc10_cuda", "-ltorch", "-ltorch_cpu", "-ltorch_cuda"]
+
+
+def _compile(source: Path, command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise BuildError(f"building {source.name} failed:\n{result.stdout}{result.stderr}")

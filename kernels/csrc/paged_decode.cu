@@ -1,0 +1,563 @@
+// Attention of a few query tokens per sequence (decode, speculative verification) over a paged KV
+// cache: split-KV in the manner of stream-K, grouped query heads packed into the MMA rows.
+//
+// Work. The KV of a sequence and a KV head is cut into tiles of 64 tokens. All tiles of all
+// (sequence, head) items form one line, which is dealt out in equal spans, one per CTA, so that the
+// SMs finish together whatever the lengths are. An item that lies within one span is written
+// directly. An item cut by span borders leaves partial results (max, sum, unnormalised output) in
+// the workspace, and the CTA that arrives last merges them. The line is described by `tile_ends`,
+// computed on the device once per step and shared by all layers, so the launch has a fixed shape
+// and can live in a CUDA graph.
+//
+// A CTA has four warps; warp w owns tokens [16w, 16w+16) of every tile, and loads them itself into
+// its own ring of shared-memory stages, so the main loop has no block-wide barrier. The ring runs
+// across item borders: while one item is finished, the tiles of the next are already in flight.
+//
+// Rows of an item: row r = query token r / group, query head r % group of the KV head.
+
+#include "mma.cuh"
+#include "paged_decode.cuh"
+
+namespace sluice {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * 32;
+constexpr int kTile = kDecodeTile;
+constexpr int kWarpTokens = kTile / kWarps;  // 16
+constexpr float kLog2e = 1.4426950408889634f;
+
+// One place on the line of tiles.
+struct Cursor {
+  int seq;
+  int head;  // KV head, or a part of its query group
+  int tile;  // within the item
+  int num_tiles;
+};
+
+template <int D, int kRowTiles, int kStages>
+struct Shared {
+  static constexpr int kWarpStageElems = 2 * kWarpTokens * D;  // K then V
+  uint16_t ring[kWarps][kStages][kWarpStageElems];
+  float out[kRowTiles * 16 * D];
+  float max[kWarps][kRowTiles * 16];
+  float sum[kWarps][kRowTiles * 16];
+  int last;
+};
+
+__device__ __forceinline__ int first_tile(const DecodeParams& p, int seq_len, int num_queries) {
+  if (p.window <= 0) return 0;
+  int oldest = seq_len - num_queries - p.window + 1;  // first key the first query may see
+  return oldest > 0 ? oldest / kTile : 0;
+}
+
+__device__ __forceinline__ Cursor locate(const DecodeParams& p, int index) {
+  int lo = 0, hi = p.batch - 1;  // the first sequence whose end lies beyond index
+  while (lo < hi) {
+    int mid = (lo + hi) >> 1;
+    if (p.tile_ends[mid] * p.num_heads > index) {
+      hi = mid;
+    } else {
+      lo = mid + 1;
+    }
+  }
+  int begin = lo == 0 ? 0 : p.tile_ends[lo - 1];
+  int n = p.tile_ends[lo] - begin;
+  int local = index - begin * p.num_heads;
+  return {lo, local / n, local % n, n};
+}
+
+__device__ __forceinline__ void advance(const DecodeParams& p, Cursor& c) {
+  if (++c.tile < c.num_tiles) return;
+  c.tile = 0;
+  if (++c.head < p.num_heads) return;
+  c.head = 0;
+  int begin = p.tile_ends[c.seq];
+  do {  // padding rows have no tiles
+    ++c.seq;
+    c.num_tiles = c.seq < p.batch ? p.tile_ends[c.seq] - begin : 1;
+  } while (c.num_tiles == 0);
+}
+
+template <typename T, int D, int kRowTiles, int kStages>
+class Decoder {
+  static constexpr int kPieces = D / 8;           // 16-byte pieces of a row
+  static constexpr int kSteps = D / 16;           // MMA steps along the head dimension
+  static constexpr int kLoads = kWarpTokens * kPieces / 32;  // per lane, for K and for V
+
+ public:
+  __device__ Decoder(const DecodeParams& params, Shared<D, kRowTiles, kStages>& shared)
+      : p(params), sm(shared), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {
+    ring = static_cast<uint32_t>(__cvta_generic_to_shared(&sm.ring[warp][0][0]));
+  }
+
+  __device__ void run() {
+    const int total = p.tile_ends[p.batch - 1] * p.num_heads;
+    const int span = max(p.min_span, (total + gridDim.x - 1) / static_cast<int>(gridDim.x));
+    const int begin = blockIdx.x * span;
+    const int end = min(begin + span, total);
+    if (begin >= end) return;
+
+    Cursor load = locate(p, begin);
+    Cursor work = load;
+    int loaded = begin;
+    open_load(load);
+#pragma unroll
+    for (int s = 0; s < kStages - 1; ++s) {
+      if (loaded < end) issue(load, loaded, s);
+      cp_async_commit();
+    }
+
+    int stage = 0;
+    for (int i = begin; i < end; ++i) {
+      if (i == begin || work.tile == 0) open_item(work);
+      cp_async_wait<kStages - 2>();
+      __syncwarp();
+      // Every lane is done with the stage before this one, so it may be filled again.
+      if (loaded < end) issue(load, loaded, stage == 0 ? kStages - 1 : stage - 1);
+      cp_async_commit();
+      consume(work, stage);
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+
+      bool item_ends = work.tile + 1 == work.num_tiles;
+      if (item_ends || i + 1 == end) {
+        int item_begin = i - work.tile;
+        int item_end = item_begin + work.num_tiles;
+        close_item(work, item_begin, item_end, begin, span);
+      }
+      advance(p, work);
+    }
+  }
+
+ private:
+  const DecodeParams& p;
+  Shared<D, kRowTiles, kStages>& sm;
+  const int warp, lane;
+  uint32_t ring;
+
+  // Loading side.
+  const int* load_table = nullptr;
+  int load_len = 0;
+  int load_first = 0;
+
+  // Working side.
+  uint32_t q[kRowTiles][kSteps][4];
+  float o[kRowTiles][kSteps * 2][4];
+  float row_max[kRowTiles][2];
+  float row_sum[kRowTiles][2];
+  int seq_len = 0, num_queries = 0, query_start = 0, first = 0;
+
+  __device__ void open_load(const Cursor& c) {
+    load_table = p.block_table + static_cast<int64_t>(c.seq) * p.block_table_stride;
+    load_len = p.seq_lens[c.seq];
+    load_first = first_tile(p, load_len, p.cu_queries[c.seq + 1] - p.cu_queries[c.seq]);
+  }
+
+  // Starts the copy of this warp's 16 tokens of the tile under the cursor, and moves the cursor on.
+  __device__ void issue(Cursor& c, int& loaded, int stage) {
+    const int token0 = (load_first + c.tile) * kTile + warp * kWarpTokens;
+    const int block_size = p.block_size;
+    // Blocks hold a multiple of 16 tokens, so 16 aligned tokens lie in one block.
+    const bool any = token0 < load_len;
+    const int block = any ? load_table[token0 / block_size] : 0;
+    const int kv_head = c.head / p.parts;
+    const int64_t base = static_cast<int64_t>(block) * p.block_stride +
+                         static_cast<int64_t>(token0 % block_size) * p.token_stride +
+                         static_cast<int64_t>(kv_head) * D;
+    const T* k = static_cast<const T*>(p.k_cache) + base;
+    const T* v = static_cast<const T*>(p.v_cache) + base;
+    const uint32_t dst = ring + stage * (2 * kWarpTokens * D * 2);
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int piece = j * 32 + lane;
+      const int row = piece / kPieces, col = piece % kPieces;
+      const bool valid = token0 + row < load_len;  // slots past the end may hold anything, even NaN
+      const int64_t offset = row * p.token_stride + col * 8;
+      cp_async_16(dst + swizzle<D>(row, col) * 16, k + offset, valid);
+      cp_async_16(dst + kWarpTokens * D * 2 + swizzle<D>(row, col) * 16, v + offset, valid);
+    }
+    const int seq = c.seq;
+    advance(p, c);
+    ++loaded;
+    if (c.seq != seq && c.seq < p.batch) open_load(c);
+  }
+
+  __device__ void open_item(const Cursor& c) {
+    query_start = p.cu_queries[c.seq];
+    num_queries = p.cu_queries[c.seq + 1] - query_start;
+    seq_len = p.seq_lens[c.seq];
+    first = first_tile(p, seq_len, num_queries);
+    const int rows = num_queries * p.group;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int r = m * 16 + half * 8 + lane / 4;
+        const T* src = static_cast<const T*>(p.q) +
+                       static_cast<int64_t>(query_start + r / p.group) * p.q_stride +
+                       static_cast<int64_t>(c.head * p.group + r % p.group) * D + (lane % 4) * 2;
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+          q[m][s][half] = r < rows ? *reinterpret_cast<const uint32_t*>(src + s * 16) : 0u;
+          q[m][s][half + 2] = r < rows ? *reinterpret_cast<const uint32_t*>(src + s * 16 + 8) : 0u;
+        }
+        row_max[m][half] = -INFINITY;
+        row_sum[m][half] = 0.f;
+      }
+#pragma unroll
+      for (int n = 0; n < kSteps * 2; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[m][n][e] = 0.f;
+      }
+    }
+  }
+
+  __device__ float score(float s, int row, int key, int head) const {
+    const int query_pos = seq_len - num_queries + row / p.group;
+    s *= p.scale;
+    if (p.soft_cap > 0.f) s = p.soft_cap * tanhf(s / p.soft_cap);
+    if (p.alibi_slopes) s += p.alibi_slopes[head * p.group + row % p.group] * (key - query_pos);
+    const bool seen = key <= query_pos && (p.window <= 0 || key > query_pos - p.window);
+    return seen ? s * kLog2e : -INFINITY;
+  }
+
+  __device__ void consume(const Cursor& c, int stage) {
+    const uint32_t k_tile = ring + stage * (2 * kWarpTokens * D * 2);
+    const uint32_t v_tile = k_tile + kWarpTokens * D * 2;
+    const int token0 = (first + c.tile) * kTile + warp * kWarpTokens;
+    if (token0 >= seq_len) return;
+
+    float s[kRowTiles][2][4] = {};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t b[4];  // keys 0-7 then 8-15, each the two k-halves
+      const int row = (lane & 7) + ((lane >> 4) << 3);
+      ldmatrix_x4(b, k_tile + swizzle<D>(row, step * 2 + ((lane >> 3) & 1)) * 16);
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        Half<T>::mma(s[m][0], q[m][step], b[0], b[1]);
+        Half<T>::mma(s[m][1], q[m][step], b[2], b[3]);
+      }
+    }
+
+    // Only tiles at the edges of what the queries may see need masks.
+    const bool plain = token0 + kWarpTokens <= seq_len - num_queries + 1 && p.window <= 0 &&
+                       p.soft_cap <= 0.f && !p.alibi_slopes;
+    uint32_t a[kRowTiles][4];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          s[m][n][e] = plain ? s[m][n][e] * (p.scale * kLog2e)
+                             : score(s[m][n][e], m * 16 + (e / 2) * 8 + lane / 4,
+                                     token0 + n * 8 + (lane % 4) * 2 + (e & 1), c.head);
+        }
+      }
+      softmax(m, s[m], a[m]);
+    }
+
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t b[4];  // dims 0-7: tokens 0-7, 8-15; dims 8-15 likewise
+      const int row = (lane & 7) + (((lane >> 3) & 1) << 3);
+      ldmatrix_x4_trans(b, v_tile + swizzle<D>(row, step * 2 + (lane >> 4)) * 16);
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        Half<T>::mma(o[m][step * 2], a[m], b[0], b[1]);
+        Half<T>::mma(o[m][step * 2 + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+
+  // Online softmax over 16 keys: s becomes P, packed as the A operand of the second product.
+  __device__ void softmax(int m, float (&s)[2][4], uint32_t (&a)[4]) {
+    float scale[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top = fmaxf(fmaxf(s[0][half * 2], s[0][half * 2 + 1]),
+                        fmaxf(s[1][half * 2], s[1][half * 2 + 1]));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      const float old = row_max[m][half];
+      const float now = fmaxf(old, top);
+      row_max[m][half] = now;
+      // A row that has seen no key yet keeps max = -inf; exp2(-inf - -inf) must not become NaN.
+      const float base = now == -INFINITY ? 0.f : now;
+      scale[half] = exp2f(old - base);
+      float sum = 0.f;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[n][half * 2 + e];
+          x = exp2f(x - base);
+          sum += x;
+        }
+      }
+      row_sum[m][half] = row_sum[m][half] * scale[half] + sum;  // lanes of a row add up at the end
+    }
+    if (__any_sync(~0u, scale[0] != 1.f || scale[1] != 1.f)) {
+#pragma unroll
+      for (int n = 0; n < kSteps * 2; ++n) {
+        o[m][n][0] *= scale[0];
+        o[m][n][1] *= scale[0];
+        o[m][n][2] *= scale[1];
+        o[m][n][3] *= scale[1];
+      }
+    }
+    a[0] = Half<T>::pack(s[0][0], s[0][1]);
+    a[1] = Half<T>::pack(s[0][2], s[0][3]);
+    a[2] = Half<T>::pack(s[1][0], s[1][1]);
+    a[3] = Half<T>::pack(s[1][2], s[1][3]);
+  }
+
+  // Adds the four warps' results up in shared memory, then writes the item or its partial result.
+  __device__ void close_item(const Cursor& c, int item_begin, int item_end, int begin, int span) {
+    const int rows = num_queries * p.group;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float sum = row_sum[m][half];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (lane % 4 == 0) {
+          const int r = m * 16 + half * 8 + lane / 4;
+          sm.max[warp][r] = row_max[m][half];
+          sm.sum[warp][r] = sum;
+        }
+      }
+    }
+    __syncthreads();
+    float factor[kRowTiles][2];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int r = m * 16 + half * 8 + lane / 4;
+        float top = -INFINITY;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) top = fmaxf(top, sm.max[w][r]);
+        factor[m][half] = top == -INFINITY ? 0.f : exp2f(row_max[m][half] - top);
+      }
+    }
+    for (int w = 0; w < kWarps; ++w) {
+      if (w == warp) add_to_shared(rows, factor, w == 0);
+      __syncthreads();
+    }
+    const bool whole = item_begin >= begin && item_end <= begin + span;
+    if (whole) {
+      write_rows(c, rows);
+    } else {
+      write_partial(c, rows, item_begin, item_end, begin, span);
+    }
+    __syncthreads();  // the shared buffers are free again
+  }
+
+  __device__ void add_to_shared(int rows, const float (&factor)[kRowTiles][2], bool fresh) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int r = m * 16 + half * 8 + lane / 4;
+        if (r >= rows) continue;
+        float2* dst = reinterpret_cast<float2*>(&sm.out[r * D + (lane % 4) * 2]);
+        const float f = factor[m][half];
+#pragma unroll
+        for (int n = 0; n < kSteps * 2; ++n) {
+          float2 x = fresh ? make_float2(0.f, 0.f) : dst[n * 4];
+          x.x += o[m][n][half * 2] * f;
+          x.y += o[m][n][half * 2 + 1] * f;
+          dst[n * 4] = x;
+        }
+      }
+    }
+  }
+
+  // Max and sum over the four warps, both in the exp2 domain.
+  __device__ float2 row_stats(int r) const {
+    float top = -INFINITY, sum = 0.f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) top = fmaxf(top, sm.max[w][r]);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      if (sm.max[w][r] != -INFINITY) sum += sm.sum[w][r] * exp2f(sm.max[w][r] - top);
+    }
+    return make_float2(top, sum);
+  }
+
+  __device__ void store(const Cursor& c, int r, int d, float4 x, float inverse) {
+    T* dst = static_cast<T*>(p.out) +
+             static_cast<int64_t>(query_start + r / p.group) * p.out_stride +
+             static_cast<int64_t>(c.head * p.group + r % p.group) * D + d;
+    uint2 packed = {Half<T>::pack(x.x * inverse, x.y * inverse),
+                    Half<T>::pack(x.z * inverse, x.w * inverse)};
+    *reinterpret_cast<uint2*>(dst) = packed;
+  }
+
+  __device__ void write_rows(const Cursor& c, int rows) {
+    for (int i = threadIdx.x; i < rows * (D / 4); i += kThreads) {
+      const int r = i / (D / 4), d = i % (D / 4) * 4;
+      const float sum = row_stats(r).y;
+      store(c, r, d, *reinterpret_cast<float4*>(&sm.out[r * D + d]), sum > 0.f ? 1.f / sum : 0.f);
+    }
+  }
+
+  // Slot 1 of a CTA holds an item that starts in its span, slot 0 one that started before it.
+  __device__ float* partial_out(int cta, int slot) const {
+    return p.partial_out + static_cast<int64_t>(cta * 2 + slot) * kMaxDecodeRows * D;
+  }
+  __device__ float2* partial_stats(int cta, int slot) const {
+    return p.partial_stats + (cta * 2 + slot) * kMaxDecodeRows;
+  }
+
+  __device__ void write_partial(const Cursor& c, int rows, int item_begin, int item_end, int begin,
+                                int span) {
+    const int slot = item_begin >= begin ? 1 : 0;
+    float* out = partial_out(blockIdx.x, slot);
+    float2* stats = partial_stats(blockIdx.x, slot);
+    for (int i = threadIdx.x; i < rows * (D / 4); i += kThreads) {
+      reinterpret_cast<float4*>(out)[i] = reinterpret_cast<float4*>(sm.out)[i];
+    }
+    for (int r = threadIdx.x; r < rows; r += kThreads) stats[r] = row_stats(r);
+
+    const int first_cta = item_begin / span, last_cta = (item_end - 1) / span;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int* arrivals = &p.arrivals[c.seq * p.num_heads + c.head];
+      const int before = atomicAdd(arrivals, 1);
+      sm.last = before == last_cta - first_cta;
+      if (sm.last) *arrivals = 0;  // ready for the next launch
+    }
+    __syncthreads();
+    if (!sm.last) return;
+    __threadfence();
+    merge(c, rows, first_cta, last_cta);
+  }
+
+  __device__ void merge(const Cursor& c, int rows, int first_cta, int last_cta) {
+    for (int i = threadIdx.x; i < rows * (D / 4); i += kThreads) {
+      const int r = i / (D / 4), d = i % (D / 4) * 4;
+      float top = -INFINITY;
+#pragma unroll 8
+      for (int cta = first_cta; cta <= last_cta; ++cta) {
+        top = fmaxf(top, __ldcg(&partial_stats(cta, cta == first_cta)[r].x));
+      }
+      float sum = 0.f;
+      float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 8
+      for (int cta = first_cta; cta <= last_cta; ++cta) {
+        const int slot = cta == first_cta;
+        const float2 stats = __ldcg(&partial_stats(cta, slot)[r]);
+        const float4 y = __ldcg(reinterpret_cast<float4*>(&partial_out(cta, slot)[r * D + d]));
+        const float f = stats.x == -INFINITY ? 0.f : exp2f(stats.x - top);
+        sum += stats.y * f;
+        x.x += y.x * f;
+        x.y += y.y * f;
+        x.z += y.z * f;
+        x.w += y.w * f;
+      }
+      store(c, r, d, x, sum > 0.f ? 1.f / sum : 0.f);
+    }
+  }
+};
+
+template <typename T, int D, int kRowTiles, int kStages>
+__global__ void __launch_bounds__(kThreads) paged_decode_kernel(const DecodeParams params) {
+  extern __shared__ __align__(128) unsigned char raw[];
+  Decoder<T, D, kRowTiles, kStages> decoder(
+      params, *reinterpret_cast<Shared<D, kRowTiles, kStages>*>(raw));
+  decoder.run();
+}
+
+// tile_ends[i] = number of KV tiles of sequences 0..i (one head's). One CTA of 1024 threads.
+__global__ void __launch_bounds__(1024) decode_schedule_kernel(int* tile_ends, const int* seq_lens,
+                                                               const int* cu_queries, int batch,
+                                                               int window) {
+  __shared__ int warp_sums[32];
+  __shared__ int carry;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (threadIdx.x == 0) carry = 0;
+  DecodeParams p = {};
+  p.window = window;
+  for (int base = 0; base < batch; base += 1024) {
+    const int i = base + threadIdx.x;
+    int n = 0;
+    if (i < batch) {
+      const int len = seq_lens[i];
+      const int queries = cu_queries[i + 1] - cu_queries[i];
+      if (queries > 0) n = (len + kTile - 1) / kTile - first_tile(p, len, queries);
+    }
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int up = __shfl_up_sync(~0u, n, d);
+      if (lane >= d) n += up;
+    }
+    __syncthreads();
+    if (lane == 31) warp_sums[warp] = n;
+    __syncthreads();
+    if (warp == 0) {
+      int s = warp_sums[lane];
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const int up = __shfl_up_sync(~0u, s, d);
+        if (lane >= d) s += up;
+      }
+      warp_sums[lane] = s;
+    }
+    __syncthreads();
+    n += carry + (warp > 0 ? warp_sums[warp - 1] : 0);
+    if (i < batch) tile_ends[i] = n;
+    __syncthreads();
+    if (threadIdx.x == 1023) carry = n;
+  }
+}
+
+template <typename T, int D, int kRowTiles, int kStages>
+cudaError_t launch(const DecodeParams& p, int num_ctas, cudaStream_t stream) {
+  const int smem = sizeof(Shared<D, kRowTiles, kStages>);
+  auto kernel = paged_decode_kernel<T, D, kRowTiles, kStages>;
+  static const cudaError_t ready =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+  if (ready != cudaSuccess) return ready;
+  kernel<<<num_ctas, kThreads, smem, stream>>>(p);
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t dispatch(const DecodeParams& p, int head_dim, int rows, int num_ctas,
+                     cudaStream_t stream) {
+  const bool one = rows <= 16;
+  switch (head_dim) {
+    case 64:
+      return one ? launch<T, 64, 1, 4>(p, num_ctas, stream) : launch<T, 64, 2, 4>(p, num_ctas, stream);
+    case 96:
+      return one ? launch<T, 96, 1, 3>(p, num_ctas, stream) : launch<T, 96, 2, 3>(p, num_ctas, stream);
+    case 128:
+      return one ? launch<T, 128, 1, 3>(p, num_ctas, stream)
+                 : launch<T, 128, 2, 3>(p, num_ctas, stream);
+    case 256:
+      return one ? launch<T, 256, 1, 3>(p, num_ctas, stream) : cudaErrorInvalidValue;
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+cudaError_t decode_schedule(int* tile_ends, const int* seq_lens, const int* cu_queries, int batch,
+                            int window, cudaStream_t stream) {
+  decode_schedule_kernel<<<1, 1024, 0, stream>>>(tile_ends, seq_lens, cu_queries, batch, window);
+  return cudaGetLastError();
+}
+
+cudaError_t paged_decode(const DecodeParams& params, bool bf16, int head_dim, int max_rows,
+                         int num_ctas, cudaStream_t stream) {
+  return bf16 ? dispatch<__nv_bfloat16>(params, head_dim, max_rows, num_ctas, stream)
+              : dispatch<__half>(params, head_dim, max_rows, num_ctas, stream);
+}
+
+}  // namespace sluice

@@ -1,0 +1,108 @@
+"""Python face of the CUDA kernels: loading, workspaces and the ops' contracts."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from kernels import build
+
+MAX_DECODE_ROWS = 32
+"""Query tokens times query heads per KV head that one pass of the decode kernel takes."""
+CTAS_PER_SM = {64: 2, 96: 2, 128: 2, 256: 1}
+"""Resident CTAs of the decode kernel by head_dim, set by its shared memory."""
+
+
+@functools.cache
+def load() -> None:
+    """Build if needed and register ``torch.ops.sluice_cuda``. Raises ``build.BuildError``."""
+    torch.ops.load_library(str(build.library()))  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWorkspace:
+    """Scratch memory of ``paged_decode``, shared by all layers and steps of one stream."""
+
+    tile_ends: torch.Tensor
+    """[max_batch] int32: running sums of KV tiles, see ``decode_schedule``."""
+    partial_out: torch.Tensor
+    """[num_ctas, 2, MAX_DECODE_ROWS, head_dim] float32"""
+    partial_stats: torch.Tensor
+    """[num_ctas, 2, MAX_DECODE_ROWS, 2] float32"""
+    arrivals: torch.Tensor
+    """[max_batch * num_q_heads] int32, zero between launches"""
+
+    @classmethod
+    def create(
+        cls, max_batch: int, num_q_heads: int, head_dim: int, device: torch.device
+    ) -> DecodeWorkspace:
+        load()
+        sms = torch.cuda.get_device_properties(device).multi_processor_count
+        num_ctas = sms * CTAS_PER_SM[head_dim]
+        rows = (num_ctas, 2, MAX_DECODE_ROWS)
+        return cls(
+            tile_ends=torch.zeros(max_batch, dtype=torch.int32, device=device),
+            partial_out=torch.empty(*rows, head_dim, dtype=torch.float32, device=device),
+            partial_stats=torch.empty(*rows, 2, dtype=torch.float32, device=device),
+            arrivals=torch.zeros(max_batch * num_q_heads, dtype=torch.int32, device=device),
+        )
+
+
+def decode_schedule(
+    workspace: DecodeWorkspace, seq_lens: torch.Tensor, cu_queries: torch.Tensor, window: int = 0
+) -> None:
+    """Prepare ``workspace`` for a step; once per step and window, shared by all its layers.
+
+    seq_lens: [batch] int32, the step's query tokens included, 0 for padding.
+    cu_queries: [batch + 1] int32, prefix sums of the query tokens. window: 0 = unlimited.
+    """
+    torch.ops.sluice_cuda.decode_schedule(
+        workspace.tile_ends[: seq_lens.numel()], seq_lens, cu_queries, window
+    )
+
+
+def paged_decode(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_queries: torch.Tensor,
+    workspace: DecodeWorkspace,
+    *,
+    scale: float,
+    max_queries: int = 1,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    min_span: int = 1,
+) -> None:
+    """Causal attention of up to ``max_queries`` last tokens of each sequence, into ``out``.
+
+    q, out: [num_tokens, num_q_heads, head_dim] bfloat16 or float16; head_dim 64, 96, 128 or 256.
+    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], block_size a multiple of 16.
+    block_table: [batch, max_blocks] int32. ``decode_schedule`` must have run with the same lengths
+    and window. Rows of padding sequences are left untouched.
+    """
+    torch.ops.sluice_cuda.paged_decode(
+        out,
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        seq_lens,
+        cu_queries,
+        workspace.tile_ends[: seq_lens.numel()],
+        workspace.partial_out,
+        workspace.partial_stats,
+        workspace.arrivals,
+        alibi_slopes,
+        max_queries,
+        min_span,
+        window,
+        scale,
+        soft_cap,
+    )

@@ -1,0 +1,258 @@
+"""The decode kernel against attention in float64, on scattered and poisoned caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.gpu
+
+
+@dataclass
+class Case:
+    """One batch: the paged inputs and the float64 answer."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    cu_queries: torch.Tensor
+    expected: torch.Tensor
+    max_queries: int
+
+
+def make_case(
+    seq_lens: list[int],
+    query_lens: list[int],
+    *,
+    heads: int = 32,
+    kv_heads: int = 8,
+    dim: int = 128,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    seed: int = 0,
+) -> Case:
+    gen = torch.Generator(device="cuda").manual_seed(seed)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=gen, device="cuda").to(dtype)
+
+    needed = [-(-length // block_size) for length in seq_lens]
+    num_blocks = sum(needed) + 7
+    order = torch.randperm(num_blocks, generator=gen, device="cuda").to(torch.int32)
+    # Unused blocks, slots past a sequence's end and table entries past it are all poison.
+    k_cache = torch.full(
+        (num_blocks, block_size, kv_heads, dim), float("nan"), device="cuda", dtype=dtype
+    )
+    v_cache = k_cache.clone()
+    table = torch.full((len(seq_lens), max([*needed, 1]) + 3), 2**30, dtype=torch.int32)
+    table = table.to("cuda")
+    num_tokens = sum(query_lens)
+    q = randn(num_tokens, heads, dim)
+    expected = torch.zeros(num_tokens, heads, dim, dtype=torch.float64, device="cuda")
+    taken = row = 0
+    for i, (length, queries) in enumerate(zip(seq_lens, query_lens, strict=True)):
+        k, v = randn(length, kv_heads, dim), randn(length, kv_heads, dim)
+        blocks = order[taken : taken + needed[i]]
+        taken += needed[i]
+        table[i, : needed[i]] = blocks
+        if length:
+            slots = torch.arange(length, device="cuda")
+            where = blocks[slots // block_size].long(), slots % block_size
+            k_cache[where], v_cache[where] = k, v
+            expected[row : row + queries] = attention_float64(
+                q[row : row + queries], k, v, window, soft_cap, alibi_slopes
+            )
+        row += queries
+    cu = torch.tensor([0, *query_lens], dtype=torch.int32).cumsum(0).to("cuda", torch.int32)
+    lens = torch.tensor(seq_lens, dtype=torch.int32, device="cuda")
+    return Case(q, k_cache, v_cache, table, lens, cu, expected, max([*query_lens, 1]))
+
+
+def attention_float64(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    window: int,
+    soft_cap: float,
+    alibi_slopes: torch.Tensor | None,
+) -> torch.Tensor:
+    queries, heads, dim = q.shape
+    keys, group = k.shape[0], heads // k.shape[1]
+    k64 = k.double().repeat_interleave(group, 1)
+    v64 = v.double().repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k64) * dim**-0.5
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    at = torch.arange(keys - queries, keys, device=q.device)[:, None]
+    key = torch.arange(keys, device=q.device)[None]
+    if alibi_slopes is not None:
+        scores = scores + alibi_slopes.double()[:, None, None] * (key - at)
+    seen = key <= at
+    if window:
+        seen &= key > at - window
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v64)
+
+
+def run(case: Case, **options: object) -> torch.Tensor:
+    from kernels import cuda
+
+    workspace = cuda.DecodeWorkspace.create(
+        case.seq_lens.numel(), case.q.shape[1], case.q.shape[2], case.q.device
+    )
+    window = int(options.get("window", 0))  # type: ignore[call-overload]
+    cuda.decode_schedule(workspace, case.seq_lens, case.cu_queries, window)
+    out = torch.full_like(case.q, float("nan"))
+    for _ in range(2):  # twice: the arrival counters must reset themselves
+        out.fill_(float("nan"))
+        cuda.paged_decode(
+            out,
+            case.q,
+            case.k_cache,
+            case.v_cache,
+            case.block_table,
+            case.seq_lens,
+            case.cu_queries,
+            workspace,
+            scale=case.q.shape[2] ** -0.5,
+            max_queries=case.max_queries,
+            **options,
+        )
+    torch.cuda.synchronize()
+    assert not workspace.arrivals.any()
+    return out
+
+
+def check(case: Case, **options: object) -> None:
+    out = run(case, **options)
+    live = torch.repeat_interleave(case.seq_lens > 0, case.cu_queries.diff().long())
+    got, want = out[live].double(), case.expected[live]
+    error = (got - want).norm() / want.norm()
+    limit = 6e-3 if out.dtype == torch.bfloat16 else 1e-3
+    assert error < limit, f"relative error {error:.2e}"
+    assert torch.isnan(out[~live]).all(), "padding rows must stay untouched"
+
+
+RAGGED = [1, 15, 16, 17, 63, 64, 65, 127, 1000, 4097]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+def test_ragged_lengths(dim: int, dtype: torch.dtype) -> None:
+    check(make_case(RAGGED, [1] * len(RAGGED), dim=dim, dtype=dtype))
+
+
+@pytest.mark.parametrize("queries", [1, 2, 3, 4, 5, 8])
+def test_several_query_tokens(queries: int) -> None:
+    lens = [max(n, queries) for n in RAGGED]
+    check(make_case(lens, [queries] * len(lens), seed=queries))
+
+
+def test_mixed_query_counts_and_padding() -> None:
+    check(make_case([5, 0, 200, 77, 0, 3000], [1, 1, 8, 4, 2, 3]))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (12, 2), (14, 2), (32, 1), (64, 8)])
+@pytest.mark.parametrize("queries", [1, 4])
+def test_head_groups(heads: int, kv_heads: int, queries: int) -> None:
+    check(make_case([300, 2049, 64], [queries] * 3, heads=heads, kv_heads=kv_heads))
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 256])
+def test_block_sizes(block_size: int) -> None:
+    check(make_case([300, 2049, 64, 511], [1, 2, 1, 4], block_size=block_size))
+
+
+@pytest.mark.parametrize("window", [1, 16, 100, 1024])
+@pytest.mark.parametrize("queries", [1, 4])
+def test_sliding_window(window: int, queries: int) -> None:
+    lens = [5, 100, 101, 1024, 3000]
+    case = make_case(lens, [queries] * len(lens), window=window)
+    check(case, window=window)
+
+
+def test_soft_cap() -> None:
+    check(make_case([300, 2049], [1, 4], soft_cap=5.0), soft_cap=5.0)
+
+
+def test_alibi() -> None:
+    slopes = torch.logspace(-1, -4, 32, device="cuda")
+    check(make_case([300, 2049], [1, 4], alibi_slopes=slopes), alibi_slopes=slopes)
+
+
+def test_one_long_sequence_is_split() -> None:
+    check(make_case([65_536], [1]))
+    check(make_case([40_000, 1], [4, 1]))
+
+
+def test_many_sequences() -> None:
+    gen = torch.Generator().manual_seed(1)
+    lens = torch.randint(1, 700, (1500,), generator=gen).tolist()
+    check(make_case(lens, [1] * len(lens), heads=8, kv_heads=2))
+
+
+def test_random_batches() -> None:
+    gen = torch.Generator().manual_seed(2)
+    for seed in range(30):
+        batch = int(torch.randint(1, 40, (1,), generator=gen))
+        queries = torch.randint(1, 9, (batch,), generator=gen).tolist()
+        lens = [q + int(torch.randint(0, 2500, (1,), generator=gen)) for q in queries]
+        check(make_case(lens, queries, seed=seed))
+
+
+def test_strided_rows_of_a_fused_projection() -> None:
+    case = make_case([100, 200], [1, 1])
+    fused = torch.zeros(2, 48 * 128, device="cuda", dtype=torch.bfloat16)
+    fused[:, : 32 * 128] = case.q.view(2, -1)
+    case.q = fused[:, : 32 * 128].view(2, 32, 128)
+    check(case)
+
+
+def test_replays_in_a_cuda_graph_with_new_lengths() -> None:
+    from kernels import cuda
+
+    small = make_case([64, 300, 0, 0], [1, 1, 1, 1])
+    large = make_case([4000, 5, 900, 17], [1, 1, 1, 1], seed=1)
+    lens, cu = small.seq_lens.clone(), small.cu_queries.clone()
+    width = max(small.block_table.shape[1], large.block_table.shape[1])
+    table = torch.zeros(4, width, dtype=torch.int32, device="cuda")
+    q, out = small.q.clone(), torch.empty_like(small.q)
+    workspace = cuda.DecodeWorkspace.create(4, 32, 128, q.device)
+
+    def step() -> None:
+        cuda.decode_schedule(workspace, lens, cu)
+        cuda.paged_decode(
+            out, q, large.k_cache, large.v_cache, table, lens, cu, workspace, scale=128**-0.5
+        )
+
+    table[:, : large.block_table.shape[1]] = large.block_table
+    lens.copy_(torch.tensor([16, 5, 0, 0], dtype=torch.int32))
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    lens.copy_(large.seq_lens)
+    q.copy_(large.q)
+    graph.replay()
+    torch.cuda.synchronize()
+    error = (out.double() - large.expected).norm() / large.expected.norm()
+    assert error < 6e-3
+
+
+def test_wrong_arguments_are_refused_by_name() -> None:
+    case = make_case([64], [1])
+    case.k_cache = case.k_cache.to(torch.float16)
+    with pytest.raises(RuntimeError, match="caches must be"):
+        run(case)
+    case = make_case([64], [1])
+    case.seq_lens = case.seq_lens.long()
+    with pytest.raises(RuntimeError, match="seq_lens must be"):
+        run(case)
