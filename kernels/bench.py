@@ -28,7 +28,9 @@ DECODE_CASES = (
 )
 
 
-def decode_case(batch: int, context: int, queries: int) -> dict[str, float | int | str]:
+def decode_case(
+    batch: int, context: int, queries: int, min_span: int = 1
+) -> dict[str, float | int | str]:
     """Time of one layer's decode attention in microseconds, and the KV bytes it read per second."""
     from triton.testing import do_bench
 
@@ -42,7 +44,16 @@ def decode_case(batch: int, context: int, queries: int) -> dict[str, float | int
     lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
     cu = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * queries
     workspace = cuda.DecodeWorkspace.create(batch, HEADS, HEAD_DIM, q.device)
-    cuda.decode_schedule(workspace, lens, cu)
+    cuda.decode_schedule(
+        workspace,
+        lens,
+        cu,
+        num_q_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        max_queries=queries,
+        min_span=min_span,
+    )
 
     def step() -> None:
         cuda.paged_decode(

@@ -25,8 +25,10 @@ def load() -> None:
 class DecodeWorkspace:
     """Scratch memory of ``paged_decode``, shared by all layers and steps of one stream."""
 
+    schedule: torch.Tensor
+    """[1 + num_ctas, 8] int32: where each CTA's span of work starts, see ``decode_schedule``."""
     tile_ends: torch.Tensor
-    """[max_batch] int32: running sums of KV tiles, see ``decode_schedule``."""
+    """[max_batch] int32, scratch of ``decode_schedule``"""
     partial_out: torch.Tensor
     """[num_ctas, 2, MAX_DECODE_ROWS, head_dim] float32"""
     partial_stats: torch.Tensor
@@ -43,6 +45,7 @@ class DecodeWorkspace:
         num_ctas = sms * CTAS_PER_SM[head_dim]
         rows = (num_ctas, 2, MAX_DECODE_ROWS)
         return cls(
+            schedule=torch.zeros(1 + num_ctas, 8, dtype=torch.int32, device=device),
             tile_ends=torch.zeros(max_batch, dtype=torch.int32, device=device),
             partial_out=torch.empty(*rows, head_dim, dtype=torch.float32, device=device),
             partial_stats=torch.empty(*rows, 2, dtype=torch.float32, device=device),
@@ -51,15 +54,34 @@ class DecodeWorkspace:
 
 
 def decode_schedule(
-    workspace: DecodeWorkspace, seq_lens: torch.Tensor, cu_queries: torch.Tensor, window: int = 0
+    workspace: DecodeWorkspace,
+    seq_lens: torch.Tensor,
+    cu_queries: torch.Tensor,
+    *,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    max_queries: int = 1,
+    window: int = 0,
+    min_span: int = 1,
 ) -> None:
-    """Prepare ``workspace`` for a step; once per step and window, shared by all its layers.
+    """Deal out the work of a step; once per step and kind of layer, shared by all its layers.
 
     seq_lens: [batch] int32, the step's query tokens included, 0 for padding.
     cu_queries: [batch + 1] int32, prefix sums of the query tokens. window: 0 = unlimited.
+    min_span: KV tiles (of 64 tokens) that a CTA takes at least.
     """
     torch.ops.sluice_cuda.decode_schedule(
-        workspace.tile_ends[: seq_lens.numel()], seq_lens, cu_queries, window
+        workspace.schedule,
+        workspace.tile_ends,
+        seq_lens,
+        cu_queries,
+        num_q_heads,
+        num_kv_heads,
+        head_dim,
+        max_queries,
+        min_span,
+        window,
     )
 
 
@@ -78,14 +100,13 @@ def paged_decode(
     window: int = 0,
     soft_cap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
-    min_span: int = 1,
 ) -> None:
     """Causal attention of up to ``max_queries`` last tokens of each sequence, into ``out``.
 
     q, out: [num_tokens, num_q_heads, head_dim] bfloat16 or float16; head_dim 64, 96, 128 or 256.
     k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], block_size a multiple of 16.
-    block_table: [batch, max_blocks] int32. ``decode_schedule`` must have run with the same lengths
-    and window. Rows of padding sequences are left untouched.
+    block_table: [batch, max_blocks] int32. ``decode_schedule`` must have run with the same lengths,
+    heads, max_queries and window. Rows of padding sequences are left untouched.
     """
     torch.ops.sluice_cuda.paged_decode(
         out,
@@ -95,13 +116,12 @@ def paged_decode(
         block_table,
         seq_lens,
         cu_queries,
-        workspace.tile_ends[: seq_lens.numel()],
+        workspace.schedule,
         workspace.partial_out,
         workspace.partial_stats,
         workspace.arrivals,
         alibi_slopes,
         max_queries,
-        min_span,
         window,
         scale,
         soft_cap,

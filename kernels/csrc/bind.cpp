@@ -21,26 +21,56 @@ void check_int32(const Tensor& t, const char* name) {
               " must be a contiguous int32 CUDA tensor");
 }
 
-void decode_schedule(Tensor tile_ends, const Tensor& seq_lens, const Tensor& cu_queries,
-                     int64_t window) {
+// Into how many work items the query group of a KV head is cut so that its rows fit one pass.
+struct Grouping {
+  int64_t parts, group;
+};
+
+Grouping grouping(int64_t q_heads, int64_t kv_heads, int64_t max_queries, int64_t head_dim) {
+  const int64_t max_rows = head_dim == 256 ? 16 : sluice::kMaxDecodeRows;
+  TORCH_CHECK(q_heads % kv_heads == 0, "the query heads must be a multiple of the KV heads");
+  TORCH_CHECK(max_queries >= 1 && max_queries <= max_rows, "max_queries must be in [1, ", max_rows,
+              "], got ", max_queries);
+  const int64_t whole = q_heads / kv_heads;
+  int64_t parts = 1;
+  while (whole % parts != 0 || whole / parts * max_queries > max_rows) ++parts;
+  return {parts, whole / parts};
+}
+
+// The schedule tensor: row 0 holds the line, row 1 + i the start of CTA i's span.
+static_assert(sizeof(sluice::DecodeCursor) == 8 * sizeof(int));
+
+void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
+                     const Tensor& cu_queries, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
+                     int64_t max_queries, int64_t min_span, int64_t window) {
+  check_int32(schedule, "schedule");
   check_int32(tile_ends, "tile_ends");
   check_int32(seq_lens, "seq_lens");
   check_int32(cu_queries, "cu_queries");
   const int64_t batch = seq_lens.numel();
-  TORCH_CHECK(tile_ends.numel() == batch && cu_queries.numel() == batch + 1,
+  TORCH_CHECK(schedule.dim() == 2 && schedule.size(1) == 8, "schedule must be [1 + num_ctas, 8]");
+  TORCH_CHECK(batch >= 1 && tile_ends.numel() >= batch && cu_queries.numel() == batch + 1,
               "tile_ends needs ", batch, " and cu_queries ", batch + 1, " elements");
+  sluice::DecodeSchedule s = {};
+  s.line = reinterpret_cast<sluice::DecodeLine*>(schedule.data_ptr<int>());
+  s.starts = reinterpret_cast<sluice::DecodeCursor*>(schedule.data_ptr<int>()) + 1;
+  s.tile_ends = tile_ends.data_ptr<int>();
+  s.seq_lens = seq_lens.data_ptr<int>();
+  s.cu_queries = cu_queries.data_ptr<int>();
+  s.batch = batch;
+  s.num_heads = kv_heads * grouping(q_heads, kv_heads, max_queries, head_dim).parts;
+  s.min_span = min_span;
+  s.window = window;
   const c10::cuda::CUDAGuard guard(seq_lens.device());
-  check(sluice::decode_schedule(tile_ends.data_ptr<int>(), seq_lens.data_ptr<int>(),
-                                cu_queries.data_ptr<int>(), batch, window,
-                                c10::cuda::getCurrentCUDAStream()),
+  check(sluice::decode_schedule(s, schedule.size(0) - 1, c10::cuda::getCurrentCUDAStream()),
         "decode_schedule");
 }
 
 void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                   const Tensor& block_table, const Tensor& seq_lens, const Tensor& cu_queries,
-                  const Tensor& tile_ends, Tensor partial_out, Tensor partial_stats,
+                  const Tensor& schedule, Tensor partial_out, Tensor partial_stats,
                   Tensor arrivals, const std::optional<Tensor>& alibi_slopes, int64_t max_queries,
-                  int64_t min_span, int64_t window, double scale, double soft_cap) {
+                  int64_t window, double scale, double soft_cap) {
   TORCH_CHECK(q.dim() == 3 && q.stride(2) == 1 && q.stride(1) == q.size(2),
               "q must be [tokens, heads, head_dim] with contiguous heads");
   TORCH_CHECK(out.sizes() == q.sizes() && out.scalar_type() == q.scalar_type() &&
@@ -58,23 +88,18 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
               "block_table must be an int32 matrix with contiguous rows");
   check_int32(seq_lens, "seq_lens");
   check_int32(cu_queries, "cu_queries");
-  check_int32(tile_ends, "tile_ends");
+  check_int32(schedule, "schedule");
   check_int32(arrivals, "arrivals");
 
   const int64_t head_dim = q.size(2), kv_heads = k_cache.size(2), batch = seq_lens.numel();
-  TORCH_CHECK(q.size(1) % kv_heads == 0, "the query heads must be a multiple of the KV heads");
-  TORCH_CHECK(block_table.size(0) >= batch && tile_ends.numel() == batch &&
-                  cu_queries.numel() == batch + 1,
-              "block_table, tile_ends and cu_queries must match the batch of ", batch);
-  const int64_t max_rows = head_dim == 256 ? 16 : sluice::kMaxDecodeRows;
-  int64_t group = q.size(1) / kv_heads, parts = 1;
-  TORCH_CHECK(max_queries >= 1 && max_queries <= max_rows, "max_queries must be in [1, ", max_rows,
-              "], got ", max_queries);
-  while ((group / parts) * max_queries > max_rows || group % parts != 0) ++parts;
-  group /= parts;
+  TORCH_CHECK(block_table.size(0) >= batch && cu_queries.numel() == batch + 1,
+              "block_table and cu_queries must match the batch of ", batch);
+  const auto [parts, group] = grouping(q.size(1), kv_heads, max_queries, head_dim);
   TORCH_CHECK(arrivals.numel() >= batch * kv_heads * parts, "arrivals needs ",
               batch * kv_heads * parts, " elements");
   const int64_t num_ctas = partial_out.size(0);
+  TORCH_CHECK(schedule.dim() == 2 && schedule.size(0) == num_ctas + 1 && schedule.size(1) == 8,
+              "schedule must be [1 + num_ctas, 8]");
   TORCH_CHECK(partial_out.scalar_type() == at::kFloat && partial_out.is_contiguous() &&
                   partial_out.numel() >= num_ctas * 2 * sluice::kMaxDecodeRows * head_dim,
               "partial_out must be float32 [num_ctas, 2, ", sluice::kMaxDecodeRows, ", head_dim]");
@@ -93,7 +118,8 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
   p.block_table = block_table.data_ptr<int>();
   p.seq_lens = seq_lens.data_ptr<int>();
   p.cu_queries = cu_queries.data_ptr<int>();
-  p.tile_ends = tile_ends.data_ptr<int>();
+  p.line = reinterpret_cast<const sluice::DecodeLine*>(schedule.data_ptr<int>());
+  p.starts = reinterpret_cast<const sluice::DecodeCursor*>(schedule.data_ptr<int>()) + 1;
   p.alibi_slopes = alibi_slopes ? alibi_slopes->data_ptr<float>() : nullptr;
   p.partial_out = partial_out.data_ptr<float>();
   p.partial_stats = reinterpret_cast<float2*>(partial_stats.data_ptr<float>());
@@ -108,7 +134,6 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
   p.parts = parts;
   p.group = group;
   p.block_size = k_cache.size(1);
-  p.min_span = min_span;
   p.window = window;
   p.scale = scale;
   p.soft_cap = soft_cap;
@@ -121,12 +146,15 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
 }  // namespace
 
 TORCH_LIBRARY(sluice_cuda, m) {
-  m.def("decode_schedule(Tensor(a!) tile_ends, Tensor seq_lens, Tensor cu_queries, int window) -> ()");
+  m.def(
+      "decode_schedule(Tensor(a!) schedule, Tensor(b!) tile_ends, Tensor seq_lens, "
+      "Tensor cu_queries, int q_heads, int kv_heads, int head_dim, int max_queries, int min_span, "
+      "int window) -> ()");
   m.def(
       "paged_decode(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, "
-      "Tensor seq_lens, Tensor cu_queries, Tensor tile_ends, Tensor(b!) partial_out, "
+      "Tensor seq_lens, Tensor cu_queries, Tensor schedule, Tensor(b!) partial_out, "
       "Tensor(c!) partial_stats, Tensor(d!) arrivals, Tensor? alibi_slopes, int max_queries, "
-      "int min_span, int window, float scale, float soft_cap) -> ()");
+      "int window, float scale, float soft_cap) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {

@@ -5,9 +5,9 @@
 // (sequence, head) items form one line, which is dealt out in equal spans, one per CTA, so that the
 // SMs finish together whatever the lengths are. An item that lies within one span is written
 // directly. An item cut by span borders leaves partial results (max, sum, unnormalised output) in
-// the workspace, and the CTA that arrives last merges them. The line is described by `tile_ends`,
-// computed on the device once per step and shared by all layers, so the launch has a fixed shape
-// and can live in a CUDA graph.
+// the workspace, and the CTA that arrives last merges them. The line and the place where each span
+// starts are computed on the device once per step and shared by all layers, so the launch has a
+// fixed shape, can live in a CUDA graph, and begins with one load instead of a search.
 //
 // A CTA has four warps; warp w owns tokens [16w, 16w+16) of every tile, and loads them itself into
 // its own ring of shared-memory stages, so the main loop has no block-wide barrier. The ring runs
@@ -27,13 +27,7 @@ constexpr int kTile = kDecodeTile;
 constexpr int kWarpTokens = kTile / kWarps;  // 16
 constexpr float kLog2e = 1.4426950408889634f;
 
-// One place on the line of tiles.
-struct Cursor {
-  int seq;
-  int head;  // KV head, or a part of its query group
-  int tile;  // within the item
-  int num_tiles;
-};
+using Cursor = DecodeCursor;
 
 template <int D, int kRowTiles, int kStages>
 struct Shared {
@@ -45,37 +39,31 @@ struct Shared {
   int last;
 };
 
-__device__ __forceinline__ int first_tile(const DecodeParams& p, int seq_len, int num_queries) {
-  if (p.window <= 0) return 0;
-  int oldest = seq_len - num_queries - p.window + 1;  // first key the first query may see
+__device__ __forceinline__ int first_tile(int seq_len, int num_queries, int window) {
+  if (window <= 0) return 0;
+  const int oldest = seq_len - num_queries - window + 1;  // first key the first query may see
   return oldest > 0 ? oldest / kTile : 0;
 }
 
-__device__ __forceinline__ Cursor locate(const DecodeParams& p, int index) {
-  int lo = 0, hi = p.batch - 1;  // the first sequence whose end lies beyond index
-  while (lo < hi) {
-    int mid = (lo + hi) >> 1;
-    if (p.tile_ends[mid] * p.num_heads > index) {
-      hi = mid;
-    } else {
-      lo = mid + 1;
-    }
-  }
-  int begin = lo == 0 ? 0 : p.tile_ends[lo - 1];
-  int n = p.tile_ends[lo] - begin;
-  int local = index - begin * p.num_heads;
-  return {lo, local / n, local % n, n};
+__device__ __forceinline__ void open_sequence(Cursor& c, const int* seq_lens,
+                                              const int* cu_queries, int window) {
+  c.seq_len = seq_lens[c.seq];
+  c.query_start = cu_queries[c.seq];
+  c.num_queries = cu_queries[c.seq + 1] - c.query_start;
+  c.first_tile = first_tile(c.seq_len, c.num_queries, window);
+  c.num_tiles =
+      c.num_queries > 0 ? (c.seq_len + kTile - 1) / kTile - c.first_tile : 0;
 }
 
+// The next tile on the line. Only called while there is one.
 __device__ __forceinline__ void advance(const DecodeParams& p, Cursor& c) {
   if (++c.tile < c.num_tiles) return;
   c.tile = 0;
   if (++c.head < p.num_heads) return;
   c.head = 0;
-  int begin = p.tile_ends[c.seq];
   do {  // padding rows have no tiles
     ++c.seq;
-    c.num_tiles = c.seq < p.batch ? p.tile_ends[c.seq] - begin : 1;
+    open_sequence(c, p.seq_lens, p.cu_queries, p.window);
   } while (c.num_tiles == 0);
 }
 
@@ -92,40 +80,38 @@ class Decoder {
   }
 
   __device__ void run() {
-    const int total = p.tile_ends[p.batch - 1] * p.num_heads;
-    const int span = max(p.min_span, (total + gridDim.x - 1) / static_cast<int>(gridDim.x));
+    Cursor work = p.starts[blockIdx.x];
+    const int total = p.line->total, span = p.line->span;
     const int begin = blockIdx.x * span;
     const int end = min(begin + span, total);
     if (begin >= end) return;
 
-    Cursor load = locate(p, begin);
-    Cursor work = load;
+    Cursor load = work;
     int loaded = begin;
-    open_load(load);
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) {
-      if (loaded < end) issue(load, loaded, s);
+      if (loaded < end) issue(load, loaded, end, s);
       cp_async_commit();
     }
 
     int stage = 0;
-    for (int i = begin; i < end; ++i) {
-      if (i == begin || work.tile == 0) open_item(work);
-      cp_async_wait<kStages - 2>();
-      __syncwarp();
-      // Every lane is done with the stage before this one, so it may be filled again.
-      if (loaded < end) issue(load, loaded, stage == 0 ? kStages - 1 : stage - 1);
-      cp_async_commit();
-      consume(work, stage);
-      stage = stage + 1 == kStages ? 0 : stage + 1;
-
-      bool item_ends = work.tile + 1 == work.num_tiles;
-      if (item_ends || i + 1 == end) {
-        int item_begin = i - work.tile;
-        int item_end = item_begin + work.num_tiles;
-        close_item(work, item_begin, item_end, begin, span);
+    for (int i = begin; i < end;) {
+      open_item(work);
+      const int item_begin = i - work.tile, item_end = item_begin + work.num_tiles;
+      for (const int stop = min(item_end, end); i < stop; ++i, ++work.tile) {
+        cp_async_wait<kStages - 2>();
+        __syncwarp();
+        // Every lane is done with the stage before this one, so it may be filled again.
+        if (loaded < end) issue(load, loaded, end, stage == 0 ? kStages - 1 : stage - 1);
+        cp_async_commit();
+        consume(work, stage);
+        stage = stage + 1 == kStages ? 0 : stage + 1;
       }
-      advance(p, work);
+      close_item(work, item_begin, item_end, begin, span);
+      if (i < end) {
+        --work.tile;
+        advance(p, work);
+      }
     }
   }
 
@@ -134,36 +120,27 @@ class Decoder {
   Shared<D, kRowTiles, kStages>& sm;
   const int warp, lane;
   uint32_t ring;
-
-  // Loading side.
-  const int* load_table = nullptr;
-  int load_len = 0;
-  int load_first = 0;
-
-  // Working side.
   uint32_t q[kRowTiles][kSteps][4];
   float o[kRowTiles][kSteps * 2][4];
   float row_max[kRowTiles][2];
   float row_sum[kRowTiles][2];
-  int seq_len = 0, num_queries = 0, query_start = 0, first = 0;
 
-  __device__ void open_load(const Cursor& c) {
-    load_table = p.block_table + static_cast<int64_t>(c.seq) * p.block_table_stride;
-    load_len = p.seq_lens[c.seq];
-    load_first = first_tile(p, load_len, p.cu_queries[c.seq + 1] - p.cu_queries[c.seq]);
+  __device__ const T* query_row(const Cursor& c, int r) const {
+    return static_cast<const T*>(p.q) +
+           static_cast<int64_t>(c.query_start + r / p.group) * p.q_stride +
+           static_cast<int64_t>(c.head * p.group + r % p.group) * D;
   }
 
   // Starts the copy of this warp's 16 tokens of the tile under the cursor, and moves the cursor on.
-  __device__ void issue(Cursor& c, int& loaded, int stage) {
-    const int token0 = (load_first + c.tile) * kTile + warp * kWarpTokens;
-    const int block_size = p.block_size;
+  __device__ void issue(Cursor& c, int& loaded, int end, int stage) {
+    const int token0 = (c.first_tile + c.tile) * kTile + warp * kWarpTokens;
     // Blocks hold a multiple of 16 tokens, so 16 aligned tokens lie in one block.
-    const bool any = token0 < load_len;
-    const int block = any ? load_table[token0 / block_size] : 0;
-    const int kv_head = c.head / p.parts;
+    const bool any = token0 < c.seq_len;
+    const int* table = p.block_table + static_cast<int64_t>(c.seq) * p.block_table_stride;
+    const int block = any ? table[token0 / p.block_size] : 0;
     const int64_t base = static_cast<int64_t>(block) * p.block_stride +
-                         static_cast<int64_t>(token0 % block_size) * p.token_stride +
-                         static_cast<int64_t>(kv_head) * D;
+                         static_cast<int64_t>(token0 % p.block_size) * p.token_stride +
+                         static_cast<int64_t>(c.head / p.parts) * D;
     const T* k = static_cast<const T*>(p.k_cache) + base;
     const T* v = static_cast<const T*>(p.v_cache) + base;
     const uint32_t dst = ring + stage * (2 * kWarpTokens * D * 2);
@@ -171,31 +148,25 @@ class Decoder {
     for (int j = 0; j < kLoads; ++j) {
       const int piece = j * 32 + lane;
       const int row = piece / kPieces, col = piece % kPieces;
-      const bool valid = token0 + row < load_len;  // slots past the end may hold anything, even NaN
+      const bool valid = token0 + row < c.seq_len;  // slots past the end may even hold NaN
       const int64_t offset = row * p.token_stride + col * 8;
       cp_async_16(dst + swizzle<D>(row, col) * 16, k + offset, valid);
       cp_async_16(dst + kWarpTokens * D * 2 + swizzle<D>(row, col) * 16, v + offset, valid);
     }
-    const int seq = c.seq;
-    advance(p, c);
-    ++loaded;
-    if (c.seq != seq && c.seq < p.batch) open_load(c);
+    if (c.tile == 0 && warp == 0 && lane < c.num_queries * p.group) {
+      prefetch_l2(query_row(c, lane));  // open_item will want it in a moment
+    }
+    if (++loaded < end) advance(p, c);
   }
 
   __device__ void open_item(const Cursor& c) {
-    query_start = p.cu_queries[c.seq];
-    num_queries = p.cu_queries[c.seq + 1] - query_start;
-    seq_len = p.seq_lens[c.seq];
-    first = first_tile(p, seq_len, num_queries);
-    const int rows = num_queries * p.group;
+    const int rows = c.num_queries * p.group;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int r = m * 16 + half * 8 + lane / 4;
-        const T* src = static_cast<const T*>(p.q) +
-                       static_cast<int64_t>(query_start + r / p.group) * p.q_stride +
-                       static_cast<int64_t>(c.head * p.group + r % p.group) * D + (lane % 4) * 2;
+        const T* src = query_row(c, r) + (lane % 4) * 2;
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
           q[m][s][half] = r < rows ? *reinterpret_cast<const uint32_t*>(src + s * 16) : 0u;
@@ -212,11 +183,11 @@ class Decoder {
     }
   }
 
-  __device__ float score(float s, int row, int key, int head) const {
-    const int query_pos = seq_len - num_queries + row / p.group;
+  __device__ float score(const Cursor& c, float s, int row, int key) const {
+    const int query_pos = c.seq_len - c.num_queries + row / p.group;
     s *= p.scale;
     if (p.soft_cap > 0.f) s = p.soft_cap * tanhf(s / p.soft_cap);
-    if (p.alibi_slopes) s += p.alibi_slopes[head * p.group + row % p.group] * (key - query_pos);
+    if (p.alibi_slopes) s += p.alibi_slopes[c.head * p.group + row % p.group] * (key - query_pos);
     const bool seen = key <= query_pos && (p.window <= 0 || key > query_pos - p.window);
     return seen ? s * kLog2e : -INFINITY;
   }
@@ -224,8 +195,8 @@ class Decoder {
   __device__ void consume(const Cursor& c, int stage) {
     const uint32_t k_tile = ring + stage * (2 * kWarpTokens * D * 2);
     const uint32_t v_tile = k_tile + kWarpTokens * D * 2;
-    const int token0 = (first + c.tile) * kTile + warp * kWarpTokens;
-    if (token0 >= seq_len) return;
+    const int token0 = (c.first_tile + c.tile) * kTile + warp * kWarpTokens;
+    if (token0 >= c.seq_len) return;
 
     float s[kRowTiles][2][4] = {};
 #pragma unroll
@@ -241,7 +212,7 @@ class Decoder {
     }
 
     // Only tiles at the edges of what the queries may see need masks.
-    const bool plain = token0 + kWarpTokens <= seq_len - num_queries + 1 && p.window <= 0 &&
+    const bool plain = token0 + kWarpTokens <= c.seq_len - c.num_queries + 1 && p.window <= 0 &&
                        p.soft_cap <= 0.f && !p.alibi_slopes;
     uint32_t a[kRowTiles][4];
 #pragma unroll
@@ -251,8 +222,8 @@ class Decoder {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           s[m][n][e] = plain ? s[m][n][e] * (p.scale * kLog2e)
-                             : score(s[m][n][e], m * 16 + (e / 2) * 8 + lane / 4,
-                                     token0 + n * 8 + (lane % 4) * 2 + (e & 1), c.head);
+                             : score(c, s[m][n][e], m * 16 + (e / 2) * 8 + lane / 4,
+                                     token0 + n * 8 + (lane % 4) * 2 + (e & 1));
         }
       }
       softmax(m, s[m], a[m]);
@@ -315,7 +286,7 @@ class Decoder {
 
   // Adds the four warps' results up in shared memory, then writes the item or its partial result.
   __device__ void close_item(const Cursor& c, int item_begin, int item_end, int begin, int span) {
-    const int rows = num_queries * p.group;
+    const int rows = c.num_queries * p.group;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -390,7 +361,7 @@ class Decoder {
 
   __device__ void store(const Cursor& c, int r, int d, float4 x, float inverse) {
     T* dst = static_cast<T*>(p.out) +
-             static_cast<int64_t>(query_start + r / p.group) * p.out_stride +
+             static_cast<int64_t>(c.query_start + r / p.group) * p.out_stride +
              static_cast<int64_t>(c.head * p.group + r % p.group) * D + d;
     uint2 packed = {Half<T>::pack(x.x * inverse, x.y * inverse),
                     Half<T>::pack(x.z * inverse, x.w * inverse)};
@@ -438,29 +409,80 @@ class Decoder {
     merge(c, rows, first_cta, last_cta);
   }
 
+  // Each thread adds up kItems float4 columns, with kItems * kUnroll loads in flight: the partial
+  // results sit in L2, and one CTA must pull them in fast.
   __device__ void merge(const Cursor& c, int rows, int first_cta, int last_cta) {
-    for (int i = threadIdx.x; i < rows * (D / 4); i += kThreads) {
-      const int r = i / (D / 4), d = i % (D / 4) * 4;
-      float top = -INFINITY;
-#pragma unroll 8
-      for (int cta = first_cta; cta <= last_cta; ++cta) {
-        top = fmaxf(top, __ldcg(&partial_stats(cta, cta == first_cta)[r].x));
+    merge_stats(rows, first_cta, last_cta);
+    const int items = rows * (D / 4);
+    if (items <= kThreads) {
+      merge_items<1, 32>(c, items, first_cta, last_cta, 0);
+    } else {
+      for (int base = 0; base < items; base += 4 * kThreads) {
+        merge_items<4, 8>(c, items, first_cta, last_cta, base);
       }
-      float sum = 0.f;
-      float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 8
-      for (int cta = first_cta; cta <= last_cta; ++cta) {
-        const int slot = cta == first_cta;
-        const float2 stats = __ldcg(&partial_stats(cta, slot)[r]);
-        const float4 y = __ldcg(reinterpret_cast<float4*>(&partial_out(cta, slot)[r * D + d]));
-        const float f = stats.x == -INFINITY ? 0.f : exp2f(stats.x - top);
-        sum += stats.y * f;
-        x.x += y.x * f;
-        x.y += y.y * f;
-        x.z += y.z * f;
-        x.w += y.w * f;
+    }
+  }
+
+  // Leaves the overall max and the reciprocal of the overall sum of row r in sm.max/sum[0][r].
+  __device__ void merge_stats(int rows, int first_cta, int last_cta) {
+    for (int r = warp; r < rows; r += kWarps) {
+      float top = -INFINITY, sum = 0.f;
+      for (int cta = first_cta + lane; cta <= last_cta; cta += 32) {
+        const float2 stats = __ldcg(&partial_stats(cta, cta == first_cta)[r]);
+        const float now = fmaxf(top, stats.x);
+        if (now == -INFINITY) continue;
+        sum = sum * exp2f(top - now) + stats.y * exp2f(stats.x - now);
+        top = now;
       }
-      store(c, r, d, x, sum > 0.f ? 1.f / sum : 0.f);
+      float all = top;
+#pragma unroll
+      for (int d = 16; d > 0; d /= 2) all = fmaxf(all, __shfl_xor_sync(~0u, all, d));
+      sum = top == -INFINITY ? 0.f : sum * exp2f(top - all);
+#pragma unroll
+      for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+      if (lane == 0) {
+        sm.max[0][r] = all == -INFINITY ? 0.f : all;
+        sm.sum[0][r] = sum > 0.f ? 1.f / sum : 0.f;
+      }
+    }
+    __syncthreads();
+  }
+
+  template <int kItems, int kUnroll>
+  __device__ void merge_items(const Cursor& c, int items, int first_cta, int last_cta, int base) {
+    float4 x[kItems];
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) x[k] = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (int cta0 = first_cta; cta0 <= last_cta; cta0 += kUnroll) {
+      float4 y[kUnroll][kItems];
+      float f[kUnroll][kItems];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int cta = min(cta0 + u, last_cta), slot = cta == first_cta;
+#pragma unroll
+        for (int k = 0; k < kItems; ++k) {
+          const int i = min(base + k * kThreads + static_cast<int>(threadIdx.x), items - 1);
+          y[u][k] = __ldcg(reinterpret_cast<float4*>(partial_out(cta, slot)) + i);
+          f[u][k] = __ldcg(&partial_stats(cta, slot)[i / (D / 4)].x);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+#pragma unroll
+        for (int k = 0; k < kItems; ++k) {
+          const int i = min(base + k * kThreads + static_cast<int>(threadIdx.x), items - 1);
+          const float w = cta0 + u <= last_cta ? exp2f(f[u][k] - sm.max[0][i / (D / 4)]) : 0.f;
+          x[k].x += y[u][k].x * w;
+          x[k].y += y[u][k].y * w;
+          x[k].z += y[u][k].z * w;
+          x[k].w += y[u][k].w * w;
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+      const int i = base + k * kThreads + threadIdx.x;
+      if (i < items) store(c, i / (D / 4), i % (D / 4) * 4, x[k], sm.sum[0][i / (D / 4)]);
     }
   }
 };
@@ -473,46 +495,61 @@ __global__ void __launch_bounds__(kThreads) paged_decode_kernel(const DecodePara
   decoder.run();
 }
 
-// tile_ends[i] = number of KV tiles of sequences 0..i (one head's). One CTA of 1024 threads.
-__global__ void __launch_bounds__(1024) decode_schedule_kernel(int* tile_ends, const int* seq_lens,
-                                                               const int* cu_queries, int batch,
-                                                               int window) {
+// The line of tiles: running sums in tile_ends, then where each CTA's span starts. One CTA.
+__global__ void __launch_bounds__(1024) decode_schedule_kernel(DecodeSchedule s, int num_ctas) {
   __shared__ int warp_sums[32];
   __shared__ int carry;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (threadIdx.x == 0) carry = 0;
-  DecodeParams p = {};
-  p.window = window;
-  for (int base = 0; base < batch; base += 1024) {
-    const int i = base + threadIdx.x;
-    int n = 0;
-    if (i < batch) {
-      const int len = seq_lens[i];
-      const int queries = cu_queries[i + 1] - cu_queries[i];
-      if (queries > 0) n = (len + kTile - 1) / kTile - first_tile(p, len, queries);
-    }
+  for (int base = 0; base < s.batch; base += 1024) {
+    Cursor c = {};
+    c.seq = base + threadIdx.x;
+    if (c.seq < s.batch) open_sequence(c, s.seq_lens, s.cu_queries, s.window);
+    int n = c.num_tiles;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
       const int up = __shfl_up_sync(~0u, n, d);
       if (lane >= d) n += up;
     }
-    __syncthreads();
     if (lane == 31) warp_sums[warp] = n;
     __syncthreads();
     if (warp == 0) {
-      int s = warp_sums[lane];
+      int sum = warp_sums[lane];
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {
-        const int up = __shfl_up_sync(~0u, s, d);
-        if (lane >= d) s += up;
+        const int up = __shfl_up_sync(~0u, sum, d);
+        if (lane >= d) sum += up;
       }
-      warp_sums[lane] = s;
+      warp_sums[lane] = sum;
     }
     __syncthreads();
     n += carry + (warp > 0 ? warp_sums[warp - 1] : 0);
-    if (i < batch) tile_ends[i] = n;
+    if (c.seq < s.batch) s.tile_ends[c.seq] = n;
     __syncthreads();
     if (threadIdx.x == 1023) carry = n;
+    __syncthreads();
+  }
+  const int total = carry * s.num_heads;
+  const int span = max(s.min_span, (total + num_ctas - 1) / num_ctas);
+  if (threadIdx.x == 0) *s.line = {total, span};
+  for (int cta = threadIdx.x; cta < num_ctas && cta * span < total; cta += 1024) {
+    const int index = cta * span;
+    int lo = 0, hi = s.batch - 1;  // the first sequence whose tiles end beyond index
+    while (lo < hi) {
+      const int mid = (lo + hi) / 2;
+      if (s.tile_ends[mid] * s.num_heads > index) {
+        hi = mid;
+      } else {
+        lo = mid + 1;
+      }
+    }
+    Cursor c = {};
+    c.seq = lo;
+    open_sequence(c, s.seq_lens, s.cu_queries, s.window);
+    const int local = index - (lo == 0 ? 0 : s.tile_ends[lo - 1]) * s.num_heads;
+    c.head = local / c.num_tiles;
+    c.tile = local % c.num_tiles;
+    s.starts[cta] = c;
   }
 }
 
@@ -548,9 +585,8 @@ cudaError_t dispatch(const DecodeParams& p, int head_dim, int rows, int num_ctas
 
 }  // namespace
 
-cudaError_t decode_schedule(int* tile_ends, const int* seq_lens, const int* cu_queries, int batch,
-                            int window, cudaStream_t stream) {
-  decode_schedule_kernel<<<1, 1024, 0, stream>>>(tile_ends, seq_lens, cu_queries, batch, window);
+cudaError_t decode_schedule(const DecodeSchedule& schedule, int num_ctas, cudaStream_t stream) {
+  decode_schedule_kernel<<<1, 1024, 0, stream>>>(schedule, num_ctas);
   return cudaGetLastError();
 }
 

@@ -102,14 +102,24 @@ def attention_float64(
     return torch.einsum("hqk,khd->qhd", weights, v64)
 
 
-def run(case: Case, **options: object) -> torch.Tensor:
+def run(case: Case, *, min_span: int = 1, **options: object) -> torch.Tensor:
     from kernels import cuda
 
     workspace = cuda.DecodeWorkspace.create(
         case.seq_lens.numel(), case.q.shape[1], case.q.shape[2], case.q.device
     )
     window = int(options.get("window", 0))  # type: ignore[call-overload]
-    cuda.decode_schedule(workspace, case.seq_lens, case.cu_queries, window)
+    cuda.decode_schedule(
+        workspace,
+        case.seq_lens,
+        case.cu_queries,
+        num_q_heads=case.q.shape[1],
+        num_kv_heads=case.k_cache.shape[2],
+        head_dim=case.q.shape[2],
+        max_queries=case.max_queries,
+        window=window,
+        min_span=min_span,
+    )
     out = torch.full_like(case.q, float("nan"))
     for _ in range(2):  # twice: the arrival counters must reset themselves
         out.fill_(float("nan"))
@@ -131,8 +141,8 @@ def run(case: Case, **options: object) -> torch.Tensor:
     return out
 
 
-def check(case: Case, **options: object) -> None:
-    out = run(case, **options)
+def check(case: Case, *, min_span: int = 1, **options: object) -> None:
+    out = run(case, min_span=min_span, **options)
     live = torch.repeat_interleave(case.seq_lens > 0, case.cu_queries.diff().long())
     got, want = out[live].double(), case.expected[live]
     error = (got - want).norm() / want.norm()
@@ -177,6 +187,11 @@ def test_sliding_window(window: int, queries: int) -> None:
     lens = [5, 100, 101, 1024, 3000]
     case = make_case(lens, [queries] * len(lens), window=window)
     check(case, window=window)
+
+
+@pytest.mark.parametrize("min_span", [2, 5, 64])
+def test_minimum_span(min_span: int) -> None:
+    check(make_case([300, 2049, 64, 9000], [1, 4, 8, 1]), min_span=min_span)
 
 
 def test_soft_cap() -> None:
@@ -228,7 +243,7 @@ def test_replays_in_a_cuda_graph_with_new_lengths() -> None:
     workspace = cuda.DecodeWorkspace.create(4, 32, 128, q.device)
 
     def step() -> None:
-        cuda.decode_schedule(workspace, lens, cu)
+        cuda.decode_schedule(workspace, lens, cu, num_q_heads=32, num_kv_heads=8, head_dim=128)
         cuda.paged_decode(
             out, q, large.k_cache, large.v_cache, table, lens, cu, workspace, scale=128**-0.5
         )
