@@ -126,3 +126,45 @@ def paged_decode(
         scale,
         soft_cap,
     )
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """RMSNorm of the rows of x [rows, width]; with ``residual`` (updated in place) of their sum."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    torch.ops.sluice_cuda.rms_norm(out, x, residual, weight, eps)
+    return out
+
+
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up for x = [gate | up], [rows, 2 * width] -> [rows, width]."""
+    out = torch.empty(x.shape[0], x.shape[1] // 2, dtype=x.dtype, device=x.device)
+    torch.ops.sluice_cuda.silu_mul(out, x)
+    return out
+
+
+def rope_and_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    """Rotate q in place and k on its way into the paged cache, next to v.
+
+    q, k, v: [tokens, heads, head_dim], views of one fused projection.
+    cos_sin: [max_positions, rotary_dim] float32, cosines then sines (halves convention).
+    positions, slots: [tokens] int64; slot = block * block_size + offset, -1 writes nothing.
+    q_norm, k_norm: [head_dim] weights of a per-head RMSNorm before the rotation.
+    """
+    torch.ops.sluice_cuda.rope_and_cache(
+        q, k, v, k_cache, v_cache, cos_sin, positions, slots, q_norm, k_norm, eps
+    )

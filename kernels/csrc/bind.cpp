@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include "layer_ops.cuh"
 #include "paged_decode.cuh"
 
 namespace {
@@ -143,6 +144,110 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
         "paged_decode");
 }
 
+sluice::Dtype dtype_of(const Tensor& t, const char* name) {
+  switch (t.scalar_type()) {
+    case at::kFloat:
+      return sluice::Dtype::kFloat32;
+    case at::kHalf:
+      return sluice::Dtype::kFloat16;
+    case at::kBFloat16:
+      return sluice::Dtype::kBfloat16;
+    default:
+      TORCH_CHECK(false, name, " must be float32, float16 or bfloat16, got ", t.scalar_type());
+  }
+}
+
+void check_like(const Tensor& t, const Tensor& model, const char* name) {
+  TORCH_CHECK(t.is_cuda() && t.scalar_type() == model.scalar_type(), name,
+              " must be a CUDA tensor of dtype ", model.scalar_type());
+}
+
+void rms_norm(Tensor out, const Tensor& x, const std::optional<Tensor>& residual,
+              const Tensor& weight, double eps) {
+  const auto dtype = dtype_of(x, "x");
+  const int64_t width = weight.numel();
+  TORCH_CHECK(x.dim() == 2 && x.size(1) == width && x.stride(1) == 1,
+              "x must be [rows, ", width, "] with contiguous rows");
+  TORCH_CHECK(out.sizes() == x.sizes() && out.is_contiguous(), "out must be contiguous, like x");
+  TORCH_CHECK(!residual || (residual->sizes() == x.sizes() && residual->is_contiguous()),
+              "residual must be contiguous, like x");
+  check_like(out, x, "out");
+  check_like(weight, x, "weight");
+  if (residual) check_like(*residual, x, "residual");
+  const int64_t bytes = width * x.element_size();
+  TORCH_CHECK(bytes % 16 == 0 && bytes <= 65536 && x.stride(0) * x.element_size() % 16 == 0,
+              "rows must be multiples of 16 bytes and at most 64 KiB, got ", bytes);
+  const c10::cuda::CUDAGuard guard(x.device());
+  check(sluice::rms_norm(out.data_ptr(), x.data_ptr(), residual ? residual->data_ptr() : nullptr,
+                         weight.data_ptr(), x.size(0), width, x.stride(0), eps, dtype,
+                         c10::cuda::getCurrentCUDAStream()),
+        "rms_norm");
+}
+
+void silu_mul(Tensor out, const Tensor& x) {
+  const auto dtype = dtype_of(x, "x");
+  check_like(out, x, "out");
+  TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && out.is_contiguous() && out.dim() == 2 &&
+                  out.size(0) == x.size(0) && out.size(1) * 2 == x.size(1),
+              "x must be contiguous [rows, 2 * width] and out contiguous [rows, width]");
+  TORCH_CHECK(out.size(1) * out.element_size() % 16 == 0, "width must be a multiple of 16 bytes");
+  const c10::cuda::CUDAGuard guard(x.device());
+  check(sluice::silu_mul(out.data_ptr(), x.data_ptr(), out.size(0), out.size(1), dtype,
+                         c10::cuda::getCurrentCUDAStream()),
+        "silu_mul");
+}
+
+void rope_and_cache(Tensor q, const Tensor& k, const Tensor& v, Tensor k_cache, Tensor v_cache,
+                    const Tensor& cos_sin, const Tensor& positions, const Tensor& slots,
+                    const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm,
+                    double eps) {
+  const auto dtype = dtype_of(q, "q");
+  const int64_t tokens = q.size(0), head_dim = q.size(2);
+  for (const Tensor& t : {k, v, k_cache, v_cache}) check_like(t, q, "k, v and the caches");
+  TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && k.sizes() == v.sizes() && k.size(0) == tokens &&
+                  k.size(2) == head_dim && q.stride(1) == head_dim && k.stride(1) == head_dim &&
+                  v.stride(1) == head_dim && q.stride(0) == k.stride(0) &&
+                  q.stride(0) == v.stride(0),
+              "q, k, v must be [tokens, heads, head_dim] views of one fused projection");
+  TORCH_CHECK(k_cache.dim() == 4 && k_cache.is_contiguous() && v_cache.is_contiguous() &&
+                  k_cache.sizes() == v_cache.sizes() && k_cache.size(2) == k.size(1) &&
+                  k_cache.size(3) == head_dim,
+              "caches must be contiguous [blocks, block_size, kv_heads, head_dim]");
+  TORCH_CHECK(cos_sin.scalar_type() == at::kFloat && cos_sin.is_contiguous() &&
+                  cos_sin.dim() == 2 && cos_sin.size(1) <= head_dim && cos_sin.size(1) % 2 == 0,
+              "cos_sin must be contiguous float32 [max_positions, rotary_dim]");
+  for (const Tensor& t : {positions, slots}) {
+    TORCH_CHECK(t.scalar_type() == at::kLong && t.is_contiguous() && t.numel() == tokens,
+                "positions and slots must be contiguous int64 [", tokens, "]");
+  }
+  TORCH_CHECK(head_dim * q.element_size() % 16 == 0 && q.stride(0) * q.element_size() % 16 == 0,
+              "heads must be multiples of 16 bytes");
+  for (const auto* norm : {&q_norm, &k_norm}) {
+    TORCH_CHECK(!*norm || (*norm)->numel() == head_dim, "norm weights must have head_dim elements");
+    if (*norm) check_like(**norm, q, "norm weights");
+  }
+  sluice::RopeParams p = {};
+  p.q = q.data_ptr();
+  p.k = k.data_ptr();
+  p.v = v.data_ptr();
+  p.k_cache = k_cache.data_ptr();
+  p.v_cache = v_cache.data_ptr();
+  p.cos_sin = cos_sin.data_ptr<float>();
+  p.positions = positions.data_ptr<int64_t>();
+  p.slots = slots.data_ptr<int64_t>();
+  p.q_norm = q_norm ? q_norm->data_ptr() : nullptr;
+  p.k_norm = k_norm ? k_norm->data_ptr() : nullptr;
+  p.row_stride = q.stride(0);
+  p.tokens = tokens;
+  p.q_heads = q.size(1);
+  p.kv_heads = k.size(1);
+  p.head_dim = head_dim;
+  p.rotary_dim = cos_sin.size(1);
+  p.eps = eps;
+  const c10::cuda::CUDAGuard guard(q.device());
+  check(sluice::rope_and_cache(p, dtype, c10::cuda::getCurrentCUDAStream()), "rope_and_cache");
+}
+
 }  // namespace
 
 TORCH_LIBRARY(sluice_cuda, m) {
@@ -155,9 +260,19 @@ TORCH_LIBRARY(sluice_cuda, m) {
       "Tensor seq_lens, Tensor cu_queries, Tensor schedule, Tensor(b!) partial_out, "
       "Tensor(c!) partial_stats, Tensor(d!) arrivals, Tensor? alibi_slopes, int max_queries, "
       "int window, float scale, float soft_cap) -> ()");
+  m.def(
+      "rms_norm(Tensor(a!) out, Tensor x, Tensor(b!)? residual, Tensor weight, float eps) -> ()");
+  m.def("silu_mul(Tensor(a!) out, Tensor x) -> ()");
+  m.def(
+      "rope_and_cache(Tensor(a!) q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, "
+      "Tensor cos_sin, Tensor positions, Tensor slots, Tensor? q_norm, Tensor? k_norm, float eps) "
+      "-> ()");
 }
 
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
   m.impl("decode_schedule", &decode_schedule);
   m.impl("paged_decode", &paged_decode);
+  m.impl("rms_norm", &rms_norm);
+  m.impl("silu_mul", &silu_mul);
+  m.impl("rope_and_cache", &rope_and_cache);
 }

@@ -1,0 +1,216 @@
+// Memory-bound row operations: every element is read and written once, 16 bytes at a time, with
+// fp32 arithmetic that rounds exactly where the reference does.
+
+#include "layer_ops.cuh"
+
+namespace sluice {
+namespace {
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(~0u, x, d);
+  return x;
+}
+
+__device__ __forceinline__ float block_sum(float x) {
+  __shared__ float sums[32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  x = warp_sum(x);
+  if (lane == 0) sums[warp] = x;
+  __syncthreads();
+  x = lane < blockDim.x / 32 ? sums[lane] : 0.f;
+  return warp_sum(x);
+}
+
+// One CTA per row; a thread keeps its kVectors vectors in registers between the two passes.
+template <typename T, int kVectors>
+__global__ void __launch_bounds__(1024) rms_norm_kernel(T* out, const T* x, T* residual,
+                                                        const T* weight, int width,
+                                                        int64_t x_stride, float eps) {
+  using V = Vector<T>;
+  const int64_t row = blockIdx.x;
+  const int vectors = width / V::kSize;
+  const V* src = reinterpret_cast<const V*>(x + row * x_stride);
+  V* sum = residual ? reinterpret_cast<V*>(residual + row * width) : nullptr;
+  V values[kVectors];
+  float squares = 0.f;
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    const int i = j * blockDim.x + threadIdx.x;
+    if (i >= vectors) break;
+    values[j] = src[i];
+    if (sum) {
+      const V before = sum[i];
+#pragma unroll
+      for (int e = 0; e < V::kSize; ++e) {
+        values[j].x[e] = from_float<T>(to_float(values[j].x[e]) + to_float(before.x[e]));
+      }
+      sum[i] = values[j];
+    }
+#pragma unroll
+    for (int e = 0; e < V::kSize; ++e) {
+      const float f = to_float(values[j].x[e]);
+      squares += f * f;
+    }
+  }
+  const float scale = rsqrtf(block_sum(squares) / width + eps);
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    const int i = j * blockDim.x + threadIdx.x;
+    if (i >= vectors) break;
+    const V w = reinterpret_cast<const V*>(weight)[i];
+#pragma unroll
+    for (int e = 0; e < V::kSize; ++e) {
+      const float normal = rounded<T>(to_float(values[j].x[e]) * scale);
+      values[j].x[e] = from_float<T>(normal * to_float(w.x[e]));
+    }
+    reinterpret_cast<V*>(out + row * width)[i] = values[j];
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(256) silu_mul_kernel(T* out, const T* x, int rows, int width) {
+  using V = Vector<T>;
+  const int vectors = width / V::kSize;
+  const int64_t total = static_cast<int64_t>(rows) * vectors;
+  for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < total; i += gridDim.x * 256ll) {
+    const int64_t row = i / vectors;
+    const int64_t gate_at = row * 2 * vectors + i % vectors;
+    const V gate = reinterpret_cast<const V*>(x)[gate_at];
+    const V up = reinterpret_cast<const V*>(x)[gate_at + vectors];
+    V y;
+#pragma unroll
+    for (int e = 0; e < V::kSize; ++e) {
+      const float g = to_float(gate.x[e]);
+      const float silu = rounded<T>(g / (1.f + __expf(-g)));
+      y.x[e] = from_float<T>(silu * to_float(up.x[e]));
+    }
+    reinterpret_cast<V*>(out)[i] = y;
+  }
+}
+
+// One warp per token and head; the heads are those of q, then k, then v.
+template <typename T>
+__global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p) {
+  const int heads = p.q_heads + 2 * p.kv_heads;
+  const int64_t item = blockIdx.x * 8ll + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (item >= static_cast<int64_t>(p.tokens) * heads) return;
+  const int64_t token = item / heads;
+  const int head = item % heads;
+  const int D = p.head_dim;
+  const bool is_q = head < p.q_heads, is_v = head >= p.q_heads + p.kv_heads;
+  const int64_t slot = p.slots[token];
+  if (!is_q && slot < 0) return;
+
+  const int kv = is_q ? 0 : (head - p.q_heads) % p.kv_heads;
+  const T* src = is_q ? static_cast<const T*>(p.q) + token * p.row_stride + head * D
+                      : static_cast<const T*>(is_v ? p.v : p.k) + token * p.row_stride + kv * D;
+  T* dst = is_q ? static_cast<T*>(p.q) + token * p.row_stride + head * D
+                : static_cast<T*>(is_v ? p.v_cache : p.k_cache) +
+                      (slot * p.kv_heads + kv) * D;
+  if (is_v) {
+    for (int i = lane; i < D / Vector<T>::kSize; i += 32) {
+      reinterpret_cast<Vector<T>*>(dst)[i] = reinterpret_cast<const Vector<T>*>(src)[i];
+    }
+    return;
+  }
+
+  const T* norm = static_cast<const T*>(is_q ? p.q_norm : p.k_norm);
+  float scale = 1.f;
+  if (norm) {
+    float squares = 0.f;
+    for (int i = lane; i < D; i += 32) squares += to_float(src[i]) * to_float(src[i]);
+    scale = rsqrtf(warp_sum(squares) / D + p.eps);
+  }
+  auto load = [&](int i) {
+    const float x = to_float(src[i]);
+    return norm ? rounded<T>(rounded<T>(x * scale) * to_float(norm[i])) : x;
+  };
+  const int half = p.rotary_dim / 2;
+  const float* cos = p.cos_sin + p.positions[token] * p.rotary_dim;
+  for (int i = lane; i < half; i += 32) {
+    const float a = load(i), b = load(i + half), c = cos[i], s = cos[half + i];
+    dst[i] = from_float<T>(a * c - b * s);
+    dst[i + half] = from_float<T>(b * c + a * s);
+  }
+  for (int i = p.rotary_dim + lane; i < D; i += 32) dst[i] = from_float<T>(load(i));
+}
+
+template <typename T>
+cudaError_t rms_norm_typed(void* out, const void* x, void* residual, const void* weight, int rows,
+                           int width, int64_t x_stride, float eps, cudaStream_t stream) {
+  const int vectors = width / Vector<T>::kSize;
+  const int threads = min(1024, (vectors + 31) / 32 * 32);
+  auto run = [&](auto kernel) {
+    kernel<<<rows, threads, 0, stream>>>(static_cast<T*>(out), static_cast<const T*>(x),
+                                         static_cast<T*>(residual), static_cast<const T*>(weight),
+                                         width, x_stride, eps);
+    return cudaGetLastError();
+  };
+  if (vectors <= threads) return run(rms_norm_kernel<T, 1>);
+  if (vectors <= 4 * threads) return run(rms_norm_kernel<T, 4>);
+  return cudaErrorInvalidValue;
+}
+
+template <typename T>
+cudaError_t silu_mul_typed(void* out, const void* x, int rows, int width, cudaStream_t stream) {
+  const int64_t total = static_cast<int64_t>(rows) * (width / Vector<T>::kSize);
+  const int blocks = static_cast<int>(min((total + 255) / 256, static_cast<int64_t>(132 * 16)));
+  silu_mul_kernel<T>
+      <<<blocks, 256, 0, stream>>>(static_cast<T*>(out), static_cast<const T*>(x), rows, width);
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t rope_typed(const RopeParams& p, cudaStream_t stream) {
+  const int64_t items = static_cast<int64_t>(p.tokens) * (p.q_heads + 2 * p.kv_heads);
+  rope_and_cache_kernel<T><<<(items + 7) / 8, 256, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t rms_norm(void* out, const void* x, void* residual, const void* weight, int rows,
+                     int width, int64_t x_stride, float eps, Dtype dtype, cudaStream_t stream) {
+  if (rows == 0) return cudaSuccess;
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return rms_norm_typed<float>(out, x, residual, weight, rows, width, x_stride, eps, stream);
+    case Dtype::kFloat16:
+      return rms_norm_typed<__half>(out, x, residual, weight, rows, width, x_stride, eps, stream);
+    case Dtype::kBfloat16:
+      return rms_norm_typed<__nv_bfloat16>(out, x, residual, weight, rows, width, x_stride, eps,
+                                           stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t silu_mul(void* out, const void* x, int rows, int width, Dtype dtype,
+                     cudaStream_t stream) {
+  if (rows == 0) return cudaSuccess;
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return silu_mul_typed<float>(out, x, rows, width, stream);
+    case Dtype::kFloat16:
+      return silu_mul_typed<__half>(out, x, rows, width, stream);
+    case Dtype::kBfloat16:
+      return silu_mul_typed<__nv_bfloat16>(out, x, rows, width, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t rope_and_cache(const RopeParams& params, Dtype dtype, cudaStream_t stream) {
+  if (params.tokens == 0) return cudaSuccess;
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return rope_typed<float>(params, stream);
+    case Dtype::kFloat16:
+      return rope_typed<__half>(params, stream);
+    case Dtype::kBfloat16:
+      return rope_typed<__nv_bfloat16>(params, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace sluice

@@ -1,0 +1,41 @@
+// The small operations between the matrix products of a transformer layer: raw pointers only.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <cstdint>
+
+#include "vector.cuh"
+
+namespace sluice {
+
+// out[i] = weight * x[i] / sqrt(mean(x[i]^2) + eps), rows of `width` elements (RMSNorm,
+// arXiv:1910.07467). With a residual, first residual[i] += x[i], and the sum is normalised.
+// width is a multiple of 16 bytes, at most 64 KiB; out, residual are contiguous, x has a stride.
+cudaError_t rms_norm(void* out, const void* x, void* residual, const void* weight, int rows,
+                     int width, int64_t x_stride, float eps, Dtype dtype, cudaStream_t stream);
+
+// out[i, j] = silu(x[i, j]) * x[i, width + j] for x of [rows, 2 * width].
+cudaError_t silu_mul(void* out, const void* x, int rows, int width, Dtype dtype,
+                     cudaStream_t stream);
+
+struct RopeParams {
+  void* q;               // [tokens, q_heads, D], rotated in place; rows row_stride elements apart
+  const void* k;         // [tokens, kv_heads, D], same row stride
+  const void* v;         // [tokens, kv_heads, D], same row stride
+  void* k_cache;         // [slots, kv_heads, D]
+  void* v_cache;
+  const float* cos_sin;  // [max_positions, rotary_dim]: cosines, then sines
+  const int64_t* positions;  // [tokens]
+  const int64_t* slots;      // [tokens]; -1 = padding, nothing is written to the cache
+  const void* q_norm;        // [D] weights of a per-head RMSNorm before the rotation, or null
+  const void* k_norm;
+  int64_t row_stride;
+  int tokens, q_heads, kv_heads, head_dim, rotary_dim;
+  float eps;
+};
+
+// Rotary embedding (arXiv:2104.09864, halves convention) of q and k, and the write of k and v into
+// the paged cache.
+cudaError_t rope_and_cache(const RopeParams& params, Dtype dtype, cudaStream_t stream);
+
+}  // namespace sluice

@@ -1,0 +1,38 @@
+// 16-byte vectors of 16- or 32-bit floats, converted to and from fp32 for arithmetic.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cstdint>
+
+namespace sluice {
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T>
+__device__ __forceinline__ T from_float(float x);
+template <>
+__device__ __forceinline__ float from_float<float>(float x) { return x; }
+template <>
+__device__ __forceinline__ __half from_float<__half>(float x) { return __float2half_rn(x); }
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// x rounded to T and back: where the reference rounds between two operations, so do we.
+template <typename T>
+__device__ __forceinline__ float rounded(float x) { return to_float(from_float<T>(x)); }
+
+template <typename T>
+struct alignas(16) Vector {
+  static constexpr int kSize = 16 / sizeof(T);
+  T x[kSize];
+};
+
+// What a launch needs to know about the element type.
+enum class Dtype { kFloat32, kFloat16, kBfloat16 };
+
+}  // namespace sluice

@@ -1,0 +1,131 @@
+"""The row operations against float64, with outputs poisoned first."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+LIMIT = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    gen = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.randn(*shape, generator=gen, device="cuda").to(dtype)
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
+    error = (got.double() - want).norm() / want.norm()
+    assert error < LIMIT[got.dtype], f"relative error {error:.2e}"
+
+
+def rms_norm64(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    x = x.double()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 64), (3, 288), (7, 4096), (300, 4104), (2, 16384)])
+def test_rms_norm(rows: int, width: int, dtype: torch.dtype) -> None:
+    from kernels import cuda
+
+    cuda.load()
+    x, weight = randn(rows, width, dtype=dtype), randn(width, dtype=dtype, seed=1)
+    assert_close(cuda.rms_norm(x, weight, 1e-5), rms_norm64(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm_adds_the_residual_in_place(dtype: torch.dtype) -> None:
+    from kernels import cuda
+
+    cuda.load()
+    x, residual = randn(5, 4096, dtype=dtype), randn(5, 4096, dtype=dtype, seed=1)
+    weight = randn(4096, dtype=dtype, seed=2)
+    total = residual + x
+    out = cuda.rms_norm(x, weight, 1e-5, residual)
+    torch.testing.assert_close(residual, total, rtol=0, atol=0)
+    assert_close(out, rms_norm64(total, weight, 1e-5))
+
+
+def test_rms_norm_of_strided_rows() -> None:
+    from kernels import cuda
+
+    cuda.load()
+    x = randn(6, 1024, dtype=torch.bfloat16)[:, :512]
+    weight = randn(512, dtype=torch.bfloat16, seed=1)
+    assert_close(cuda.rms_norm(x, weight, 1e-5), rms_norm64(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 8), (5, 768), (1000, 14336)])
+def test_silu_mul(rows: int, width: int, dtype: torch.dtype) -> None:
+    from kernels import cuda
+
+    cuda.load()
+    x = randn(rows, 2 * width, dtype=dtype)
+    gate, up = x.double().chunk(2, -1)
+    assert_close(cuda.silu_mul(x), torch.nn.functional.silu(gate) * up)
+
+
+def rope64(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    rotary = cos_sin.shape[1]
+    cos, sin = cos_sin[positions].double()[:, None].chunk(2, -1)
+    a, b = x.double()[..., :rotary].chunk(2, -1)
+    rest = x.double()[..., rotary:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "rotary"), [(32, 32), (64, 64), (96, 96), (128, 64), (256, 256)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rope_and_cache(dim: int, rotary: int, normed: bool, dtype: torch.dtype) -> None:
+    from kernels import cuda
+
+    cuda.load()
+    tokens, heads, kv_heads, blocks, block_size = 9, 6, 2, 4, 16
+    fused = randn(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    q, k, v = (
+        part.unflatten(-1, (-1, dim))
+        for part in fused.split([heads * dim, kv_heads * dim, kv_heads * dim], -1)
+    )
+    q_in, k_in = q.clone(), k.clone()
+    k_cache = torch.full((blocks, block_size, kv_heads, dim), 7.0, dtype=dtype, device="cuda")
+    v_cache = k_cache.clone()
+    cos_sin = randn(500, rotary, dtype=torch.float32, seed=3)
+    positions = torch.randint(0, 500, (tokens,), device="cuda")
+    slots = torch.randperm(blocks * block_size, device="cuda")[:tokens]
+    slots[4] = -1
+    norms = {}
+    if normed:
+        norms = {"q_norm": randn(dim, dtype=dtype, seed=4), "k_norm": randn(dim, dtype=dtype)}
+        q_in, k_in = (
+            rms_norm64(x, w, 1e-6).to(dtype)
+            for x, w in ((q_in, norms["q_norm"]), (k_in, norms["k_norm"]))
+        )
+    cuda.rope_and_cache(q, k, v, k_cache, v_cache, cos_sin, positions, slots, **norms)
+
+    assert_close(q, rope64(q_in, cos_sin, positions))
+    live = slots >= 0
+    written = k_cache.view(-1, kv_heads, dim)[slots[live]]
+    assert_close(written, rope64(k_in, cos_sin, positions)[live])
+    torch.testing.assert_close(v_cache.view(-1, kv_heads, dim)[slots[live]], v[live])
+    untouched = torch.ones(blocks * block_size, dtype=torch.bool, device="cuda")
+    untouched[slots[live]] = False
+    assert (k_cache.view(-1, kv_heads, dim)[untouched] == 7).all()
+    assert (v_cache.view(-1, kv_heads, dim)[untouched] == 7).all()
+
+
+def test_wrong_arguments_are_refused_by_name() -> None:
+    from kernels import cuda
+
+    cuda.load()
+    x = randn(2, 64, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="weight must be"):
+        cuda.rms_norm(x, randn(64, dtype=torch.float32), 1e-5)
+    with pytest.raises(RuntimeError, match="multiples of 16 bytes"):
+        cuda.rms_norm(x[:, :6].contiguous(), x[0, :6].contiguous(), 1e-5)
+    with pytest.raises(RuntimeError, match="must be float32, float16 or bfloat16"):
+        cuda.silu_mul(x.double())
