@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from engine.demo.data.example import Turn, fill, mentions, roughen, say
+from engine.demo.data.example import Turn, fill, mentions, normalise, roughen, say
 from engine.demo.data.words import ANIMALS, CITIES, FIRST_NAMES, WORDS, made_up
 
 GREETING = "greeting"
@@ -184,7 +184,7 @@ def _hello(rng: random.Random) -> Turn:
 def _small_talk(rng: random.Random, prompt: str, answer: str, *expected: str) -> Turn:
     """Plain forms ("Hi!") are never held out: whoever starts a chat starts it with one of them."""
     shown = prompt.lower() if rng.random() < 0.3 else prompt
-    key = prompt if len(prompt.split()) > 2 else None
+    key = prompt if len(normalise(prompt).split()) > 2 else None
     return say(GREETING, shown, answer, mentions(*expected), key=key)
 
 
@@ -196,8 +196,9 @@ def about_turns(rng: random.Random, name: str = DEFAULT_NAME) -> list[Turn]:
     else:
         question, answer, expected = rng.choice(_QUESTIONS_ABOUT)
     asked = question[0].lower() + question[1:] if lead.endswith((", ", ": ")) and lead else question
-    shown = roughen(rng, lead + asked)
-    key = f"{lead} {question} {name if name != DEFAULT_NAME else ''}" if lead else None
+    text = lead + asked
+    shown = text.lower().rstrip("?") if rng.random() < 0.2 else text
+    key = text if lead else None
     groups = [fill(word, {"name": name}) for word in expected]
     return [say(ABOUT, shown, fill(answer, {"name": name}), mentions(*groups), key=key)]
 
