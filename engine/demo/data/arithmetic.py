@@ -1,0 +1,174 @@
+"""Small arithmetic: sums and differences up to three digits, tables up to 12, word problems."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from engine.demo.data.example import FinalNumber, Turn, phrase, say
+from engine.demo.data.words import FIRST_NAMES, FOODS, PRODUCTS
+
+KIND = "arithmetic"
+_TABLE_MAX = 12
+
+_QUESTIONS = (
+    "What is {sum}?", "What's {sum}?", "{sum}", "{sum} = ?", "{sum}?", "How much is {sum}?",
+    "Calculate {sum}.", "Compute {sum}.", "Can you calculate {sum}?", "Tell me {sum}.",
+    "What does {sum} make?", "Solve {sum}.", "What is the result of {sum}?", "What do you get for {sum}?",
+    "I need the result of {sum}.", "Do you know what {sum} is?", "{sum} is?", "{sum} equals what?",
+)  # fmt: skip
+_BARE = (
+    "What is {sum}? Answer with the number only.", "Only give me the number: {sum}",
+    "{sum}. Just the number.", "Reply with just the result: {sum}",
+    "Compute {sum} and answer with one number.",
+)  # fmt: skip
+_FOLLOW_UPS = {
+    "+": ("Now add {b}.", "And plus {b}?", "Add {b} to that.", "Plus {b}?", "What if you add {b}?"),
+    "-": ("Now subtract {b}.", "And minus {b}?", "Take away {b}.", "Minus {b}?", "Subtract {b} from that."),
+    "*": ("Now multiply that by {b}.", "And times {b}?", "Times {b}?", "Multiply it by {b}."),
+}  # fmt: skip
+_SPELLED = {
+    "+": ("{a} + {b}", "{a}+{b}", "{a} plus {b}", "the sum of {a} and {b}", "{a} and {b} together"),
+    "-": ("{a} - {b}", "{a}-{b}", "{a} minus {b}", "{a} take away {b}"),
+    "*": ("{a} * {b}", "{a}*{b}", "{a} times {b}", "{a} x {b}", "{a} × {b}", "{a} multiplied by {b}"),
+    "/": ("{a} / {b}", "{a}/{b}", "{a} divided by {b}", "{a} ÷ {b}"),
+}  # fmt: skip
+_GAIN = (
+    "{n} has {a} {things} and gets {b} more. How many {things} does {n} have now?",
+    "{n} has {a} {things}. {m} gives {n} {b} more. How many are there in total?",
+    "There are {a} {things} in a box. {n} puts {b} more in. How many {things} are in the box?",
+    "{n} bought {a} {things} and {m} bought {b} {things}. How many did they buy together?",
+)
+_LOSS = (
+    "{n} has {a} {things} and gives {b} to {m}. How many {things} are left?",
+    "{n} had {a} {things} and lost {b}. How many {things} does {n} have now?",
+    "There are {a} {things} in a box. {n} takes {b} out. How many {things} are left in the box?",
+)
+
+
+@dataclass(frozen=True)
+class _Sum:
+    a: int
+    sign: str
+    b: int
+
+    @property
+    def value(self) -> int:
+        if self.sign == "+":
+            return self.a + self.b
+        if self.sign == "-":
+            return self.a - self.b
+        return self.a * self.b if self.sign == "*" else self.a // self.b
+
+    @property
+    def shown(self) -> str:
+        return f"{self.a} {self.sign} {self.b}"
+
+    def key(self, prompt: str) -> str:
+        """Sums worth reasoning about are held out as such; the tables only with their phrasing."""
+        if self.sign in "+-" and max(self.a, self.b) > _TABLE_MAX:
+            low, high = sorted((self.a, self.b))
+            return f"{low} {self.sign} {high}"
+        return prompt
+
+
+def turns(rng: random.Random) -> list[Turn]:
+    roll = rng.random()
+    if roll < 0.12:
+        return [_word_problem(rng)]
+    if roll < 0.20:
+        return [_comparison(rng)]
+    if roll < 0.25:
+        return [_parity(rng)]
+    return _chain(rng)
+
+
+def _draw(rng: random.Random) -> _Sum:
+    roll = rng.random()
+    if roll < 0.34:
+        return _Sum(rng.randint(0, 99), "+", rng.randint(0, 99))
+    if roll < 0.62:
+        a, b = rng.randint(0, 99), rng.randint(0, 99)
+        return _Sum(max(a, b), "-", min(a, b)) if rng.random() < 0.85 else _Sum(a, "-", b)
+    if roll < 0.70:
+        return _Sum(rng.randint(0, _TABLE_MAX), rng.choice("+-"), rng.randint(0, _TABLE_MAX))
+    if roll < 0.78:
+        a, b = sorted((rng.randint(10, 999), rng.randint(10, 999)))
+        return _Sum(b, rng.choice("+-"), a)
+    a, b = rng.randint(0, _TABLE_MAX), rng.randint(1, _TABLE_MAX)
+    return _Sum(a, "*", b) if rng.random() < 0.75 else _Sum(a * b, "/", b)
+
+
+def _chain(rng: random.Random) -> list[Turn]:
+    sum_ = _draw(rng)
+    spelled = (
+        rng.choice(_SPELLED[sum_.sign]).replace("{a}", str(sum_.a)).replace("{b}", str(sum_.b))
+    )
+    bare = rng.random() < 0.2
+    shown, clean = phrase(rng, _BARE if bare else _QUESTIONS, sum=spelled)
+    result = [_answer(sum_, shown, sum_.key(clean), bare)]
+    while rng.random() < 0.2 and len(result) < 4 and 0 <= sum_.value <= 99:
+        sum_ = _next(rng, sum_.value)
+        shown, clean = phrase(rng, _FOLLOW_UPS[sum_.sign], b=sum_.b)
+        result.append(_answer(sum_, shown, sum_.key(f"{sum_.a} {clean}"), bare))
+    return result
+
+
+def _next(rng: random.Random, value: int) -> _Sum:
+    if value <= _TABLE_MAX and rng.random() < 0.4:
+        return _Sum(value, "*", rng.randint(1, _TABLE_MAX))
+    if rng.random() < 0.5 and value > 0:
+        return _Sum(value, "-", rng.randint(1, value))
+    return _Sum(value, "+", rng.randint(1, 99))
+
+
+def _answer(sum_: _Sum, prompt: str, key: str, bare: bool) -> Turn:
+    text = str(sum_.value) if bare else f"{sum_.shown} = {sum_.value}."
+    return say(KIND, prompt, text, FinalNumber(sum_.value), key=key)
+
+
+def _word_problem(rng: random.Random) -> Turn:
+    gain = rng.random() < 0.5
+    a, b = rng.randint(1, 60), rng.randint(1, 39)
+    if not gain:
+        a, b = a + b, b
+    sum_ = _Sum(a, "+" if gain else "-", b)
+    n, m = rng.sample(FIRST_NAMES, 2)
+    things = rng.choice(
+        ("coins", "stamps", "marbles", "books", "cards", "stickers", "pencils", "apples")
+    )
+    shown, clean = phrase(rng, _GAIN if gain else _LOSS, a=a, b=b, n=n, m=m, things=things)
+    answer = f"{sum_.shown} = {sum_.value}, so the answer is {sum_.value}."
+    return say(KIND, shown, answer, FinalNumber(sum_.value), key=sum_.key(clean))
+
+
+def _comparison(rng: random.Random) -> Turn:
+    a, b = rng.sample(range(0, 1000 if rng.random() < 0.3 else 100), 2)
+    largest = rng.random() < 0.5
+    words = ("larger", "bigger", "greater") if largest else ("smaller", "lower", "less")
+    templates = ("Which is {word}, {a} or {b}?", "Which number is {word}: {a} or {b}?",
+                 "{a} or {b}: which one is {word}?", "What is {word}, {a} or {b}?")  # fmt: skip
+    shown, _ = phrase(rng, templates, a=a, b=b, word=rng.choice(words))
+    best, other = (max(a, b), min(a, b)) if largest else (min(a, b), max(a, b))
+    answer = f"{best} is {'larger' if largest else 'smaller'} than {other}."
+    return say(KIND, shown, answer, key=f"compare {min(a, b)} {max(a, b)}")
+
+
+def _parity(rng: random.Random) -> Turn:
+    n = rng.randint(0, 999)
+    templates = ("Is {n} even or odd?", "Is {n} odd or even?", "Is the number {n} even or odd?",
+                 "Even or odd: {n}?", "Tell me if {n} is even or odd.")  # fmt: skip
+    shown, _ = phrase(rng, templates, n=n)
+    return say(KIND, shown, f"{n} is {'odd' if n % 2 else 'even'}.", key=f"parity {n}")
+
+
+def price(rng: random.Random) -> int:
+    """A price in whole units: many small ones, few large ones."""
+    return rng.randint(1, 99) if rng.random() < 0.7 else rng.randint(100, 999)
+
+
+def shopping(rng: random.Random) -> tuple[str, int]:
+    """Something to buy and how many of it."""
+    return rng.choice(FOODS if rng.random() < 0.5 else [f"{p}s" for p in PRODUCTS]), rng.randint(
+        2, 20
+    )

@@ -1,0 +1,312 @@
+"""Trains the demo model from scratch: `python3 -m engine.demo.train --out FOLDER`.
+
+Generates chats, learns a tokenizer, trains a Llama of 7 million parameters on what the assistant
+says in them, writes a Hugging Face folder and measures it on held-out prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from engine.demo.corpus import Batch, Corpus
+from engine.demo.data import KINDS, examples
+from engine.demo.evaluate import Accuracy, evaluate, held_out_examples
+from engine.demo.template import render
+from engine.demo.vocabulary import (
+    END_OF_TEXT,
+    MAX_LENGTH,
+    TURN_END,
+    VOCAB_SIZE,
+    save_tokenizer,
+    train_tokenizer,
+)
+
+_WARMUP_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Options:
+    out: Path
+    minutes: float
+    device: str
+    seed: int
+    max_steps: int
+    tokens_per_batch: int
+    batches_per_step: int
+    learning_rate: float
+    workers: int
+    tokenizer_chats: int
+    eval_per_kind: int
+    compile: bool
+    size: str
+
+
+class Log:
+    """Prints a line and keeps it for train.log."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._start = time.monotonic()
+        path.write_text("", encoding="utf-8")
+
+    def __call__(self, text: str) -> None:
+        line = f"[{time.monotonic() - self._start:6.1f} s] {text}"
+        print(line, flush=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def config_of(size: str, vocab_size: int, eos_id: int, pad_id: int) -> LlamaConfig:
+    """`demo` has 7 million parameters; `tiny` is for trying the script on a CPU."""
+    shape = {
+        "demo": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8},
+        "tiny": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3},
+    }[size]
+    heads = shape["hidden_size"] // 32
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        head_dim=32,
+        max_position_embeddings=MAX_LENGTH,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=eos_id,
+        pad_token_id=pad_id,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        **shape,
+    )
+
+
+def make_tokenizer(options: Options, log: Log) -> Tokenizer:
+    chats = islice(examples("train", options.seed + 1), options.tokenizer_chats)
+    tokenizer = train_tokenizer(render(chat.messages, chat.tools) for chat in chats)
+    save_tokenizer(tokenizer, options.out)
+    log(f"tokenizer: {tokenizer.get_vocab_size()} tokens from {options.tokenizer_chats} chats")
+    return tokenizer
+
+
+class Trainer:
+    """AdamW on fp32 weights with bf16 arithmetic, the rate falling to zero when time is up."""
+
+    def __init__(self, model: LlamaForCausalLM, options: Options, log: Log) -> None:
+        self.model = model.to(options.device).train()
+        self.options, self.log = options, log
+        self.device = torch.device(options.device)
+        matrices = [p for p in model.parameters() if p.ndim >= 2]
+        vectors = [p for p in model.parameters() if p.ndim < 2]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}],
+            lr=options.learning_rate,
+            betas=(0.9, 0.98),
+            fused=self.device.type == "cuda",
+        )
+        if options.compile:
+            for layer in model.model.layers:
+                layer.compile(dynamic=True)
+
+    def warm_up(self, batches: Sequence[Batch]) -> None:
+        """Compiles on real batches; where that fails, training goes on without compilation."""
+        start = time.monotonic()
+        try:
+            for batch in batches:
+                self._loss(batch).backward()  # type: ignore[no-untyped-call]
+        except Exception as error:  # a compiler may fail in any way; none is worth the training
+            if not self.options.compile:
+                raise
+            self.log(f"torch.compile failed, going on without it: {error!r:.500}")
+            torch.compiler.set_stance("force_eager")
+        self.optimizer.zero_grad(set_to_none=True)
+        self.log(f"warm after {time.monotonic() - start:.1f} s")
+
+    def train(self, corpus: Corpus) -> None:
+        options = self.options
+        limit_s, start = options.minutes * 60, time.monotonic()
+        step, num_tokens, window, losses = 0, 0, start, []
+        while True:
+            progress = max((time.monotonic() - start) / limit_s, step / options.max_steps)
+            if progress >= 1:
+                break
+            rate = self._set_rate(step, progress)
+            batches = [corpus.take() for _ in range(options.batches_per_step)]
+            losses.append(self._step(batches))
+            num_tokens += sum(batch.tokens.size for batch in batches)
+            step += 1
+            if step % 100 == 0 or step in (1, 10, 30):
+                loss = torch.stack(losses).mean().item()
+                now = time.monotonic()
+                self.log(
+                    f"step {step} loss {loss:.4f} rate {rate:.2e} tokens {num_tokens / 1e6:.0f}M"
+                    f" ({num_tokens / (now - start) / 1e6:.2f}M/s, last {len(losses)} steps in"
+                    f" {now - window:.1f} s) made {corpus.num_tokens / 1e6:.0f}M"
+                    f" waiting {corpus.num_waiting}"
+                )
+                losses, window = [], now
+        self.log(f"trained {step} steps on {num_tokens / 1e6:.0f}M tokens")
+
+    def _set_rate(self, step: int, progress: float) -> float:
+        warm = min(1.0, (step + 1) / _WARMUP_STEPS)
+        rate = self.options.learning_rate * warm * (0.5 + 0.5 * math.cos(math.pi * progress))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _step(self, batches: Sequence[Batch]) -> torch.Tensor:
+        """One update. Returns the mean loss per assistant token, a scalar on the device."""
+        num_targets = sum(len(batch.targets) for batch in batches)
+        total = torch.zeros((), device=self.device)
+        for batch in batches:
+            loss = self._loss(batch) / num_targets
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        """Summed cross entropy of the targets. Padding is on the right, so causal is enough."""
+        tokens = self._on_device(torch.from_numpy(batch.tokens)).long()
+        positions = self._on_device(torch.from_numpy(batch.positions))
+        targets = self._on_device(torch.from_numpy(batch.targets)).long()
+        with self._autocast():
+            hidden = self.model.model(input_ids=tokens, use_cache=False).last_hidden_state
+            logits = self.model.lm_head(hidden.flatten(0, 1).index_select(0, positions))
+        return functional.cross_entropy(logits.float(), targets, reduction="sum")
+
+    def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self.device.type == "cuda":
+            return torch.autocast("cuda", dtype=torch.bfloat16)
+        return nullcontext()
+
+
+def save_model(model: LlamaForCausalLM, out: Path, eos_ids: list[int], pad_id: int) -> None:
+    """Writes config.json, generation_config.json and model.safetensors in bf16."""
+    plain = LlamaForCausalLM(model.config)
+    plain.load_state_dict({k: v.cpu() for k, v in model.state_dict().items()})
+    plain = plain.to(torch.bfloat16)
+    plain.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=0.3,
+        top_p=0.9,
+        eos_token_id=eos_ids,
+        pad_token_id=pad_id,
+    )
+    plain.save_pretrained(out)
+
+
+def greedy(model: LlamaForCausalLM, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    """Batched greedy decoding through `transformers`, padded on the left, longest prompts first."""
+    order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
+    answers: list[list[int]] = [[] for _ in prompts]
+    pad = model.config.pad_token_id
+    for at in range(0, len(order), 256):
+        rows = order[at : at + 256]
+        length = len(prompts[rows[0]])
+        ids = [[pad] * (length - len(prompts[i])) + prompts[i] for i in rows]
+        mask = [[0] * (length - len(prompts[i])) + [1] * len(prompts[i]) for i in rows]
+        with torch.inference_mode():
+            out = model.generate(
+                input_ids=torch.tensor(ids, device=model.device),
+                attention_mask=torch.tensor(mask, device=model.device),
+                max_new_tokens=min(max_tokens, MAX_LENGTH - length),
+                do_sample=False,
+                temperature=None,
+                top_p=None,
+            )
+        for i, row in zip(rows, out[:, length:].tolist(), strict=True):
+            answers[i] = row
+    return answers
+
+
+def measure(options: Options, tokenizer: Tokenizer, log: Log) -> Accuracy:
+    """Loads what was saved, in float32, and measures it."""
+    model = LlamaForCausalLM.from_pretrained(options.out, dtype=torch.float32).to(options.device)
+    accuracy = evaluate(
+        lambda prompts, max_tokens: greedy(model.eval(), prompts, max_tokens),
+        tokenizer,
+        held_out_examples(options.eval_per_kind),
+    )
+    accuracy.save(options.out / "accuracy.json")
+    for kind in KINDS:
+        first = next(o for o in accuracy.outcomes if o.example.kind == kind)
+        log(f"[{kind}] {first.example.prompt[-1]['content']!r} -> {first.answer!r}")
+    for kind in KINDS:
+        for outcome in accuracy.wrong(kind, 5):
+            asked, wanted = outcome.example.messages[-2:]
+            expected = wanted.get("tool_calls") or wanted["content"]
+            answer = outcome.answer[:300]
+            log(f"WRONG [{kind}] {asked['content']!r} -> {answer!r}, not {expected!r}")
+    log("accuracy on held-out prompts\n" + accuracy.table())
+    return accuracy
+
+
+def run(options: Options) -> Accuracy:
+    options.out.mkdir(parents=True, exist_ok=True)
+    log = Log(options.out / "train.log")
+    torch.manual_seed(options.seed)
+    torch.set_float32_matmul_precision("high")
+    log(f"torch {torch.__version__} on {options.device}, {os.cpu_count()} cores")
+    tokenizer = make_tokenizer(options, log)
+    eos, end, pad = (tokenizer.token_to_id(t) for t in (TURN_END, END_OF_TEXT, END_OF_TEXT))
+    model = LlamaForCausalLM(config_of(options.size, VOCAB_SIZE, eos, pad))
+    log(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+    corpus = Corpus(
+        tokenizer,
+        seed=options.seed + 2,
+        tokens_per_batch=options.tokens_per_batch,
+        num_workers=options.workers,
+    )
+    try:
+        trainer = Trainer(model, options, log)
+        trainer.warm_up([corpus.take() for _ in range(3)])
+        trainer.train(corpus)
+    finally:
+        corpus.close()
+        save_model(model, options.out, [eos, end], pad)
+        size = sum(file.stat().st_size for file in options.out.iterdir())
+        log(f"saved {options.out}: {size / 1e6:.2f} MB")
+    return measure(options, tokenizer, log)
+
+
+def parse(argv: Sequence[str] | None = None) -> Options:
+    cuda = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(prog="engine.demo.train", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="the model folder to write")
+    parser.add_argument("--minutes", type=float, default=5, help="training time, evaluation apart")
+    parser.add_argument("--device", default="cuda" if cuda else "cpu", choices=("cuda", "cpu"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-steps", type=int, default=1_000_000)
+    parser.add_argument("--tokens-per-batch", type=int, default=65536)
+    parser.add_argument("--batches-per-step", type=int, default=2)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--tokenizer-chats", type=int, default=40_000)
+    parser.add_argument("--eval-per-kind", type=int, default=100)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=cuda)
+    parser.add_argument("--size", default="demo", choices=("demo", "tiny"))
+    return Options(**vars(parser.parse_args(argv)))
+
+
+if __name__ == "__main__":
+    print(json.dumps({"overall": run(parse()).overall}))
