@@ -1,0 +1,1 @@
+"""Attention backends: interchangeable ways to attend over the paged KV cache."""

@@ -1,0 +1,53 @@
+"""The attention port: a backend prepares a step once, all layers of the step share the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """The sequences of one step, as far as attention cares."""
+
+    query_lens: npt.NDArray[np.int64]
+    """[batch], on the host: the step's tokens of each sequence, at least 1."""
+    seq_lens: npt.NDArray[np.int64]
+    """[batch], on the host: known tokens of each sequence, the step's included."""
+    block_table: torch.Tensor
+    """[batch, max_blocks] int32; entries past a sequence's end mean nothing."""
+    slot_mapping: torch.Tensor
+    """[num_tokens] int64: where each token's key and value go; -1 for padding."""
+
+
+class StepAttention(Protocol):
+    """Attention of one step, callable once per layer."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """Write k, v to the cache, then attend causally: [num_tokens, num_q_heads, head_dim].
+
+        q: [num_tokens, num_q_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim];
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim].
+        """
+
+
+class AttentionBackend(Protocol):
+    """One way to attend. ``block_size_multiple`` must divide the cache's block size."""
+
+    name: str
+    block_size_multiple: int
+
+    def prepare(self, batch: AttentionBatch, block_size: int) -> StepAttention:
+        """Build whatever the layers of a step share."""

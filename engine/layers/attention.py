@@ -1,0 +1,68 @@
+"""Self-attention over the paged cache, and what one step passes through all layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from engine.attention.base import StepAttention
+from engine.layers.linear import Linear
+from kernels import ops
+
+KVCache = list[tuple[torch.Tensor, torch.Tensor]]
+"""(k_cache, v_cache) of each layer: [num_blocks, block_size, num_kv_heads, head_dim]."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What the layers of one step share."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    """[num_tokens, 1, head_dim], see ``ops.rope``."""
+    attend: StepAttention
+    kv_cache: KVCache
+
+
+class SelfAttention(nn.Module):
+    """Fused QKV, rotary embedding, grouped-query attention, output projection."""
+
+    def __init__(
+        self,
+        layer: int,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.layer = layer
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.scale = head_dim**-0.5
+        q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
+        self.qkv_proj = Linear(
+            hidden_size,
+            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
+            bias=bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.o_proj = Linear(q_size, {"": hidden_size}, bias=bias, dtype=dtype, device=device)
+
+    def forward(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
+        qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
+        num_rotated = self.num_heads + self.num_kv_heads
+        rotated = ops.rope(qkv[:, :num_rotated], step.cos, step.sin)
+        q, k, v = rotated[:, : self.num_heads], rotated[:, self.num_heads :], qkv[:, num_rotated:]
+        k_cache, v_cache = step.kv_cache[self.layer]
+        attended = step.attend(q, k, v, k_cache, v_cache, self.scale)
+        out: torch.Tensor = self.o_proj(attended.reshape(x.shape[0], -1))
+        return out

@@ -1,0 +1,36 @@
+"""The gated feed-forward block: ``down(silu(gate(x)) * up(x))`` (arXiv 2002.05202)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engine.layers.linear import Linear
+from kernels import ops
+
+
+class GatedMLP(nn.Module):
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(
+            hidden_size,
+            {"gate_proj": intermediate_size, "up_proj": intermediate_size},
+            bias=bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.down_proj = Linear(
+            intermediate_size, {"": hidden_size}, bias=bias, dtype=dtype, device=device
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down_proj(ops.silu_mul(self.gate_up_proj(x)))
+        return out

@@ -1,0 +1,35 @@
+"""Weights that know which parts of a checkpoint they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+
+class Weight(nn.Parameter):
+    """A parameter made of ``parts``: ranges of its first dimension, by checkpoint name.
+
+    A fused QKV weight, say, has the parts q_proj, k_proj and v_proj; a plain one has the part "".
+    """
+
+    parts: Mapping[str, slice]
+
+    def __new__(cls, data: torch.Tensor, parts: Mapping[str, int] | None = None) -> Weight:
+        """parts: rows of each part, in their order; None: one part, the whole."""
+        weight = super().__new__(cls, data, requires_grad=False)
+        weight.parts = _ranges(parts or {"": data.shape[0]})
+        return weight
+
+    def part(self, name: str) -> torch.Tensor:
+        """The view a checkpoint tensor is copied to. Raises ``KeyError`` for an unknown part."""
+        return self.data[self.parts[name]]
+
+
+def _ranges(parts: Mapping[str, int]) -> dict[str, slice]:
+    ranges, start = {}, 0
+    for name, rows in parts.items():
+        ranges[name] = slice(start, start + rows)
+        start += rows
+    return ranges

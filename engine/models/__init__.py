@@ -1,0 +1,1 @@
+"""Model architectures, one per file, and the registry that finds them."""

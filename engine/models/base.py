@@ -1,0 +1,51 @@
+"""What every model offers the runner, and what it is built from: its checked config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.attention.base import StepAttention
+from engine.layers.attention import KVCache
+from engine.layers.rope import RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The parts of a checkpoint's config.json that the code needs."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    dtype: torch.dtype
+    """The checkpoint's own."""
+    eos_token_ids: frozenset[int]
+
+
+class Model(Protocol):
+    """A decoder. Modules beyond this protocol (``named_parameters``) come from ``nn.Module``."""
+
+    def hidden_states(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attend: StepAttention,
+        kv_cache: KVCache,
+    ) -> torch.Tensor:
+        """token_ids, positions: [num_tokens] int64; returns [num_tokens, hidden], normed."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [num_rows, hidden]; returns [num_rows, vocab] float32."""

@@ -1,0 +1,96 @@
+"""From a config to a runner that is ready for its first plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import nn
+
+from engine.attention.select import select_backend
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.messages import LoadProgress
+from engine.models.base import Model, ModelConfig
+from engine.models.config import DTYPES, read_config
+from engine.models.registry import create_model
+from engine.runner.memory import PagedCache, cpu_num_blocks, fit_max_model_len
+from engine.runner.rows import RowTable
+from engine.runner.runner import TorchRunner
+from engine.sampling.sampler import Sampler
+from engine.weights.load import load_weights
+
+OnProgress = Callable[[LoadProgress], None]
+
+
+def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) -> TorchRunner:
+    """Load the model and lay out its memory.
+
+    Raises ``ModelLoadError`` or ``ConfigError`` with the cause and the mend in one line.
+    """
+    report = on_progress or (lambda _progress: None)
+    report(LoadProgress(f"Reading {config.model}", 0.0))
+    model_config = read_config(config.model_dir)
+    device = _device(config)
+    dtype = _dtype(config, model_config, device)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    attention = select_backend(device, dtype, config.block_size)
+    num_blocks = cpu_num_blocks(config, model_config, dtype)
+    max_model_len = fit_max_model_len(config, model_config, num_blocks)
+
+    model = create_model(model_config, max_model_len=max_model_len, dtype=dtype, device=device)
+    _load_weights(config, model_config, model, report)
+    report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
+    runner = TorchRunner(
+        model,
+        PagedCache(model_config, num_blocks, config.block_size, dtype=dtype, device=device),
+        RowTable(config.max_num_seqs, max_model_len, config.block_size, device),
+        Sampler(
+            config.max_num_seqs,
+            model_config.vocab_size,
+            model_config.eos_token_ids,
+            seed=config.seed,
+            device=device,
+        ),
+        attention,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        vocab_size=model_config.vocab_size,
+        eos_token_ids=model_config.eos_token_ids,
+        device=device,
+    )
+    report(LoadProgress("Model loaded", 1.0))
+    return runner
+
+
+def _device(config: EngineConfig) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError("device is 'cuda', but torch sees no GPU here: use 'auto' or 'cpu'")
+    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
+def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    return torch.float32 if device.type == "cpu" else model.dtype
+
+
+def _load_weights(
+    config: EngineConfig, model_config: ModelConfig, model: Model, report: OnProgress
+) -> None:
+    # Weights are most of the time it takes: the shares [0.05, 0.9] are theirs.
+    def scaled(progress: LoadProgress) -> None:
+        report(LoadProgress(progress.message, 0.05 + 0.85 * progress.fraction))
+
+    module = cast("nn.Module", model)  # Every model is one; a protocol cannot say so.
+    with torch.inference_mode():
+        load_weights(
+            module, config.model_dir, tied=model_config.tie_word_embeddings, on_progress=scaled
+        )
+        for layer in module.modules():
+            pack = getattr(layer, "pack", None)
+            if pack is not None:
+                pack()

@@ -1,0 +1,79 @@
+"""Loading safetensors checkpoints, single or sharded, one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from engine.errors import ModelLoadError
+from engine.messages import LoadProgress
+from engine.weights.names import is_ignored, targets
+from engine.weights.shard import load_shard
+
+OnProgress = Callable[[LoadProgress], None]
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def load_weights(
+    model: nn.Module, model_dir: Path, *, tied: bool, on_progress: OnProgress | None = None
+) -> None:
+    """Fill every parameter of ``model``. ``ModelLoadError`` names what is missing or too much."""
+    missing = targets(model)
+    files = checkpoint_files(model_dir)
+    for done, path in enumerate(files):
+        if on_progress is not None:
+            on_progress(LoadProgress(f"Loading {path.name}", done / len(files)))
+        for name, tensor in _tensors(path):
+            target = missing.pop(name, None)
+            if target is not None:
+                load_shard(name, target, tensor)
+            elif not is_ignored(name, tied=tied):
+                raise ModelLoadError(
+                    f"{path.name} holds tensor {name!r}, which the model has no place for: "
+                    "config.json and the weights do not belong together"
+                )
+    if missing:
+        raise ModelLoadError(
+            f"{model_dir} lacks tensor {min(missing)!r}"
+            + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            + ": download the checkpoint again"
+        )
+
+
+def checkpoint_files(model_dir: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, all of them present."""
+    index = model_dir / _INDEX
+    names = [_SINGLE]
+    if index.exists():
+        try:
+            names = sorted(
+                set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
+            )
+        except (OSError, msgspec.DecodeError) as error:
+            raise ModelLoadError(f"{index}: {error}") from error
+    for name in names:
+        if not (model_dir / name).is_file():
+            raise ModelLoadError(
+                f"{model_dir} has no {name}: weights must be safetensors files, complete"
+            )
+    return [model_dir / name for name in names]
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
+                yield name, file.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error

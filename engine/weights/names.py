@@ -1,0 +1,47 @@
+"""Which checkpoint tensor goes where in a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from engine.layers.parameter import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A part of a parameter."""
+
+    weight: Weight
+    part: str
+
+
+def targets(model: nn.Module) -> dict[str, Target]:
+    """Every checkpoint tensor ``model`` needs, by its name in the checkpoint.
+
+    The part q_proj of ``self_attn.qkv_proj.weight`` is ``self_attn.q_proj.weight`` in the
+    checkpoint; a parameter of one part bears the same name in both.
+    """
+    found = {}
+    for name, weight in model.named_parameters():
+        assert isinstance(weight, Weight), f"{name} cannot be loaded"
+        for part in weight.parts:
+            found[_checkpoint_name(name, part)] = Target(weight, part)
+    return found
+
+
+def is_ignored(name: str, *, tied: bool) -> bool:
+    """Whether a checkpoint may hold ``name`` without the model having a place for it.
+
+    Old checkpoints store the rotary frequencies; some store a head although it is tied.
+    """
+    return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+
+
+def _checkpoint_name(parameter_name: str, part: str) -> str:
+    if not part:
+        return parameter_name
+    module, _, leaf = parameter_name.rpartition(".")
+    parent, _, _ = module.rpartition(".")
+    return f"{parent}.{part}.{leaf}"

@@ -1,0 +1,206 @@
+"""Every op in plain torch: the oracle the fast kernels are tested against, and the CPU path."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from kernels import philox
+
+_NEG_INF = float("-inf")
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x: [num_tokens, hidden]; the mean square is taken in float32 (arXiv 1910.07467)."""
+    x32 = x.float()
+    scale = x32.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return (x32 * scale).to(x.dtype).mul_(weight)
+
+
+def fused_add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``(rms_norm(x + residual), x + residual)``; the sum is rounded to x's dtype first."""
+    residual = x + residual
+    return rms_norm(residual, weight, eps), residual
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate pairs (i, i + head_dim/2) of each head: the NeoX layout (arXiv 2104.09864).
+
+    x: [num_tokens, num_heads, head_dim]. cos, sin: [num_tokens, 1, head_dim]; the first half of sin
+    is negated, so that rotation is ``x * cos + swap_halves(x) * sin``.
+    """
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) * up`` of [num_tokens, 2 * intermediate], gate first."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate).mul_(up)
+
+
+def write_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Store k, v: [num_tokens, num_kv_heads, head_dim] at their slots; slot -1 stores nothing.
+
+    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]; slot_mapping: [num_tokens].
+    """
+    padding = slot_mapping < 0
+    if padding.any():
+        kept = ~padding
+        k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
+    k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, slot_mapping, k)
+    v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slot_mapping, v)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_queries: torch.Tensor,
+    *,
+    scale: float,
+) -> torch.Tensor:
+    """Causal attention of the last tokens of each sequence over its paged keys, in float32.
+
+    q: [num_tokens, num_q_heads, head_dim], sequences one after another as cu_queries [batch + 1]
+    says. block_table: [batch, max_blocks]; seq_lens: [batch], the step's tokens included. The query
+    heads of a group share a KV head (arXiv 2305.13245). Nothing past a sequence's end is read.
+    """
+    out = torch.empty_like(q)
+    block_size, num_kv_heads, head_dim = k_cache.shape[1:]
+    for i, length in enumerate(seq_lens.tolist()):
+        first, last = int(cu_queries[i]), int(cu_queries[i + 1])
+        num_queries = last - first
+        if num_queries == 0:
+            continue
+        blocks = block_table[i, : -(-length // block_size)].long()
+        k = k_cache[blocks].view(-1, num_kv_heads, head_dim)[:length].float()
+        v = v_cache[blocks].view(-1, num_kv_heads, head_dim)[:length].float()
+        grouped = q[first:last].float().view(num_queries, num_kv_heads, -1, head_dim)
+        scores = torch.einsum("qhgd,khd->hgqk", grouped, k) * scale
+        position = torch.arange(length - num_queries, length, device=q.device)
+        future = torch.arange(length, device=q.device) > position[:, None]
+        weights = scores.masked_fill(future, _NEG_INF).softmax(-1)
+        out[first:last] = torch.einsum("hgqk,khd->qhgd", weights, v).reshape_as(q[first:last])
+    return out
+
+
+def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
+    """Set forbidden tokens to -inf in place.
+
+    logits: [num_rows, vocab]; bitmask: [n, ceil(vocab / 32)] int32, bit ``i % 32`` of word
+    ``i // 32`` allows token i; rows: [n], the row of logits each mask belongs to.
+    """
+    bits = torch.arange(32, dtype=torch.int32, device=bitmask.device)
+    allowed = (bitmask.unsqueeze(-1) >> bits) & 1
+    forbidden = allowed.view(bitmask.shape[0], -1)[:, : logits.shape[1]] == 0
+    logits[rows] = logits[rows].masked_fill_(forbidden, _NEG_INF)
+
+
+def process_logits(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+) -> torch.Tensor:
+    """Scores whose softmax is the distribution a request samples from; removed tokens are -inf.
+
+    logits: [num_rows, vocab] float32, not changed; the rest: [num_rows], temperature above 0, top_k
+    int64 with vocab for "all". In this order, as ``transformers`` has it: temperature; top-k (ties
+    with the k-th stay); top-p over what is left (of ties at the edge the highest ids stay); min-p.
+    """
+    # Against the maximum first: no temperature, however small, can overflow the best score.
+    scores = logits - logits.amax(-1, keepdim=True)
+    scores /= temperature.unsqueeze(-1)
+    if top_k is not None:
+        _keep_top_k(scores, top_k)
+    if top_p is not None:
+        _keep_top_p(scores, top_p)
+    if min_p is not None:
+        # The best score is 0, so p >= min_p * p_max reads score >= log(min_p).
+        scores.masked_fill_(scores < min_p.log().unsqueeze(-1), _NEG_INF)
+    return scores
+
+
+def _keep_top_k(scores: torch.Tensor, top_k: torch.Tensor) -> None:
+    limited = (top_k < scores.shape[1]).nonzero().squeeze(-1)
+    if limited.numel() == 0:
+        return
+    k = top_k[limited]
+    rows = scores[limited]
+    best = rows.topk(int(k.max()), sorted=True).values
+    threshold = best.gather(1, k.unsqueeze(1) - 1)
+    scores[limited] = rows.masked_fill_(rows < threshold, _NEG_INF)
+
+
+def _keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> None:
+    limited = (top_p < 1).nonzero().squeeze(-1)
+    if limited.numel() == 0:
+        return
+    rows, p = scores[limited], top_p[limited].unsqueeze(1)
+    log_sum = rows.logsumexp(-1, keepdim=True)
+    vocab_size = rows.shape[1]
+    num_candidates = min(128, vocab_size)
+    while True:
+        # The nucleus is nearly always small: sorting the whole vocabulary is the last resort.
+        best = rows.topk(num_candidates, sorted=True).values
+        probs = (best - log_sum).exp_()
+        before = probs.cumsum(-1) - probs
+        num_kept = (before < p).sum(-1, keepdim=True)
+        if num_candidates == vocab_size or int(num_kept.max()) < num_candidates:
+            break
+        num_candidates = min(8 * num_candidates, vocab_size)
+    threshold = best.gather(1, num_kept - 1)
+    ties = rows == threshold
+    num_ties_kept = num_kept - (rows > threshold).sum(-1, keepdim=True)
+    removed = rows < threshold
+    if (ties.sum(-1, keepdim=True) > num_ties_kept).any():
+        rank_from_end = ties.flip(-1).cumsum(-1).flip(-1)
+        removed |= ties & (rank_from_end > num_ties_kept)
+    scores[limited] = rows.masked_fill_(removed, _NEG_INF)
+
+
+def gumbel_argmax(
+    scores: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """Draw one token a row from softmax(scores) by the Gumbel-max trick: int64 [num_rows].
+
+    scores: [num_rows, vocab] float32, the best of each row 0; seeds, positions: [num_rows] int64.
+    """
+    num_rows, vocab_size = scores.shape
+    # Tokens that no noise can lift over the best one need no noise.
+    possible = scores >= philox.GUMBEL_MIN - philox.GUMBEL_MAX
+    if 4 * int(possible.sum()) < scores.numel():
+        rows, tokens = possible.nonzero(as_tuple=True)
+        words = philox.random_words(seeds[rows], positions[rows], tokens >> 2)
+        noise = philox.gumbel(words.gather(-1, (tokens & 3).unsqueeze(-1)).squeeze(-1))
+        noisy = torch.full_like(scores, _NEG_INF)
+        noisy[rows, tokens] = scores[rows, tokens] + noise
+        return noisy.argmax(-1)
+    groups = torch.arange(-(-vocab_size // 4), device=scores.device)
+    words = philox.random_words(seeds.unsqueeze(1), positions.unsqueeze(1), groups)
+    return (philox.gumbel(words.view(num_rows, -1)[:, :vocab_size]) + scores).argmax(-1)
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """``process_logits``, then ``gumbel_argmax``."""
+    scores = process_logits(logits, temperature, top_k, top_p, min_p)
+    return gumbel_argmax(scores, seeds, positions)
