@@ -38,6 +38,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     long_prefill_token_threshold: int = 0
     """A longer prefill is cut into chunks of this many tokens; 0 leaves the budget alone to cut."""
     policy: Policy = "fcfs"
+    scheduler_reserve_full_isl: bool = True
+    """Admit a request only when its whole prompt fits into the free blocks, and reserve them."""
+    watermark: float = 0.0
+    """Share of the blocks that admissions leave free for the requests already running."""
+    async_scheduling: bool = False
+    """Plan step N+1 while step N runs. Pays where the device works beside the host."""
     num_threads: int | None = None
     """Torch's CPU threads; None leaves torch's choice."""
     seed: int = 0
@@ -54,6 +60,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "must be in (0, 1]",
             self.gpu_memory_utilization,
         )
+        _require(0 <= self.watermark < 1, "watermark", "must be in [0, 1)", self.watermark)
         _require(
             self.long_prefill_token_threshold >= 0,
             "long_prefill_token_threshold",
