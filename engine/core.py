@@ -12,7 +12,7 @@ from engine.constraints import Constraints, Ending
 from engine.errors import InvalidRequest
 from engine.messages import RequestOutput, Stats
 from engine.request import Request
-from engine.scheduler.fcfs import FcfsPolicy
+from engine.scheduler.policy import create_policy
 from engine.scheduler.scheduler import Scheduler, Step
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class EngineCore:
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self.scheduler = Scheduler(config, self._cache, FcfsPolicy())
+        self.scheduler = Scheduler(config, self._cache, create_policy(config, self._prefix_match))
         self._constraints = Constraints(grammar, runner.vocab_size)
         self._requests: dict[str, Request] = {}
         """All that are not finished."""
@@ -69,6 +69,9 @@ class EngineCore:
     def has_unfinished(self) -> bool:
         """Whether ``step`` has something to do or to say."""
         return bool(self._requests or self._outputs or self.scheduler.num_in_flight)
+
+    def _prefix_match(self, request: Request) -> int:
+        return len(self._cache.lookup(request.block_table, request.token_ids))
 
     # ---- requests come and go -------------------------------------------------------------------
 

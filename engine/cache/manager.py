@@ -60,23 +60,20 @@ class CacheManager:
             hits.append(block_id)
         return hits
 
-    def admit(
-        self, table: BlockTable, hits: list[int], num_tokens: int, num_spare_blocks: int = 0
-    ) -> bool:
-        """Fill an empty table: ``hits`` first, then fresh blocks up to ``num_tokens``.
-
-        False, and nothing changed, when that would leave fewer than ``num_spare_blocks`` free.
-        """
-        assert not table.block_ids, "the table is admitted twice"
+    def num_blocks_lacking(self, hits: Sequence[int], num_tokens: int) -> int:
+        """Free blocks that are missing to admit ``num_tokens`` with these hits; <= 0 if none."""
         num_fresh = self.num_blocks_for(num_tokens) - len(hits)
-        num_idle_hits = sum(self.pool.ref_count(block_id) == 0 for block_id in hits)
-        if num_fresh + num_idle_hits + num_spare_blocks > self.pool.num_free:
-            return False
+        # A hit that nobody holds is still on the free list.
+        num_idle = sum(self.pool.ref_count(block_id) == 0 for block_id in hits)
+        return num_fresh + num_idle - self.pool.num_free
+
+    def admit(self, table: BlockTable, hits: list[int], num_tokens: int) -> None:
+        """Fill an empty table: ``hits`` first, then fresh blocks up to ``num_tokens``."""
+        assert not table.block_ids, "the table is admitted twice"
         for block_id in hits:
             self.pool.acquire(block_id)
-        table.block_ids = hits + self.pool.allocate(num_fresh)
+        table.block_ids = hits + self.pool.allocate(self.num_blocks_for(num_tokens) - len(hits))
         table.num_published = len(hits)
-        return True
 
     def num_fresh_blocks(self, table: BlockTable, num_tokens: int) -> int:
         """Blocks the table lacks to hold ``num_tokens``; zero or less when it has them all."""

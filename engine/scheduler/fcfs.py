@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from engine.scheduler.heap import RequestHeap
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from engine.request import Request
 
 
@@ -28,5 +30,17 @@ class FcfsPolicy:
     def head(self) -> Request | None:
         return self._waiting.peek()
 
-    def ranked(self, running: list[Request]) -> list[Request]:
+    def ranked(self, running: Iterable[Request]) -> list[Request]:
         return sorted(running, key=lambda request: request.arrival)
+
+    def displaceable(self, request: Request, running: Iterable[Request]) -> list[Request]:
+        return []
+
+    def charge_prompt(self, request: Request, num_computed: int, num_cached: int) -> None:
+        """Everybody's tokens cost the same: nothing."""
+
+    def charge_output(self, request: Request, num_tokens: int) -> None:
+        """As above."""
+
+    def spread(self) -> float:
+        return 0.0

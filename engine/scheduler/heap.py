@@ -43,6 +43,26 @@ class RequestHeap:
             heapq.heappop(self._heap)
         return None
 
+    def first(self, count: int) -> list[Request]:
+        """Up to ``count`` requests in the order of their keys, in O(count log count).
+
+        Fewer than there are, but at least one, when dead entries are in the way.
+        """
+        found: list[Request] = []
+        if self.peek() is None:
+            return found
+        frontier = [(self._heap[0], 0)]
+        for _ in range(2 * count):
+            if not frontier or len(found) == count:
+                break
+            (_, _, request), index = heapq.heappop(frontier)
+            if request in self:
+                found.append(request)
+            for child in (2 * index + 1, 2 * index + 2):
+                if child < len(self._heap):
+                    heapq.heappush(frontier, (self._heap[child], child))
+        return found
+
     def remove(self, request: Request) -> None:
         assert request in self, f"{request.request_id} is not queued"
         del self._live[request.request_id]

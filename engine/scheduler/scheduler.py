@@ -72,11 +72,18 @@ class Scheduler:
         self._chunk_limit = config.long_prefill_token_threshold or config.max_num_batched_tokens
         # Every running request can have at least one token in every step.
         self._max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._max_num_partial_prefills = config.max_num_partial_prefills or config.max_num_seqs
         self._num_watermark_blocks = int(config.watermark * cache.pool.num_blocks)
         self._reserve_full_isl = config.scheduler_reserve_full_isl
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
         self._in_flight: deque[Step] = deque()
+        self._blocked: Request | None = None
+        """Was next in the last step, but was not admitted."""
+        self._num_blocks_lacking = 0
+        """Blocks it lacked; 0 when it lacked a row."""
+        self._displaced: list[Request] = []
+        """Were last preempted in favour of a waiting request."""
         self._draining: dict[int, Request] = {}
         """Left the batch, but a step in flight still has a chunk of them. By arrival."""
 
@@ -125,10 +132,9 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to compute."""
         step = Step(StepPlan(step_id=self.stats.num_steps))
-        num_preemptions = self.stats.num_preemptions
-        budget, num_missing = self._schedule_running(step)
-        if num_missing == 0 and num_preemptions == self.stats.num_preemptions:
-            # New work would only take the blocks that running requests are short of.
+        self._make_way()
+        budget, enough = self._schedule_running(step)
+        if enough:
             self._admit_waiting(step, budget)
         if not step.plan.chunks:
             return None
@@ -137,9 +143,34 @@ class Scheduler:
         self._in_flight.append(step)
         return step
 
-    def _schedule_running(self, step: Step) -> tuple[int, int]:
-        """Chunks for the running requests; the budget left, and how many blocks were missing."""
+    def _make_way(self) -> None:
+        """Preempt running requests in favour of the one that was next in the last step, if it
+        outranks them and they give it what it lacked."""
+        request, self._blocked = self._blocked, None
+        if request is None or request.finished:
+            return
+        num_blocks = self._num_blocks_lacking
+        victims = []
+        for victim in self.policy.displaceable(request, self.running.values()):
+            victims.append(victim)
+            num_blocks -= self.cache.num_sole_blocks(victim.block_table)
+            if num_blocks <= 0:
+                for displaced in victims:
+                    self._preempt(displaced)
+                self._displaced = victims
+                return
+
+    def _block(self, request: Request, num_blocks_lacking: int) -> None:
+        """The next request cannot be admitted: for want of a row, or of so many blocks."""
+        if any(victim.arrival in self._draining for victim in self._displaced):
+            return  # Room is being made already.
+        self._blocked = request
+        self._num_blocks_lacking = num_blocks_lacking
+
+    def _schedule_running(self, step: Step) -> tuple[int, bool]:
+        """Chunks for the running requests; the budget left, and whether blocks sufficed."""
         budget = self._max_num_batched_tokens
+        num_preemptions = self.stats.num_preemptions
         num_missing = 0
         order = list(self.running.values())
         # An upper bound on what the chunks of one step can ask for.
@@ -165,7 +196,8 @@ class Scheduler:
                 step.plan.new_blocks.append((request.row, block_ids))
             self._add_chunk(step, request, num_tokens)
             budget -= num_tokens
-        return budget, num_missing
+        # Where they do not, new work would only take what running requests are short of.
+        return budget, num_missing == 0 and num_preemptions == self.stats.num_preemptions
 
     def _make_room(self, num_blocks: int, request: Request, order: list[Request]) -> bool:
         """Preempt from the end of ``order`` until ``num_blocks`` are free or about to be.
@@ -187,22 +219,32 @@ class Scheduler:
 
     def _admit_waiting(self, step: Step, budget: int) -> None:
         """Take requests from the queue while rows, blocks and budget last."""
-        while budget > 0 and self._free_rows and len(self.running) < self._max_num_running:
+        num_partial = sum(not chunk.samples for chunk in step.plan.chunks)
+        while budget > 0:
             request = self.policy.head()
-            if request is None:
-                break
+            if request is None or request.num_in_flight > 0:
+                return
+            if not self._free_rows or len(self.running) >= self._max_num_running:
+                self._block(request, 0)
+                return
             hits = self.cache.lookup(request.block_table, request.token_ids)
             num_hit_tokens = len(hits) * self.cache.block_size
-            num_tokens = min(request.num_tokens - num_hit_tokens, self._chunk_limit, budget)
+            num_missing = request.num_tokens - num_hit_tokens
+            num_tokens = min(num_missing, self._chunk_limit, budget)
+            num_partial += num_tokens < num_missing
+            if num_partial > self._max_num_partial_prefills:
+                return
             # Room for the whole prompt at once, or else several long prompts would each get their
             # first chunk in and then preempt each other.
-            num_reserved = (
-                request.num_tokens if self._reserve_full_isl else num_hit_tokens + num_tokens
-            )
-            num_spare_blocks = self._num_watermark_blocks if self.running else 0
-            if not self.cache.admit(request.block_table, hits, num_reserved, num_spare_blocks):
-                break
+            end = request.num_tokens if self._reserve_full_isl else num_hit_tokens + num_tokens
+            num_lacking = self.cache.num_blocks_lacking(hits, end)
+            if self.running:
+                num_lacking += self._num_watermark_blocks
+            if num_lacking > 0:
+                self._block(request, num_lacking)
+                return
             self.policy.dequeue(request)
+            self.cache.admit(request.block_table, hits, end)
             self._enter_batch(step, request, num_hit_tokens)
             self._add_chunk(step, request, num_tokens)
             budget -= num_tokens
@@ -214,6 +256,7 @@ class Scheduler:
         request.num_computed_tokens = num_hit_tokens
         if request.num_preemptions == 0:
             request.num_cached_tokens = num_hit_tokens
+            self.policy.charge_prompt(request, 0, num_hit_tokens)
             self.stats.prompt_tokens += request.num_prompt_tokens
             if self.cache.enable_prefix_caching:
                 self.stats.prefix_cache_queries += request.num_prompt_tokens
@@ -252,8 +295,16 @@ class Scheduler:
         request.num_pending += samples
         request.num_in_flight += 1
         self.stats.scheduled_tokens += num_tokens
-        if start < request.num_once_computed:
-            self.stats.recomputed_tokens += min(end, request.num_once_computed) - start
+        if start < request.num_prompt_tokens or start < request.num_once_computed:
+            self._account_prefill(request, start, end)
+
+    def _account_prefill(self, request: Request, start: int, end: int) -> None:
+        """Charge prompt tokens that are computed for the first time; count the others."""
+        first_time = max(start, min(request.num_once_computed, end))
+        self.stats.recomputed_tokens += first_time - start
+        num_charged = min(end, request.num_prompt_tokens) - first_time
+        if num_charged > 0:
+            self.policy.charge_prompt(request, num_charged, 0)
 
     # ---- a step is over -------------------------------------------------------------------------
 
@@ -287,7 +338,9 @@ class Scheduler:
             reason = request.append(token_id)
             if reason is not None:
                 self.finish(request, reason)
-                return token_ids[:count]
+                token_ids = token_ids[:count]
+                break
+        self.policy.charge_output(request, len(token_ids))
         return token_ids
 
     # ---- invariants -----------------------------------------------------------------------------

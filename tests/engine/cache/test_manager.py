@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import pytest
+
 from engine.cache.manager import BlockTable, CacheManager
 
 
 def written(manager: CacheManager, token_ids: list[int], salt: str = "") -> BlockTable:
     """A table whose tokens were all computed and published."""
     table = BlockTable({"salt": salt})
-    assert manager.admit(table, manager.lookup(table, token_ids), len(token_ids))
+    manager.admit(table, manager.lookup(table, token_ids), len(token_ids))
     manager.publish(table, token_ids, len(token_ids))
     return table
 
@@ -14,20 +16,20 @@ def written(manager: CacheManager, token_ids: list[int], salt: str = "") -> Bloc
 def test_a_table_gets_as_many_blocks_as_its_tokens_need() -> None:
     manager = CacheManager(4, 4)
     table = BlockTable({})
-    assert manager.admit(table, [], 5)
+    manager.admit(table, [], 5)
     assert len(table.block_ids) == 2
     assert manager.num_fresh_blocks(table, 8) == 0
     assert manager.num_fresh_blocks(table, 9) == 1
     assert manager.grow(table, 1) == [table.block_ids[2]]
 
 
-def test_admission_that_does_not_fit_changes_nothing() -> None:
+def test_the_blocks_an_admission_lacks() -> None:
     manager = CacheManager(4, 4)
-    table = BlockTable({})
-    assert not manager.admit(table, [], 17)
-    assert not manager.admit(table, [], 13, num_spare_blocks=1)
-    assert table.block_ids == []
-    assert manager.num_free_blocks == 4
+    assert manager.num_blocks_lacking([], 17) == 1
+    assert manager.num_blocks_lacking([], 16) == 0
+    assert manager.num_blocks_lacking([], 3) == -3
+    with pytest.raises(AssertionError, match="5 blocks wanted, 4 are free"):
+        manager.admit(BlockTable({}), [], 17)
 
 
 def test_lookup_finds_the_longest_published_prefix() -> None:
@@ -65,8 +67,9 @@ def test_idle_hits_count_as_taken_when_room_is_checked() -> None:
     table = BlockTable({"salt": ""})
     hits = manager.lookup(table, [1, 2, 3, 4, 5])
     assert len(hits) == 2
-    assert not manager.admit(table, hits, 8), "two hits and two fresh blocks do not fit into three"
-    assert manager.admit(table, hits, 5)
+    assert manager.num_blocks_lacking(hits, 8) == 1, "two hits and two fresh blocks in three"
+    assert manager.num_blocks_lacking(hits, 5) == 0
+    manager.admit(table, hits, 5)
     assert manager.num_free_blocks == 0
     manager.pool.check_integrity()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
@@ -68,8 +69,8 @@ class Harness:
     ) -> None:
         """``prompt`` as a number stands for that many tokens nobody else has."""
         if isinstance(prompt, int):
-            start = sum(map(ord, request_id)) % 7 + 4
-            prompt = [start, *[4 + (start * i) % 13 for i in range(prompt - 1)]]
+            rng = random.Random(request_id)
+            prompt = [rng.randrange(4, self.runner.vocab_size) for _ in range(prompt)]
         fields = {
             name: options.pop(name)
             for name in ("weight", "priority", "fair_key")
