@@ -52,6 +52,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fair_share_quantum: float = 2048.0
     """How far above the least a tenant's counter may be for its request with a longer cached prefix
     to go first; 0 never lets the cache change the order."""
+    max_num_queued_reqs: int | None = None
+    """Requests that may wait for their first admission; more are refused (``QueueFull``)."""
+    max_num_queued_tokens: int | None = None
+    """... and their prompt tokens in sum."""
+    max_num_queued_reqs_per_tenant: int | None = None
+    """The same for the requests of one ``fair_key``."""
+    max_num_queued_tokens_per_tenant: int | None = None
     scheduler_reserve_full_isl: bool = True
     """Admit a request only when its whole prompt fits into the free blocks, and reserve them."""
     watermark: float = 0.0
@@ -70,6 +77,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "num_gpu_blocks_override",
             "num_threads",
             "max_num_partial_prefills",
+            "max_num_queued_reqs",
+            "max_num_queued_tokens",
+            "max_num_queued_reqs_per_tenant",
+            "max_num_queued_tokens_per_tenant",
         ):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, "must be at least 1", value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from engine.cache.manager import CacheManager
 from engine.constraints import Constraints, Ending
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, QueueFull
 from engine.messages import RequestOutput, Stats
 from engine.request import Request
 from engine.scheduler.policy import create_policy
@@ -85,14 +85,25 @@ class EngineCore:
             raise InvalidRequest(f"request_id {message.request_id!r} is in use")
         try:
             request = self._accept(message)
-            if request.constrained:
-                self._constraints.begin(request)
-            else:
-                self.scheduler.add(request)
+            self.scheduler.register(request)
         except InvalidRequest as error:
-            self._outputs.append(_refusal(message.request_id, str(error)))
+            self._outputs.append(_refusal(message.request_id, str(error), "invalid_request"))
+            return
+        except QueueFull as error:
+            self._outputs.append(_refusal(message.request_id, str(error), "queue_full"))
+            return
+        self._requests[request.request_id] = request
+        if request.constrained:
+            self._begin_constrained(request)
         else:
-            self._requests[request.request_id] = request
+            self.scheduler.add(request)
+
+    def _begin_constrained(self, request: Request) -> None:
+        try:
+            self._constraints.begin(request)
+        except InvalidRequest as error:
+            self.scheduler.finish(request, "error")
+            self._report(request, [], error=str(error), error_code="invalid_request")
 
     def _accept(self, message: GenerateRequest) -> Request:
         """Raises ``InvalidRequest`` for a request that could never run to its end."""
@@ -233,7 +244,7 @@ class EngineCore:
         totals = self.scheduler.stats
         return Stats(
             num_running=len(self.scheduler.running),
-            num_waiting=len(self.scheduler.policy) + self._constraints.num_compiling,
+            num_waiting=len(self._requests) - len(self.scheduler.running),
             num_total_blocks=self._cache.pool.num_blocks,
             num_free_blocks=self._cache.num_free_blocks,
             num_steps=totals.num_steps,
@@ -251,8 +262,9 @@ class EngineCore:
             assert self._cache.num_free_blocks == self._cache.pool.num_blocks
             assert not self.scheduler.running
             assert len(self.scheduler.policy) == 0
+            assert self.scheduler.queue.num_reqs == self.scheduler.queue.num_tokens == 0
             assert self._constraints.is_idle
 
 
-def _refusal(request_id: str, message: str) -> RequestOutput:
-    return RequestOutput(request_id, [], "error", error=message, error_code="invalid_request")
+def _refusal(request_id: str, message: str, code: str) -> RequestOutput:
+    return RequestOutput(request_id, [], "error", error=message, error_code=code)

@@ -65,6 +65,7 @@ class Request:
         "stop_reason",
         "stop_token_ids",
         "token_ids",
+        "was_admitted",
         "weight",
     )
 
@@ -99,6 +100,8 @@ class Request:
         self.stop_reason: int | None = None
 
         self.block_table = BlockTable({"salt": message.cache_salt})
+        self.was_admitted = False
+        """Ran before; so it is no new arrival when it waits."""
         self.row = -1
         self.num_computed_tokens = 0
         self.num_pending = 0

@@ -71,7 +71,7 @@ class PriorityClass:
 
     def enqueue(self, request: Request) -> None:
         account = self.account(request.fair_key)
-        if len(account.waiting) == 0 and request.num_preemptions == 0:
+        if len(account.waiting) == 0 and not request.was_admitted:
             # The lift: time spent away earns no credit.
             account.counter = max(account.counter, self._floor())
         account.waiting.push(request.arrival, request)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from engine.request import Request, RequestState
 from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
+from engine.scheduler.queue_limits import QueueLimits
 
 if TYPE_CHECKING:
     from engine.cache.manager import CacheManager
@@ -65,6 +66,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig, cache: CacheManager, policy: SchedulingPolicy) -> None:
         self.cache = cache
         self.policy = policy
+        self.queue = QueueLimits(config)
         self.stats = SchedulerStats()
         self.running: dict[str, Request] = {}
         """In the order of admission."""
@@ -89,6 +91,10 @@ class Scheduler:
 
     # ---- requests come and go -------------------------------------------------------------------
 
+    def register(self, request: Request) -> None:
+        """Count a new request as queued, before ``add``. Raises ``QueueFull``."""
+        self.queue.enter(request.fair_key, request.num_prompt_tokens)
+
     def add(self, request: Request) -> None:
         """Queue a new request, or one whose grammar is ready now."""
         if request.state is RequestState.WAITING_FOR_GRAMMAR:
@@ -100,8 +106,10 @@ class Scheduler:
         flight still needs it, by the ``update`` for that step."""
         if request.state is RequestState.RUNNING:
             self._leave_batch(request)
-        elif request.state in (RequestState.WAITING, RequestState.PREEMPTED):
+        elif request.state is not RequestState.WAITING_FOR_GRAMMAR:
             self.policy.dequeue(request)
+        if not request.was_admitted:
+            self.queue.leave(request.fair_key, request.num_prompt_tokens)
         request.finish(reason)
 
     def _preempt(self, request: Request) -> None:
@@ -254,7 +262,9 @@ class Scheduler:
         request.enter(RequestState.RUNNING)
         request.row = self._free_rows.pop()
         request.num_computed_tokens = num_hit_tokens
-        if request.num_preemptions == 0:
+        if not request.was_admitted:
+            request.was_admitted = True
+            self.queue.leave(request.fair_key, request.num_prompt_tokens)
             request.num_cached_tokens = num_hit_tokens
             self.policy.charge_prompt(request, 0, num_hit_tokens)
             self.stats.prompt_tokens += request.num_prompt_tokens

@@ -145,7 +145,7 @@ class TestLift:
         policy.charge_output(two, 500)
         one.enter(RequestState.RUNNING)
         one.enter(RequestState.PREEMPTED)
-        one.num_preemptions = 1
+        one.was_admitted = True
         policy.enqueue(one)
         assert counter(policy, "a") == 0
         assert policy.spread() == 1000
