@@ -11,7 +11,7 @@ from engine.errors import ConfigError
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Policy = Literal["fcfs"]
+Policy = Literal["fcfs", "priority", "fair_share"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,7 +37,34 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_seqs: int = 256
     long_prefill_token_threshold: int = 0
     """A longer prefill is cut into chunks of this many tokens; 0 leaves the budget alone to cut."""
+    max_num_partial_prefills: int | None = None
+    """Prompts that may be partly computed at the same time; None sets no limit."""
     policy: Policy = "fcfs"
+    """Who goes first: by arrival, by ``priority``, or by the least service received so far."""
+    priority_aging_s: float = 30.0
+    """Waiting this long counts as much as one level of priority."""
+    fair_share_input_cost: float = 1.0
+    """What ``fair_share`` charges for a prompt token that is computed."""
+    fair_share_output_cost: float = 2.0
+    """... for a generated token."""
+    fair_share_cached_cost: float = 0.1
+    """... for a prompt token found in the prefix cache."""
+    fair_share_quantum: float = 2048.0
+    """How far above the least a tenant's counter may be for its request with a longer cached prefix
+    to go first; 0 never lets the cache change the order."""
+    max_num_queued_reqs: int | None = None
+    """Requests that may wait for their first admission; more are refused (``QueueFull``)."""
+    max_num_queued_tokens: int | None = None
+    """... and their prompt tokens in sum."""
+    max_num_queued_reqs_per_tenant: int | None = None
+    """The same for the requests of one ``fair_key``."""
+    max_num_queued_tokens_per_tenant: int | None = None
+    scheduler_reserve_full_isl: bool = True
+    """Admit a request only when its whole prompt fits into the free blocks, and reserve them."""
+    watermark: float = 0.0
+    """Share of the blocks that admissions leave free for the requests already running."""
+    async_scheduling: bool = False
+    """Plan step N+1 while step N runs. Pays where the device works beside the host."""
     num_threads: int | None = None
     """Torch's CPU threads; None leaves torch's choice."""
     seed: int = 0
@@ -45,7 +72,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
             _require(getattr(self, name) >= 1, name, "must be at least 1", getattr(self, name))
-        for name in ("max_model_len", "num_gpu_blocks_override", "num_threads"):
+        for name in (
+            "max_model_len",
+            "num_gpu_blocks_override",
+            "num_threads",
+            "max_num_partial_prefills",
+            "max_num_queued_reqs",
+            "max_num_queued_tokens",
+            "max_num_queued_reqs_per_tenant",
+            "max_num_queued_tokens_per_tenant",
+        ):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, "must be at least 1", value)
         _require(
@@ -54,6 +90,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "must be in (0, 1]",
             self.gpu_memory_utilization,
         )
+        for name in (
+            "fair_share_input_cost",
+            "fair_share_output_cost",
+            "fair_share_cached_cost",
+            "fair_share_quantum",
+        ):
+            value = getattr(self, name)
+            _require(0 <= value < float("inf"), name, "must be at least 0", value)
+        _require(
+            self.priority_aging_s > 0, "priority_aging_s", "must be positive", self.priority_aging_s
+        )
+        _require(0 <= self.watermark < 1, "watermark", "must be in [0, 1)", self.watermark)
         _require(
             self.long_prefill_token_threshold >= 0,
             "long_prefill_token_threshold",

@@ -125,7 +125,8 @@ class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
     error: str | None = None
     """Set with finish_reason "error": what went wrong, fit for a client's eyes."""
     error_code: str | None = None
-    """Set with ``error``: ``invalid_request`` (the mend is the client's) or ``internal``."""
+    """Set with ``error``: ``invalid_request`` (the mend is the client's), ``queue_full`` (later may
+    work) or ``internal``."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):

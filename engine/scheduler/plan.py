@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,17 +27,18 @@ class Admission:
     """A request takes a row: new, or resumed after a preemption."""
 
     row: int
+    """In [0, max_num_seqs)."""
     request_id: str
     token_ids: Sequence[int]
     """All known tokens: the prompt, then what was generated before a preemption."""
     num_prompt_tokens: int
     block_ids: Sequence[int]
-    """Its block table so far, shared prefix blocks first."""
+    """Its block table: shared prefix blocks first, then all blocks this step's chunk writes to
+    (there may be more). ``new_blocks`` of the same plan says nothing about this row."""
     params: SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """The tokens ``[num_computed_tokens, num_computed_tokens + num_scheduled_tokens)`` of a row."""
 
     row: int
@@ -50,16 +53,19 @@ class Chunk:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step; a runner applies the fields in their order."""
+    """One step; a runner applies the fields in their order. A plan has at least one chunk."""
 
     step_id: int
     released_rows: list[int] = field(default_factory=list)
+    """Rows whose requests are gone. No step in flight has a chunk of them, and an admission of the
+    same plan may take one at once."""
     admissions: list[Admission] = field(default_factory=list)
     new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)
-    """(row, block ids) to append to the row's block table."""
+    """(row, block ids) to append to the block table of a row admitted by an earlier plan."""
     block_copies: list[tuple[int, int, int]] = field(default_factory=list)
     """(source block, target block, number of leading slots) to copy before the forward pass."""
     chunks: list[Chunk] = field(default_factory=list)
+    """At most one for a row."""
 
     @property
     def num_tokens(self) -> int:

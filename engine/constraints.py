@@ -1,0 +1,171 @@
+"""Grammars of the requests that have one: compiled beside the batch, followed token by token."""
+
+from __future__ import annotations
+
+import json
+import queue
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.errors import InvalidRequest
+from engine.scheduler.plan import TokenMask
+from grammar.errors import GrammarError, MatcherFailed
+from grammar.spec import GrammarSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from concurrent.futures import Future
+
+    import numpy.typing as npt
+
+    from engine.messages import FinishReason, StructuredOutputs
+    from engine.request import Request
+    from grammar.compiler import CompiledGrammar, GrammarCompiler
+    from grammar.matcher import Matcher
+    from grammar.spec import Kind
+
+
+def grammar_spec(outputs: StructuredOutputs) -> GrammarSpec:
+    """Raises ``InvalidRequest`` unless exactly one kind of grammar is set."""
+    sources: dict[Kind, str | None] = {
+        "json_schema": outputs.json,
+        "json_object": "" if outputs.json_object else None,
+        "regex": outputs.regex,
+        "choice": None if outputs.choice is None else json.dumps(outputs.choice),
+        "ebnf": outputs.grammar,
+        "structural_tag": outputs.structural_tag,
+    }
+    specs = [GrammarSpec(kind, source) for kind, source in sources.items() if source is not None]
+    if len(specs) != 1:
+        raise InvalidRequest(
+            f"structured_outputs must have exactly one field set, got {len(specs)}"
+        )
+    return specs[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A request that its grammar ends."""
+
+    request: Request
+    reason: FinishReason
+    error: str | None = None
+
+
+class Constraints:
+    """Owns the matcher of every constrained request from ``begin`` to ``drop``."""
+
+    def __init__(self, compiler: GrammarCompiler | None, vocab_size: int) -> None:
+        assert compiler is None or compiler.vocabulary.size == vocab_size, (
+            "the grammar's vocabulary does not have the width of the logits"
+        )
+        self._compiler = compiler
+        self._num_words = -(-vocab_size // 32)
+        self._compiling: dict[Request, Future[CompiledGrammar]] = {}
+        self._compiled: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._matchers: dict[Request, Matcher] = {}
+        # Ids that the sampler withholds while a request has fewer than min_tokens, as a mask.
+        self._withheld: dict[Request, npt.NDArray[np.int32]] = {}
+
+    @property
+    def num_compiling(self) -> int:
+        return len(self._compiling)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is held for any request."""
+        return not (self._compiling or self._matchers or self._withheld)
+
+    def begin(self, request: Request) -> None:
+        """Start compiling. The request comes out of ``compiled`` when that is done."""
+        outputs = request.params.structured_outputs
+        assert outputs is not None
+        if self._compiler is None:
+            raise InvalidRequest(
+                "structured_outputs needs a tokenizer, but the engine runs without one"
+            )
+        try:
+            future = self._compiler.submit(grammar_spec(outputs))
+        except GrammarError as error:
+            raise InvalidRequest(f"structured_outputs: {error}") from error
+        self._compiling[request] = future
+        future.add_done_callback(lambda _: self._compiled.put(request))
+
+    def compiled(self, *, wait_s: float = 0.0) -> list[tuple[Request, str | None]]:
+        """Requests whose grammar is ready, each with an error message if it did not compile.
+
+        Waits up to ``wait_s`` for the first one if there is none yet but some compile.
+        """
+        done: list[tuple[Request, str | None]] = []
+        while True:
+            try:
+                wait = wait_s > 0 and bool(self._compiling) and not done
+                request = self._compiled.get(wait, wait_s if wait else None)
+            except queue.Empty:
+                return done
+            future = self._compiling.pop(request, None)
+            if future is not None:
+                done.append((request, self._start(request, future)))
+
+    def _start(self, request: Request, future: Future[CompiledGrammar]) -> str | None:
+        try:
+            self._matchers[request] = future.result().matcher()
+        except GrammarError as error:
+            return f"structured_outputs: {error}"
+        if request.params.min_tokens > 0:
+            self._withheld[request] = _bitmask(request.stop_token_ids, self._num_words)
+        return None
+
+    def drop(self, request: Request) -> None:
+        """Forget a request in whatever state it is; unknown ones are ignored."""
+        future = self._compiling.pop(request, None)
+        if future is not None:
+            future.cancel()
+        self._matchers.pop(request, None)
+        self._withheld.pop(request, None)
+
+    def accept(self, request: Request, token_ids: Sequence[int]) -> Ending | None:
+        """Advance by tokens the request took; an ending if its grammar says so."""
+        matcher = self._matchers[request]
+        for token_id in token_ids:
+            if not matcher.accept(token_id):
+                return Ending(request, "error", f"the grammar refuses the sampled id {token_id}")
+        return Ending(request, "stop") if matcher.is_terminated else None
+
+    def mask(self, rows: Iterable[tuple[int, Request]]) -> tuple[TokenMask | None, list[Ending]]:
+        """Allowed tokens for the rows (chunk index, request) whose requests still run.
+
+        Rows whose grammar leaves no token to sample have no mask but an ending.
+        """
+        live = [(index, request) for index, request in rows if not request.finished]
+        bitmask = np.empty((len(live), self._num_words), np.int32)
+        filled: list[int] = []
+        endings: list[Ending] = []
+        for index, request in live:
+            ending = self._fill(request, bitmask[len(filled)])
+            if ending is None:
+                filled.append(index)
+            else:
+                endings.append(ending)
+        mask = TokenMask(filled, bitmask[: len(filled)]) if filled else None
+        return mask, endings
+
+    def _fill(self, request: Request, row: npt.NDArray[np.int32]) -> Ending | None:
+        try:
+            self._matchers[request].fill_mask(row)
+        except MatcherFailed as error:
+            return Ending(request, "error", f"structured_outputs: {error}")
+        withheld = self._withheld.get(request)
+        short = request.num_generated_tokens < request.params.min_tokens
+        if withheld is not None and short and not (row & ~withheld).any():
+            # The grammar has to end before min_tokens. Its promise is the stronger one.
+            return Ending(request, "stop")
+        return None
+
+
+def _bitmask(token_ids: Iterable[int], num_words: int) -> npt.NDArray[np.int32]:
+    bits = np.zeros(num_words * 32, np.uint8)
+    bits[[token_id for token_id in token_ids if token_id < bits.size]] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)

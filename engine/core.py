@@ -1,0 +1,270 @@
+"""The engine's loop: requests in, tokens out. Everything else in the engine serves ``step``."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from typing import TYPE_CHECKING
+
+from engine.cache.manager import CacheManager
+from engine.constraints import Constraints, Ending
+from engine.errors import InvalidRequest, QueueFull
+from engine.messages import RequestOutput, Stats
+from engine.request import Request
+from engine.scheduler.policy import create_policy
+from engine.scheduler.scheduler import Scheduler, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from engine.config import EngineConfig
+    from engine.messages import GenerateRequest
+    from engine.scheduler.plan import Runner
+    from grammar.compiler import GrammarCompiler
+
+# How long a step with nothing to compute waits for a grammar, so that the loop does not spin.
+_GRAMMAR_WAIT_S = 0.002
+
+
+class EngineCore:
+    """Drives a runner. Torch-free, single-threaded, and without any I/O of its own.
+
+    ``overlap`` plans step N+1 while N runs on the device (default: ``config.async_scheduling``).
+    No single request can make ``step`` raise: a request that cannot go on ends with an error
+    output. What does raise comes from the runner, and means that the engine is lost.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        *,
+        max_model_len: int,
+        eos_token_ids: AbstractSet[int] = frozenset(),
+        grammar: GrammarCompiler | None = None,
+        overlap: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner = runner
+        self._max_model_len = max_model_len
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._overlap = config.async_scheduling if overlap is None else overlap
+        self._clock = clock
+        self._cache = CacheManager(
+            runner.num_blocks,
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(config, self._cache, create_policy(config, self._prefix_match))
+        self._constraints = Constraints(grammar, runner.vocab_size)
+        self._requests: dict[str, Request] = {}
+        """All that are not finished."""
+        self._outputs: list[RequestOutput] = []
+        """What the next return of ``step`` delivers."""
+        self._arrivals = itertools.count()
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether ``step`` has something to do or to say."""
+        return bool(self._requests or self._outputs or self.scheduler.num_in_flight)
+
+    def _prefix_match(self, request: Request) -> int:
+        return len(self._cache.lookup(request.block_table, request.token_ids))
+
+    # ---- requests come and go -------------------------------------------------------------------
+
+    def add_request(self, message: GenerateRequest) -> None:
+        """Take a request. One that can never run is answered by the next ``step``.
+
+        Raises ``InvalidRequest`` only for the id of a request that is still running, because an
+        answer would reach that one's reader.
+        """
+        if message.request_id in self._requests:
+            raise InvalidRequest(f"request_id {message.request_id!r} is in use")
+        try:
+            request = self._accept(message)
+            self.scheduler.register(request)
+        except InvalidRequest as error:
+            self._outputs.append(_refusal(message.request_id, str(error), "invalid_request"))
+            return
+        except QueueFull as error:
+            self._outputs.append(_refusal(message.request_id, str(error), "queue_full"))
+            return
+        self._requests[request.request_id] = request
+        if request.constrained:
+            self._begin_constrained(request)
+        else:
+            self.scheduler.add(request)
+
+    def _begin_constrained(self, request: Request) -> None:
+        try:
+            self._constraints.begin(request)
+        except InvalidRequest as error:
+            self.scheduler.finish(request, "error")
+            self._report(request, [], error=str(error), error_code="invalid_request")
+
+    def _accept(self, message: GenerateRequest) -> Request:
+        """Raises ``InvalidRequest`` for a request that could never run to its end."""
+        prompt, max_tokens = message.prompt_token_ids, message.params.max_tokens
+        if not prompt:
+            raise InvalidRequest("prompt_token_ids is empty")
+        self._check_ids("prompt_token_ids", prompt)
+        self._check_ids("stop_token_ids", message.params.stop_token_ids)
+        if not (math.isfinite(message.weight) and message.weight > 0):
+            raise InvalidRequest(f"weight must be a positive number, got {message.weight}")
+        # The last token of all is never computed, so it needs no slot.
+        num_slots = self._cache.pool.num_blocks * self._cache.block_size
+        limit = min(self._max_model_len, num_slots + 1)
+        what = "max_model_len" if limit == self._max_model_len else "the size of the KV cache"
+        if len(prompt) >= limit:
+            raise InvalidRequest(
+                f"prompt_token_ids has {len(prompt)} tokens, but {what} leaves room for"
+                f" {limit - 1} and one new token"
+            )
+        if max_tokens is not None and len(prompt) + max_tokens > limit:
+            raise InvalidRequest(
+                f"max_tokens is {max_tokens}, but after a prompt of {len(prompt)} tokens {what}"
+                f" leaves room for {limit - len(prompt)}"
+            )
+        return Request(
+            message,
+            arrival=next(self._arrivals),
+            arrival_s=self._clock(),
+            max_total_tokens=limit if max_tokens is None else len(prompt) + max_tokens,
+            eos_token_ids=self._eos_token_ids,
+        )
+
+    def _check_ids(self, field: str, token_ids: Sequence[int]) -> None:
+        vocab_size = self._runner.vocab_size
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
+            raise InvalidRequest(
+                f"{field} must be in [0, {vocab_size}), got {min(token_ids)} to {max(token_ids)}"
+            )
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests in whatever state they are; each gets a last output. Unknown ids pass."""
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is not None:
+                self.scheduler.finish(request, "abort")
+                self._report(request, [])
+
+    # ---- the story of a token -------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Plan a step, launch it, take in the results that are due, and say what is new.
+
+        Without overlap the results are this step's own. With it they are those of the step
+        before, while this one computes; the order (forward, collect the step before, masks,
+        sample) lets even a grammar see every token before the next one is sampled.
+        """
+        self._start_compiled()
+        num_due = self.scheduler.num_in_flight
+        step = self.scheduler.schedule()
+        if step is not None:
+            self._runner.forward(step.plan)
+            if not step.constrained:
+                self._runner.sample(None)
+        if num_due:
+            self._collect()
+        if step is not None:
+            if step.constrained:
+                self._sample_constrained(step)
+            if not self._overlap:
+                self._collect()
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _start_compiled(self) -> None:
+        """Queue the requests whose grammar is ready."""
+        idle = len(self._requests) == self._constraints.num_compiling and not self._outputs
+        for request, error in self._constraints.compiled(wait_s=_GRAMMAR_WAIT_S if idle else 0.0):
+            if error is None:
+                self.scheduler.add(request)
+            else:
+                self.scheduler.finish(request, "error")
+                self._report(request, [], error=error, error_code="invalid_request")
+
+    def _collect(self) -> None:
+        """Take in the oldest step in flight."""
+        for request, token_ids in self.scheduler.update(self._runner.collect()):
+            if request.constrained and not request.finished:
+                ending = self._constraints.accept(request, token_ids)
+                if ending is not None:
+                    self._end(ending, token_ids)
+                    continue
+            self._report(request, token_ids)
+
+    def _sample_constrained(self, step: Step) -> None:
+        mask, endings = self._constraints.mask(
+            (index, step.requests[index]) for index in step.constrained
+        )
+        self._runner.sample(mask)
+        for ending in endings:
+            self._end(ending, [])
+
+    def _end(self, ending: Ending, token_ids: list[int]) -> None:
+        self.scheduler.finish(ending.request, ending.reason)
+        if ending.error is None:
+            self._report(ending.request, token_ids)
+        else:
+            self._report(ending.request, [], error=ending.error, error_code="internal")
+
+    def _report(
+        self,
+        request: Request,
+        token_ids: list[int],
+        *,
+        error: str | None = None,
+        error_code: str | None = None,
+    ) -> None:
+        """Say what happened to a request; forget it if that was the last."""
+        self.scheduler.stats.generation_tokens += len(token_ids)
+        self._outputs.append(
+            RequestOutput(
+                request.request_id,
+                token_ids,
+                request.finish_reason,
+                request.stop_reason,
+                request.num_cached_tokens,
+                error,
+                error_code,
+            )
+        )
+        if request.finished:
+            del self._requests[request.request_id]
+            if request.constrained:
+                self._constraints.drop(request)
+
+    # ---- what can be seen from outside ----------------------------------------------------------
+
+    def stats(self) -> Stats:
+        totals = self.scheduler.stats
+        return Stats(
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self._requests) - len(self.scheduler.running),
+            num_total_blocks=self._cache.pool.num_blocks,
+            num_free_blocks=self._cache.num_free_blocks,
+            num_steps=totals.num_steps,
+            num_preemptions=totals.num_preemptions,
+            prompt_tokens=totals.prompt_tokens,
+            generation_tokens=totals.generation_tokens,
+            prefix_cache_queries=totals.prefix_cache_queries,
+            prefix_cache_hits=totals.prefix_cache_hits,
+        )
+
+    def check_integrity(self) -> None:
+        """Every holding is accounted for; an idle engine holds nothing. For tests."""
+        self.scheduler.check_integrity()
+        if not self.has_unfinished:
+            assert self._cache.num_free_blocks == self._cache.pool.num_blocks
+            assert not self.scheduler.running
+            assert len(self.scheduler.policy) == 0
+            assert self.scheduler.queue.num_reqs == self.scheduler.queue.num_tokens == 0
+            assert self._constraints.is_idle
+
+
+def _refusal(request_id: str, message: str, code: str) -> RequestOutput:
+    return RequestOutput(request_id, [], "error", error=message, error_code=code)

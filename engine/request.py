@@ -1,0 +1,155 @@
+"""One generation inside the engine: what it wants, what is known, how far it got."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from engine.cache.manager import BlockTable
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+    from engine.messages import FinishReason, GenerateRequest
+
+
+class RequestState(enum.Enum):
+    WAITING_FOR_GRAMMAR = "waiting_for_grammar"  #: Its grammar is being compiled.
+    WAITING = "waiting"  #: In the queue, never ran.
+    RUNNING = "running"  #: Has a row and blocks.
+    PREEMPTED = "preempted"  #: Back in the queue; its blocks were taken from it.
+    FINISHED = "finished"  #: ``finish_reason`` says why. Blocks may wait for a step in flight.
+
+
+_NEXT_STATES = {
+    RequestState.WAITING_FOR_GRAMMAR: {RequestState.WAITING, RequestState.FINISHED},
+    RequestState.WAITING: {RequestState.RUNNING, RequestState.FINISHED},
+    RequestState.RUNNING: {RequestState.PREEMPTED, RequestState.FINISHED},
+    RequestState.PREEMPTED: {RequestState.RUNNING, RequestState.FINISHED},
+    RequestState.FINISHED: set[RequestState](),
+}
+
+
+class Request:
+    """The scheduler's record of a request.
+
+    Token positions, as half-open regions of one line::
+
+        [0, num_prompt_tokens)            the prompt
+        [num_prompt_tokens, num_tokens)   generated, and seen by the host
+        [num_tokens, num_planned_tokens)  sampled by a step in flight: on the device, not yet seen
+        [0, num_computed_tokens)          scheduled up to here: written to the cache, or about to be
+    """
+
+    __slots__ = (
+        "arrival",
+        "arrival_s",
+        "block_table",
+        "constrained",
+        "eos_token_ids",
+        "fair_key",
+        "finish_reason",
+        "max_total_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_in_flight",
+        "num_once_computed",
+        "num_pending",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "params",
+        "priority",
+        "request_id",
+        "row",
+        "state",
+        "stop_reason",
+        "stop_token_ids",
+        "token_ids",
+        "was_admitted",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        message: GenerateRequest,
+        *,
+        arrival: int,
+        arrival_s: float,
+        max_total_tokens: int,
+        eos_token_ids: AbstractSet[int],
+    ) -> None:
+        params = message.params
+        self.request_id = message.request_id
+        self.params = params
+        self.fair_key = message.fair_key
+        self.weight = message.weight
+        self.priority = message.priority
+        self.arrival = arrival
+        """Unique and ascending: a request's place among its equals, kept through preemptions."""
+        self.arrival_s = arrival_s
+        self.token_ids = list(message.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_total_tokens = max_total_tokens
+        """Prompt and output together: the foreseen end."""
+        self.eos_token_ids = frozenset[int]() if params.ignore_eos else frozenset(eos_token_ids)
+        self.stop_token_ids = self.eos_token_ids.union(params.stop_token_ids)
+        self.constrained = params.structured_outputs is not None
+
+        self.state = RequestState.WAITING_FOR_GRAMMAR if self.constrained else RequestState.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | None = None
+
+        self.block_table = BlockTable({"salt": message.cache_salt})
+        self.was_admitted = False
+        """Ran before; so it is no new arrival when it waits."""
+        self.row = -1
+        self.num_computed_tokens = 0
+        self.num_pending = 0
+        """Tokens that steps in flight will have sampled."""
+        self.num_in_flight = 0
+        """Steps in flight that read or write its blocks."""
+        self.num_cached_tokens = 0
+        """Prompt tokens the prefix cache served at the first admission."""
+        self.num_preemptions = 0
+        self.num_once_computed = 0
+        """Tokens computed before the last preemption: computing them again is its price."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_planned_tokens(self) -> int:
+        return len(self.token_ids) + self.num_pending
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def finished(self) -> bool:
+        return self.state is RequestState.FINISHED
+
+    def enter(self, state: RequestState) -> None:
+        """The only way to change the state."""
+        assert state in _NEXT_STATES[self.state], (
+            f"{self.request_id}: {self.state.name} cannot become {state.name}"
+        )
+        self.state = state
+
+    def finish(self, reason: FinishReason) -> None:
+        self.enter(RequestState.FINISHED)
+        self.finish_reason = reason
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Take a sampled token; the reason if the request ends with it."""
+        self.token_ids.append(token_id)
+        num_tokens = len(self.token_ids)
+        if (
+            token_id in self.stop_token_ids
+            and num_tokens - self.num_prompt_tokens >= self.params.min_tokens
+        ):
+            # Clients learn which of their own stop tokens it was; EOS goes without saying.
+            self.stop_reason = None if token_id in self.eos_token_ids else token_id
+            return "stop"
+        return "length" if num_tokens >= self.max_total_tokens else None

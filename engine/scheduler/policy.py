@@ -1,0 +1,63 @@
+"""The port of a scheduling policy: who is admitted next, who gives way, who pays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from engine.scheduler.fair_share import FairSharePolicy
+from engine.scheduler.fcfs import FcfsPolicy
+from engine.scheduler.priority import PriorityPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from engine.config import EngineConfig
+    from engine.request import Request
+
+
+class SchedulingPolicy(Protocol):
+    """Owns the waiting requests and ranks the running ones. No method may be O(waiting)."""
+
+    def __len__(self) -> int:
+        """Requests waiting."""
+
+    def enqueue(self, request: Request) -> None:
+        """A request arrives, or comes back after a preemption and keeps its place."""
+
+    def dequeue(self, request: Request) -> None:
+        """A waiting request is admitted or ends."""
+
+    def head(self) -> Request | None:
+        """The waiting request to admit next. It stays in the queue."""
+
+    def ranked(self, running: Iterable[Request]) -> list[Request]:
+        """The running requests: the first is served first, the last is the first to give way.
+
+        Asked only when blocks are short; the argument is in the order of admission.
+        """
+
+    def displaceable(self, request: Request, running: Iterable[Request]) -> list[Request]:
+        """The running requests that have to make room for this waiting one, the first first."""
+
+    def charge_prompt(self, request: Request, num_computed: int, num_cached: int) -> None:
+        """Prompt tokens were scheduled for the first time, or found in the prefix cache."""
+
+    def charge_output(self, request: Request, num_tokens: int) -> None:
+        """Generated tokens were accepted."""
+
+    def spread(self) -> float:
+        """The largest difference in charged service between two tenants that wait in one class."""
+
+
+def create_policy(config: EngineConfig, prefix_match: Callable[[Request], int]) -> SchedulingPolicy:
+    """The policy that ``config.policy`` names.
+
+    ``prefix_match`` says how many tokens of a waiting request are in the prefix cache now.
+    """
+    match config.policy:
+        case "fcfs":
+            return FcfsPolicy()
+        case "priority":
+            return PriorityPolicy(config.priority_aging_s)
+        case "fair_share":
+            return FairSharePolicy(config, prefix_match)

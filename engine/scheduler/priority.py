@@ -1,0 +1,52 @@
+"""The most important first, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.scheduler.aging import aged_priority, outranked
+from engine.scheduler.heap import RequestHeap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from engine.request import Request
+
+
+class PriorityPolicy:
+    """Lower numbers first, as in vLLM; with aging, and with displacement.
+
+    A waiting request displaces running ones of lower classes when rows or blocks are short. What
+    was displaced keeps its arrival, so it returns to its place and goes on aging.
+    """
+
+    def __init__(self, aging_s: float) -> None:
+        self._aging_s = aging_s
+        self._waiting = RequestHeap()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def enqueue(self, request: Request) -> None:
+        self._waiting.push(aged_priority(request, self._aging_s), request)
+
+    def dequeue(self, request: Request) -> None:
+        self._waiting.remove(request)
+
+    def head(self) -> Request | None:
+        return self._waiting.peek()
+
+    def ranked(self, running: Iterable[Request]) -> list[Request]:
+        return sorted(running, key=lambda r: (aged_priority(r, self._aging_s), r.arrival))
+
+    def displaceable(self, request: Request, running: Iterable[Request]) -> list[Request]:
+        return outranked(request, running, self._aging_s)
+
+    def charge_prompt(self, request: Request, num_computed: int, num_cached: int) -> None:
+        """Importance is not paid for."""
+
+    def charge_output(self, request: Request, num_tokens: int) -> None:
+        """As above."""
+
+    def spread(self) -> float:
+        return 0.0

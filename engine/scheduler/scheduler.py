@@ -1,0 +1,381 @@
+"""Decides which tokens of which requests the next step computes.
+
+There is no prefill phase and no decode phase. Every request has tokens that are known and a number
+of tokens that are computed; a step lets the second catch up with the first, under one token budget.
+A decode is a request that is one token behind, a prefill one that is many behind.
+
+With one step of overlap, step N+1 is planned before the host has seen what step N sampled. Three
+rules make that safe:
+
+* A request whose token in flight is its last by length gets no further chunk.
+* A stop token seen too late costs one chunk, whose sample is dropped.
+* Blocks and row of a request are given back when no step in flight has a chunk of it any more. So
+  no block is handed out while a step may still touch it, and there is one place that frees.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine.request import Request, RequestState
+from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
+from engine.scheduler.queue_limits import QueueLimits
+
+if TYPE_CHECKING:
+    from engine.cache.manager import CacheManager
+    from engine.config import EngineConfig
+    from engine.messages import FinishReason
+    from engine.scheduler.policy import SchedulingPolicy
+
+
+@dataclass(slots=True)
+class Step:
+    """A plan, with what the host alone knows about it."""
+
+    plan: StepPlan
+    requests: list[Request] = field(default_factory=list)
+    """The request of each chunk."""
+    constrained: list[int] = field(default_factory=list)
+    """The chunks, by index, that need a mask before they sample."""
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Running totals."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    scheduled_tokens: int = 0
+    recomputed_tokens: int = 0
+    """Of the scheduled tokens, those that a preemption threw away before."""
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+
+
+class Scheduler:
+    """Keeps the running requests; the policy keeps the waiting ones.
+
+    ``schedule`` plans a step and assumes that it runs; ``update`` takes the results in the same
+    order. At most two steps are between the two.
+    """
+
+    def __init__(self, config: EngineConfig, cache: CacheManager, policy: SchedulingPolicy) -> None:
+        self.cache = cache
+        self.policy = policy
+        self.queue = QueueLimits(config)
+        self.stats = SchedulerStats()
+        self.running: dict[str, Request] = {}
+        """In the order of admission."""
+        self._max_num_batched_tokens = config.max_num_batched_tokens
+        self._chunk_limit = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        # Every running request can have at least one token in every step.
+        self._max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._max_num_partial_prefills = config.max_num_partial_prefills or config.max_num_seqs
+        self._num_watermark_blocks = int(config.watermark * cache.pool.num_blocks)
+        self._reserve_full_isl = config.scheduler_reserve_full_isl
+        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        self._released_rows: list[int] = []
+        self._in_flight: deque[Step] = deque()
+        self._blocked: Request | None = None
+        """Was next in the last step, but was not admitted."""
+        self._num_blocks_lacking = 0
+        """Blocks it lacked; 0 when it lacked a row."""
+        self._displaced: list[Request] = []
+        """Were last preempted in favour of a waiting request."""
+        self._draining: dict[int, Request] = {}
+        """Left the batch, but a step in flight still has a chunk of them. By arrival."""
+
+    # ---- requests come and go -------------------------------------------------------------------
+
+    def register(self, request: Request) -> None:
+        """Count a new request as queued, before ``add``. Raises ``QueueFull``."""
+        self.queue.enter(request.fair_key, request.num_prompt_tokens)
+
+    def add(self, request: Request) -> None:
+        """Queue a new request, or one whose grammar is ready now."""
+        if request.state is RequestState.WAITING_FOR_GRAMMAR:
+            request.enter(RequestState.WAITING)
+        self.policy.enqueue(request)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request in whatever state it is. What it holds is given back here or, if a step in
+        flight still needs it, by the ``update`` for that step."""
+        if request.state is RequestState.RUNNING:
+            self._leave_batch(request)
+        elif request.state is not RequestState.WAITING_FOR_GRAMMAR:
+            self.policy.dequeue(request)
+        if not request.was_admitted:
+            self.queue.leave(request.fair_key, request.num_prompt_tokens)
+        request.finish(reason)
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the queue: computed tokens are thrown away, known ones are kept."""
+        self._leave_batch(request)
+        request.enter(RequestState.PREEMPTED)
+        request.num_once_computed = max(request.num_once_computed, request.num_computed_tokens)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.stats.num_preemptions += 1
+        self.policy.enqueue(request)
+
+    def _leave_batch(self, request: Request) -> None:
+        del self.running[request.request_id]
+        if request.num_in_flight:
+            self._draining[request.arrival] = request
+        else:
+            self._release(request)
+
+    def _release(self, request: Request) -> None:
+        self.cache.release(request.block_table)
+        self._released_rows.append(request.row)
+        self._free_rows.append(request.row)
+        request.row = -1
+
+    # ---- a step is planned ----------------------------------------------------------------------
+
+    def schedule(self) -> Step | None:
+        """The next step, or None when there is nothing to compute."""
+        step = Step(StepPlan(step_id=self.stats.num_steps))
+        self._make_way()
+        budget, enough = self._schedule_running(step)
+        if enough:
+            self._admit_waiting(step, budget)
+        if not step.plan.chunks:
+            return None
+        step.plan.released_rows, self._released_rows = self._released_rows, []
+        self.stats.num_steps += 1
+        self._in_flight.append(step)
+        return step
+
+    def _make_way(self) -> None:
+        """Preempt running requests in favour of the one that was next in the last step, if it
+        outranks them and they give it what it lacked."""
+        request, self._blocked = self._blocked, None
+        if request is None or request.finished:
+            return
+        num_blocks = self._num_blocks_lacking
+        victims = []
+        for victim in self.policy.displaceable(request, self.running.values()):
+            victims.append(victim)
+            num_blocks -= self.cache.num_sole_blocks(victim.block_table)
+            if num_blocks <= 0:
+                for displaced in victims:
+                    self._preempt(displaced)
+                self._displaced = victims
+                return
+
+    def _block(self, request: Request, num_blocks_lacking: int) -> None:
+        """The next request cannot be admitted: for want of a row, or of so many blocks."""
+        if any(victim.arrival in self._draining for victim in self._displaced):
+            return  # Room is being made already.
+        self._blocked = request
+        self._num_blocks_lacking = num_blocks_lacking
+
+    def _schedule_running(self, step: Step) -> tuple[int, bool]:
+        """Chunks for the running requests; the budget left, and whether blocks sufficed."""
+        budget = self._max_num_batched_tokens
+        num_preemptions = self.stats.num_preemptions
+        num_missing = 0
+        order = list(self.running.values())
+        # An upper bound on what the chunks of one step can ask for.
+        if self.cache.num_free_blocks < len(order) + budget // self.cache.block_size:
+            order = self.policy.ranked(order)
+        index = 0
+        while index < len(order):
+            request = order[index]
+            index += 1
+            num_planned = len(request.token_ids) + request.num_pending
+            if num_planned >= request.max_total_tokens:
+                continue  # Its last token is in flight.
+            # A long prefill leaves a token of the budget to each request behind it.
+            limit = min(self._chunk_limit, budget - (len(order) - index))
+            num_tokens = min(num_planned - request.num_computed_tokens, limit)
+            end = request.num_computed_tokens + num_tokens
+            num_fresh = self.cache.num_fresh_blocks(request.block_table, end)
+            if num_fresh > 0:
+                if not self._make_room(num_fresh + num_missing, request, order):
+                    num_missing += num_fresh
+                    continue
+                block_ids = self.cache.grow(request.block_table, num_fresh)
+                step.plan.new_blocks.append((request.row, block_ids))
+            self._add_chunk(step, request, num_tokens)
+            budget -= num_tokens
+        # Where they do not, new work would only take what running requests are short of.
+        return budget, num_missing == 0 and num_preemptions == self.stats.num_preemptions
+
+    def _make_room(self, num_blocks: int, request: Request, order: list[Request]) -> bool:
+        """Preempt from the end of ``order`` until ``num_blocks`` are free or about to be.
+
+        False if ``request`` cannot go on in this step: the room comes only when the step in flight
+        is over, or ``request`` was itself the last.
+        """
+        while num_blocks > self.cache.num_free_blocks:
+            num_coming = sum(
+                self.cache.num_sole_blocks(other.block_table) for other in self._draining.values()
+            )
+            if num_blocks <= self.cache.num_free_blocks + num_coming:
+                return False
+            victim = order.pop()
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _admit_waiting(self, step: Step, budget: int) -> None:
+        """Take requests from the queue while rows, blocks and budget last."""
+        num_partial = sum(not chunk.samples for chunk in step.plan.chunks)
+        while budget > 0:
+            request = self.policy.head()
+            if request is None or request.num_in_flight > 0:
+                return
+            if not self._free_rows or len(self.running) >= self._max_num_running:
+                self._block(request, 0)
+                return
+            hits = self.cache.lookup(request.block_table, request.token_ids)
+            num_hit_tokens = len(hits) * self.cache.block_size
+            num_missing = request.num_tokens - num_hit_tokens
+            num_tokens = min(num_missing, self._chunk_limit, budget)
+            num_partial += num_tokens < num_missing
+            if num_partial > self._max_num_partial_prefills:
+                return
+            # Room for the whole prompt at once, or else several long prompts would each get their
+            # first chunk in and then preempt each other.
+            end = request.num_tokens if self._reserve_full_isl else num_hit_tokens + num_tokens
+            num_lacking = self.cache.num_blocks_lacking(hits, end)
+            if self.running:
+                num_lacking += self._num_watermark_blocks
+            if num_lacking > 0:
+                self._block(request, num_lacking)
+                return
+            self.policy.dequeue(request)
+            self.cache.admit(request.block_table, hits, end)
+            self._enter_batch(step, request, num_hit_tokens)
+            self._add_chunk(step, request, num_tokens)
+            budget -= num_tokens
+
+    def _enter_batch(self, step: Step, request: Request, num_hit_tokens: int) -> None:
+        assert request.num_in_flight == 0, f"{request.request_id} is admitted while in flight"
+        request.enter(RequestState.RUNNING)
+        request.row = self._free_rows.pop()
+        request.num_computed_tokens = num_hit_tokens
+        if not request.was_admitted:
+            request.was_admitted = True
+            self.queue.leave(request.fair_key, request.num_prompt_tokens)
+            request.num_cached_tokens = num_hit_tokens
+            self.policy.charge_prompt(request, 0, num_hit_tokens)
+            self.stats.prompt_tokens += request.num_prompt_tokens
+            if self.cache.enable_prefix_caching:
+                self.stats.prefix_cache_queries += request.num_prompt_tokens
+            self.stats.prefix_cache_hits += num_hit_tokens
+        self.running[request.request_id] = request
+        step.plan.admissions.append(
+            Admission(
+                row=request.row,
+                request_id=request.request_id,
+                token_ids=list(request.token_ids),
+                num_prompt_tokens=request.num_prompt_tokens,
+                block_ids=list(request.block_table.block_ids),
+                params=request.params,
+            )
+        )
+
+    def _add_chunk(self, step: Step, request: Request, num_tokens: int) -> None:
+        start = request.num_computed_tokens
+        end = start + num_tokens
+        samples = end == len(request.token_ids) + request.num_pending
+        constrained = samples and request.constrained
+        if constrained:
+            step.constrained.append(len(step.requests))
+        step.plan.chunks.append(
+            Chunk(
+                request.row,
+                request.request_id,
+                start,
+                num_tokens,
+                samples,
+                constrained,
+            )
+        )
+        step.requests.append(request)
+        request.num_computed_tokens = end
+        request.num_pending += samples
+        request.num_in_flight += 1
+        self.stats.scheduled_tokens += num_tokens
+        if start < request.num_prompt_tokens or start < request.num_once_computed:
+            self._account_prefill(request, start, end)
+
+    def _account_prefill(self, request: Request, start: int, end: int) -> None:
+        """Charge prompt tokens that are computed for the first time; count the others."""
+        first_time = max(start, min(request.num_once_computed, end))
+        self.stats.recomputed_tokens += first_time - start
+        num_charged = min(end, request.num_prompt_tokens) - first_time
+        if num_charged > 0:
+            self.policy.charge_prompt(request, num_charged, 0)
+
+    # ---- a step is over -------------------------------------------------------------------------
+
+    def update(self, result: StepResult) -> list[tuple[Request, list[int]]]:
+        """Take in what the oldest step sampled: publish what it wrote, append tokens, end requests.
+
+        Returns the requests that moved, each with its new tokens; some are finished now.
+        """
+        step = self._in_flight.popleft()
+        assert step.plan.step_id == result.step_id, "steps are collected out of order"
+        moved = []
+        for request, chunk, token_ids in zip(
+            step.requests, step.plan.chunks, result.token_ids, strict=True
+        ):
+            request.num_in_flight -= 1
+            request.num_pending -= chunk.samples
+            # A request that ended meanwhile may have dropped the token this chunk computed.
+            num_written = min(
+                chunk.num_computed_tokens + chunk.num_scheduled_tokens, len(request.token_ids)
+            )
+            self.cache.publish(request.block_table, request.token_ids, num_written)
+            if token_ids and not request.finished:
+                moved.append((request, self._append(request, token_ids)))
+            if request.num_in_flight == 0 and request.arrival in self._draining:
+                self._release(self._draining.pop(request.arrival))
+        return moved
+
+    def _append(self, request: Request, token_ids: list[int]) -> list[int]:
+        """The tokens taken: all, or those up to a stop."""
+        for count, token_id in enumerate(token_ids, 1):
+            reason = request.append(token_id)
+            if reason is not None:
+                self.finish(request, reason)
+                token_ids = token_ids[:count]
+                break
+        self.policy.charge_output(request, len(token_ids))
+        return token_ids
+
+    # ---- invariants -----------------------------------------------------------------------------
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps planned and not updated yet."""
+        return len(self._in_flight)
+
+    def check_integrity(self) -> None:
+        """Rows, blocks and references are all accounted for. For tests and idle moments."""
+        self.cache.pool.check_integrity()
+        holders = [*self.running.values(), *self._draining.values()]
+        refs = [0] * self.cache.pool.num_blocks
+        for request in holders:
+            for block_id in request.block_table.block_ids:
+                refs[block_id] += 1
+        assert all(refs[i] == self.cache.pool.ref_count(i) for i in range(len(refs))), (
+            "blocks are referenced by nobody, or not by their holder"
+        )
+        rows = [request.row for request in holders] + self._free_rows
+        assert sorted(rows) == list(range(len(rows))), "a row is lost or held twice"
+        for request in self.running.values():
+            assert request.state is RequestState.RUNNING
+            assert request.num_computed_tokens <= request.num_planned_tokens
+            assert request.num_pending <= request.num_in_flight <= len(self._in_flight)
+        for request in self._draining.values():
+            assert request.num_in_flight > 0, "a drained request was not released"

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.cache.prefix import extend_chain, root_key
+
+TOKENS = st.lists(st.integers(0, 300), min_size=4, max_size=40)
+REGIONS = st.dictionaries(st.text(max_size=4), st.text(max_size=6), max_size=3)
+
+
+def keys(token_ids: list[int], region: dict[str, str], block_size: int = 4) -> list[bytes]:
+    root = root_key(block_size, region)
+    return extend_chain(root, token_ids, 0, block_size, len(token_ids) // block_size)
+
+
+@given(TOKENS, st.integers(0, 10))
+def test_a_chain_grown_in_two_parts_is_the_same_chain(token_ids: list[int], cut: int) -> None:
+    whole = keys(token_ids, {"salt": "s"})
+    cut = min(cut, len(whole))
+    first = extend_chain(root_key(4, {"salt": "s"}), token_ids, 0, 4, cut)
+    parent = first[-1] if first else root_key(4, {"salt": "s"})
+    rest = extend_chain(parent, token_ids, cut * 4, 4, len(whole) - cut)
+    assert first + rest == whole
+
+
+@given(TOKENS, TOKENS)
+def test_keys_agree_exactly_as_far_as_the_tokens_do(one: list[int], two: list[int]) -> None:
+    for i, (a, b) in enumerate(zip(keys(one, {}), keys(two, {}), strict=False)):
+        assert (a == b) == (one[: 4 * i + 4] == two[: 4 * i + 4])
+
+
+@given(TOKENS, REGIONS, REGIONS)
+def test_two_regions_never_share_a_key(
+    token_ids: list[int], one: dict[str, str], two: dict[str, str]
+) -> None:
+    if one != two:
+        assert set(keys(token_ids, one)).isdisjoint(keys(token_ids, two))
+
+
+def test_a_salt_cannot_pass_for_an_adapter_or_spill_into_its_neighbour() -> None:
+    regions = [
+        {"salt": "x"},
+        {"adapter": "x"},
+        {"salt": "x", "adapter": ""},
+        {"salt": "ab", "adapter": "c"},
+        {"salt": "a", "adapter": "bc"},
+        {"salt": ""},
+        {},
+    ]
+    assert len({root_key(16, region) for region in regions}) == len(regions)
+
+
+def test_a_region_is_a_set_of_pairs_without_order() -> None:
+    assert root_key(16, {"a": "1", "b": "2"}) == root_key(16, {"b": "2", "a": "1"})
+
+
+def test_block_sizes_do_not_mix() -> None:
+    assert root_key(16, {}) != root_key(32, {})
+
+
+def test_token_ids_of_every_width_are_told_apart() -> None:
+    ids = [0, 1, 255, 256, 65_535, 65_536, 2**31, 2**32 - 1]
+    assert len({keys([i], {}, 1)[0] for i in ids}) == len(ids)

@@ -1,0 +1,138 @@
+"""An engine core over a toy runner, and what its requests must come to."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.messages import GenerateRequest, RequestOutput, SamplingParams
+from tests.engine.scheduler.toy_runner import ToyRunner, alone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from grammar.compiler import GrammarCompiler
+
+EOS = 3
+
+
+def config(**options: Any) -> EngineConfig:
+    return EngineConfig(model="toy", **options)
+
+
+class Harness:
+    """Submits requests, steps, checks integrity after each step, and keeps what came out."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        vocab_size: int = 50,
+        max_model_len: int = 200,
+        grammar: GrammarCompiler | None = None,
+        clock: Callable[[], float] | None = None,
+        **options: Any,
+    ) -> None:
+        options.setdefault("block_size", 4)
+        self.config = config(**options)
+        self.max_total = min(max_model_len, num_blocks * self.config.block_size + 1)
+        self.runner = ToyRunner(
+            num_blocks,
+            self.config.block_size,
+            vocab_size=vocab_size,
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            eos_token_ids=frozenset({EOS}),
+        )
+        extra = {} if clock is None else {"clock": clock}
+        self.core = EngineCore(
+            self.config,
+            self.runner,
+            max_model_len=max_model_len,
+            eos_token_ids={EOS},
+            grammar=grammar,
+            **extra,
+        )
+        self.messages: dict[str, GenerateRequest] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.finished: dict[str, RequestOutput] = {}
+
+    @property
+    def scheduler(self) -> Any:
+        return self.core.scheduler
+
+    def add(
+        self, request_id: str, prompt: Sequence[int] | int, *, salt: str = "", **options: Any
+    ) -> None:
+        """``prompt`` as a number stands for that many tokens nobody else has."""
+        if isinstance(prompt, int):
+            rng = random.Random(request_id)
+            prompt = [rng.randrange(4, self.runner.vocab_size) for _ in range(prompt)]
+        fields = {
+            name: options.pop(name)
+            for name in ("weight", "priority", "fair_key")
+            if name in options
+        }
+        options.setdefault("temperature", 0.0)
+        message = GenerateRequest(
+            request_id=request_id,
+            prompt_token_ids=list(prompt),
+            params=SamplingParams(**options),
+            cache_salt=salt,
+            **fields,
+        )
+        self.runner.salts[request_id] = salt
+        self.messages[request_id] = message
+        self.tokens[request_id] = []
+        self.core.add_request(message)
+
+    def step(self, count: int = 1) -> list[RequestOutput]:
+        outputs = []
+        for _ in range(count):
+            outputs = self.core.step()
+            for output in outputs:
+                assert output.request_id not in self.finished, "an output after the last one"
+                self.tokens[output.request_id] += output.new_token_ids
+                if output.finish_reason is not None:
+                    self.finished[output.request_id] = output
+            self.core.check_integrity()
+        return outputs
+
+    def run(self, max_steps: int = 5_000) -> None:
+        """Until nothing is left to do; then nothing may be held."""
+        for _ in range(max_steps):
+            if not self.core.has_unfinished:
+                break
+            self.step()
+        assert not self.core.has_unfinished, f"still busy after {max_steps} steps"
+        assert self.finished.keys() == self.messages.keys(), "a request was never answered"
+
+    def expected(self, request_id: str) -> list[int]:
+        message = self.messages[request_id]
+        params, prompt = message.params, message.prompt_token_ids
+        stop_ids = frozenset(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
+        return alone(
+            prompt,
+            message.cache_salt,
+            vocab_size=self.runner.vocab_size,
+            max_total=(
+                self.max_total if params.max_tokens is None else len(prompt) + params.max_tokens
+            ),
+            stop_ids=frozenset(stop_ids),
+            min_tokens=params.min_tokens,
+        )
+
+    def check_outputs(self, *, errors: AbstractSet[str] = frozenset()) -> None:
+        """Every request that came to its own end generated what it does alone; one that was
+        aborted, the beginning of that; and exactly ``errors`` ended with an error."""
+        failed = {r for r, output in self.finished.items() if output.finish_reason == "error"}
+        assert failed == errors, [self.finished[r].error for r in failed]
+        for request_id, output in self.finished.items():
+            if output.finish_reason in ("stop", "length"):
+                assert self.tokens[request_id] == self.expected(request_id), request_id
+            elif output.finish_reason == "abort":
+                tokens = self.tokens[request_id]
+                assert tokens == self.expected(request_id)[: len(tokens)], request_id

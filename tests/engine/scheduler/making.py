@@ -1,0 +1,49 @@
+"""Requests without an engine, for tests of one policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.messages import GenerateRequest, SamplingParams
+from engine.request import Request, RequestState
+
+
+def make_request(
+    arrival: int,
+    *,
+    arrival_s: float | None = None,
+    num_prompt_tokens: int = 10,
+    running: bool = False,
+    num_computed_tokens: int = 0,
+    **fields: Any,
+) -> Request:
+    message = GenerateRequest(
+        request_id=f"r{arrival}",
+        prompt_token_ids=[1] * num_prompt_tokens,
+        params=SamplingParams(),
+        **fields,
+    )
+    request = Request(
+        message,
+        arrival=arrival,
+        arrival_s=float(arrival) if arrival_s is None else arrival_s,
+        max_total_tokens=1000,
+        eos_token_ids=frozenset(),
+    )
+    if running:
+        request.enter(RequestState.RUNNING)
+    request.num_computed_tokens = num_computed_tokens
+    return request
+
+
+def names(requests: list[Request]) -> list[str]:
+    return [request.request_id for request in requests]
+
+
+def drain(policy: Any) -> list[str]:
+    """The order in which a policy admits what waits, if nothing else happens."""
+    order = []
+    while (request := policy.head()) is not None:
+        order.append(request.request_id)
+        policy.dequeue(request)
+    return order

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.request import RequestState
+from engine.scheduler.fair_share import FairSharePolicy
+from tests.engine.scheduler.harness import Harness, config
+from tests.engine.scheduler.making import drain, make_request, names
+
+if TYPE_CHECKING:
+    from engine.request import Request
+
+
+class Matches:
+    """A prefix cache of numbers."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, int] = {}
+        self.num_asked = 0
+
+    def __call__(self, request: Request) -> int:
+        self.num_asked += 1
+        return self.of.get(request.request_id, 0)
+
+
+def make_policy(matches: Matches | None = None, **options: Any) -> FairSharePolicy:
+    options.setdefault("fair_share_quantum", 0.0)
+    return FairSharePolicy(config(policy="fair_share", **options), matches or Matches())
+
+
+def counter(policy: FairSharePolicy, tenant: str, priority: int = 0) -> float:
+    return policy._classes[priority].accounts[tenant].counter
+
+
+class TestOrder:
+    def test_the_tenant_with_the_least_service_goes_first(self) -> None:
+        policy = make_policy()
+        requests = [make_request(i, fair_key=key) for i, key in enumerate("aaab")]
+        for request in requests:
+            policy.enqueue(request)
+        policy.charge_prompt(requests[0], 10, 0)
+        assert drain(policy) == ["r3", "r0", "r1", "r2"]
+
+    def test_inside_a_tenant_it_is_arrival(self) -> None:
+        policy = make_policy()
+        for arrival in (3, 1, 2):
+            policy.enqueue(make_request(arrival, fair_key="a"))
+        assert drain(policy) == ["r1", "r2", "r3"]
+
+    def test_priority_classes_come_before_fairness(self) -> None:
+        policy = make_policy(priority_aging_s=1e9)
+        low = make_request(0, fair_key="idle", priority=1)
+        high = make_request(1, fair_key="busy", priority=0)
+        policy.enqueue(low)
+        policy.enqueue(high)
+        policy.charge_output(high, 1000)
+        assert drain(policy) == ["r1", "r0"]
+
+    def test_a_class_ages_by_its_oldest_request(self) -> None:
+        policy = make_policy(priority_aging_s=10.0)
+        policy.enqueue(make_request(0, fair_key="a", priority=1, arrival_s=0.0))
+        policy.enqueue(make_request(1, fair_key="b", priority=0, arrival_s=11.0))
+        assert drain(policy) == ["r0", "r1"]
+
+
+class TestCharges:
+    def test_each_kind_of_token_has_its_price(self) -> None:
+        policy = make_policy()
+        request = make_request(0, fair_key="a", weight=2.0)
+        policy.enqueue(request)
+        policy.charge_prompt(request, 100, 0)
+        assert counter(policy, "a") == pytest.approx(50.0)
+        policy.charge_prompt(request, 0, 100)
+        assert counter(policy, "a") == pytest.approx(55.0)
+        policy.charge_output(request, 10)
+        assert counter(policy, "a") == pytest.approx(65.0)
+
+    def test_the_engine_charges_what_it_computes_and_not_what_it_recomputes(self) -> None:
+        harness = Harness(policy="fair_share", num_blocks=8, max_model_len=40, max_num_seqs=3)
+        for name in "abc":
+            harness.add(name, 7, max_tokens=12, ignore_eos=True, fair_key=name)
+        harness.run()
+        assert harness.core.stats().num_preemptions > 0
+        for name in "abc":
+            assert counter(harness.scheduler.policy, name) == pytest.approx(7 + 2 * 12)
+
+    def test_cached_tokens_are_cheaper(self) -> None:
+        harness = Harness(policy="fair_share")
+        for name in "ab":
+            harness.add(name, list(range(10, 22)), max_tokens=1, fair_key=name)
+            harness.run()
+        policy = harness.scheduler.policy
+        # b pays for 4 computed and 8 cached tokens and one generated, on top of the lift to a.
+        assert counter(policy, "a") == pytest.approx(12 + 2)
+        assert counter(policy, "b") == pytest.approx(14 + 4 + 0.8 + 2)
+
+    def test_an_aborted_request_keeps_what_it_used(self) -> None:
+        harness = Harness(policy="fair_share")
+        harness.add("a", 7, max_tokens=12, ignore_eos=True, fair_key="a")
+        harness.step(3)
+        harness.core.abort(["a"])
+        harness.run()
+        assert counter(harness.scheduler.policy, "a") == pytest.approx(7 + 2 * 3)
+
+
+class TestLift:
+    def test_who_joins_a_queue_starts_at_its_least_counter(self) -> None:
+        policy = make_policy()
+        busy = make_request(0, fair_key="busy")
+        policy.enqueue(busy)
+        policy.charge_output(busy, 500)
+        policy.enqueue(make_request(1, fair_key="new"))
+        assert counter(policy, "new") == 1000
+
+    def test_who_joins_an_empty_queue_starts_at_the_last_that_left(self) -> None:
+        policy = make_policy()
+        busy = make_request(0, fair_key="busy")
+        policy.enqueue(busy)
+        policy.dequeue(busy)
+        policy.charge_output(busy, 500)
+        policy.enqueue(make_request(1, fair_key="new"))
+        assert counter(policy, "new") == 1000
+
+    def test_a_debt_is_not_forgiven(self) -> None:
+        policy = make_policy()
+        one, two = make_request(0, fair_key="a"), make_request(1, fair_key="b")
+        policy.enqueue(one)
+        policy.enqueue(two)
+        policy.dequeue(one)
+        policy.charge_output(one, 500)
+        policy.enqueue(make_request(2, fair_key="a"))
+        assert counter(policy, "a") == 1000
+        assert drain(policy) == ["r1", "r2"]
+
+    def test_coming_back_from_a_preemption_is_not_joining(self) -> None:
+        policy = make_policy()
+        one, two = make_request(0, fair_key="a"), make_request(1, fair_key="b")
+        policy.enqueue(one)
+        policy.enqueue(two)
+        policy.dequeue(one)
+        policy.charge_output(two, 500)
+        one.enter(RequestState.RUNNING)
+        one.enter(RequestState.PREEMPTED)
+        one.was_admitted = True
+        policy.enqueue(one)
+        assert counter(policy, "a") == 0
+        assert policy.spread() == 1000
+
+
+class TestVictims:
+    def test_the_tenant_furthest_above_its_share_loses_its_least_work(self) -> None:
+        policy = make_policy()
+        running = [
+            make_request(i, fair_key=key, running=True, num_computed_tokens=computed)
+            for i, (key, computed) in enumerate([("a", 5), ("b", 50), ("b", 20), ("a", 90)])
+        ]
+        policy.charge_output(running[1], 100)
+        assert names(policy.ranked(running)) == ["r3", "r0", "r1", "r2"]
+
+    def test_a_lower_class_gives_way_before_a_poorer_tenant(self) -> None:
+        policy = make_policy(priority_aging_s=10.0)
+        high = make_request(0, fair_key="a", running=True, priority=0, arrival_s=0.0)
+        low = make_request(1, fair_key="b", running=True, priority=1, arrival_s=0.0)
+        policy.charge_output(high, 100)
+        assert names(policy.ranked([low, high])) == ["r0", "r1"]
+        assert policy.displaceable(make_request(2, priority=0), [low, high]) == [low]
+
+    def test_a_class_that_always_gives_way_ages(self) -> None:
+        policy = make_policy(priority_aging_s=10.0)
+        high = make_request(0, running=True, priority=0, arrival_s=25.0)
+        low = make_request(1, running=True, priority=1, arrival_s=0.0)
+        assert names(policy.ranked([high, low])) == ["r1", "r0"]
+
+
+class TestPrefixes:
+    def test_the_longest_match_goes_first_while_deficit_is_left(self) -> None:
+        matches = Matches()
+        policy = make_policy(matches, fair_share_quantum=100.0)
+        for i, key in enumerate("ab"):
+            policy.enqueue(make_request(i, fair_key=key))
+        matches.of = {"r1": 64}
+        assert policy.head().request_id == "r1"  # type: ignore[union-attr]
+        policy.charge_output(make_request(1, fair_key="b"), 51)
+        assert policy.head().request_id == "r0", "b is 102 above a"  # type: ignore[union-attr]
+
+    def test_of_equal_matches_the_least_served_oldest_goes_first(self) -> None:
+        policy = make_policy(fair_share_quantum=100.0)
+        for i, key in enumerate("aab"):
+            policy.enqueue(make_request(i, fair_key=key))
+        assert drain(policy) == ["r0", "r1", "r2"]
+
+    def test_a_request_is_not_overtaken_for_ever(self) -> None:
+        matches = Matches()
+        policy = make_policy(matches, fair_share_quantum=1e9)
+        policy.enqueue(make_request(0, fair_key="a"))
+        for arrival in range(1, 100):
+            request = make_request(arrival, fair_key="a")
+            matches.of[request.request_id] = 64
+            policy.enqueue(request)
+        assert drain(policy).index("r0") <= 8
+
+    def test_few_requests_are_compared_however_many_wait(self) -> None:
+        matches = Matches()
+        policy = make_policy(matches, fair_share_quantum=1e9)
+        for i in range(2_000):
+            policy.enqueue(make_request(i, fair_key=str(i % 50)))
+        matches.num_asked = 0
+        policy.head()
+        assert matches.num_asked <= 16
+
+
+class TestMemory:
+    def test_idle_tenants_without_debt_are_forgotten(self) -> None:
+        policy = make_policy()
+        for i in range(10_000):
+            request = make_request(i, fair_key=f"tenant {i}")
+            policy.enqueue(request)
+            policy.dequeue(request)
+        assert len(policy._classes[0].accounts) <= 1024
+
+    def test_idle_classes_are_forgotten(self) -> None:
+        policy = make_policy()
+        for i in range(1_000):
+            request = make_request(i, priority=i)
+            policy.enqueue(request)
+            policy.dequeue(request)
+        assert len(policy._classes) < 100
+
+    def test_a_debtor_is_remembered(self) -> None:
+        policy = make_policy()
+        waiting = make_request(0, fair_key="waiting")
+        policy.enqueue(waiting)
+        debtor = make_request(1, fair_key="debtor")
+        policy.enqueue(debtor)
+        policy.dequeue(debtor)
+        policy.charge_output(debtor, 100)
+        for i in range(2, 5_000):
+            request = make_request(i, fair_key=f"tenant {i}")
+            policy.enqueue(request)
+            policy.dequeue(request)
+        assert counter(policy, "debtor") == 200
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["enqueue", "dequeue", "abort", "charge"]), st.integers(0, 4)),
+    max_size=120,
+)
+
+
+@given(OPERATIONS)
+def test_the_head_always_belongs_to_a_least_counter(operations: list[tuple[str, int]]) -> None:
+    policy = make_policy()
+    waiting: list[Request] = []
+    for arrival, (operation, number) in enumerate(operations):
+        if operation == "enqueue":
+            request = make_request(arrival, fair_key=str(number))
+            policy.enqueue(request)
+            waiting.append(request)
+        elif operation == "charge":
+            policy.charge_output(make_request(arrival, fair_key=str(number)), number * 7 + 1)
+        elif waiting:
+            request = policy.head() if operation == "dequeue" else waiting[number % len(waiting)]
+            assert request is not None
+            policy.dequeue(request)
+            waiting.remove(request)
+        assert len(policy) == len(waiting)
+        head = policy.head()
+        if not waiting:
+            assert head is None
+        else:
+            assert head is not None
+            counters = {r.fair_key: counter(policy, r.fair_key) for r in waiting}
+            assert counters[head.fair_key] == min(counters.values())
+            assert head.arrival == min(r.arrival for r in waiting if r.fair_key == head.fair_key)
+            assert policy.spread() == max(counters.values()) - min(counters.values())

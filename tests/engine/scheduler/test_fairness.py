@@ -1,0 +1,193 @@
+"""The cases of the VTC paper (Sheng et al., OSDI 2024, section 5) on a simulated clock.
+
+Each runs under ``fair_share`` and under ``fcfs``: what the one guarantees, the other visibly lacks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.engine.scheduler.simulation import OUTPUT_COST, Arrival, Simulation, steady
+
+MINUTE = 60.0
+MAX_NUM_SEQS = 8
+# The paper's U = max(w_p * L_input, w_q * M), where M bounds the tokens of a running batch; here
+# all of them are tokens of prompts and outputs of 32 each.
+U = OUTPUT_COST * MAX_NUM_SEQS * 64
+QUANTUM = pytest.mark.parametrize("quantum", [0.0, 2048.0], ids=["vtc", "dlpm"])
+
+
+def fair(arrivals: list[Arrival], quantum: float = 0.0, **options: Any) -> Simulation:
+    return Simulation(
+        arrivals,
+        policy="fair_share",
+        fair_share_quantum=quantum,
+        max_num_seqs=MAX_NUM_SEQS,
+        **options,
+    )
+
+
+def fcfs(arrivals: list[Arrival]) -> Simulation:
+    return Simulation(arrivals, policy="fcfs", max_num_seqs=MAX_NUM_SEQS)
+
+
+def percentile(values: list[float], share: float) -> float:
+    return values[int(share * (len(values) - 1))]
+
+
+class TestTwoOverloadedClients:
+    """Both send more than their half; one sends three times as much as the other."""
+
+    arrivals: ClassVar = steady("slow", 16, MINUTE) + steady("fast", 48, MINUTE)
+
+    @QUANTUM
+    def test_fair_share_serves_them_equally(self, quantum: float) -> None:
+        simulation = fair(self.arrivals, quantum).run(MINUTE)
+        assert simulation.service("slow") == pytest.approx(simulation.service("fast"), rel=0.02)
+        assert simulation.widest_gap("slow", "fast") <= 2 * (U + quantum)
+
+    def test_fcfs_serves_them_by_their_rate(self) -> None:
+        simulation = fcfs(self.arrivals).run(MINUTE)
+        assert simulation.service("fast") > 2.8 * simulation.service("slow")
+        assert simulation.widest_gap("slow", "fast") > 20 * U
+
+
+class TestOnOffClient:
+    """One sends little, and only every other ten seconds; the other floods."""
+
+    arrivals: ClassVar = [
+        *(a for a in steady("on-off", 4, MINUTE) if int(a.time_s / 10) % 2 == 0),
+        *steady("loud", 40, MINUTE),
+    ]
+
+    @QUANTUM
+    def test_fair_share_keeps_its_latency(self, quantum: float) -> None:
+        simulation = fair(self.arrivals, quantum).run(MINUTE)
+        assert percentile(simulation.ttfts("on-off"), 0.95) < 0.5
+        assert percentile(simulation.ttfts("loud"), 0.95) > 5.0
+
+    def test_fcfs_makes_it_wait_with_the_flood(self) -> None:
+        simulation = fcfs(self.arrivals).run(MINUTE)
+        assert percentile(simulation.ttfts("on-off"), 0.95) > 5.0
+
+
+class TestWeights:
+    """Three clients with backlog and weights 1, 2 and 4."""
+
+    arrivals: ClassVar = [
+        arrival
+        for tenant, weight in (("one", 1.0), ("two", 2.0), ("four", 4.0))
+        for arrival in steady(tenant, 30, MINUTE, weight=weight)
+    ]
+
+    def test_fair_share_divides_service_by_weight(self) -> None:
+        simulation = fair(self.arrivals).run(MINUTE)
+        one = simulation.service("one")  # ``service`` is per unit of weight.
+        assert simulation.service("two") == pytest.approx(one, rel=0.02)
+        assert simulation.service("four") == pytest.approx(one, rel=0.02)
+
+    def test_fcfs_does_not_know_weights(self) -> None:
+        simulation = fcfs(self.arrivals).run(MINUTE)
+        assert simulation.service("one") > 3.5 * simulation.service("four")
+
+
+class TestShortAndLongRequests:
+    """Requests of very different sizes: equal service is not equal numbers."""
+
+    arrivals: ClassVar = [
+        *steady("short", 60, MINUTE, num_prompt_tokens=8, max_tokens=8),
+        *steady("long", 20, MINUTE, num_prompt_tokens=100, max_tokens=60),
+    ]
+
+    @QUANTUM
+    def test_fair_share_counts_tokens(self, quantum: float) -> None:
+        simulation = fair(self.arrivals, quantum).run(MINUTE)
+        assert simulation.service("short") == pytest.approx(simulation.service("long"), rel=0.02)
+
+    def test_fcfs_favours_the_large_ones(self) -> None:
+        simulation = fcfs(self.arrivals).run(MINUTE)
+        assert simulation.service("long") > 2.5 * simulation.service("short")
+
+
+class TestLateComer:
+    """One client has been served for half a minute when another arrives."""
+
+    arrivals: ClassVar = [
+        *steady("early", 40, MINUTE),
+        *(Arrival(30 + a.time_s, "late") for a in steady("late", 40, MINUTE / 2)),
+    ]
+
+    def test_it_gets_its_share_from_then_on_and_no_more(self) -> None:
+        simulation = fair(self.arrivals).run(MINUTE)
+        before = max(s["early"] for t, s in simulation.trace if t <= 30)
+        since = simulation.service("early") - before
+        assert simulation.service("late") == pytest.approx(since, rel=0.03)
+
+    def test_fcfs_lets_the_backlog_go_first(self) -> None:
+        assert fcfs(self.arrivals).run(MINUTE).service("late") == 0
+
+
+class TestRampingClient:
+    """A client whose rate grows with time does not take more than its half."""
+
+    arrivals: ClassVar = [
+        *(Arrival(10 * (i / 30) ** 0.5, "ramp") for i in range(1000)),
+        *steady("flat", 40, MINUTE),
+    ]
+
+    def test_fair_share_stops_it_at_its_share(self) -> None:
+        simulation = fair(self.arrivals).run(55)
+        (before,) = [s for t, s in simulation.trace if t <= 20][-1:]
+        ramp = simulation.service("ramp") - before["ramp"]
+        assert ramp == pytest.approx(simulation.service("flat") - before["flat"], rel=0.02)
+
+    def test_under_fcfs_the_rates_decide(self) -> None:
+        simulation = fcfs(self.arrivals).run(55)
+        assert simulation.service("flat") > 2 * simulation.service("ramp")
+
+
+def test_an_idle_share_is_not_wasted() -> None:
+    """Work conservation: alone, a client gets everything."""
+    both = fair(steady("a", 40, MINUTE) + steady("b", 40, MINUTE)).run(MINUTE)
+    alone = fair(steady("a", 40, MINUTE)).run(MINUTE)
+    assert alone.service("a") > 1.95 * both.service("a")
+
+
+def test_many_tenants_each_get_the_same() -> None:
+    arrivals: ClassVar = [
+        arrival for i in range(20) for arrival in steady(f"t{i}", 3 + i % 5 * 4, MINUTE)
+    ]
+    simulation = fair(arrivals).run(MINUTE)
+    served = [simulation.service(f"t{i}") for i in range(20)]
+    assert max(served) - min(served) <= 2 * U
+
+
+class TestLocality:
+    """Tenants with a long shared prefix of their own, and a cache that holds only some of them."""
+
+    def arrivals(self) -> list[Arrival]:
+        return [
+            Arrival(
+                i / 40,
+                tenant,
+                max_tokens=4,
+                prompt=[t] * 96 + [(7 * i + t) % 997 for _ in range(8)],
+            )
+            for i in range(1200)
+            for t, tenant in [(i % 6, f"t{i % 6}")]
+        ]
+
+    def test_a_quantum_buys_cache_hits_and_keeps_the_bound(self) -> None:
+        options = {"num_blocks": 24, "max_num_batched_tokens": 256}
+        strict = fair(self.arrivals(), 0.0, **options).run(20)
+        local = fair(self.arrivals(), 2048.0, **options).run(20)
+        hits = [s.core.stats().prefix_cache_hits for s in (strict, local)]
+        assert hits[1] > 1.5 * hits[0]
+        done = [sum(o.finished_s is not None for o in s.outcomes.values()) for s in (strict, local)]
+        assert done[1] > done[0]
+        counters = [
+            account.counter for account in local.core.scheduler.policy._classes[0].accounts.values()
+        ]
+        assert max(counters) - min(counters) <= 2 * (U + 2048)

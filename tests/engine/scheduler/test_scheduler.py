@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.scheduler.plan import Chunk
+from tests.engine.scheduler.harness import Harness
+
+OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
+
+
+def chunks(harness: Harness, step: int = -1) -> list[tuple[str, int, int, bool]]:
+    """What a plan computes: (request, first position, tokens, samples)."""
+    return [
+        (c.request_id, c.num_computed_tokens, c.num_scheduled_tokens, c.samples)
+        for c in harness.runner.plans[step].chunks
+    ]
+
+
+class TestBudget:
+    def test_a_long_prompt_is_cut_by_the_budget(self) -> None:
+        harness = Harness(max_num_batched_tokens=8, max_num_seqs=4)
+        harness.add("a", 20, max_tokens=1)
+        harness.run()
+        assert [chunks(harness, i) for i in range(3)] == [
+            [("a", 0, 8, False)],
+            [("a", 8, 8, False)],
+            [("a", 16, 4, True)],
+        ]
+        harness.check_outputs()
+
+    def test_the_threshold_leaves_budget_to_others(self) -> None:
+        harness = Harness(max_num_batched_tokens=16, long_prefill_token_threshold=6)
+        harness.add("a", 12, max_tokens=1)
+        harness.add("b", 5, max_tokens=1)
+        harness.step()
+        assert chunks(harness) == [("a", 0, 6, False), ("b", 0, 5, True)]
+
+    def test_decodes_and_prefill_chunks_share_a_step(self) -> None:
+        harness = Harness(max_num_batched_tokens=8)
+        harness.add("a", 3, max_tokens=5, ignore_eos=True)
+        harness.step()
+        harness.add("b", 10, max_tokens=1)
+        harness.step()
+        assert chunks(harness) == [("a", 3, 1, True), ("b", 0, 7, False)]
+
+    def test_a_prefill_never_takes_the_token_of_a_decode_behind_it(self) -> None:
+        harness = Harness(max_num_batched_tokens=8, long_prefill_token_threshold=7)
+        harness.add("long", 40, max_tokens=2, ignore_eos=True)
+        harness.add("short", 1, max_tokens=20, ignore_eos=True)
+        for _ in range(6):
+            harness.step()
+            assert "short" in {chunk[0] for chunk in chunks(harness)}
+
+    def test_no_more_requests_run_than_the_budget_has_tokens(self) -> None:
+        harness = Harness(max_num_batched_tokens=3, max_num_seqs=8)
+        for name in "abcdef":
+            harness.add(name, 1, max_tokens=10, ignore_eos=True)
+        harness.step(3)
+        assert len(harness.scheduler.running) == 3
+        harness.run()
+        harness.check_outputs()
+
+    def test_max_num_seqs_holds_the_rest_back(self) -> None:
+        harness = Harness(max_num_seqs=2)
+        for name in "abc":
+            harness.add(name, 2, max_tokens=3, ignore_eos=True)
+        harness.step()
+        assert list(harness.scheduler.running) == ["a", "b"]
+        assert harness.core.stats().num_waiting == 1
+        harness.run()
+        harness.check_outputs()
+
+
+class TestPreemption:
+    def crowd(self, **options: object) -> Harness:
+        """Three requests that fit at first and outgrow the cache together."""
+        harness = Harness(num_blocks=8, max_model_len=40, **options)
+        for name in "abc":
+            harness.add(name, 7, max_tokens=12, ignore_eos=True)
+        return harness
+
+    @OVERLAP
+    def test_the_last_comer_gives_way_and_resumes_where_it_was(self, overlap: bool) -> None:
+        harness = self.crowd(async_scheduling=overlap)
+        harness.run()
+        harness.check_outputs()
+        assert harness.core.stats().num_preemptions >= 1
+        assert list(harness.finished)[-1] == "c"
+
+    def test_a_resumed_request_is_admitted_with_all_its_tokens(self) -> None:
+        harness = self.crowd()
+        harness.run()
+        admissions = [a for p in harness.runner.plans for a in p.admissions if a.request_id == "c"]
+        assert len(admissions) == 2
+        assert admissions[1].num_prompt_tokens == 7
+        assert len(admissions[1].token_ids) > 7
+
+    def test_a_preempted_request_keeps_its_place(self) -> None:
+        harness = self.crowd()
+        harness.add("d", 3, max_tokens=4, ignore_eos=True)
+        while harness.core.stats().num_preemptions == 0:
+            harness.step()
+        assert harness.scheduler.policy.head().request_id == "c"
+        harness.run()
+        harness.check_outputs()
+
+    def test_nothing_is_admitted_in_a_step_that_preempts(self) -> None:
+        harness = self.crowd()
+        harness.add("d", 1, max_tokens=2, ignore_eos=True)
+        before = 0
+        while harness.core.has_unfinished:
+            harness.step()
+            now = harness.core.stats().num_preemptions
+            if now > before:
+                assert harness.runner.plans[-1].admissions == []
+            before = now
+
+    def test_its_blocks_wait_for_the_step_in_flight(self) -> None:
+        harness = self.crowd(async_scheduling=True)
+        while harness.core.stats().num_preemptions == 0:
+            harness.step()
+        # The step that needed room went without those requests; the toy runner would have
+        # refused a plan that writes to blocks of the step in flight.
+        assert len(chunks(harness)) < 3
+        harness.run()
+        harness.check_outputs()
+
+    def test_recomputed_tokens_are_counted(self) -> None:
+        harness = self.crowd(enable_prefix_caching=False)
+        harness.run()
+        stats = harness.scheduler.stats
+        assert stats.recomputed_tokens > 0
+        # Each request computes all but its last token once.
+        once = sum(len(m.prompt_token_ids) + 12 - 1 for m in harness.messages.values())
+        assert stats.scheduled_tokens == once + stats.recomputed_tokens
+
+    def test_a_resumed_request_finds_its_own_prefix(self) -> None:
+        with_cache, without = self.crowd(), self.crowd(enable_prefix_caching=False)
+        with_cache.run()
+        without.run()
+        assert (
+            with_cache.scheduler.stats.recomputed_tokens < without.scheduler.stats.recomputed_tokens
+        )
+
+    def test_the_whole_prompt_is_reserved_at_admission(self) -> None:
+        harness = Harness(num_blocks=8, max_num_batched_tokens=8, max_model_len=40)
+        harness.add("a", 18, max_tokens=2)
+        harness.add("b", 18, max_tokens=2)
+        harness.step()
+        assert len(harness.runner.plans[0].admissions[0].block_ids) == 5
+        harness.run()
+        assert harness.core.stats().num_preemptions == 0
+
+    def test_without_the_reservation_two_prefills_collide(self) -> None:
+        harness = Harness(
+            num_blocks=8,
+            max_num_batched_tokens=8,
+            long_prefill_token_threshold=4,
+            max_model_len=40,
+            scheduler_reserve_full_isl=False,
+        )
+        harness.add("a", 18, max_tokens=2)
+        harness.add("b", 18, max_tokens=2)
+        harness.run()
+        assert harness.core.stats().num_preemptions > 0
+        harness.check_outputs()
+
+    def test_the_watermark_keeps_blocks_for_those_who_run(self) -> None:
+        harness = Harness(num_blocks=10, watermark=0.5, max_model_len=40)
+        harness.add("a", 12, max_tokens=5, ignore_eos=True)
+        harness.add("b", 12, max_tokens=5, ignore_eos=True)
+        harness.step()
+        assert list(harness.scheduler.running) == ["a"]
+        harness.run()
+        harness.check_outputs()
+
+    def test_a_request_larger_than_the_watermark_still_runs_when_alone(self) -> None:
+        harness = Harness(num_blocks=4, watermark=0.9, max_model_len=40)
+        harness.add("a", 12, max_tokens=2)
+        harness.run()
+        harness.check_outputs()
+
+
+class TestPrefixHits:
+    def test_a_hit_is_skipped_work(self) -> None:
+        harness = Harness()
+        harness.add("a", list(range(10, 22)), max_tokens=1)
+        harness.run()
+        harness.add("b", list(range(10, 22)), max_tokens=1)
+        harness.run()
+        assert chunks(harness) == [("b", 8, 4, True)]
+        assert harness.finished["b"].num_cached_tokens == 8
+        stats = harness.core.stats()
+        assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (24, 8)
+
+    def test_equal_prompts_of_the_same_step_do_not_hit(self) -> None:
+        harness = Harness()
+        for name in "ab":
+            harness.add(name, list(range(10, 22)), max_tokens=1)
+        harness.step()
+        assert chunks(harness) == [("a", 0, 12, True), ("b", 0, 12, True)]
+
+    def test_blocks_of_a_step_in_flight_cannot_be_found_yet(self) -> None:
+        harness = Harness(async_scheduling=True)
+        harness.add("a", list(range(10, 22)), max_tokens=4, ignore_eos=True)
+        harness.step()
+        harness.add("b", list(range(10, 22)), max_tokens=1)
+        harness.step()
+        assert chunks(harness)[-1] == ("b", 0, 12, True)
+        harness.add("c", list(range(10, 22)), max_tokens=1)
+        harness.step()
+        assert chunks(harness)[-1] == ("c", 8, 4, True)
+        harness.run()
+        harness.check_outputs()
+
+    def test_generated_tokens_are_found_by_the_next_turn(self) -> None:
+        harness = Harness()
+        harness.add("a", list(range(10, 18)), max_tokens=9, ignore_eos=True)
+        harness.run()
+        harness.add("b", [*range(10, 18), *harness.tokens["a"]], max_tokens=1)
+        harness.run()
+        assert harness.finished["b"].num_cached_tokens == 16
+
+    def test_salts_do_not_mix(self) -> None:
+        harness = Harness()
+        for name in ("a", "b"):
+            harness.add(name, list(range(10, 22)), salt=name, max_tokens=1)
+            harness.run()
+        assert harness.core.stats().prefix_cache_hits == 0
+
+
+class TestOverlap:
+    def test_a_step_is_planned_before_the_last_one_is_collected(self) -> None:
+        harness = Harness(async_scheduling=True)
+        harness.add("a", 3, max_tokens=3, ignore_eos=True)
+        harness.run()
+        assert harness.runner.calls == [
+            "forward 0",
+            "sample 0",
+            "forward 1",
+            "sample 1",
+            "collect 0",
+            "forward 2",
+            "sample 2",
+            "collect 1",
+            "collect 2",
+        ]
+
+    def test_a_length_stop_is_foreseen(self) -> None:
+        harness = Harness(async_scheduling=True)
+        harness.add("a", 3, max_tokens=4, ignore_eos=True)
+        harness.run()
+        assert len(harness.runner.plans) == 4
+        assert harness.finished["a"].finish_reason == "length"
+
+    def test_a_stop_token_costs_one_dropped_row(self) -> None:
+        free = Harness(max_model_len=60)
+        free.add("a", 3, max_tokens=50, ignore_eos=True)
+        free.run()
+        stop = free.tokens["a"][5]
+        first = free.tokens["a"].index(stop)
+        harness = Harness(async_scheduling=True)
+        harness.add("a", 3, max_tokens=50, ignore_eos=True, stop_token_ids=(stop,))
+        harness.run()
+        assert harness.tokens["a"] == free.tokens["a"][: first + 1]
+        assert len(harness.runner.plans) == first + 2
+        assert harness.finished["a"].stop_reason == stop
+
+    def test_an_abort_holds_the_blocks_until_the_step_is_over(self) -> None:
+        harness = Harness(async_scheduling=True)
+        harness.add("a", 9, max_tokens=20, ignore_eos=True)
+        harness.step(2)
+        harness.core.abort(["a"])
+        total = harness.core.stats().num_total_blocks
+        assert harness.core.stats().num_free_blocks < total
+        harness.step()
+        assert harness.core.stats().num_free_blocks == total
+        harness.run()
+        assert harness.finished["a"].finish_reason == "abort"
+
+    def test_a_token_in_flight_when_its_request_is_preempted_is_kept(self) -> None:
+        harness = Harness(async_scheduling=True, num_blocks=8, max_model_len=40)
+        for name in "abc":
+            harness.add(name, 7, max_tokens=12, ignore_eos=True)
+        while harness.core.stats().num_preemptions == 0:
+            harness.step()
+        harness.run()
+        harness.check_outputs()
+
+
+def test_a_chunk_is_a_plain_record() -> None:
+    chunk = Chunk(
+        row=1, request_id="a", num_computed_tokens=0, num_scheduled_tokens=3, samples=True
+    )
+    assert not chunk.constrained
+    with pytest.raises(AttributeError):
+        chunk.row = 2  # type: ignore[misc]

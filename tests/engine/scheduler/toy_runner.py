@@ -1,0 +1,225 @@
+"""A runner without a model: it checks every contract of a plan and reads through the block tables.
+
+The cache slot of position p holds a chain value of all tokens up to p. The next token is a hash of
+the values *read from the cache*, so a wrong block table, a stale block, a slot nobody wrote or a
+block of another salt changes the output; and each read is asserted besides.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.messages import SamplingParams
+
+UNWRITTEN = -1
+
+
+def chain(token_ids: Sequence[int], salt: str) -> list[int]:
+    """The cache contents for a sequence."""
+    values, value = [], crc32(salt.encode())
+    for token_id in token_ids:
+        value = hash((value, token_id))
+        values.append(value)
+    return values
+
+
+def pick(values: Sequence[int], vocab_size: int, allowed: Sequence[bool] | None = None) -> int:
+    """The token a toy model samples after reading ``values``: the first allowed from a hash on."""
+    start = hash(tuple(values))
+    for offset in range(vocab_size):
+        token_id = (start + offset) % vocab_size
+        if allowed is None or allowed[token_id]:
+            return token_id
+    raise AssertionError("the mask allows no token")
+
+
+def alone(
+    prompt: Sequence[int],
+    salt: str,
+    *,
+    vocab_size: int,
+    max_total: int,
+    stop_ids: frozenset[int] = frozenset(),
+    min_tokens: int = 0,
+) -> list[int]:
+    """What a request generates with nobody else around and no cache at all."""
+    token_ids = list(prompt)
+    while len(token_ids) < max_total:
+        num_generated = len(token_ids) - len(prompt)
+        free = num_generated >= min_tokens
+        allowed = None if free else [i not in stop_ids for i in range(vocab_size)]
+        token_ids.append(pick(chain(token_ids, salt), vocab_size, allowed))
+        if token_ids[-1] in stop_ids and len(token_ids) - len(prompt) >= min_tokens:
+            break
+    return token_ids[len(prompt) :]
+
+
+@dataclass
+class Row:
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    block_ids: list[int]
+    params: SamplingParams
+    num_computed: int = -1
+
+
+@dataclass
+class Launched:
+    plan: StepPlan
+    touched: dict[int, set[str]] = field(default_factory=dict)
+    """Block id to the requests that read or write it."""
+    token_ids: list[list[int]] | None = None
+
+
+class ToyRunner:
+    """Takes plans like a real runner; its device finishes each call at once, in order."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        vocab_size: int = 50,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.vocab_size = vocab_size
+        self.salts: dict[str, str] = {}
+        """Request id to salt: what no plan tells."""
+        self.plans: list[StepPlan] = []
+        self.masks: list[TokenMask | None] = []
+        self.calls: list[str] = []
+        self._block_size = block_size
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._eos_token_ids = eos_token_ids
+        self._slots = [UNWRITTEN] * (num_blocks * block_size)
+        self._rows: dict[int, Row] = {}
+        self._in_flight: deque[Launched] = deque()
+
+    def forward(self, plan: StepPlan) -> None:
+        self.calls.append(f"forward {plan.step_id}")
+        assert len(self._in_flight) < 2, "more than two steps in flight"
+        assert all(step.token_ids is not None for step in self._in_flight), "a step never sampled"
+        assert plan.chunks, "an empty plan"
+        assert plan.num_tokens <= self._max_num_batched_tokens
+        step = Launched(plan)
+        self._apply_rows(plan)
+        for source, target, count in plan.block_copies:
+            for offset in range(count):
+                value = self._slots[source * self._block_size + offset]
+                self._slots[target * self._block_size + offset] = value
+            step.touched.setdefault(source, set()).add("copy")
+        assert len({chunk.row for chunk in plan.chunks}) == len(plan.chunks), "a row twice"
+        for chunk in plan.chunks:
+            self._compute(chunk, step)
+        self._in_flight.append(step)
+        self.plans.append(plan)
+
+    def _apply_rows(self, plan: StepPlan) -> None:
+        busy = {chunk.row for step in self._in_flight for chunk in step.plan.chunks}
+        for row in plan.released_rows:
+            assert row not in busy, f"row {row} is released under a step in flight"
+            del self._rows[row]
+        for admission in plan.admissions:
+            assert 0 <= admission.row < self._max_num_seqs
+            assert admission.row not in self._rows, f"row {admission.row} is taken"
+            self._rows[admission.row] = Row(
+                admission.request_id,
+                list(admission.token_ids),
+                admission.num_prompt_tokens,
+                list(admission.block_ids),
+                admission.params,
+            )
+        admitted = {admission.row for admission in plan.admissions}
+        for row, block_ids in plan.new_blocks:
+            assert row not in admitted, "new blocks for a row of the same plan"
+            assert block_ids
+            self._rows[row].block_ids += block_ids
+        for held in self._rows.values():
+            assert len(set(held.block_ids)) == len(held.block_ids), "a block twice in a table"
+
+    def _compute(self, chunk: Chunk, step: Launched) -> None:
+        request_id, start = chunk.request_id, chunk.num_computed_tokens
+        end = start + chunk.num_scheduled_tokens
+        row = self._rows[chunk.row]
+        assert row.request_id == request_id, "a chunk of a request that does not own the row"
+        assert end > start
+        assert row.num_computed in (-1, start), "a gap or an overlap between two chunks"
+        row.num_computed = end
+        assert end <= len(row.token_ids), "a chunk of tokens nobody knows"
+        assert chunk.samples == (end == len(row.token_ids)), (
+            "samples does not match the known tokens"
+        )
+        values = chain(row.token_ids[:end], self.salts.get(request_id, ""))
+        slots = [self._slot(row, position) for position in range(end)]
+        for position in range(start):
+            assert self._slots[slots[position]] == values[position], (
+                f"{request_id} reads a wrong or stale slot at position {position}"
+            )
+        for position in range(start, end):
+            block_id = row.block_ids[position // self._block_size]
+            sharers = {r.request_id for r in self._rows.values() if block_id in r.block_ids}
+            assert sharers == {request_id}, f"a shared block is written: {sharers}"
+            for other in self._in_flight:
+                assert other.touched.get(block_id, set()) <= {request_id}, (
+                    f"block {block_id} was handed out while a step in flight uses it"
+                )
+            self._slots[slots[position]] = values[position]
+        for position in range(0, end, self._block_size):
+            block_id = row.block_ids[position // self._block_size]
+            step.touched.setdefault(block_id, set()).add(request_id)
+
+    def _slot(self, row: Row, position: int) -> int:
+        block_id = row.block_ids[position // self._block_size]
+        return block_id * self._block_size + position % self._block_size
+
+    def sample(self, mask: TokenMask | None) -> None:
+        step = self._in_flight[-1]
+        self.calls.append(f"sample {step.plan.step_id}")
+        assert step.token_ids is None, "a step samples twice"
+        self.masks.append(mask)
+        masked = [] if mask is None else mask.chunk_indices
+        assert masked == sorted(set(masked))
+        step.token_ids = []
+        for i, chunk in enumerate(step.plan.chunks):
+            if not chunk.samples:
+                assert i not in masked
+                step.token_ids.append([])
+                continue
+            row = self._rows[chunk.row]
+            allowed = self._allowed(row)
+            if mask is not None and i in masked:
+                assert chunk.constrained
+                bits = mask.bitmask[masked.index(i)]
+                allowed = [
+                    ok and bool(bits[t // 32] >> (t % 32) & 1) for t, ok in enumerate(allowed)
+                ]
+            values = [self._slots[self._slot(row, p)] for p in range(len(row.token_ids))]
+            token_id = pick(values, self.vocab_size, allowed)
+            row.token_ids.append(token_id)
+            step.token_ids.append([token_id])
+
+    def _allowed(self, row: Row) -> list[bool]:
+        if len(row.token_ids) - row.num_prompt_tokens >= row.params.min_tokens:
+            return [True] * self.vocab_size
+        eos = frozenset() if row.params.ignore_eos else self._eos_token_ids
+        stops = eos | set(row.params.stop_token_ids)
+        return [token_id not in stops for token_id in range(self.vocab_size)]
+
+    def collect(self) -> StepResult:
+        step = self._in_flight.popleft()
+        self.calls.append(f"collect {step.plan.step_id}")
+        assert step.token_ids is not None, "a step is collected before it sampled"
+        return StepResult(step.plan.step_id, step.token_ids)

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from engine.errors import InvalidRequest
+from tests.engine.scheduler.harness import EOS, Harness
+
+OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
+
+
+@OVERLAP
+def test_a_batch_generates_what_each_request_does_alone(overlap: bool) -> None:
+    harness = Harness(async_scheduling=overlap, max_num_batched_tokens=16, max_num_seqs=5)
+    for i in range(12):
+        harness.add(f"r{i}", 1 + 3 * i % 17, max_tokens=1 + i)
+    harness.run()
+    harness.check_outputs()
+
+
+@OVERLAP
+def test_ends_by_stop_token_length_and_model_length(overlap: bool) -> None:
+    harness = Harness(async_scheduling=overlap, max_model_len=60, vocab_size=20)
+    harness.add("length", 3, max_tokens=2, ignore_eos=True)
+    harness.add("model", 5, max_tokens=None, ignore_eos=True)
+    harness.add("eos", 4, max_tokens=50)
+    harness.run()
+    harness.check_outputs()
+    ends = {name: output.finish_reason for name, output in harness.finished.items()}
+    assert ends["length"] == ends["model"] == "length"
+    assert len(harness.tokens["model"]) == 55
+    assert ends["eos"] == "stop"
+    assert harness.tokens["eos"][-1] == EOS
+    assert harness.finished["eos"].stop_reason is None
+
+
+@OVERLAP
+def test_min_tokens_puts_the_end_off(overlap: bool) -> None:
+    harness = Harness(async_scheduling=overlap, vocab_size=20, max_model_len=100)
+    harness.add("a", 4, max_tokens=40, min_tokens=30)
+    harness.run()
+    harness.check_outputs()
+    assert len(harness.tokens["a"]) > 30
+    assert EOS not in harness.tokens["a"][:30]
+
+
+def test_each_step_says_what_it_sampled() -> None:
+    harness = Harness(max_num_batched_tokens=4, max_num_seqs=4)
+    harness.add("a", 6, max_tokens=2, ignore_eos=True)
+    assert harness.step() == [], "the prompt is not through yet"
+    (first,) = harness.step()
+    assert len(first.new_token_ids) == 1
+    assert first.finish_reason is None
+    (last,) = harness.step()
+    assert last.finish_reason == "length"
+    assert not harness.core.has_unfinished
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ([], {}, "prompt_token_ids is empty"),
+        ([1, 50], {}, r"prompt_token_ids must be in \[0, 50\), got 1 to 50"),
+        ([-1, 3], {}, r"prompt_token_ids must be in \[0, 50\), got -1 to 3"),
+        ([1] * 20, {}, "prompt_token_ids has 20 tokens, but max_model_len leaves room for 19"),
+        ([1] * 10, {"max_tokens": 11}, "max_tokens is 11, but .* max_model_len leaves room for 10"),
+        ([1], {"stop_token_ids": (50,)}, "stop_token_ids must be in"),
+        ([1], {"weight": 0.0}, "weight must be a positive number, got 0.0"),
+        ([1], {"weight": float("nan")}, "weight must be a positive number, got nan"),
+    ],
+)
+def test_an_impossible_request_is_answered_at_once(
+    prompt: list[int], options: dict[str, object], message: str
+) -> None:
+    harness = Harness(max_model_len=20)
+    harness.add("bad", prompt, **({"max_tokens": 1} | options))
+    harness.add("good", 3, max_tokens=2)
+    harness.run()
+    output = harness.finished["bad"]
+    assert output.finish_reason == "error"
+    assert output.error_code == "invalid_request"
+    assert output.error is not None
+    assert re.search(message, output.error), output.error
+    harness.check_outputs(errors={"bad"})
+
+
+def test_a_request_that_outgrows_the_cache_is_refused() -> None:
+    harness = Harness(num_blocks=3, block_size=4, max_model_len=100)
+    harness.add("fits", 10, max_tokens=3)
+    harness.add("too long", 10, max_tokens=4)
+    harness.run()
+    assert "the size of the KV cache leaves room for 3" in str(harness.finished["too long"].error)
+    harness.check_outputs(errors={"too long"})
+
+
+def test_an_open_request_ends_where_the_cache_does() -> None:
+    harness = Harness(num_blocks=3, block_size=4, max_model_len=100)
+    harness.add("a", 2, max_tokens=None, ignore_eos=True)
+    harness.run()
+    assert len(harness.tokens["a"]) == 11
+    assert harness.finished["a"].finish_reason == "length"
+
+
+def test_an_id_in_use_is_refused_and_a_finished_one_is_not() -> None:
+    harness = Harness()
+    harness.add("a", 3, max_tokens=2)
+    with pytest.raises(InvalidRequest, match="'a' is in use"):
+        harness.core.add_request(harness.messages["a"])
+    harness.run()
+    harness.core.add_request(harness.messages["a"])
+    assert harness.core.has_unfinished
+
+
+class TestAbort:
+    @OVERLAP
+    @pytest.mark.parametrize("steps", range(6))
+    def test_at_any_moment_it_answers_and_frees(self, overlap: bool, steps: int) -> None:
+        harness = Harness(
+            async_scheduling=overlap, max_num_batched_tokens=4, max_num_seqs=2, num_blocks=16
+        )
+        for name in "abc":
+            harness.add(name, 6, max_tokens=8, ignore_eos=True)
+        harness.step(steps)
+        harness.core.abort(["a", "c"])
+        harness.run()
+        harness.check_outputs()
+        assert harness.finished["a"].finish_reason == "abort"
+        assert harness.finished["c"].finish_reason == "abort"
+        assert harness.finished["b"].finish_reason == "length"
+
+    def test_a_preempted_request(self) -> None:
+        harness = Harness(num_blocks=8, max_model_len=40)
+        for name in "abc":
+            harness.add(name, 7, max_tokens=12, ignore_eos=True)
+        while harness.core.stats().num_preemptions == 0:
+            harness.step()
+        harness.core.abort(["c"])
+        harness.run()
+        harness.check_outputs()
+        assert harness.finished["c"].finish_reason == "abort"
+
+    def test_unknown_finished_and_repeated_ids_pass(self) -> None:
+        harness = Harness()
+        harness.add("a", 3, max_tokens=1)
+        harness.run()
+        harness.core.abort(["a", "nobody"])
+        harness.add("b", 3, max_tokens=9)
+        harness.core.abort(["b", "b"])
+        harness.run()
+        assert harness.finished["b"].finish_reason == "abort"
+
+    def test_the_answer_comes_although_nothing_runs(self) -> None:
+        harness = Harness()
+        harness.add("a", 3, max_tokens=5)
+        harness.core.abort(["a"])
+        assert harness.core.has_unfinished
+        (output,) = harness.step()
+        assert (output.request_id, output.finish_reason) == ("a", "abort")
+
+
+def test_stats_count_what_happened() -> None:
+    harness = Harness(max_num_seqs=2)
+    for i in range(3):
+        harness.add(f"r{i}", 5, max_tokens=4, ignore_eos=True)
+    harness.step()
+    stats = harness.core.stats()
+    assert (stats.num_running, stats.num_waiting) == (2, 1)
+    assert stats.num_free_blocks < stats.num_total_blocks == 64
+    harness.run()
+    stats = harness.core.stats()
+    assert (stats.num_running, stats.num_waiting) == (0, 0)
+    assert stats.prompt_tokens == 15
+    assert stats.generation_tokens == 12
+    assert stats.num_steps == len(harness.runner.plans)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.messages import GenerateRequest, SamplingParams, StructuredOutputs
+from engine.request import Request, RequestState
+
+
+def make(max_total_tokens: int = 100, **params: object) -> Request:
+    message = GenerateRequest(
+        request_id="r",
+        prompt_token_ids=[1, 2, 3],
+        params=SamplingParams(**params),  # type: ignore[arg-type]
+    )
+    return Request(
+        message, arrival=0, arrival_s=0.0, max_total_tokens=max_total_tokens, eos_token_ids={7}
+    )
+
+
+def test_a_request_waits_first_for_its_grammar() -> None:
+    assert make().state is RequestState.WAITING
+    request = make(structured_outputs=StructuredOutputs(regex="a"))
+    assert request.state is RequestState.WAITING_FOR_GRAMMAR
+
+
+@pytest.mark.parametrize(
+    ("path", "bad"),
+    [
+        ([], RequestState.PREEMPTED),
+        ([RequestState.RUNNING], RequestState.WAITING),
+        ([RequestState.RUNNING, RequestState.PREEMPTED], RequestState.WAITING),
+        ([RequestState.FINISHED], RequestState.RUNNING),
+        ([RequestState.FINISHED], RequestState.FINISHED),
+    ],
+)
+def test_an_impossible_change_of_state_names_both(
+    path: list[RequestState], bad: RequestState
+) -> None:
+    request = make()
+    for state in path:
+        request.enter(state)
+    with pytest.raises(AssertionError, match=f"{request.state.name} cannot become {bad.name}"):
+        request.enter(bad)
+
+
+def test_every_state_can_finish() -> None:
+    for path in ([], [RequestState.RUNNING], [RequestState.RUNNING, RequestState.PREEMPTED]):
+        request = make()
+        for state in path:
+            request.enter(state)
+        request.finish("abort")
+        assert request.finished
+        assert request.finish_reason == "abort"
+
+
+def test_eos_stops_without_a_stop_reason() -> None:
+    request = make()
+    assert request.append(5) is None
+    assert request.append(7) == "stop"
+    assert request.stop_reason is None
+    assert request.num_generated_tokens == 2
+
+
+def test_a_stop_token_is_its_own_reason() -> None:
+    request = make(stop_token_ids=(5,))
+    assert request.append(5) == "stop"
+    assert request.stop_reason == 5
+
+
+def test_an_ignored_eos_may_still_be_a_stop_token() -> None:
+    assert make(ignore_eos=True).append(7) is None
+    request = make(ignore_eos=True, stop_token_ids=(7,))
+    assert request.append(7) == "stop"
+    assert request.stop_reason == 7
+
+
+def test_no_stop_before_min_tokens() -> None:
+    request = make(min_tokens=2, stop_token_ids=(5,))
+    assert request.append(5) is None
+    assert request.append(5) == "stop"
+
+
+def test_the_length_ends_it_whatever_min_tokens_says() -> None:
+    request = make(max_total_tokens=5, min_tokens=3)
+    assert request.append(1) is None
+    assert request.append(7) == "length"
+
+
+def test_a_stop_on_the_last_token_is_a_stop() -> None:
+    request = make(max_total_tokens=4)
+    assert request.append(7) == "stop"
+
+
+def test_planned_tokens_include_those_in_flight() -> None:
+    request = make()
+    request.num_pending = 1
+    assert (request.num_tokens, request.num_planned_tokens) == (3, 4)
