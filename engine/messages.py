@@ -106,7 +106,10 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Client to engine: answer with a fresh ``Stats`` (also the liveness probe)."""
+    """Client to engine: answer with one fresh ``Stats`` between two steps.
+
+    It is the liveness probe too: an engine that hangs in a step does not answer.
+    """
 
 
 ClientMessage = GenerateRequest | AbortRequest | Shutdown | Ping
@@ -175,6 +178,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """Engine to client: the engine cannot go on; ``message`` names the cause and the mend."""
 
     message: str
+    kind: Literal["config", "model", "internal"] = "internal"
+    """Which error the client raises: ``ConfigError``, ``ModelLoadError`` or ``EngineDead``."""
 
 
 EngineMessage = StepOutputs | Stats | Ready | LoadProgress | Failed
