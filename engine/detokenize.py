@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.messages import RequestOutput
 from engine.tokenizer import Tokenizer
 
 
@@ -44,6 +45,17 @@ class Detokenizer:
             self._tokens_to_ignore = max(0, self._tokens_to_ignore - ignored)
         text = self._decoder.push(token_ids)
         return free + (self._scan(text) if self._stops else text)
+
+    def push_output(self, output: RequestOutput) -> str:
+        """``push`` for an engine's output; with its finish reason, all the rest too.
+
+        The token that stopped a generation is no part of its text.
+        """
+        token_ids = output.new_token_ids
+        if output.finish_reason == "stop" and not self._include_stop:
+            token_ids = token_ids[:-1]
+        text = self.push(token_ids)
+        return text if output.finish_reason is None else text + self.finish()
 
     def finish(self) -> str:
         """The rest, when generation ended by itself."""

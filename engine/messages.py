@@ -47,6 +47,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
+        # As in vLLM, callers may write stop="\n" or a list.
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        msgspec.structs.force_setattr(self, "stop", stop)
+        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
         _require(self.temperature >= 0, "temperature", "must be at least 0", self.temperature)
         _require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]", self.top_p)
         _require(self.top_k >= -1, "top_k", "must be -1, 0 or positive", self.top_k)
