@@ -29,6 +29,7 @@ class Detokenizer:
         # The longest first: the first to report an end is the longest that ends there.
         self._stops = [_StopString(text) for text in sorted(set(stop), key=len, reverse=True)]
         self._include_stop = include_stop_str_in_output
+        self._eos_token_ids = tokenizer.eos_token_ids
         self._tokens_to_ignore = min_tokens
         self._held = ""
         self.stopped: str | None = None
@@ -49,11 +50,13 @@ class Detokenizer:
     def push_output(self, output: RequestOutput) -> str:
         """``push`` for an engine's output; with its finish reason, all the rest too.
 
-        The token that stopped a generation is no part of its text.
+        A token that stopped the generation (EOS, or one of ``stop_token_ids``) is no text.
         """
         token_ids = output.new_token_ids
-        if output.finish_reason == "stop" and not self._include_stop:
-            token_ids = token_ids[:-1]
+        if output.finish_reason == "stop" and token_ids and not self._include_stop:
+            last = token_ids[-1]
+            if last == output.stop_reason or last in self._eos_token_ids:
+                token_ids = token_ids[:-1]
         text = self.push(token_ids)
         return text if output.finish_reason is None else text + self.finish()
 

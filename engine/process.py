@@ -1,7 +1,7 @@
 """The engine process: receive, step, send; one message a step.
 
-Started by ``engine.transport`` as ``python -m engine.process``, told what to do by the first line of
-its stdin, and gone as soon as that pipe closes: no gateway, no engine.
+Started by ``engine.transport`` as ``python -m engine.process``, told what to do by the first line
+of its stdin, and gone as soon as that pipe closes: no gateway, no engine.
 """
 
 from __future__ import annotations
