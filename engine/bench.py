@@ -131,12 +131,13 @@ def transformers_engines(model_dir: Path, num_threads: int | None) -> Iterator[t
     Both run greedily in float32 on the CPU, with scaled_dot_product_attention.
     """
     import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    import transformers
 
+    hf: Any = transformers  # half typed
     logging.getLogger("transformers").setLevel(logging.ERROR)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    model = AutoModelForCausalLM.from_pretrained(
+    model = hf.AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=torch.float32, attn_implementation="sdpa"
     ).eval()
 
@@ -145,7 +146,7 @@ def transformers_engines(model_dir: Path, num_threads: int | None) -> Iterator[t
         # All lengths of such a case are equal: padding would only slow it down.
         (length,) = set(workload.output_lens)
         ids = torch.tensor(workload.prompts)
-        config = GenerationConfig(
+        config = hf.GenerationConfig(
             max_new_tokens=length, min_new_tokens=length, do_sample=False, pad_token_id=0
         )
         output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
@@ -154,7 +155,7 @@ def transformers_engines(model_dir: Path, num_threads: int | None) -> Iterator[t
     def continuous(case: Case, workload: Workload) -> int:
         (length,) = set(workload.output_lens)
         # -1 is no token: nothing ends early.
-        config = GenerationConfig(
+        config = hf.GenerationConfig(
             max_new_tokens=length, do_sample=False, eos_token_id=-1, pad_token_id=0
         )
         outputs = model.generate_batch(workload.prompts, generation_config=config)
@@ -224,13 +225,14 @@ def write_random_model(config: dict[str, Any], directory: Path) -> None:
     Every tensor repeats one block of noise: drawing billions of numbers would take minutes.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
+    hf: Any = transformers  # half typed
     (directory / "config.json").write_text(json.dumps(config))
-    parsed = AutoConfig.from_pretrained(directory)
+    parsed = hf.AutoConfig.from_pretrained(directory)
     dtype = getattr(torch, config.get("torch_dtype", "float32"))
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(parsed, dtype=dtype)
+        model = hf.AutoModelForCausalLM.from_config(parsed, dtype=dtype)
     noise = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)) * 0.02
     model = model.to_empty(device="cpu")
     for parameter in model.parameters():
