@@ -11,7 +11,6 @@ import faulthandler
 import gc
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -79,8 +78,7 @@ class Engine(msgspec.Struct, frozen=True):
 
 def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
     """Loads the model and wires the core to it (``ModelLoadError``, ``ConfigError``)."""
-    # Imported here, so that the progress of loading starts before torch does.
-    on_progress(LoadProgress("starting", 0.0))
+    # Imported here, so that the client hears from the engine before torch is there.
     from engine.core import EngineCore
     from engine.runner import load_runner
 
@@ -178,6 +176,7 @@ def run(launch: Launch, build: Callable[[EngineConfig, OnProgress], Engine]) -> 
     socket.linger = LINGER_MS
     socket.connect(launch.address)
     try:
+        _send(socket, LoadProgress("starting", 0.0))
         engine = build(launch.config, lambda progress: _send(socket, progress))
         _tune_gc()
         _send(socket, engine.ready)
@@ -211,13 +210,12 @@ def _tune_gc() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-def _die_with_the_client(launch: Launch) -> None:
+def _die_with_the_client() -> None:
     """No orphan, however the client ends: it holds the other end of stdin."""
 
     def watch() -> None:
         while os.read(0, 1024):
             pass
-        shutil.rmtree(launch.directory, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, name="client-watch", daemon=True).start()
@@ -231,7 +229,7 @@ def main(build: Callable[[EngineConfig, OnProgress], Engine] = build_engine) -> 
     faulthandler.enable()
     logging.basicConfig(format="engine: %(levelname)s: %(message)s", level=logging.INFO)
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
-    _die_with_the_client(launch)
+    _die_with_the_client()
     return run(launch, build)
 
 

@@ -22,7 +22,7 @@ import msgspec
 import zmq
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError, QueueFull
+from engine.errors import ConfigError, EngineDead, QueueFull
 from engine.messages import (
     ClientMessage,
     EngineMessage,
@@ -50,8 +50,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     config: EngineConfig
     address: str
-    directory: str
-    """Holds the socket; the engine removes it when its client dies without doing so."""
 
 
 class Transport(Protocol):
@@ -75,15 +73,18 @@ class EngineProcess:
     def __init__(self, config: EngineConfig, on_message: OnMessage, on_exit: OnExit) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_message, self._on_exit = on_message, on_exit
+        self._exited = asyncio.Event()
+        self._connected = self._failed = self._closed = False
         self._directory, path = _private_socket_path()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
-        self._socket.sndhwm = SEND_HIGH_WATER_MARK
-        self._socket.bind(f"ipc://{path}")
-        self._exited = asyncio.Event()
-        self._failed = self._closed = False
-        launch = Launch(config=config, address=f"ipc://{path}", directory=str(self._directory))
-        self._process = self._spawn(launch)
+        try:
+            self._socket.sndhwm = SEND_HIGH_WATER_MARK
+            self._socket.bind(f"ipc://{path}")
+            self._process = self._spawn(Launch(config=config, address=f"ipc://{path}"))
+        except OSError as error:  # zmq.ZMQError is one too
+            self._release()
+            raise EngineDead(f"the engine process cannot be started: {error}") from error
         # ZeroMQ's descriptor says "something may have changed", for both directions.
         self._descriptor = self._socket.FD
         self._loop.add_reader(self._descriptor, self.drain)
@@ -109,6 +110,11 @@ class EngineProcess:
                 data = self._socket.recv(zmq.DONTWAIT)
             except zmq.Again:
                 return
+            if not self._connected:
+                # Both ends hold the socket now: without its name nobody else can, and nothing is
+                # left to tidy up however the two processes end.
+                self._connected = True
+                shutil.rmtree(self._directory, ignore_errors=True)
             message = decode_engine_message(data)
             self._failed = self._failed or isinstance(message, Failed)
             self._on_message(message)
@@ -174,10 +180,13 @@ class EngineProcess:
             return
         self._closed = True
         self._loop.remove_reader(self._descriptor)
-        self._socket.close(linger=0)
-        self._context.term()
         if self._process.stdin is not None:
             self._process.stdin.close()
+        self._release()
+
+    def _release(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
@@ -194,5 +203,6 @@ def _private_socket_path() -> tuple[Path, Path]:
 
 def _death(code: int) -> str:
     if code < 0:
-        return f"the engine process was killed by {signal.Signals(-code).name}"
+        name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
+        return f"the engine process was killed by {name}"
     return f"the engine process exited with code {code}: see its output above"
