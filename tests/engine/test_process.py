@@ -4,6 +4,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import zmq
@@ -140,16 +141,22 @@ class TestRun:
         address: str,
         model: str = "ok",
     ) -> tuple[int, list[EngineMessage]]:
-        with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        launch = Launch(config=EngineConfig(model=model), address=address)
+        with (
+            ThreadPoolExecutor(1) as pool,
+            zmq.Context() as context,
+            context.socket(zmq.PAIR) as socket,
+        ):
             socket.linger = 0
             socket.bind(address)
-            socket.send(encode(Shutdown()))
-            launch = Launch(config=EngineConfig(model=model), address=address)
-            code = run(launch, build)
-            messages = []
-            while socket.poll(0):
+            code = pool.submit(run, launch, build)
+            messages: list[EngineMessage] = []
+            while not messages or not isinstance(messages[-1], Ready | Failed):
+                assert socket.poll(5000)
                 messages.append(decode_engine_message(socket.recv()))
-        return code, messages
+            if isinstance(messages[-1], Ready):
+                socket.send(encode(Shutdown()))
+            return code.result(5), messages
 
     @pytest.fixture
     def address(self, tmp_path_factory: pytest.TempPathFactory) -> str:
