@@ -47,6 +47,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
+        # As in vLLM, callers may write stop="\n" or a list.
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        msgspec.structs.force_setattr(self, "stop", stop)
+        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
         _require(self.temperature >= 0, "temperature", "must be at least 0", self.temperature)
         _require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]", self.top_p)
         _require(self.top_k >= -1, "top_k", "must be -1, 0 or positive", self.top_k)
@@ -106,7 +110,10 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Client to engine: answer with a fresh ``Stats`` (also the liveness probe)."""
+    """Client to engine: answer with one fresh ``Stats`` between two steps.
+
+    It is the liveness probe too: an engine that hangs in a step does not answer.
+    """
 
 
 ClientMessage = GenerateRequest | AbortRequest | Shutdown | Ping
@@ -176,6 +183,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """Engine to client: the engine cannot go on; ``message`` names the cause and the mend."""
 
     message: str
+    kind: Literal["config", "model", "internal"] = "internal"
+    """Which error the client raises: ``ConfigError``, ``ModelLoadError`` or ``EngineDead``."""
 
 
 EngineMessage = StepOutputs | Stats | Ready | LoadProgress | Failed

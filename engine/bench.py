@@ -1,0 +1,331 @@
+"""``python -m engine.bench``: tokens per second of the offline engine, beside ``transformers``.
+
+Rules: fixed prompt and output lengths, EOS ignored, greedy unless a case says otherwise, fresh
+random prompts for every run, one warm-up, then the better of two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from engine.errors import ConfigError, EngineError
+from engine.llm import LLM, TokensPrompt
+from engine.messages import SamplingParams
+
+CONCURRENCIES = (1, 16, 64)
+REPEATS = 2
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``n`` requests at once; ``isl`` and ``osl`` are inclusive ranges of input/output lengths."""
+
+    name: str
+    n: int
+    isl: tuple[int, int]
+    osl: tuple[int, int]
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    shared_prefix: int = 0
+
+
+class CaseFile(msgspec.Struct, frozen=True):
+    """``--cases``: the cases, and the config.json of the model they are meant for."""
+
+    model: dict[str, Any]
+    cases: list[Case]
+
+
+class Workload(msgspec.Struct, frozen=True):
+    prompts: list[list[int]]
+    output_lens: list[int]
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """One JSON line."""
+
+    engine: str
+    case: str
+    s: float
+    out_tok_s: float
+    total_tok_s: float
+
+
+Engine = Callable[[Case, Workload], int]
+"""Generates a workload; returns the number of generated tokens."""
+
+
+def draw(case: Case, vocab_size: int, rng: random.Random) -> Workload:
+    """Fresh random prompts; ids at the ends of the vocabulary, where special tokens live, stay out.
+
+    So the prefix cache helps only within a run, where a case has a ``shared_prefix``.
+    """
+    margin = min(1000, vocab_size // 8)
+    ids = range(margin, vocab_size - margin)
+    shared = rng.choices(ids, k=case.shared_prefix)
+    prompts, output_lens = [], []
+    for _ in range(case.n):
+        prompts.append(shared + rng.choices(ids, k=rng.randint(*case.isl)))
+        output_lens.append(rng.randint(*case.osl))
+    return Workload(prompts, output_lens)
+
+
+def measure(
+    name: str, engine: Engine, case: Case, vocab_size: int, rng: random.Random
+) -> Measurement:
+    """The better of ``REPEATS`` runs."""
+    best: tuple[float, int, int] | None = None
+    for _ in range(REPEATS):
+        workload = draw(case, vocab_size, rng)
+        start = time.perf_counter()
+        generated = engine(case, workload)
+        seconds = time.perf_counter() - start
+        if generated != sum(workload.output_lens):
+            raise EngineError(
+                f"{name} generated {generated} tokens in place of {sum(workload.output_lens)}"
+            )
+        run = (seconds, sum(map(len, workload.prompts)), generated)
+        best = run if best is None else min(best, run)
+    assert best is not None
+    seconds, num_in, num_out = best
+    return Measurement(
+        name, case.name, round(seconds, 3), num_out / seconds, (num_in + num_out) / seconds
+    )
+
+
+def sluice_engine(llm: LLM) -> Engine:
+    def generate(case: Case, workload: Workload) -> int:
+        params = [
+            SamplingParams(
+                temperature=case.temperature,
+                top_p=case.top_p,
+                top_k=case.top_k,
+                ignore_eos=True,
+                max_tokens=length,
+            )
+            for length in workload.output_lens
+        ]
+        prompts = [TokensPrompt(prompt_token_ids=prompt) for prompt in workload.prompts]
+        return sum(len(result.outputs[0].token_ids) for result in llm.generate(prompts, params))
+
+    return generate
+
+
+def transformers_engines(model_dir: Path, num_threads: int | None) -> Iterator[tuple[str, Engine]]:
+    """Static batches through ``generate``, and continuous batching through ``generate_batch``.
+
+    Both run greedily in float32 on the CPU, with scaled_dot_product_attention.
+    """
+    import torch
+    import transformers
+
+    hf: Any = transformers  # half typed
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    model = hf.AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
+
+    @torch.inference_mode()
+    def static(case: Case, workload: Workload) -> int:
+        # All lengths of such a case are equal: padding would only slow it down.
+        (length,) = set(workload.output_lens)
+        ids = torch.tensor(workload.prompts)
+        config = hf.GenerationConfig(
+            max_new_tokens=length, min_new_tokens=length, do_sample=False, pad_token_id=0
+        )
+        output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        return int(output.shape[1] - ids.shape[1]) * len(workload.prompts)
+
+    def continuous(case: Case, workload: Workload) -> int:
+        (length,) = set(workload.output_lens)
+        # -1 is no token: nothing ends early.
+        config = hf.GenerationConfig(
+            max_new_tokens=length, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        outputs = model.generate_batch(workload.prompts, generation_config=config)
+        return sum(len(output.generated_tokens) for output in outputs.values())
+
+    yield "transformers generate", static
+    yield "transformers continuous batching", continuous
+
+
+def compare(
+    engines: Sequence[tuple[str, Engine]],
+    cases: Sequence[Case],
+    vocab_size: int,
+    report: Callable[[Measurement], None],
+) -> list[Measurement]:
+    """Every engine on every case. Engines take turns, so that a busy machine slows all alike."""
+    results = []
+    for case in cases:
+        for name, engine in engines:
+            rng = random.Random(f"{case.name}")
+            engine(case, draw(_warm_up(case), vocab_size, rng))
+            results.append(measure(name, engine, case, vocab_size, rng))
+            report(results[-1])
+    return results
+
+
+def _warm_up(case: Case) -> Case:
+    """The same shapes, a quarter of the output."""
+    short = max(1, case.osl[0] // 4)
+    return msgspec.structs.replace(case, osl=(short, short))
+
+
+def table(results: Sequence[Measurement]) -> Table:
+    """One row a case; ratios are ours over theirs."""
+    names = list(dict.fromkeys(result.engine for result in results))
+    view = Table(title="Output tokens per second")
+    view.add_column("case")
+    for name in names:
+        view.add_column(name, justify="right")
+    for name in names[1:]:
+        view.add_column(f"{names[0]} / {name}", justify="right")
+    for case in dict.fromkeys(result.case for result in results):
+        by_engine = {r.engine: r.out_tok_s for r in results if r.case == case}
+        ours = by_engine[names[0]]
+        cells = [f"{by_engine[name]:,.0f}" for name in names]
+        ratios = [f"{ours / by_engine[name]:.2f}×" for name in names[1:]]
+        view.add_row(case, *cells, *ratios)
+    return view
+
+
+@contextmanager
+def model_folder(model: str | None, config: dict[str, Any] | None) -> Iterator[str]:
+    """``model``, or a folder with random weights of the shape that ``config`` gives."""
+    if model is not None:
+        yield model
+    elif config is None:
+        yield str(Path(__file__).parent / "demo" / "model")
+    else:
+        with tempfile.TemporaryDirectory(prefix="sluice-bench-") as directory:
+            write_random_model(config, Path(directory))
+            yield directory
+
+
+def write_random_model(config: dict[str, Any], directory: Path) -> None:
+    """Speed depends on the shapes only, so the weights may be noise.
+
+    Every tensor repeats one block of noise: drawing billions of numbers would take minutes.
+    """
+    import torch
+    import transformers
+
+    hf: Any = transformers  # half typed
+    (directory / "config.json").write_text(json.dumps(config))
+    parsed = hf.AutoConfig.from_pretrained(directory)
+    dtype = getattr(torch, config.get("torch_dtype", "float32"))
+    with torch.device("meta"):
+        model = hf.AutoModelForCausalLM.from_config(parsed, dtype=dtype)
+    noise = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)) * 0.02
+    model = model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        repeats = -(-parameter.numel() // noise.numel())
+        values = noise.to(dtype).repeat(repeats)[: parameter.numel()]
+        parameter.data.copy_(values.view_as(parameter))
+    model.save_pretrained(directory)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m engine.bench", description=__doc__)
+    parser.add_argument("--model", help="a model folder; the bundled demo model without it")
+    parser.add_argument("--cases", type=Path, help="a JSON file with cases, in place of 1, 16, 64")
+    parser.add_argument("--only", nargs="*", help="names of the cases to run")
+    parser.add_argument("--input-len", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=64)
+    parser.add_argument("--no-transformers", action="store_true", help="measure this engine alone")
+    parser.add_argument("--json", type=Path, help="append one JSON line a measurement to a file")
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--device", default="auto")
+    engine.add_argument("--dtype", default="auto")
+    engine.add_argument("--max-model-len", type=int)
+    engine.add_argument("--max-num-seqs", type=int, default=256)
+    engine.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    engine.add_argument("--gpu-memory-utilization", type=float, default=0.92)
+    engine.add_argument("--num-threads", type=int)
+    return parser.parse_args(arguments)
+
+
+ENGINE_OPTIONS = (
+    "device",
+    "dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "num_threads",
+)
+
+
+def _cases(options: argparse.Namespace) -> tuple[list[Case], dict[str, Any] | None]:
+    isl, osl = options.input_len, options.output_len
+    cases = [Case(f"{n} concurrent", n, (isl, isl), (osl, osl)) for n in CONCURRENCIES]
+    config = None
+    if options.cases is not None:
+        try:
+            file = msgspec.json.decode(options.cases.read_bytes(), type=CaseFile)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{options.cases} cannot be read: {error}") from error
+        cases, config = file.cases, file.model
+    if options.only:
+        unknown = set(options.only) - {case.name for case in cases}
+        if unknown:
+            raise ConfigError(f"no such case: {', '.join(sorted(unknown))}")
+        cases = [case for case in cases if case.name in options.only]
+    return cases, config
+
+
+def _bench(options: argparse.Namespace, console: Console) -> None:
+    cases, config = _cases(options)
+
+    def report(result: Measurement) -> None:
+        line = msgspec.json.encode(
+            msgspec.structs.replace(
+                result,
+                out_tok_s=round(result.out_tok_s, 1),
+                total_tok_s=round(result.total_tok_s, 1),
+            )
+        ).decode()
+        print(line, flush=True)
+        if options.json is not None:
+            with options.json.open("a") as file:
+                file.write(line + "\n")
+
+    with model_folder(options.model, config) as model:
+        settings = {name: getattr(options, name) for name in ENGINE_OPTIONS}
+        llm = LLM(model, skip_tokenizer_init=True, **settings)
+        engines = [("sluice", sluice_engine(llm))]
+        if options.cases is None and not options.no_transformers:
+            engines += transformers_engines(Path(model), options.num_threads)
+        results = compare(engines, cases, llm.info.vocab_size, report)
+    console.print(table(results))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    console = Console(stderr=True)
+    try:
+        _bench(_parse(arguments), console)
+    except EngineError as error:
+        console.print(f"[red]error:[/red] {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

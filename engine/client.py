@@ -1,0 +1,404 @@
+"""The asyncio face of the engine: submit a request, read its stream. Never imports torch.
+
+One background task watches the engine: it restarts a dead one, and one that hangs (work waits, but
+no step ends). Streams in flight then raise ``EngineDead``; they are not replayed, because their
+readers have seen a part already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError, QueueFull
+from engine.messages import (
+    AbortRequest,
+    EngineMessage,
+    Failed,
+    FinishReason,
+    GenerateRequest,
+    LoadProgress,
+    Ping,
+    Ready,
+    RequestOutput,
+    Stats,
+    StepOutputs,
+)
+from engine.transport import EngineProcess, OnExit, OnMessage, Transport
+
+logger = logging.getLogger(__name__)
+
+PING_INTERVAL_S = 1.0
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 30.0
+STABLE_S = 30.0
+"""An engine that lived this long starts over with the shortest backoff."""
+
+_FAILURES: dict[str, type[EngineError]] = {"config": ConfigError, "model": ModelLoadError}
+
+
+class RequestStream(AsyncIterator[RequestOutput]):
+    """The outputs of one request, made by ``EngineClient.submit``; for one reader at a time.
+
+    While the reader is slow, outputs are merged into one, so a stream never holds more than the
+    tokens of its request. The three attributes below count what the engine did, read or not.
+    """
+
+    def __init__(self, client: EngineClient, request_id: str) -> None:
+        self.request_id = request_id
+        self.num_generated_tokens = 0
+        self.num_cached_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        """None until the engine's last word: a closed stream gets it a moment later."""
+        self._client = client
+        self._pending: RequestOutput | None = None
+        self._error: EngineDead | None = None
+        self._wakers: list[asyncio.Future[None]] = []
+
+    async def __anext__(self) -> RequestOutput:
+        """Ends after the output with a finish reason; ``EngineDead`` if the engine died before.
+
+        Cancelling it loses no output.
+        """
+        while self._pending is None:
+            if self._error is not None:
+                raise EngineDead(str(self._error))
+            if self.finish_reason is not None:
+                raise StopAsyncIteration
+            await self._change()
+        output, self._pending = self._pending, None
+        return output
+
+    def close(self) -> None:
+        """Abort the request unless it has finished. Idempotent, never blocks, never raises.
+
+        The engine's last output still comes through for whoever goes on reading.
+        """
+        if not self._done:
+            self._client.abort_nowait(self.request_id)
+
+    async def aclose(self) -> None:
+        """``close``, then wait until the counts are final (at once, if the engine is dead)."""
+        self.close()
+        while not self._done:
+            await self._change()
+
+    @property
+    def _done(self) -> bool:
+        return self.finish_reason is not None or self._error is not None
+
+    async def _change(self) -> None:
+        waker = asyncio.get_running_loop().create_future()
+        self._wakers.append(waker)
+        try:
+            await waker
+        finally:
+            self._wakers.remove(waker)
+
+    def _deliver(self, output: RequestOutput) -> None:
+        self.num_generated_tokens += len(output.new_token_ids)
+        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        self.finish_reason = output.finish_reason
+        self._pending = output if self._pending is None else _merge(self._pending, output)
+        self._wake()
+
+    def _fail(self, error: EngineDead) -> None:
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        for waker in self._wakers:
+            if not waker.done():
+                waker.set_result(None)
+
+
+def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    """``first`` gives up its list of tokens: copying it at every step would be quadratic."""
+    first.new_token_ids.extend(second.new_token_ids)
+    return RequestOutput(
+        request_id=first.request_id,
+        new_token_ids=first.new_token_ids,
+        finish_reason=second.finish_reason,
+        stop_reason=second.stop_reason,
+        num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
+        error=second.error,
+        error_code=second.error_code,
+    )
+
+
+class EngineClient:
+    """Owns one engine process. All methods belong to the event loop that called ``start``."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        on_progress: Callable[[LoadProgress], None] | None = None,
+        max_num_queued_reqs: int = 1024,
+        start_timeout_s: float = 1800.0,
+        hang_timeout_s: float = 120.0,
+        shutdown_timeout_s: float = 5.0,
+        transport: Callable[[EngineConfig, OnMessage, OnExit], Transport] = EngineProcess,
+    ) -> None:
+        """``max_num_queued_reqs`` bounds the requests that have no output yet.
+
+        ``hang_timeout_s`` must exceed the longest step: the engine cannot say a word within one.
+        """
+        self._config = config
+        self._on_progress = on_progress
+        self._max_num_queued_reqs = max_num_queued_reqs
+        self._start_timeout_s = start_timeout_s
+        self._hang_timeout_s = hang_timeout_s
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._make_transport = transport
+        self._transport: Transport | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._closed = False
+        # Of the engine's present life
+        self._starting: asyncio.Future[Ready] | None = None
+        self._info: Ready | None = None
+        self._death = asyncio.Event()
+        self._dead_because = "it has not been started"
+        self._progress_at = 0.0
+        self._pings: deque[asyncio.Future[Stats]] = deque()
+        self._unsent_aborts: set[str] = set()
+        # Live requests; those without an output yet are also in _queued.
+        self._streams: dict[str, RequestStream] = {}
+        self._queued: set[str] = set()
+        self.stats = Stats()
+        """The latest, at most ``PING_INTERVAL_S`` old while the engine answers."""
+
+    # -- life cycle
+
+    async def start(self) -> None:
+        """Returns when the engine serves; else raises what kept it from starting.
+
+        That is ``ModelLoadError``, ``ConfigError`` or ``EngineDead``; nothing is left running.
+        """
+        assert self._supervisor is None, "an EngineClient starts once"
+        await self._launch()
+        self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
+        self._supervisor.add_done_callback(_report_crash)
+
+    async def close(self) -> None:
+        """Live streams end with an error output, the engine stops. Idempotent; no process stays."""
+        if self._closed:
+            return
+        self._closed = True
+        self._info = None
+        self._dead_because = "it was shut down"
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        for stream in self._take_streams():
+            stream._deliver(
+                RequestOutput(
+                    request_id=stream.request_id,
+                    new_token_ids=[],
+                    finish_reason="error",
+                    error="the server is shutting down",
+                    error_code="internal",
+                )
+            )
+        if self._transport is not None:
+            await self._transport.stop(self._shutdown_timeout_s)
+
+    @property
+    def info(self) -> Ready:
+        """Of the running engine (``EngineDead`` while none runs)."""
+        if self._info is None:
+            raise EngineDead(f"the engine is not running: {self._dead_because}")
+        return self._info
+
+    @property
+    def ready(self) -> bool:
+        """Requests are served: the engine lives, has loaded, and was not found hanging."""
+        return self._info is not None
+
+    # -- requests
+
+    def submit(self, request: GenerateRequest) -> RequestStream:
+        """Queue a request; never blocks. ``EngineDead``, or ``QueueFull`` with nothing queued."""
+        _ = self.info
+        assert request.request_id not in self._streams, "request ids are unique while in flight"
+        if len(self._queued) >= self._max_num_queued_reqs:
+            raise QueueFull(
+                f"{len(self._queued)} requests wait for the engine already "
+                f"(max_num_queued_reqs = {self._max_num_queued_reqs}): try again later"
+            )
+        assert self._transport is not None
+        self._transport.send(request)
+        stream = RequestStream(self, request.request_id)
+        self._streams[request.request_id] = stream
+        self._queued.add(request.request_id)
+        return stream
+
+    def abort_nowait(self, request_id: str) -> None:
+        """The engine forgets the request and answers with its last output. Unknown ids: nothing."""
+        if request_id in self._streams:
+            self._unsent_aborts.add(request_id)
+            self._send_aborts()
+
+    async def abort(self, request_id: str) -> None:
+        """``abort_nowait``, then wait until the engine has forgotten the request."""
+        if (stream := self._streams.get(request_id)) is not None:
+            await stream.aclose()
+
+    async def fetch_stats(self) -> Stats:
+        """A fresh snapshot, taken between two steps (``EngineDead``)."""
+        _ = self.info
+        return await self._ping()
+
+    # -- messages
+
+    def _on_message(self, message: EngineMessage) -> None:
+        match message:
+            case StepOutputs():
+                self._progress_at = time.monotonic()
+                self._dispatch(message.outputs)
+            case Stats():
+                self._on_stats(message)
+            case LoadProgress():
+                if self._on_progress is not None:
+                    self._on_progress(message)
+            case Ready():
+                if self._starting is not None and not self._starting.done():
+                    self._starting.set_result(message)
+            case Failed():
+                self._died(_FAILURES.get(message.kind, EngineDead)(message.message))
+
+    def _dispatch(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            request_id = output.request_id
+            stream = self._streams.get(request_id)
+            if stream is None:
+                continue
+            self._queued.discard(request_id)
+            if output.finish_reason is not None:
+                del self._streams[request_id]
+            stream._deliver(output)
+
+    def _on_stats(self, stats: Stats) -> None:
+        working = stats.num_running + stats.num_waiting > 0
+        if not working or stats.num_steps != self.stats.num_steps:
+            self._progress_at = time.monotonic()
+        self.stats = stats
+        if self._pings:
+            waiter = self._pings.popleft()
+            if not waiter.done():
+                waiter.set_result(stats)
+
+    def _ping(self) -> asyncio.Future[Stats]:
+        assert self._transport is not None
+        self._transport.send(Ping())
+        waiter: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        self._pings.append(waiter)
+        return waiter
+
+    def _send_aborts(self) -> None:
+        if not self._unsent_aborts or self._info is None or self._transport is None:
+            return
+        try:
+            self._transport.send(AbortRequest(list(self._unsent_aborts)))
+        except QueueFull:
+            return  # sent again with the next ping
+        self._unsent_aborts.clear()
+
+    # -- death and restart
+
+    async def _launch(self) -> None:
+        self._starting = asyncio.get_running_loop().create_future()
+        self._death = asyncio.Event()
+        self._transport = self._make_transport(self._config, self._on_message, self._on_exit)
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                info = await self._starting
+        except TimeoutError:
+            await self._transport.stop(0)
+            raise EngineDead(f"the engine did not start in {self._start_timeout_s:g} s") from None
+        except BaseException:
+            await self._transport.stop(0)
+            raise
+        self.stats = Stats()
+        self._progress_at = time.monotonic()
+        self._info = info
+
+    def _on_exit(self, reason: str) -> None:
+        self._died(EngineDead(reason))
+
+    def _died(self, error: EngineError) -> None:
+        """The one place where an engine's life ends for its streams; the first cause counts."""
+        if self._starting is not None and not self._starting.done():
+            self._starting.set_exception(error)
+        if self._info is None:
+            return
+        self._info = None
+        self._dead_because = str(error)
+        for waiter in self._pings:
+            if not waiter.done():
+                waiter.set_exception(EngineDead(str(error)))
+                waiter.exception()  # nobody need be waiting
+        self._pings.clear()
+        self._unsent_aborts.clear()
+        for stream in self._take_streams():
+            stream._fail(EngineDead(str(error)))
+        self._death.set()
+
+    def _take_streams(self) -> list[RequestStream]:
+        streams = list(self._streams.values())
+        self._streams.clear()
+        self._queued.clear()
+        return streams
+
+    async def _supervise(self) -> None:
+        backoff_s = MIN_BACKOFF_S
+        while True:
+            started_at = time.monotonic()
+            await self._watch()
+            if time.monotonic() - started_at > STABLE_S:
+                backoff_s = MIN_BACKOFF_S
+            logger.error("engine died, restarting: %s", self._dead_because)
+            assert self._transport is not None
+            await self._transport.stop(0)
+            backoff_s = await self._restart(backoff_s)
+
+    async def _watch(self) -> None:
+        """Returns when the engine is dead; one that hangs is declared so."""
+        interval_s = min(PING_INTERVAL_S, self._hang_timeout_s / 4)
+        while True:
+            try:
+                async with asyncio.timeout(interval_s):
+                    await self._death.wait()
+                return
+            except TimeoutError:
+                pass
+            assert self._transport is not None
+            self._transport.drain()  # what came while this event loop was busy counts
+            if time.monotonic() - self._progress_at > self._hang_timeout_s:
+                self._died(EngineDead(f"the engine made no progress in {self._hang_timeout_s:g} s"))
+                return
+            self._send_aborts()
+            with contextlib.suppress(QueueFull):  # it does not read: the hang timeout decides
+                self._ping()
+
+    async def _restart(self, backoff_s: float) -> float:
+        """Returns the backoff of the next death."""
+        while True:
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+            try:
+                await self._launch()
+            except EngineError as error:
+                self._dead_because = str(error)
+                logger.error("engine did not start, next try in %.1f s: %s", backoff_s, error)
+            else:
+                return backoff_s
+
+
+def _report_crash(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.critical("the engine's supervisor crashed", exc_info=error)

@@ -1,0 +1,126 @@
+"""Token ids to the text a client may see now: whole characters, and no part of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.messages import RequestOutput
+from engine.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Incremental, one per request; every token and character is looked at once.
+
+    The joined text does not depend on how the ids were split. The stop string whose last character
+    comes first wins; among those that end together, the longest.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ) -> None:
+        """``min_tokens``: stop strings inside the text of the first so many tokens do not count."""
+        self._decoder = tokenizer.text_decoder(skip_special_tokens=skip_special_tokens)
+        # The longest first: the first to report an end is the longest that ends there.
+        self._stops = [_StopString(text) for text in sorted(set(stop), key=len, reverse=True)]
+        self._include_stop = include_stop_str_in_output
+        self._eos_token_ids = tokenizer.eos_token_ids
+        self._tokens_to_ignore = min_tokens
+        self._held = ""
+        self.stopped: str | None = None
+        """The stop string that was hit; from then on there is no more text."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that is safe to emit now, possibly empty."""
+        if self.stopped is not None:
+            return ""
+        free = ""
+        if self._tokens_to_ignore:
+            free = self._decoder.push(token_ids[: self._tokens_to_ignore])
+            token_ids, ignored = token_ids[self._tokens_to_ignore :], len(token_ids)
+            self._tokens_to_ignore = max(0, self._tokens_to_ignore - ignored)
+        text = self._decoder.push(token_ids)
+        return free + (self._scan(text) if self._stops else text)
+
+    def push_output(self, output: RequestOutput) -> str:
+        """``push`` for an engine's output; with its finish reason, all the rest too.
+
+        A token that stopped the generation (EOS, or one of ``stop_token_ids``) is no text.
+        """
+        token_ids = output.new_token_ids
+        if output.finish_reason == "stop" and token_ids and not self._include_stop:
+            last = token_ids[-1]
+            if last == output.stop_reason or last in self._eos_token_ids:
+                token_ids = token_ids[:-1]
+        text = self.push(token_ids)
+        return text if output.finish_reason is None else text + self.finish()
+
+    def finish(self) -> str:
+        """The rest, when generation ended by itself."""
+        if self.stopped is not None:
+            return ""
+        text = self._decoder.finish()
+        if self._stops:
+            text = self._scan(text)
+        rest, self._held = self._held, ""
+        return text if self.stopped is not None else text + rest
+
+    def _scan(self, text: str) -> str:
+        end, hit = len(text), None
+        for stop in self._stops:
+            found = stop.scan(text, end)
+            if found is not None and (hit is None or found < end):
+                end, hit = found, stop
+        text = self._held + text
+        if hit is not None:
+            end += len(self._held)
+            self._held, self.stopped = "", hit.text
+            return text[:end] if self._include_stop else text[: end - len(hit.text)]
+        held = max(stop.matched for stop in self._stops)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+
+class _StopString:
+    """Knuth, Morris and Pratt's automaton: O(1) per character whatever the text and the pattern."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.matched = 0
+        """Length of the longest proper prefix of ``text`` that the scanned text ends with."""
+        self._fallback = _borders(text)
+
+    def scan(self, chunk: str, limit: int) -> int | None:
+        """The index just after the first match that ends in ``chunk[:limit]``, None without one."""
+        pattern, fallback, matched = self.text, self._fallback, self.matched
+        index = 0
+        while index < limit:
+            if matched == 0:
+                index = chunk.find(pattern[0], index, limit)
+                if index < 0:
+                    break
+            char = chunk[index]
+            while matched and pattern[matched] != char:
+                matched = fallback[matched]
+            matched += pattern[matched] == char
+            index += 1
+            if matched == len(pattern):
+                return index
+        self.matched = matched
+        return None
+
+
+def _borders(pattern: str) -> list[int]:
+    """``borders[n]``: the longest proper prefix of ``pattern[:n]`` that is also its suffix."""
+    borders = [0, 0]
+    for end in range(1, len(pattern)):
+        length = borders[end]
+        while length and pattern[length] != pattern[end]:
+            length = borders[length]
+        borders.append(length + (pattern[length] == pattern[end]))
+    return borders

@@ -1,0 +1,237 @@
+"""The engine process: receive, step, send; one message a step.
+
+Started by ``engine.transport`` as ``python -m engine.process``, told what to do by the first line
+of its stdin, and gone as soon as that pipe closes: no gateway, no engine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import zmq
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineError, ModelLoadError
+from engine.messages import (
+    AbortRequest,
+    ClientMessage,
+    EngineMessage,
+    Failed,
+    GenerateRequest,
+    LoadProgress,
+    Ping,
+    Ready,
+    RequestOutput,
+    Shutdown,
+    Stats,
+    StepOutputs,
+    decode_client_message,
+    encode,
+)
+from engine.tokenizer import Tokenizer
+from engine.transport import Launch
+
+if TYPE_CHECKING:
+    from grammar.compiler import GrammarCompiler
+
+logger = logging.getLogger(__name__)
+
+SEND_HIGH_WATER_MARK = 1000
+"""Messages a client may be behind before the engine waits for it."""
+LINGER_MS = 1000
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+OnProgress = Callable[[LoadProgress], None]
+
+
+class Core(Protocol):
+    """What the loop needs of ``engine.core.EngineCore``."""
+
+    @property
+    def has_unfinished(self) -> bool: ...
+
+    def add_request(self, request: GenerateRequest) -> None: ...
+
+    def abort(self, request_ids: list[str]) -> None: ...
+
+    def step(self) -> list[RequestOutput]: ...
+
+    def stats(self) -> Stats: ...
+
+
+class Engine(msgspec.Struct, frozen=True):
+    """A loaded model, ready to step."""
+
+    core: Core
+    ready: Ready
+
+
+def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
+    """Loads the model and wires the core to it (``ModelLoadError``, ``ConfigError``)."""
+    # Imported here, so that the client hears from the engine before torch is there.
+    from engine.core import EngineCore
+    from engine.runner import load_runner
+
+    tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(config.model_dir)
+    runner = load_runner(config, on_progress=on_progress)
+    eos_token_ids = frozenset(runner.eos_token_ids)
+    if tokenizer is not None:
+        eos_token_ids |= tokenizer.eos_token_ids
+    core = EngineCore(
+        config,
+        runner,
+        max_model_len=runner.max_model_len,
+        eos_token_ids=eos_token_ids,
+        grammar=_grammar_compiler(tokenizer, eos_token_ids, runner.vocab_size),
+    )
+    ready = Ready(
+        model=config.model,
+        max_model_len=runner.max_model_len,
+        vocab_size=runner.vocab_size,
+        block_size=config.block_size,
+        num_blocks=runner.num_blocks,
+        device=str(runner.device),
+        pid=os.getpid(),
+    )
+    return Engine(core, ready)
+
+
+def _grammar_compiler(
+    tokenizer: Tokenizer | None, eos_token_ids: frozenset[int], logits_width: int
+) -> GrammarCompiler | None:
+    """None where no grammar can be followed: token ids mean nothing, or no token ends a text."""
+    if tokenizer is None or not eos_token_ids:
+        return None
+    from grammar.compiler import GrammarCompiler
+    from grammar.vocabulary import Vocabulary
+
+    return GrammarCompiler(
+        Vocabulary(
+            tokenizer.vocabulary(),
+            eos_token_ids,
+            tokenizer.special_ids,
+            logits_width,
+            encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        )
+    )
+
+
+def serve(core: Core, socket: zmq.Socket[bytes]) -> None:
+    """Steps until told to shut down; blocks on the socket while there is nothing to do."""
+    while True:
+        moved = False
+        for message in _received(socket, wait=not core.has_unfinished):
+            if isinstance(message, Shutdown):
+                return
+            moved |= _handle(message, core, socket)
+        if moved or core.has_unfinished:
+            outputs = core.step()
+            if outputs:
+                _send(socket, StepOutputs(outputs))
+
+
+def _received(socket: zmq.Socket[bytes], *, wait: bool) -> Iterator[ClientMessage]:
+    """All that has arrived; with ``wait`` at least one."""
+    try:
+        if wait:
+            yield decode_client_message(socket.recv())
+        while True:
+            yield decode_client_message(socket.recv(zmq.DONTWAIT))
+    except zmq.Again:
+        return
+
+
+def _handle(message: ClientMessage, core: Core, socket: zmq.Socket[bytes]) -> bool:
+    """True if the core has something to do or to tell."""
+    match message:
+        case GenerateRequest():
+            core.add_request(message)
+        case AbortRequest():
+            core.abort(message.request_ids)
+        case Ping():
+            _send(socket, core.stats())
+            return False
+    return True
+
+
+def _send(socket: zmq.Socket[bytes], message: EngineMessage) -> None:
+    socket.send(encode(message))
+
+
+def run(launch: Launch, build: Callable[[EngineConfig, OnProgress], Engine]) -> int:
+    """One engine's life at ``launch.address``. Returns the exit code; failures go to the client."""
+    context = zmq.Context()
+    socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+    socket.sndhwm = SEND_HIGH_WATER_MARK
+    socket.linger = LINGER_MS
+    socket.connect(launch.address)
+    try:
+        _send(socket, LoadProgress("starting", 0.0))
+        engine = build(launch.config, lambda progress: _send(socket, progress))
+        _tune_gc()
+        _send(socket, engine.ready)
+        serve(engine.core, socket)
+    except Exception as error:
+        _send(socket, _failure(error))
+        return 1
+    finally:
+        socket.close()
+        context.term()
+    return 0
+
+
+def _failure(error: Exception) -> Failed:
+    match error:
+        case ConfigError():
+            return Failed(str(error), "config")
+        case ModelLoadError():
+            return Failed(str(error), "model")
+        case EngineError():
+            return Failed(str(error))
+    logger.error("the engine failed", exc_info=error)
+    line = " ".join(str(error).split())
+    return Failed(f"the engine failed: {type(error).__name__}: {line}")
+
+
+def _tune_gc() -> None:
+    """Steps make few cycles, and a full collection over torch's objects takes tens of ms."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
+def _die_with_the_client() -> None:
+    """No orphan, however the client ends: it holds the other end of stdin."""
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="client-watch", daemon=True).start()
+    if sys.platform == "linux":
+        # Reaches a stopped or deadlocked engine too, which runs no thread.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(build: Callable[[EngineConfig, OnProgress], Engine] = build_engine) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client decides when the engine stops
+    faulthandler.enable()
+    logging.basicConfig(format="engine: %(levelname)s: %(message)s", level=logging.INFO)
+    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    _die_with_the_client()
+    return run(launch, build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""Text to token ids and back, from a model folder's ``tokenizer.json``. Never imports torch.
+
+Encoding is the ``tokenizers`` library's. Decoding goes through a table with the exact bytes of
+every id, so that a stream of ids becomes text in O(1) per token, and a grammar can be compiled
+against the bytes that the model really emits.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from engine.errors import ModelLoadError
+
+METASPACE = "▁"
+
+
+class Tokenizer:
+    """Encodes and decodes. Safe to share between threads."""
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, eos_token_ids: frozenset[int] = frozenset()
+    ) -> None:
+        """Raises ``ModelLoadError`` when the tokenizer's decoder is of an unsupported kind."""
+        # A file may carry the truncation and padding of the training run: never for serving.
+        backend.no_truncation()
+        backend.no_padding()
+        added = backend.get_added_tokens_decoder()
+        self._backend = backend
+        self._decoding = _Decoding.parse(json.loads(backend.to_str())["decoder"])
+        self._token_bytes = _byte_table(backend, self._decoding)
+        self.vocab_size = len(self._token_bytes)
+        """One more than the highest id. A model's logits may be wider (padding)."""
+        self.eos_token_ids = eos_token_ids
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+
+    @classmethod
+    def load(cls, model_dir: Path) -> Tokenizer:
+        """Reads ``tokenizer.json`` and whatever says which ids end a text (``ModelLoadError``)."""
+        path = Path(model_dir) / "tokenizer.json"
+        if not path.is_file():
+            raise ModelLoadError(
+                f"{path} does not exist: the model folder needs its tokenizer.json "
+                "(or set skip_tokenizer_init and send token ids)"
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ModelLoadError(f"{path} cannot be read: {error}") from error
+        return cls(backend, eos_token_ids=_eos_token_ids(Path(model_dir), backend))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``. A rendered chat already holds its BOS: encode it without."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ``token_ids``; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
+        decoder = self.text_decoder(skip_special_tokens=skip_special_tokens)
+        return decoder.push(token_ids) + decoder.finish()
+
+    def text_decoder(self, *, skip_special_tokens: bool = True) -> TextDecoder:
+        return TextDecoder(self, skip_special_tokens=skip_special_tokens)
+
+    def vocabulary(self) -> list[bytes]:
+        """The exact bytes of each id; ``b""`` for special tokens and for holes in the ids."""
+        special = self.special_ids
+        return [b"" if i in special else data for i, data in enumerate(self._token_bytes)]
+
+
+class TextDecoder:
+    """Ids to text, incrementally: any split of the ids gives the same text when joined."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._table = tokenizer._token_bytes
+        self._skipped: frozenset[int] = (
+            tokenizer.special_ids if skip_special_tokens else frozenset()
+        )
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        decoding = tokenizer._decoding
+        self._spaces_to_strip = decoding.strip_leading
+        self._backend = tokenizer._backend if decoding.first_drops_metaspace else None
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that became certain; an unfinished UTF-8 sequence is held back."""
+        table, skipped = self._table, self._skipped
+        known = [i for i in token_ids if 0 <= i < len(table) and i not in skipped]
+        data = b"".join([table[i] for i in known])
+        if self._backend is not None and known:
+            data = self._without_metaspace(known, data)
+        return self._strip(self._utf8.decode(data))
+
+    def finish(self) -> str:
+        """The rest: U+FFFD where the last token left a UTF-8 sequence unfinished."""
+        return self._strip(self._utf8.decode(b"", final=True))
+
+    def _without_metaspace(self, known: list[int], data: bytes) -> bytes:
+        """The Metaspace decoder drops every metaspace of the first token of a text."""
+        assert self._backend is not None
+        first = known[0]
+        token = self._backend.id_to_token(first) or ""
+        self._backend = None
+        if METASPACE not in token:
+            return data
+        rest = data[len(self._table[first]) :]
+        return token.replace(METASPACE, "").encode() + rest
+
+    def _strip(self, text: str) -> str:
+        while self._spaces_to_strip and text:
+            if text[0] != " ":
+                self._spaces_to_strip = 0
+                break
+            text = text[1:]
+            self._spaces_to_strip -= 1
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoding:
+    """What a ``decoder`` section of a tokenizer.json does to tokens."""
+
+    byte_level: bool = False
+    byte_fallback: bool = False
+    replacements: tuple[tuple[str, str], ...] = ()
+    strip_leading: int = 0
+    first_drops_metaspace: bool = False
+
+    @classmethod
+    def parse(cls, section: dict[str, Any] | None) -> _Decoding:
+        steps = _flatten(section)
+        if [step["type"] for step in steps] == ["ByteLevel"]:
+            return cls(byte_level=True)
+        byte_fallback, fused, strip, drops = False, False, 0, False
+        replacements: list[tuple[str, str]] = []
+        for step in steps:
+            match step:
+                case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+                    replacements.append((old, new))
+                case {"type": "ByteFallback"}:
+                    byte_fallback = True
+                case {"type": "Fuse"}:
+                    fused = True
+                case {"type": "Strip", "content": " ", "start": int(start), "stop": 0} if fused:
+                    strip = start
+                case {"type": "Metaspace", "replacement": str(char)} if not fused:
+                    replacements.append((char, " "))
+                    drops = char == METASPACE and step.get("prepend_scheme", "always") != "never"
+                case _:
+                    raise _unsupported(section)
+        if not replacements:
+            raise _unsupported(section)
+        return cls(False, byte_fallback, tuple(replacements), strip, drops)
+
+    def token_bytes(self, token: str) -> bytes:
+        if self.byte_level:
+            alphabet = _byte_level_alphabet()
+            try:
+                return bytes([alphabet[char] for char in token])
+            except KeyError:  # an added token outside the alphabet stands for itself
+                return token.encode()
+        for old, new in self.replacements:
+            token = token.replace(old, new)
+        if self.byte_fallback and len(token) == 6 and token[:3] == "<0x" and token[5] == ">":
+            try:
+                return bytes([int(token[3:5], 16)])
+            except ValueError:
+                pass
+        return token.encode()
+
+
+def _flatten(section: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if section is None:
+        return []
+    if section["type"] == "Sequence":
+        return [step for part in section["decoders"] for step in _flatten(part)]
+    return [section]
+
+
+def _unsupported(section: dict[str, Any] | None) -> ModelLoadError:
+    return ModelLoadError(
+        f"the tokenizer's decoder {json.dumps(section)} is not supported: byte-level BPE and "
+        "SentencePiece (Replace or Metaspace, ByteFallback, Fuse, Strip) are"
+    )
+
+
+def _byte_table(backend: tokenizers.Tokenizer, decoding: _Decoding) -> list[bytes]:
+    tokens: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    table = [b""] * (max(tokens.values(), default=-1) + 1)
+    for token, token_id in tokens.items():
+        table[token_id] = decoding.token_bytes(token)
+    return table
+
+
+@cache
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte, inverted (Radford et al. 2019, ``encoder.py``)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def _eos_token_ids(model_dir: Path, backend: tokenizers.Tokenizer) -> frozenset[int]:
+    """generation_config.json knows best (several ids), then config.json, then the tokenizer's."""
+    for name in ("generation_config.json", "config.json"):
+        ids = read_json(model_dir / name).get("eos_token_id")
+        if ids is not None:
+            return frozenset([ids] if isinstance(ids, int) else ids)
+    token = token_text(read_json(model_dir / "tokenizer_config.json").get("eos_token"))
+    token_id: int | None = None if token is None else backend.token_to_id(token)
+    return frozenset() if token_id is None else frozenset([token_id])
+
+
+def token_text(token: object) -> str | None:
+    """A special token of tokenizer_config.json is a string or a serialized ``AddedToken``."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in ``path``, ``{}`` when there is no such file (``ModelLoadError``)."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object")
+    return value

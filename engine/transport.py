@@ -1,0 +1,208 @@
+"""The engine process as its client sees it: spawned, spoken to over a private socket, and buried.
+
+Nothing of one engine process outlives it: a restart makes a new folder, socket and process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineDead, QueueFull
+from engine.messages import (
+    ClientMessage,
+    EngineMessage,
+    Failed,
+    Shutdown,
+    decode_engine_message,
+    encode,
+)
+
+MAX_SOCKET_PATH = 107
+"""Bytes that ``sockaddr_un.sun_path`` holds on Linux, without its final NUL."""
+MAX_DRAINED = 64
+"""Messages taken in one go, before other tasks of the event loop get their turn."""
+SEND_HIGH_WATER_MARK = 4096
+"""Messages queued towards an engine that does not read, before submitting is refused."""
+LAST_WORDS_S = 0.2
+"""How long a message sent just before an orderly exit may take to come through."""
+
+OnMessage = Callable[[EngineMessage], None]
+OnExit = Callable[[str], None]
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a new engine process reads from the first line of its stdin, as JSON."""
+
+    config: EngineConfig
+    address: str
+
+
+class Transport(Protocol):
+    """One life of one engine. Callbacks come on the event loop it was made on."""
+
+    def send(self, message: ClientMessage) -> None:
+        """Never blocks. ``QueueFull`` when the engine has stopped reading."""
+
+    def drain(self) -> None:
+        """Deliver what has arrived already."""
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ask it to shut down; after ``timeout_s`` kill it. Returns with nothing left over."""
+
+
+class EngineProcess:
+    """A ``Transport``: ``python -m engine.process`` at the other end of a ZeroMQ pair."""
+
+    module = "engine.process"
+
+    def __init__(self, config: EngineConfig, on_message: OnMessage, on_exit: OnExit) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_message, self._on_exit = on_message, on_exit
+        self._exited = asyncio.Event()
+        self._connected = self._failed = self._closed = False
+        self._directory, path = _private_socket_path()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        try:
+            self._socket.sndhwm = SEND_HIGH_WATER_MARK
+            self._socket.bind(f"ipc://{path}")
+            self._process = self._spawn(Launch(config=config, address=f"ipc://{path}"))
+        except OSError as error:  # zmq.ZMQError is one too
+            self._release()
+            raise EngineDead(f"the engine process cannot be started: {error}") from error
+        # ZeroMQ's descriptor says "something may have changed", for both directions.
+        self._descriptor = self._socket.FD
+        self._loop.add_reader(self._descriptor, self.drain)
+        threading.Thread(target=self._wait, name="engine-exit", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: ClientMessage) -> None:
+        try:
+            self._socket.send(encode(message), zmq.DONTWAIT)
+        except zmq.Again:
+            raise QueueFull("the engine does not take requests: try again later") from None
+        # Sending may have eaten the descriptor's signal for messages that wait to be read.
+        self._loop.call_soon(self.drain)
+
+    def drain(self) -> None:
+        for _ in range(MAX_DRAINED):
+            if self._closed:
+                return
+            try:
+                data = self._socket.recv(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            if not self._connected:
+                # Both ends hold the socket now: without its name nobody else can, and nothing is
+                # left to tidy up however the two processes end.
+                self._connected = True
+                shutil.rmtree(self._directory, ignore_errors=True)
+            message = decode_engine_message(data)
+            self._failed = self._failed or isinstance(message, Failed)
+            self._on_message(message)
+        self._loop.call_soon(self.drain)
+
+    async def stop(self, timeout_s: float) -> None:
+        try:
+            if not self._exited.is_set() and timeout_s > 0:
+                await self._ask_to_stop(timeout_s)
+        finally:
+            # No await from here on: a cancelled stop must not leave a process either.
+            if self._process.poll() is None:
+                self._process.kill()
+            self._close()
+        await self._exited.wait()
+
+    async def _ask_to_stop(self, timeout_s: float) -> None:
+        try:
+            self.send(Shutdown())
+            async with asyncio.timeout(timeout_s):
+                await self._exited.wait()
+        except (QueueFull, TimeoutError):
+            pass
+
+    def _spawn(self, launch: Launch) -> subprocess.Popen[bytes]:
+        # The child resolves imports exactly as this process does, whatever its own defaults are.
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", self.module],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            process_group=0,  # Ctrl-C in a terminal is for the gateway, which stops the engine
+        )
+        assert process.stdin is not None
+        try:
+            process.stdin.write(msgspec.json.encode(launch) + b"\n")
+            process.stdin.flush()  # left open: its end tells the engine that its client died
+        except BrokenPipeError:
+            pass  # it is dead already, which _wait reports
+        return process
+
+    def _wait(self) -> None:
+        code = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is to be told
+            self._loop.call_soon_threadsafe(self._died, code)
+
+    def _died(self, code: int) -> None:
+        self._exited.set()
+        self.drain()
+        if code >= 0 and not self._failed and not self._closed:
+            self._loop.call_later(LAST_WORDS_S, self._report, code)
+        else:
+            self._report(code)
+
+    def _report(self, code: int) -> None:
+        self.drain()
+        if not self._closed:
+            self._close()
+            self._on_exit(_death(code))
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._descriptor)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._release()
+
+    def _release(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _private_socket_path() -> tuple[Path, Path]:
+    """A new folder that only this user may enter, and a path in it that fits a socket's name."""
+    for parent in (None, "/tmp"):
+        directory = Path(tempfile.mkdtemp(prefix="sluice-", dir=parent))
+        path = directory / "engine"
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+            return directory, path
+        directory.rmdir()
+    raise ConfigError(f"no folder for a socket: TMPDIR is too long ({tempfile.gettempdir()})")
+
+
+def _death(code: int) -> str:
+    if code < 0:
+        name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
+        return f"the engine process was killed by {name}"
+    return f"the engine process exited with code {code}: see its output above"

@@ -1,0 +1,155 @@
+"""A deterministic core without a model, and an engine process that serves it.
+
+Token ``n`` of a request is ``prompt[n % len(prompt)] + 1``. Special first prompt tokens make it
+misbehave: see ``Trap``.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+import time
+from collections import deque
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, ModelLoadError
+from engine.messages import (
+    FinishReason,
+    GenerateRequest,
+    LoadProgress,
+    Ready,
+    RequestOutput,
+    Stats,
+)
+from engine.process import Engine, OnProgress, main
+from engine.transport import EngineProcess
+
+STEP_S = 0.001
+
+
+class Trap(enum.IntEnum):
+    RAISE = 1_000_001
+    HANG = 1_000_002
+    STALL = 1_000_003
+    """The loop goes on, but no step makes progress."""
+    EXIT = 1_000_004
+    SLOW = 1_000_005
+    """50 ms a step."""
+
+
+class StandInCore:
+    """One token per running request and step; four blocks per request."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.num_blocks = 4 * config.max_num_seqs
+        self.waiting: deque[GenerateRequest] = deque()
+        self.running: dict[str, tuple[GenerateRequest, int]] = {}
+        self.outputs: list[RequestOutput] = []
+        self.num_steps = self.generation_tokens = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.waiting or self.running or self.outputs)
+
+    def add_request(self, request: GenerateRequest) -> None:
+        self.waiting.append(request)
+
+    def abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            queued = next((r for r in self.waiting if r.request_id == request_id), None)
+            if queued is not None:
+                self.waiting.remove(queued)
+            elif self.running.pop(request_id, None) is None:
+                continue
+            self.outputs.append(RequestOutput(request_id, [], "abort"))
+
+    def step(self) -> list[RequestOutput]:
+        outputs, self.outputs = self.outputs, []
+        while self.waiting and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting.popleft()
+            self.running[request.request_id] = (request, 0)
+        if not self.running or self._spring_traps():
+            return outputs
+        time.sleep(STEP_S)
+        self.num_steps += 1
+        outputs.extend(self._advance(request_id) for request_id in list(self.running))
+        return outputs
+
+    def stats(self) -> Stats:
+        return Stats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_total_blocks=self.num_blocks,
+            num_free_blocks=self.num_blocks - 4 * len(self.running),
+            num_steps=self.num_steps,
+            generation_tokens=self.generation_tokens,
+        )
+
+    def _advance(self, request_id: str) -> RequestOutput:
+        request, done = self.running[request_id]
+        prompt = request.prompt_token_ids
+        self.running[request_id] = (request, done + 1)
+        self.generation_tokens += 1
+        finish_reason: FinishReason | None = None
+        if done + 1 == request.params.max_tokens:
+            del self.running[request_id]
+            finish_reason = "length"
+        token = prompt[done % len(prompt)] + 1
+        return RequestOutput(request_id, [token], finish_reason, None, len(prompt) // 2)
+
+    def _spring_traps(self) -> bool:
+        first = {request.prompt_token_ids[0] for request, _ in self.running.values()}
+        if Trap.RAISE in first:
+            raise RuntimeError("a kernel\nfailed")
+        if Trap.EXIT in first:
+            os._exit(7)
+        if Trap.HANG in first:
+            time.sleep(3600)
+        if Trap.SLOW in first:
+            time.sleep(0.05)
+        if Trap.STALL in first:
+            time.sleep(STEP_S)
+        return Trap.STALL in first
+
+
+def expected_tokens(prompt: list[int], num_tokens: int) -> list[int]:
+    return [prompt[n % len(prompt)] + 1 for n in range(num_tokens)]
+
+
+def build(config: EngineConfig, on_progress: OnProgress) -> Engine:
+    """``config.model`` names how loading ends."""
+    on_progress(LoadProgress("reading", 0.5))
+    match config.model:
+        case "missing":
+            raise ModelLoadError("missing does not exist: give a model folder")
+        case "wrong":
+            raise ConfigError("block_size must be less")
+        case "broken":
+            raise KeyError("lm_head")
+        case "crash":
+            os._exit(9)
+        case "endless":
+            time.sleep(3600)
+    core = StandInCore(config)
+    ready = Ready(
+        model=config.model,
+        max_model_len=1 << 20,
+        vocab_size=1 << 21,
+        block_size=config.block_size,
+        num_blocks=core.num_blocks,
+        device="cpu",
+        pid=os.getpid(),
+    )
+    return Engine(core, ready)
+
+
+class StandInProcess(EngineProcess):
+    """The real transport, with this module at its other end."""
+
+    module = "tests.engine.stand_in"
+
+
+if __name__ == "__main__":
+    sys.exit(main(build))

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import zmq
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineDead, ModelLoadError
+from engine.messages import (
+    AbortRequest,
+    ClientMessage,
+    EngineMessage,
+    Failed,
+    GenerateRequest,
+    LoadProgress,
+    Ping,
+    Ready,
+    SamplingParams,
+    Shutdown,
+    Stats,
+    StepOutputs,
+    decode_engine_message,
+    encode,
+)
+from engine.process import Engine, OnProgress, run, serve
+from engine.transport import Launch
+from tests.engine.stand_in import StandInCore, build, expected_tokens
+
+CONFIG = EngineConfig(model="ok", max_num_seqs=8)
+
+
+class Server:
+    """``serve`` in a thread, at the other end of a pair of sockets."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.core = StandInCore(CONFIG)
+        self.socket = context.socket(zmq.PAIR)
+        self.socket.rcvtimeo = 5000
+        self.socket.linger = 0
+        self.socket.bind("inproc://engine")
+        self._theirs = context.socket(zmq.PAIR)
+        self._theirs.connect("inproc://engine")
+        self.thread = threading.Thread(target=serve, args=(self.core, self._theirs))
+        self.thread.start()
+
+    def send(self, *messages: ClientMessage) -> None:
+        for message in messages:
+            self.socket.send(encode(message))
+
+    def receive(self) -> EngineMessage:
+        return decode_engine_message(self.socket.recv())
+
+    def close(self) -> None:
+        self.send(Shutdown())
+        self.thread.join(5)
+        assert not self.thread.is_alive()
+        self.socket.close()
+        self._theirs.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with zmq.Context() as context:
+        server = Server(context)
+        yield server
+        server.close()
+
+
+def request(request_id: str, max_tokens: int) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=request_id,
+        prompt_token_ids=[1, 2],
+        params=SamplingParams(max_tokens=max_tokens),
+    )
+
+
+def test_one_message_a_step_for_all_requests(server: Server) -> None:
+    server.send(request("a", 50), request("b", 50))
+    tokens: dict[str, list[int]] = {"a": [], "b": []}
+    together = 0
+    while sum(map(len, tokens.values())) < 100:
+        message = server.receive()
+        assert isinstance(message, StepOutputs)
+        together += len(message.outputs) == 2
+        for output in message.outputs:
+            assert len(output.new_token_ids) == 1
+            tokens[output.request_id] += output.new_token_ids
+    assert tokens == dict.fromkeys("ab", expected_tokens([1, 2], 50))
+    assert together > 40
+
+
+def test_a_ping_is_answered_idle_and_between_steps(server: Server) -> None:
+    server.send(Ping())
+    assert server.receive() == server.core.stats()
+    server.send(request("a", 1 << 30), Ping())
+    while not isinstance(message := server.receive(), Stats):
+        pass
+    assert message.num_running + message.num_waiting == 1
+
+
+def test_an_abort_is_answered_even_when_nothing_else_runs(server: Server) -> None:
+    server.send(request("a", 1 << 30), AbortRequest(["a", "unknown"]))
+    while True:
+        message = server.receive()
+        assert isinstance(message, StepOutputs)
+        if message.outputs[0].finish_reason is not None:
+            break
+    assert [(o.request_id, o.finish_reason) for o in message.outputs] == [("a", "abort")]
+    assert not server.core.has_unfinished
+
+
+def test_it_sleeps_while_there_is_nothing_to_do(server: Server) -> None:
+    calls = []
+    step = server.core.step
+    server.core.step = lambda: calls.append(1) or step()  # type: ignore[method-assign,func-returns-value]
+    time.sleep(0.1)
+    assert calls == []
+    server.send(Ping())
+    assert isinstance(server.receive(), Stats)
+    assert calls == []
+
+
+class TestRun:
+    """A whole life, over a real socket, in this process."""
+
+    @pytest.fixture(autouse=True)
+    def _gc(self) -> Iterator[None]:
+        threshold = gc.get_threshold()
+        yield
+        gc.unfreeze()
+        gc.set_threshold(*threshold)
+
+    def live(
+        self,
+        build: Callable[[EngineConfig, OnProgress], Engine],
+        address: str,
+        model: str = "ok",
+    ) -> tuple[int, list[EngineMessage]]:
+        launch = Launch(config=EngineConfig(model=model), address=address)
+        with (
+            ThreadPoolExecutor(1) as pool,
+            zmq.Context() as context,
+            context.socket(zmq.PAIR) as socket,
+        ):
+            socket.linger = 0
+            socket.bind(address)
+            code = pool.submit(run, launch, build)
+            messages: list[EngineMessage] = []
+            while not messages or not isinstance(messages[-1], Ready | Failed):
+                assert socket.poll(5000)
+                messages.append(decode_engine_message(socket.recv()))
+            if isinstance(messages[-1], Ready):
+                socket.send(encode(Shutdown()))
+            return code.result(5), messages
+
+    @pytest.fixture
+    def address(self, tmp_path_factory: pytest.TempPathFactory) -> str:
+        return f"ipc://{tmp_path_factory.mktemp('s')}/engine"
+
+    def test_shutdown_is_code_0(self, address: str) -> None:
+        code, messages = self.live(build, address)
+        assert code == 0
+        assert [type(m) for m in messages] == [LoadProgress, LoadProgress, Ready]
+
+    @pytest.mark.parametrize(
+        ("error", "failed"),
+        [
+            (ConfigError("block_size is odd"), Failed("block_size is odd", "config")),
+            (ModelLoadError("no such folder"), Failed("no such folder", "model")),
+            (EngineDead("gone"), Failed("gone", "internal")),
+            (
+                ValueError("two\n  lines"),
+                Failed("the engine failed: ValueError: two lines", "internal"),
+            ),
+        ],
+    )
+    def test_a_failure_is_one_line_and_code_1(
+        self, address: str, error: Exception, failed: Failed
+    ) -> None:
+        def build(config: EngineConfig, on_progress: OnProgress) -> Engine:
+            raise error
+
+        code, messages = self.live(build, address)
+        assert code == 1
+        assert messages == [LoadProgress("starting", 0.0), failed]

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import sys
+import tempfile
+
+import msgspec
+import pytest
+
+from engine import transport
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineDead, QueueFull
+from engine.messages import EngineMessage, LoadProgress, Ping, Ready, Stats
+from engine.transport import EngineProcess, Launch
+from tests.engine.stand_in import StandInProcess
+
+CONFIG = EngineConfig(model="ok")
+
+
+class Owner:
+    """What an ``EngineClient`` is to its transport."""
+
+    def __init__(self) -> None:
+        self.messages: list[EngineMessage] = []
+        self.changed = asyncio.Event()
+        self.exit: str | None = None
+        self.exited = asyncio.Event()
+
+    def on_message(self, message: EngineMessage) -> None:
+        self.messages.append(message)
+        self.changed.set()
+
+    def on_exit(self, reason: str) -> None:
+        self.exit = reason
+        self.exited.set()
+
+    async def message(self, kind: type) -> EngineMessage:
+        async with asyncio.timeout(5):
+            while True:
+                for message in self.messages:
+                    if isinstance(message, kind):
+                        return message
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@pytest.mark.asyncio
+async def test_the_socket_is_private_and_loses_its_name_once_connected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory() as parent:
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        owner = Owner()
+        engine = StandInProcess(CONFIG, owner.on_message, owner.on_exit)
+        (folder,) = os.listdir(parent)
+        assert stat.S_IMODE(os.stat(os.path.join(parent, folder)).st_mode) == 0o700
+        await owner.message(Ready)
+        assert os.listdir(parent) == []
+        engine.send(Ping())
+        await owner.message(Stats)
+        await engine.stop(5)
+        assert owner.exit is None  # it was asked to
+
+
+@pytest.mark.asyncio
+async def test_a_long_tmpdir_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="x" * 80) as parent:
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        owner = Owner()
+        engine = StandInProcess(CONFIG, owner.on_message, owner.on_exit)
+        await owner.message(Ready)
+        await engine.stop(5)
+        assert os.listdir(parent) == []
+
+
+def test_no_folder_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "MAX_SOCKET_PATH", 5)
+    with tempfile.TemporaryDirectory() as parent:
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        with pytest.raises(ConfigError, match="TMPDIR is too long"):
+            transport._private_socket_path()
+        assert os.listdir(parent) == []
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_does_not_read_fills_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's buffer and both queues are finite."""
+    monkeypatch.setattr(transport, "SEND_HIGH_WATER_MARK", 10)
+    owner = Owner()
+    engine = StandInProcess(
+        msgspec.structs.replace(CONFIG, model="endless"), owner.on_message, owner.on_exit
+    )
+    await owner.message(LoadProgress)
+    num_sent = 0
+    with contextlib.suppress(QueueFull):
+        while num_sent < 1_000_000:
+            engine.send(Ping())
+            num_sent += 1
+    assert 10 <= num_sent < 100_000
+    with pytest.raises(QueueFull, match="try again later"):
+        engine.send(Ping())
+    await engine.stop(0.1)
+
+
+@pytest.mark.asyncio
+async def test_a_process_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as parent:
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+        owner = Owner()
+        with pytest.raises(EngineDead, match=r"cannot be started: .*nonexistent"):
+            EngineProcess(CONFIG, owner.on_message, owner.on_exit)
+        assert os.listdir(parent) == []
+
+
+@pytest.mark.asyncio
+async def test_stop_is_idempotent_and_survives_a_dead_engine() -> None:
+    owner = Owner()
+    engine = StandInProcess(
+        msgspec.structs.replace(CONFIG, model="crash"), owner.on_message, owner.on_exit
+    )
+    async with asyncio.timeout(5):
+        await owner.exited.wait()
+    assert "exited with code 9" in str(owner.exit)
+    await engine.stop(5)
+    await engine.stop(0)
+
+
+def test_an_unnamed_signal_is_reported_too() -> None:
+    assert transport._death(-37).endswith("killed by signal 37")
+    assert transport._death(-11).endswith("killed by SIGSEGV")
+
+
+def test_launch_survives_json() -> None:
+    launch = Launch(
+        config=EngineConfig(model="m", max_model_len=7, device="cpu"), address="ipc:///x"
+    )
+    line = msgspec.json.encode(launch)
+    assert b"\n" not in line
+    assert msgspec.json.decode(line, type=Launch) == launch
