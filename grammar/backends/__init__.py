@@ -1,0 +1,1 @@
+"""The grammar engines behind one port: ``base`` is the port, each sibling one adapter."""

@@ -1,0 +1,79 @@
+"""All errors of the package. The docstring says what happened; the message says how to mend it.
+
+GrammarError
+├── InvalidGrammar       not a grammar at all, or one that no backend can ever run
+│   └── GrammarTooLarge  over a size, depth or count limit
+├── UnsupportedKeyword   a valid schema, but no backend enforces this keyword exactly
+├── CompileFailed        the compiler gave up on it
+│   ├── CompileTimeout   over the time limit
+│   └── CompileMemory    over the memory limit, or the compiling process died
+└── MatcherFailed        a running matcher hit a limit; its request cannot go on
+
+Paths are JSONPath-like and start at the root of the source: ``$.properties.name.pattern``.
+"""
+
+from __future__ import annotations
+
+
+class GrammarError(Exception):
+    """Base of all errors the package raises."""
+
+
+class InvalidGrammar(GrammarError, ValueError):
+    """The source is not a grammar of its kind."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(path, message)
+        self.path = path
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.message} (at {self.path})"
+
+
+class GrammarTooLarge(InvalidGrammar):
+    """The source exceeds a limit."""
+
+
+class UnsupportedKeyword(GrammarError, ValueError):
+    """The keyword at ``path`` cannot be enforced exactly while the output is generated."""
+
+    def __init__(self, keyword: str, path: str, reason: str = "") -> None:
+        super().__init__(keyword, path, reason)
+        self.keyword = keyword
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        because = f": {self.reason}" if self.reason else ""
+        return f"keyword '{self.keyword}' at {self.path} cannot be enforced{because}"
+
+
+class CompileFailed(GrammarError):
+    """The grammar could not be compiled."""
+
+
+class CompileTimeout(CompileFailed):
+    """Compiling took longer than the limit."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(limit_s)
+        self.limit_s = limit_s
+
+    def __str__(self) -> str:
+        return f"the grammar takes more than {self.limit_s:g} s to compile; simplify it"
+
+
+class CompileMemory(CompileFailed):
+    """Compiling needed more memory than the limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(limit_bytes)
+        self.limit_bytes = limit_bytes
+
+    def __str__(self) -> str:
+        return f"the grammar takes more than {self.limit_bytes >> 20} MiB to compile; simplify it"
+
+
+class MatcherFailed(GrammarError):
+    """The grammar became too complex to follow at this point of the output."""

@@ -1,0 +1,159 @@
+"""Proofs that two schemas have no value in common: what turns ``oneOf`` into ``anyOf``.
+
+Sound, not complete: True is a proof, False means only that none was found.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from grammar.schema.document import Document, Schema
+from grammar.schema.forms import TYPES
+from grammar.schema.paths import ROOT
+
+_MAX_STEPS = 2_000
+_MAX_DEPTH = 8
+_ALL = frozenset(TYPES)  # here "number" means: a number that is not an integer
+_NUMBERS = frozenset(("integer", "number"))
+
+
+def all_disjoint(schemas: Sequence[Schema], document: Document) -> bool:
+    """Whether no value satisfies two of ``schemas``. The effort is bounded."""
+    prover = _Prover(document)
+    return all(
+        prover.disjoint(first, second, _MAX_DEPTH)
+        for first, second in itertools.combinations(schemas, 2)
+    )
+
+
+class _Facts:
+    """What a schema demands at its top, its references and ``allOf`` included."""
+
+    def __init__(self, schema: Schema, document: Document) -> None:
+        self.schema = schema
+        self.parts = list(_conjuncts(schema, document))
+        self.types = _ALL
+        self.required: set[str] = set()
+        for part in self.parts:
+            self.types &= _types(part)
+            self.required.update(part.get("required", ()))
+
+    def property_schemas(self, key: str) -> Iterator[Schema]:
+        for part in self.parts:
+            if key in part.get("properties", {}):
+                yield part["properties"][key]
+            elif "patternProperties" not in part:
+                yield part.get("additionalProperties", True)
+
+    def values(self) -> list[Any] | None:
+        """All values there can be, if they are few enough to be listed."""
+        for part in self.parts:
+            if "const" in part:
+                return [part["const"]]
+            if "enum" in part:
+                return list(part["enum"])
+        if self.types <= {"null", "boolean"}:
+            return [None] * ("null" in self.types) + [False, True] * ("boolean" in self.types)
+        return None
+
+    def bounds(self, low: str, high: str) -> tuple[float, float]:
+        lows = [part[low] for part in self.parts if low in part]
+        highs = [part[high] for part in self.parts if high in part]
+        return max(lows, default=float("-inf")), min(highs, default=float("inf"))
+
+
+class _Prover:
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._steps = 0
+
+    def disjoint(self, first: Schema, second: Schema, depth: int) -> bool:
+        self._steps += 1
+        if depth == 0 or self._steps > _MAX_STEPS:
+            return False
+        one, two = _Facts(first, self._document), _Facts(second, self._document)
+        if False in (first, second):
+            return True
+        return (
+            self._no_value(one, two)
+            or self._no_value(two, one)
+            or all(self._no_common(kind, one, two, depth) for kind in one.types & two.types)
+            or self._no_branch(one, second, depth)
+            or self._no_branch(two, first, depth)
+        )
+
+    def _no_value(self, one: _Facts, two: _Facts) -> bool:
+        values = one.values()
+        if values is None or self._steps + len(values) > _MAX_STEPS:
+            return False
+        self._steps += len(values)
+        return not any(self._document.is_valid(value, two.schema) for value in values)
+
+    def _no_common(self, kind: str, one: _Facts, two: _Facts, depth: int) -> bool:
+        match kind:
+            case "integer" | "number":
+                return _no_common_number(one, two)
+            case "string":
+                return _no_common_count(one, two, "minLength", "maxLength")
+            case "array":
+                return _no_common_count(one, two, "minItems", "maxItems")
+            case "object":
+                return self._no_common_object(one, two, depth)
+        return False
+
+    def _no_common_object(self, one: _Facts, two: _Facts, depth: int) -> bool:
+        return any(
+            self.disjoint(a, b, depth - 1)
+            for key in sorted(one.required | two.required)
+            for a in one.property_schemas(key)
+            for b in two.property_schemas(key)
+        )
+
+    def _no_branch(self, one: _Facts, second: Schema, depth: int) -> bool:
+        return any(
+            all(self.disjoint(option, second, depth - 1) for option in part[keyword])
+            for part in one.parts
+            for keyword in ("anyOf", "oneOf")
+            if keyword in part
+        )
+
+
+def _conjuncts(schema: Schema, document: Document) -> Iterator[dict[str, Any]]:
+    """The schema objects that all must hold: itself, what it refers to, its ``allOf``."""
+    seen: set[int] = set()
+    stack: list[Schema] = [schema]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, bool) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        stack += part.get("allOf", ())
+        if "$ref" in part:
+            stack.append(document.resolve(part["$ref"], ROOT)[0])
+
+
+def _types(part: dict[str, Any]) -> frozenset[str]:
+    if "type" not in part:
+        return _ALL
+    names = frozenset([part["type"]] if isinstance(part["type"], str) else part["type"])
+    return names | _NUMBERS if "number" in names else names
+
+
+def _no_common_number(one: _Facts, two: _Facts) -> bool:
+    low, high = _common(one, two, "minimum", "maximum")
+    above, below = _common(one, two, "exclusiveMinimum", "exclusiveMaximum")
+    return low > high or low >= below or above >= high or above >= below
+
+
+def _no_common_count(one: _Facts, two: _Facts, least: str, most: str) -> bool:
+    low, high = _common(one, two, least, most)
+    return low > high
+
+
+def _common(one: _Facts, two: _Facts, low: str, high: str) -> tuple[float, float]:
+    low_one, high_one = one.bounds(low, high)
+    low_two, high_two = two.bounds(low, high)
+    return max(low_one, low_two), min(high_one, high_two)

@@ -1,0 +1,197 @@
+"""Whether a document is a JSON schema at all: the form of every keyword (draft 2020-12), and the
+size of the whole. ``jsonschema`` can tell too, but takes a hundred times as long.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from grammar.errors import GrammarTooLarge, InvalidGrammar
+from grammar.schema.paths import ROOT, child
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+
+# Where subschemas are.
+IN_SCHEMA = frozenset(
+    {
+        "additionalProperties",
+        "contains",
+        "contentSchema",
+        "else",
+        "if",
+        "items",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    }
+)
+IN_LIST = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+IN_MAP = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+
+
+def check(schema: Any, *, max_depth: int, max_properties: int, max_enum_values: int) -> None:
+    """Raises ``InvalidGrammar`` at the first keyword whose value has the wrong form, and
+    ``GrammarTooLarge`` over a limit: ``max_depth`` bounds the nesting of subschemas,
+    ``max_properties`` the properties of the whole, ``max_enum_values`` those of one enum."""
+    properties = 0
+    stack: list[tuple[Any, str, int]] = [(schema, ROOT, 0)]
+    while stack:
+        node, path, depth = stack.pop()
+        if depth > max_depth:
+            raise GrammarTooLarge(path, f"schemas nested deeper than {max_depth}")
+        if isinstance(node, bool):
+            continue
+        if not isinstance(node, dict):
+            raise InvalidGrammar(path, f"a schema is an object or a boolean, got {_short(node)}")
+        for keyword, value in node.items():
+            expected = _FORMS.get(keyword, _any)(value)
+            if expected is not None:
+                raise InvalidGrammar(
+                    child(path, keyword), f"{keyword} must be {expected}, got {_short(value)}"
+                )
+        properties += len(node.get("properties", ()))
+        if properties > max_properties:
+            raise GrammarTooLarge(path, f"more than {max_properties} properties in all")
+        if len(node.get("enum", ())) > max_enum_values:
+            raise GrammarTooLarge(child(path, "enum"), f"more than {max_enum_values} values")
+        stack += ((sub, where, depth + 1) for sub, where in subschemas(node, path))
+
+
+def subschemas(node: dict[str, Any], path: str) -> Iterator[tuple[Any, str]]:
+    """The direct subschemas of a schema object of good form, with their paths."""
+    for keyword, value in node.items():
+        if keyword in IN_SCHEMA:
+            yield value, child(path, keyword)
+        elif keyword in IN_LIST:
+            yield from ((sub, child(child(path, keyword), i)) for i, sub in enumerate(value))
+        elif keyword in IN_MAP:
+            yield from ((sub, child(child(path, keyword), key)) for key, sub in value.items())
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# Each form returns None, or what was expected.
+_Form = Callable[[Any], str | None]
+
+
+def _any(value: Any) -> str | None:
+    return None
+
+
+def _of(kind: type | tuple[type, ...], expected: str) -> _Form:
+    def form(value: Any) -> str | None:
+        return None if isinstance(value, kind) else expected
+
+    return form
+
+
+def _number(value: Any) -> str | None:
+    return None if isinstance(value, int | float) and not isinstance(value, bool) else "a number"
+
+
+def _positive(value: Any) -> str | None:
+    return None if _number(value) is None and value > 0 else "a number above 0"
+
+
+def _count(value: Any) -> str | None:
+    good = _number(value) is None and value >= 0 and value == int(value)
+    return None if good else "a whole number of at least 0"
+
+
+def _strings(value: Any) -> str | None:
+    good = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return None if good and len(set(value)) == len(value) else "an array of different strings"
+
+
+def _type(value: Any) -> str | None:
+    names = value if isinstance(value, list) else [value]
+    good = all(isinstance(name, str) and name in TYPES for name in names)
+    if good and names and len(set(names)) == len(names):
+        return None
+    return f"one or several of {', '.join(TYPES)}"
+
+
+def _regex(value: Any) -> str | None:
+    if not isinstance(value, str):
+        return "a regular expression"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # doubtful, yet valid
+            re.compile(value)
+    except (re.error, OverflowError, RecursionError):
+        return "a regular expression"
+    return None
+
+
+def _regex_map(value: Any) -> str | None:
+    good = isinstance(value, dict) and all(_regex(key) is None for key in value)
+    return None if good else "an object whose keys are regular expressions"
+
+
+def _dependencies(value: Any) -> str | None:
+    good = isinstance(value, dict) and all(_strings(names) is None for names in value.values())
+    return None if good else "an object of arrays of different strings"
+
+
+def _schemas(value: Any) -> str | None:
+    return None if isinstance(value, list) and value else "a non-empty array of schemas"
+
+
+def _anchor(value: Any) -> str | None:
+    good = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][-A-Za-z0-9._]*", value)
+    return None if good else "a name"
+
+
+_string = _of(str, "a string")
+_boolean = _of(bool, "a boolean")
+_object = _of(dict, "an object")
+
+_FORMS: dict[str, _Form] = {
+    "$anchor": _anchor,
+    "$comment": _string,
+    "$dynamicAnchor": _anchor,
+    "$dynamicRef": _string,
+    "$id": _string,
+    "$ref": _string,
+    "$schema": _string,
+    "$vocabulary": _object,
+    "contentEncoding": _string,
+    "contentMediaType": _string,
+    "dependentRequired": _dependencies,
+    "deprecated": _boolean,
+    "description": _string,
+    "enum": _of(list, "an array"),
+    "examples": _of(list, "an array"),
+    "exclusiveMaximum": _number,
+    "exclusiveMinimum": _number,
+    "format": _string,
+    "maxContains": _count,
+    "maxItems": _count,
+    "maxLength": _count,
+    "maxProperties": _count,
+    "maximum": _number,
+    "minContains": _count,
+    "minItems": _count,
+    "minLength": _count,
+    "minProperties": _count,
+    "minimum": _number,
+    "multipleOf": _positive,
+    "pattern": _regex,
+    "readOnly": _boolean,
+    "required": _strings,
+    "title": _string,
+    "type": _type,
+    "uniqueItems": _boolean,
+    "writeOnly": _boolean,
+    **dict.fromkeys(IN_LIST, _schemas),
+    **dict.fromkeys(IN_MAP, _object),
+    "patternProperties": _regex_map,
+}

@@ -1,0 +1,17 @@
+"""Paths into a JSON document, as error messages and audits show them: ``$.allOf[0]['a b']``."""
+
+from __future__ import annotations
+
+import re
+
+ROOT = "$"
+
+
+def child(path: str, key: str | int) -> str:
+    """The path of a member or an element of the value at ``path``."""
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    if re.fullmatch(r"[$A-Za-z_][$\w-]*", key, re.ASCII):
+        return f"{path}.{key}"
+    escaped = key.replace("\\", "\\\\").replace("'", "\\'")
+    return f"{path}['{escaped}']"

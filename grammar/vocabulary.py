@@ -1,0 +1,98 @@
+"""What a grammar needs to know of a tokenizer: the bytes of every token id, and which ids end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+Mask = npt.NDArray[np.int32]
+"""Bit ``i`` (word ``i // 32``, bit ``i % 32``) says whether token ``i`` is allowed."""
+
+
+class Vocabulary:
+    """The tokens of one model.
+
+    ``tokens[i]`` are the exact bytes of id ``i``, ``b""`` where it has none. ``size`` is the width
+    of the logits, which may exceed ``len(tokens)``: ids of that padding, ids without bytes and
+    ``special_ids`` never satisfy a grammar. ``eos_token_ids`` end the output and count as special.
+    ``encode``, the tokenizer's own encoding of plain text, is used for forced tokens where given;
+    otherwise they are the greedy longest matches.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        eos_token_ids: Iterable[int],
+        special_ids: Iterable[int],
+        size: int,
+        *,
+        encode: Callable[[str], list[int]] | None = None,
+    ) -> None:
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.special_ids = frozenset(special_ids) | self.eos_token_ids
+        self.size = size
+        self.encode = encode
+        if not self.eos_token_ids:
+            raise ValueError("a grammar needs at least one EOS id to end on")
+        if len(tokens) > size:
+            raise ValueError(f"{len(tokens)} tokens do not fit logits of width {size}")
+        if not all(0 <= i < size for i in self.special_ids):
+            raise ValueError(f"a special or EOS id lies outside the logits of width {size}")
+        self.tokens = (*tokens, *(b"" for _ in range(size - len(tokens))))
+
+    @property
+    def mask_words(self) -> int:
+        """The int32 words of one mask row."""
+        return (self.size + 31) // 32
+
+    @cached_property
+    def eos_mask(self) -> Mask:
+        """Shape ``[mask_words]``: exactly the EOS bits."""
+        return self._mask(self.eos_token_ids)
+
+    @cached_property
+    def text_mask(self) -> Mask:
+        """Shape ``[mask_words]``: the bits of tokens that stand for bytes."""
+        return self._mask(
+            i for i, token in enumerate(self.tokens) if token and i not in self.special_ids
+        )
+
+    def _mask(self, ids: Iterable[int]) -> Mask:
+        bits = np.zeros(self.mask_words * 32, dtype=np.uint8)
+        bits[list(ids)] = 1
+        return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32).view(np.int32)
+
+    def tokenize(self, text: bytes) -> list[int]:
+        """Cuts ``text`` into tokens, stopping early where no token fits.
+
+        Greedy unless ``encode`` was given and ``text`` is valid UTF-8.
+        """
+        if self.encode is not None:
+            try:
+                return self.encode(text.decode())
+            except UnicodeDecodeError:
+                pass
+        ids: list[int] = []
+        start = 0
+        while start < len(text):
+            for end in range(min(len(text), start + self._longest), start, -1):
+                token = self._ids.get(text[start:end])
+                if token is not None:
+                    ids.append(token)
+                    start = end
+                    break
+            else:
+                break
+        return ids
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        plain = (i for i, token in enumerate(self.tokens) if token and i not in self.special_ids)
+        return {self.tokens[i]: i for i in plain}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids), default=0)

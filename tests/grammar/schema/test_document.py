@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grammar.errors import InvalidGrammar
+from grammar.schema.document import Document
+
+ROOT_SCHEMA: dict[str, Any] = {
+    "$id": "https://example.com/root",
+    "$defs": {"a b": {"$anchor": "foo", "type": "integer"}, "c/d~": True},
+    "x-data": {"type": 3, "list": [1]},
+    "anyOf": [{"minimum": 3}],
+}
+
+
+@pytest.mark.parametrize(
+    ("reference", "path"),
+    [
+        ("#", "$"),
+        ("#/$defs/a%20b", "$.$defs['a b']"),
+        ("#/$defs/c~1d~0", "$.$defs['c/d~']"),
+        ("#/anyOf/0", "$.anyOf[0]"),
+        ("#foo", "$#foo"),
+        ("https://example.com/root#/anyOf/0", "$.anyOf[0]"),
+    ],
+)
+def test_local_references_resolve(reference: str, path: str) -> None:
+    schema, found = Document(ROOT_SCHEMA).resolve(reference, "$")
+    assert isinstance(schema, dict | bool)
+    assert found == path
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "#/$defs/x",
+        "#bar",
+        "https://example.com/other",
+        "file:///etc/passwd",
+        "#/x-data",
+        "#/x-data/list",
+        "other",
+    ],
+)
+def test_all_else_is_refused_and_nothing_is_fetched(reference: str) -> None:
+    with pytest.raises(InvalidGrammar, match=r"at \$\.here"):
+        Document(ROOT_SCHEMA).resolve(reference, "$.here")
+
+
+def test_values_are_checked_against_subschemas_in_their_document() -> None:
+    document = Document(ROOT_SCHEMA)
+    assert document.is_valid(1, {"$ref": "#/$defs/a%20b"})
+    assert not document.is_valid("1", {"$ref": "#foo"})
+    assert document.is_valid([], True)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import random
+import re
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grammar.schema import formats
+from tests.grammar.schema.rust import rust_matches, rust_samples
+
+CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
+
+EXAMPLES: dict[str, tuple[list[str], list[str]]] = {
+    "date": (
+        ["2024-02-29", "2000-02-29", "2023-12-31", "0001-01-01", "9999-04-30"],
+        [
+            "2023-02-29",
+            "1900-02-29",
+            "2023-04-31",
+            "2023-00-10",
+            "0000-01-01",
+            "23-01-01",
+            "2023-1-1",
+        ],
+    ),
+    "time": (
+        ["00:00:00Z", "23:59:59.123+05:30"],
+        ["24:00:00Z", "12:00:00", "12:00:60Z", "12:00:00+24:00", "12:00Z"],
+    ),
+    "date-time": (
+        ["2024-02-29T12:00:00Z", "1985-04-12T23:20:50.52-08:00"],
+        ["2023-02-29T12:00:00Z", "2024-02-29 12:00:00Z", "2024-02-29T12:00:00"],
+    ),
+    "duration": (
+        ["P1Y2M3DT4H5M6S", "PT0S", "P4W", "P1M", "PT1M"],
+        ["P", "PT", "P1DT", "1D", "P1W2D"],
+    ),
+    "email": (["a@b", "a.b+c@d.example"], ["a", "@b", "a@", "a..b@c", "a b@c", "a@-b"]),
+    "hostname": (["a", "a-b.example.com", "1.2"], ["", "-a", "a-", "a_b", "a..b", "a" * 64, ".a"]),
+    "ipv4": (["0.0.0.0", "255.249.199.9"], ["256.0.0.1", "01.2.3.4", "1.2.3", "1.2.3.4.5"]),
+    "ipv6": (
+        ["::", "::1", "1::", "1:2:3:4:5:6:7:8", "1:2::7:8", "::2:3:4:5:6:7:8", "1:2:3:4:5:6:7::"],
+        [":", "1::2::3", "1:2:3:4:5:6:7", "12345::", "1:2:3:4:5:6:7:8:9", "::1%eth0"],
+    ),
+    "uuid": (
+        ["123e4567-E89B-12d3-a456-426614174000"],
+        ["123e4567e89b12d3a456426614174000", "123e4567-e89b-12d3-a456-42661417400"],
+    ),
+    "uri": (
+        ["http://a.b/c?d=e#f", "urn:x:y", "http://[::1]:80/", "mailto:a@b", "a:"],
+        ["a", "/b", "http://a b", "1:x", "http://[1]/", "http://%zz"],
+    ),
+    "uri-reference": (["", "a/b", "//a", "?x", "#", "http://a"], ["a b", "\\", "#a#b"]),
+    "json-pointer": (["", "/", "/a/b~0c~1", "/é\n"], ["a", "/~", "/~2"]),
+}
+
+
+def accepts(name: str, text: str) -> bool:
+    found = formats.lookup(name)
+    assert found is not None
+    fits = found.max_length is None or len(text) <= found.max_length
+    return fits and rust_matches(found.pattern.full, text)
+
+
+def test_every_format_has_examples() -> None:
+    assert set(EXAMPLES) == formats.ENFORCED
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_examples(name: str) -> None:
+    good, bad = EXAMPLES[name]
+    for text in good:
+        assert accepts(name, text), text
+        assert CHECKER.conforms(text, name), text
+    for text in bad:
+        assert not accepts(name, text), text
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_random_matches_pass_the_checks_of_jsonschema(name: str) -> None:
+    assert name in CHECKER.checkers
+    found = formats.lookup(name)
+    assert found is not None
+    samples = [
+        s for s in rust_samples(found.pattern.full, random.Random(name), 80) if accepts(name, s)
+    ]
+    assert len(samples) > 20
+    for text in samples:
+        assert CHECKER.conforms(text, name), text
+
+
+@given(st.dates())
+def test_every_real_date_is_a_date(date: object) -> None:
+    assert accepts("date", str(date))
+
+
+@given(st.ip_addresses(v=6))
+def test_every_ipv6_address_is_accepted(address: object) -> None:
+    assert accepts("ipv6", str(address))
+
+
+@pytest.mark.parametrize("name", ["iri", "regex", "idn-email", "uri-template", "int32", ""])
+def test_other_formats_are_not_enforced(name: str) -> None:
+    assert formats.lookup(name) is None
+
+
+def test_lengths_are_part_of_two_formats() -> None:
+    host = ".".join(["a" * 60] * 5)
+    found = formats.lookup("hostname")
+    assert found is not None
+    assert re.search(found.pattern.full, host)
+    assert not accepts("hostname", host)
+    assert not CHECKER.conforms(host, "hostname")

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from grammar.errors import GrammarTooLarge, InvalidGrammar
+from grammar.spec import GrammarSpec, Limits
+
+
+def test_specs_are_values() -> None:
+    schema = {"type": "object", "title": "é"}
+    assert GrammarSpec.from_schema(schema) == GrammarSpec.from_schema(dict(schema))
+    assert len({GrammarSpec("regex", "a"), GrammarSpec("regex", "a")}) == 1
+    assert json.loads(GrammarSpec.from_choices(["a", 'b"']).source) == ["a", 'b"']
+
+
+def test_an_unknown_kind_is_refused_by_name() -> None:
+    with pytest.raises(InvalidGrammar, match="'xml'"):
+        GrammarSpec("xml", "")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "message"),
+    [
+        ("json_schema", "{", "not valid JSON"),
+        ("json_schema", "[]", "object or a boolean"),
+        ("json_schema", '{"const": NaN}', "NaN"),
+        ("json_schema", "false", "accepts nothing"),
+        ("choice", "[]", "non-empty"),
+        ("choice", '"a"', "non-empty"),
+        ("choice", '["a", 1]', r"at \$\[1\]"),
+        ("ebnf", " \n", "empty"),
+        ("json_object", "{}", "no source"),
+    ],
+)
+def test_malformed_sources_are_refused(kind: Any, source: str, message: str) -> None:
+    with pytest.raises(InvalidGrammar, match=message):
+        GrammarSpec(kind, source).validate()
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (json.dumps({"enum": list(range(11))}), r"more than 10 values \(at \$\.enum"),
+        (json.dumps({"properties": {str(i): {} for i in range(21)}}), "more than 20 properties"),
+        (json.dumps(nested(31)), "deeper than 30"),
+        ("[" * 100_000, "deeply"),
+        (json.dumps({"title": "x" * 300_000}), "bytes"),
+    ],
+)
+def test_too_large_schemas_are_refused(source: str, message: str) -> None:
+    limits = Limits(max_depth=30, max_properties=20, max_enum_values=10)
+    with pytest.raises(GrammarTooLarge, match=message):
+        GrammarSpec("json_schema", source).validate(limits)
+
+
+def test_at_the_limit_is_allowed() -> None:
+    GrammarSpec.from_schema({"enum": list(range(10))}).validate(Limits(max_enum_values=10))
+    GrammarSpec.from_schema(nested(29)).validate(Limits(max_depth=30))
