@@ -1,4 +1,4 @@
-"""The store in memory: the twin of ``tenants.postgres`` for tests and for runs without a database."""
+"""The store in memory: the twin of ``tenants.postgres``, for tests and runs without a database."""
 
 from __future__ import annotations
 

@@ -10,16 +10,14 @@ import math
 import unicodedata
 from collections.abc import Sequence
 from datetime import datetime
-from typing import get_args
 
 from tenants.errors import InvalidValue
 from tenants.keys import is_public_id
-from tenants.types import Scope
+from tenants.types import SCOPES, Scope
 
 MAX_NAME_LENGTH = 200
 MAX_PRIORITY = 2**15 - 1
 KEY_HASH_BYTES = 32
-SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 _FORBIDDEN_CATEGORIES = {
     "Cc": "control characters",

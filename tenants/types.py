@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Literal, get_args
 from uuid import UUID
 
 import msgspec
@@ -12,7 +12,9 @@ import msgspec
 from tenants.errors import InvalidValue
 
 Scope = Literal["chat", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 UsageStatus = Literal["stop", "length", "tool_calls", "cancelled", "disconnected", "error"]
+USAGE_STATUSES: tuple[UsageStatus, ...] = get_args(UsageStatus)
 
 MAX_TOKENS = 2**31 - 1
 """Of one request; sums are 64 bits wide."""
@@ -78,6 +80,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidValue(name, f"must be within 0..{MAX_TOKENS}")
         if self.cached_tokens > self.prompt_tokens:
             raise InvalidValue("cached_tokens", "cannot exceed prompt_tokens")
+        if self.status not in USAGE_STATUSES:
+            raise InvalidValue("status", f"must be one of {', '.join(USAGE_STATUSES)}")
         if self.created_at.tzinfo is None:
             raise InvalidValue("created_at", "needs a time zone")
 

@@ -122,9 +122,17 @@ class Ledger:
         """As many as there is work for; one while the store is away."""
         num_wanted = min(self._num_writers, len(self._queue)) if self._num_failures == 0 else 1
         while len(self._writers) < num_wanted:
-            task = asyncio.create_task(self._write_queue(), name="ledger writer")
+            task = asyncio.create_task(self._run_writer(), name="ledger writer")
             self._writers.add(task)
             task.add_done_callback(self._writers.discard)
+
+    async def _run_writer(self) -> None:
+        try:
+            await self._write_queue()
+        finally:
+            # Here and not only in a callback: between the last look at the queue and leaving the
+            # set nothing may run, or an event put back by another writer would find nobody.
+            self._writers.discard(_current_task())
 
     async def _write_queue(self) -> None:
         while self._queue:
@@ -155,7 +163,6 @@ class Ledger:
         if self._num_failures == 1:
             logger.warning("The ledger keeps usage until the store is back: %s", error)
         if len(self._writers) > 1:
-            self._writers.discard(_current_task())
             return False
         delay_s = min(self._max_backoff_s, self._backoff_s * 2.0 ** min(self._num_failures - 1, 30))
         delay_s *= random.uniform(0.5, 1.0)  # replicas must not come back in step
