@@ -236,6 +236,9 @@ class EmbeddedPostgres:
                 self._child.kill()  # it did not come as far as writing its id
             if self._child is not None:
                 self._child.wait()
+            if postmaster is not None and self._root not in Path(postmaster.socket_dir).parents:
+                with contextlib.suppress(OSError):
+                    os.rmdir(postmaster.socket_dir)
         elif self._child is not None:
             _left_to_others.append(self._child)
         self._child = None

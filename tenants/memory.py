@@ -16,6 +16,7 @@ from tenants.names import (
     check_weight,
     normalize_name,
 )
+from tenants.store import Store
 from tenants.types import (
     ApiKey,
     KeyRecord,
@@ -31,8 +32,8 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class MemoryStore:
-    """A ``tenants.store.Store`` that forgets everything when the process ends."""
+class MemoryStore(Store):
+    """A store that forgets everything when the process ends."""
 
     def __init__(self, *, now: Callable[[], datetime] = _now) -> None:
         self._now = now
@@ -115,7 +116,10 @@ class MemoryStore:
         keys = (record.principal.key for record in self._keys.values())
         if not any(key.id == event.key_id and key.tenant_id == event.tenant_id for key in keys):
             raise KeyNotFound(event.key_id)
-        return self._ledger.setdefault(event.request_id, event) is event
+        if event.request_id in self._ledger:
+            return False
+        self._ledger[event.request_id] = event
+        return True
 
     async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
         events = [event for event in self._ledger.values() if event.tenant_id == tenant_id]

@@ -30,6 +30,7 @@ from tenants.names import (
     check_weight,
     normalize_name,
 )
+from tenants.store import Store
 from tenants.types import (
     ApiKey,
     KeyRecord,
@@ -67,8 +68,8 @@ _REFUSED = (
 )
 
 
-class PostgresStore:
-    """A ``tenants.store.Store`` over a pool of connections. Made by ``connect``."""
+class PostgresStore(Store):
+    """A store over a pool of connections. Made by ``connect``."""
 
     def __init__(self, pool: asyncpg.Pool, where: str) -> None:
         self._pool = pool
