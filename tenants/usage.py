@@ -95,7 +95,7 @@ class Ledger:
         self._pending[event.request_id] = pending
         self._queue.append(pending)
         if self._num_failures > 0:
-            pending.answer.set_result(True)
+            _answer_kept(pending)
         self._start_writers()
         return await asyncio.shield(pending.answer)
 
@@ -154,13 +154,14 @@ class Ledger:
 
     def _put_back(self, pending: _Pending) -> None:
         self._queue.appendleft(pending)
-        if not pending.answer.done():
-            pending.answer.set_result(True)
+        _answer_kept(pending)
 
     async def _back_off(self, error: StoreUnavailable) -> bool:
         """Wait before the next attempt; False when another writer does the waiting."""
         self._num_failures += 1
         if self._num_failures == 1:
+            for pending in self._queue:
+                _answer_kept(pending)
             logger.warning("The ledger keeps usage until the store is back: %s", error)
         if len(self._writers) > 1:
             return False
@@ -194,6 +195,11 @@ class Ledger:
             pending.answer.exception()  # the caller may be gone: nobody else would retrieve it
         else:
             pending.answer.set_result(answer)
+
+
+def _answer_kept(pending: _Pending) -> None:
+    if not pending.answer.done():
+        pending.answer.set_result(True)
 
 
 def _current_task() -> asyncio.Task[None]:
