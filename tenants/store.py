@@ -7,11 +7,15 @@ from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
-from tenants.types import ApiKey, Scope, Tenant, UsageEvent, UsageTotals
+from tenants.types import ApiKey, KeyRecord, Scope, Tenant, UsageEvent, UsageTotals
 
 
 class Store(Protocol):
-    """Tenants, keys and the ledger. Every method may raise ``tenants.errors.StoreUnavailable``."""
+    """Tenants, keys and the ledger.
+
+    Every method may raise ``StoreUnavailable``; those that write raise ``InvalidValue`` for a field
+    that breaks the rules of ``tenants.names``. Names are kept and found in Unicode NFC.
+    """
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
         """Raises ``TenantExists`` when the name is taken."""
@@ -34,17 +38,20 @@ class Store(Protocol):
     ) -> ApiKey:
         """Store a key by its hash. Raises ``TenantNotFound``, ``KeyExists`` (public id taken)."""
 
-    async def find_key(self, public_id: str) -> tuple[ApiKey, Tenant, bytes] | None:
+    async def find_key(self, public_id: str) -> KeyRecord | None:
         """The key, its tenant and its hash, also when revoked or expired; None when unknown."""
 
     async def list_keys(self, tenant_id: UUID) -> Sequence[ApiKey]:
-        """A tenant's keys, oldest first."""
+        """A tenant's keys, oldest first; none for a tenant that does not exist."""
 
     async def revoke_key(self, public_id: str) -> ApiKey:
-        """Idempotent. Raises ``KeyNotFound``."""
+        """Idempotent: the first time stays. Raises ``KeyNotFound``."""
 
     async def record_usage(self, event: UsageEvent) -> bool:
-        """Append to the ledger; False when this ``request_id`` is there already."""
+        """Append to the ledger; False when this ``request_id`` is there already: the first stays.
+
+        Raises ``KeyNotFound`` when the key is not the tenant's.
+        """
 
     async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
         """Sums over the tenant's ledger."""

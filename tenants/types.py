@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Literal, get_args
 from uuid import UUID
 
 import msgspec
 
+from tenants.errors import InvalidValue
+
 Scope = Literal["chat", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 UsageStatus = Literal["stop", "length", "tool_calls", "cancelled", "disconnected", "error"]
+USAGE_STATUSES: tuple[UsageStatus, ...] = get_args(UsageStatus)
+
+MAX_TOKENS = 2**31 - 1
+"""Of one request; sums are 64 bits wide."""
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +53,14 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     key: ApiKey
 
 
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """What a store knows about a key: enough to judge a presented one. ``repr`` hides the hash."""
+
+    principal: Principal
+    key_hash: bytes = field(repr=False)
+
+
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the ledger: what one request really used, written once."""
 
@@ -57,6 +73,17 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     completion_tokens: int
     created_at: datetime
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+            if not 0 <= getattr(self, name) <= MAX_TOKENS:
+                raise InvalidValue(name, f"must be within 0..{MAX_TOKENS}")
+        if self.cached_tokens > self.prompt_tokens:
+            raise InvalidValue("cached_tokens", "cannot exceed prompt_tokens")
+        if self.status not in USAGE_STATUSES:
+            raise InvalidValue("status", f"must be one of {', '.join(USAGE_STATUSES)}")
+        if self.created_at.tzinfo is None:
+            raise InvalidValue("created_at", "needs a time zone")
 
 
 class UsageTotals(msgspec.Struct, frozen=True, kw_only=True):

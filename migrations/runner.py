@@ -1,0 +1,131 @@
+"""Moves a database to a schema version and says which one it is at.
+
+The DSN is asyncpg's own (Unix sockets included): SQLAlchemy only borrows the connection, so there
+is one parser for the store and for the migrations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import asyncpg
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from tenants.dsn import check_dsn, describe
+from tenants.errors import SchemaMismatch, StoreUnavailable
+
+LOCK_ID = 0x51_1C_E0
+"""Key of the advisory lock: one migration at a time per database."""
+_CONNECT_TIMEOUT_S = 5.0
+_LOCK_POLL_S = 0.05
+_SETTINGS = {
+    "application_name": "sluice migrate",
+    "timezone": "UTC",
+    # A migration that waits for a lock makes everybody after it wait too: better to fail and retry.
+    "lock_timeout": "2s",
+}
+
+
+async def upgrade(dsn: str, revision: str = "head", *, lock_timeout_s: float = 60.0) -> None:
+    """Migrate up to ``revision``; nothing to do is fine.
+
+    Concurrent calls wait for each other for ``lock_timeout_s`` at most. Raises ``InvalidValue``
+    (the DSN), ``StoreUnavailable``; a migration that fails leaves the last whole one.
+    """
+    await _migrate(dsn, lambda config: command.upgrade(config, revision), lock_timeout_s)
+
+
+async def downgrade(dsn: str, revision: str = "base", *, lock_timeout_s: float = 60.0) -> None:
+    """Migrate down to ``revision``. What it removes is lost. Raises as ``upgrade``."""
+    await _migrate(dsn, lambda config: command.downgrade(config, revision), lock_timeout_s)
+
+
+async def current(dsn: str) -> str | None:
+    """The revision a database is at; None when it was never migrated. Raises as ``upgrade``."""
+    async with _connect(dsn) as connection:
+        return await connection.run_sync(
+            lambda sync: MigrationContext.configure(sync).get_current_revision()
+        )
+
+
+def head() -> str:
+    """The revision this version of the code needs."""
+    revision = ScriptDirectory.from_config(_config()).get_current_head()
+    assert revision is not None
+    return revision
+
+
+async def check(dsn: str) -> None:
+    """Raises ``SchemaMismatch`` unless the database is at ``head``: then the app must not start."""
+    revision = await current(dsn)
+    if revision != head():
+        raise SchemaMismatch(revision, head())
+
+
+async def _migrate(dsn: str, step: Callable[[Config], None], lock_timeout_s: float) -> None:
+    async with _connect(dsn) as connection:
+        await _lock(connection, lock_timeout_s, describe(dsn))
+        # Left by closing the connection: the lock is the session's.
+        await connection.run_sync(lambda sync: step(_config(sync)))
+
+
+async def _lock(connection: AsyncConnection, timeout_s: float, where: str) -> None:
+    """Poll for the lock.
+
+    A session that waits inside ``pg_advisory_lock`` holds a snapshot, and CREATE INDEX CONCURRENTLY
+    in the migration it waits for waits for that snapshot in turn.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not await connection.scalar(
+                text("SELECT pg_try_advisory_lock(:id)"), {"id": LOCK_ID}
+            ):
+                await connection.commit()
+                await asyncio.sleep(_LOCK_POLL_S)
+        await connection.commit()
+    except TimeoutError:
+        raise StoreUnavailable(
+            f"{where}: another migration has been running for {timeout_s:g} s; "
+            "wait for it to end, then run this one again"
+        ) from None
+
+
+@asynccontextmanager
+async def _connect(dsn: str) -> AsyncIterator[AsyncConnection]:
+    check_dsn(dsn)
+    creator = partial(asyncpg.connect, dsn, timeout=_CONNECT_TIMEOUT_S, server_settings=_SETTINGS)
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=creator, poolclass=NullPool)
+    try:
+        try:
+            connection = await engine.connect()
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            reason = str(error) or type(error).__name__
+            raise StoreUnavailable(f"{describe(dsn)} does not answer: {reason}") from error
+        try:
+            yield connection
+        finally:
+            await connection.close()
+    finally:
+        await engine.dispose()
+
+
+def _config(connection: Connection | None = None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.set_main_option(
+        "file_template",
+        "%%(year)d_%%(month).2d_%%(day).2d_%%(hour).2d%%(minute).2d_%%(rev)s_%%(slug)s",
+    )
+    config.attributes["connection"] = connection
+    return config

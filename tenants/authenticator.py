@@ -1,0 +1,160 @@
+"""From the text of a key to who sends the request, without asking the store every time.
+
+A key's row is kept for ``ttl_s``, an unknown public id for ``negative_ttl_s``; both caches are
+bounded and forget the oldest use first. So a revocation is seen within ``ttl_s``, and expiry at
+once: it is judged at every call. While the store is away, known keys go on working from rows up to
+``max_stale_s`` old; keys that are not cached get ``StoreUnavailable``, never "unknown".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from tenants.errors import ExpiredKey, RevokedKey, StoreUnavailable, UnknownKey
+from tenants.keys import check_pepper, hash_key, parse
+from tenants.names import KEY_HASH_BYTES
+from tenants.store import Store
+from tenants.types import KeyRecord, Principal
+
+RETRY_S = 1.0
+"""How long a store that did not answer is left alone while a usable row is at hand."""
+
+_NOBODY = bytes(KEY_HASH_BYTES)
+"""Compared against when the key is unknown, so that known and unknown cost the same."""
+
+
+class _Entry(NamedTuple):
+    record: KeyRecord | None
+    fetched_at: float
+
+
+class Authenticator:
+    """Turns presented keys into principals. One per process; safe for concurrent tasks."""
+
+    def __init__(
+        self,
+        store: Store,
+        pepper: bytes,
+        *,
+        ttl_s: float = 30.0,
+        negative_ttl_s: float = 2.0,
+        max_stale_s: float = 60.0,
+        max_entries: int = 10_000,
+        max_negative_entries: int = 1_000,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._store = store
+        self._pepper = check_pepper(pepper)
+        self._ttl_s = ttl_s
+        self._negative_ttl_s = negative_ttl_s
+        self._max_stale_s = max(max_stale_s, ttl_s)
+        self._max_entries = max_entries
+        self._max_negative_entries = max_negative_entries
+        self._clock = clock
+        self._now = now
+        self._known: OrderedDict[str, _Entry] = OrderedDict()
+        self._unknown: OrderedDict[str, _Entry] = OrderedDict()
+        self._away_until = -math.inf
+        # Many requests with one cold key ask the store once.
+        self._lookups: dict[str, asyncio.Task[KeyRecord | None]] = {}
+
+    async def authenticate(self, text: str) -> Principal:
+        """Who presents this key.
+
+        Raises ``MalformedKey`` (before any query), ``UnknownKey``, ``RevokedKey``, ``ExpiredKey``,
+        or ``StoreUnavailable`` when the store is away and the key is not cached. Whether a key is
+        revoked or expired is only told to who holds its secret.
+        """
+        parsed = parse(text)
+        record = await self._find(parsed.public_id)
+        key_hash = hash_key(text, self._pepper)
+        expected = _NOBODY if record is None else record.key_hash
+        if not hmac.compare_digest(key_hash, expected) or record is None:
+            raise UnknownKey(parsed.public_id)
+        return self._judge(record.principal)
+
+    def forget(self, public_id: str | None = None) -> None:
+        """Ask the store again for this key, or for all of them."""
+        if public_id is None:
+            self._known.clear()
+            self._unknown.clear()
+            self._lookups.clear()
+            return
+        self._known.pop(public_id, None)
+        self._unknown.pop(public_id, None)
+        self._lookups.pop(public_id, None)
+
+    def _judge(self, principal: Principal) -> Principal:
+        key = principal.key
+        if key.revoked_at is not None:
+            raise RevokedKey(key.public_id)
+        if key.expires_at is not None and key.expires_at <= self._now():
+            raise ExpiredKey(key.public_id)
+        return principal
+
+    async def _find(self, public_id: str) -> KeyRecord | None:
+        entry = self._cached(public_id)
+        if entry is not None:
+            return entry.record
+        stale = self._known.get(public_id)
+        usable = stale is not None and self._clock() - stale.fetched_at < self._max_stale_s
+        if stale is not None and usable and self._clock() < self._away_until:
+            return stale.record
+        try:
+            return await asyncio.shield(self._lookup(public_id))
+        except StoreUnavailable:
+            self._away_until = self._clock() + RETRY_S
+            if stale is None or not usable:
+                raise
+            return stale.record
+
+    def _cached(self, public_id: str) -> _Entry | None:
+        """A fresh entry, if there is one; moves it to the young end."""
+        for cache, ttl_s in ((self._known, self._ttl_s), (self._unknown, self._negative_ttl_s)):
+            entry = cache.get(public_id)
+            if entry is not None and self._clock() - entry.fetched_at < ttl_s:
+                cache.move_to_end(public_id)
+                return entry
+        return None
+
+    def _lookup(self, public_id: str) -> asyncio.Task[KeyRecord | None]:
+        task = self._lookups.get(public_id)
+        if task is None:
+            task = asyncio.create_task(self._store_lookup(public_id), name=f"find_key {public_id}")
+            self._lookups[public_id] = task
+            task.add_done_callback(lambda done: self._end_lookup(public_id, done))
+        return task
+
+    async def _store_lookup(self, public_id: str) -> KeyRecord | None:
+        # The age counts from before the query: the row may change while it is under way.
+        fetched_at = self._clock()
+        record = await self._store.find_key(public_id)
+        if self._lookups.get(public_id) is asyncio.current_task():
+            self._keep(public_id, _Entry(record, fetched_at))
+        return record
+
+    def _end_lookup(self, public_id: str, task: asyncio.Task[KeyRecord | None]) -> None:
+        if self._lookups.get(public_id) is task:
+            del self._lookups[public_id]
+        if not task.cancelled():
+            task.exception()  # its waiters may all be gone: nobody else would retrieve it
+
+    def _keep(self, public_id: str, entry: _Entry) -> None:
+        if entry.record is None:
+            self._known.pop(public_id, None)
+            cache, max_entries = self._unknown, self._max_negative_entries
+        else:
+            self._unknown.pop(public_id, None)
+            cache, max_entries = self._known, self._max_entries
+        cache[public_id] = entry
+        cache.move_to_end(public_id)
+        while len(cache) > max_entries:
+            cache.popitem(last=False)

@@ -1,0 +1,30 @@
+"""Connection strings of PostgreSQL, said without their password."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs, urlsplit
+
+from tenants.errors import InvalidValue
+
+_SCHEMES = ("postgresql", "postgres")
+
+
+def check_dsn(dsn: str) -> str:
+    """Return the DSN. Raises ``InvalidValue`` when it is no ``postgresql://`` address."""
+    try:
+        parts = urlsplit(dsn)
+        scheme = parts.scheme
+        _ = parts.port
+        parse_qs(parts.query, strict_parsing=bool(parts.query))
+    except ValueError as error:
+        raise InvalidValue("dsn", f"cannot be parsed: {error}") from None
+    if scheme not in _SCHEMES:
+        raise InvalidValue("dsn", "must look like postgresql://user:password@host:5432/database")
+    return dsn
+
+
+def describe(dsn: str) -> str:
+    """Where a DSN leads, for messages: hosts and database, neither user nor password."""
+    parts = urlsplit(dsn)
+    hosts = parts.netloc.rpartition("@")[2] or ",".join(parse_qs(parts.query).get("host", []))
+    return f"PostgreSQL at {hosts or 'the default address'}{parts.path}"

@@ -1,0 +1,126 @@
+"""All errors of tenants. The docstring says what happened; the message says how to mend it.
+
+TenantsError
+├── InvalidValue             a field that can never be stored: names the field
+├── TenantExists             the name is taken
+├── TenantNotFound
+├── KeyExists                the public id is taken
+├── KeyNotFound
+├── StoreUnavailable         the database does not answer; trying again later may help
+├── SchemaMismatch           the database's schema is not the one this version needs
+├── LedgerFull               the store is away and the backlog of unwritten usage is at its bound
+├── EmbeddedPostgresError    the private PostgreSQL cannot be started or used
+└── AuthenticationFailed     base of the four answers to a bad key
+    ├── MalformedKey         not of our format, or its checksum is wrong: found without a query
+    ├── UnknownKey           well formed, but nobody's
+    ├── RevokedKey
+    └── ExpiredKey
+
+No message ever holds a secret: keys are named by their public id, databases without password.
+"""
+
+from __future__ import annotations
+
+
+class TenantsError(Exception):
+    """Base of all errors tenants raise."""
+
+
+class InvalidValue(TenantsError, ValueError):
+    """A field that can never be stored."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+class TenantExists(TenantsError):
+    """The tenant's name is taken."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"A tenant named {name!r} exists already; choose another name.")
+        self.name = name
+
+
+class TenantNotFound(TenantsError):
+    """No tenant has this name or id."""
+
+    def __init__(self, name: object) -> None:
+        super().__init__(f"There is no tenant {str(name)!r}; `sluice tenant list` shows them all.")
+        self.name = str(name)
+
+
+class KeyExists(TenantsError):
+    """The key's public id is taken."""
+
+    def __init__(self, public_id: str) -> None:
+        super().__init__(f"A key with the public id {public_id!r} exists already; mint a new one.")
+        self.public_id = public_id
+
+
+class KeyNotFound(TenantsError):
+    """No key has this public id, or the key is not this tenant's."""
+
+    def __init__(self, key: object) -> None:
+        super().__init__(f"There is no key {str(key)!r}; `sluice key list` shows a tenant's keys.")
+        self.key = str(key)
+
+
+class StoreUnavailable(TenantsError):
+    """The database does not answer."""
+
+
+class SchemaMismatch(TenantsError):
+    """The database's schema is not the one this version needs."""
+
+    def __init__(self, current: str | None, expected: str) -> None:
+        super().__init__(
+            f"The database's schema is at {current or 'nothing'}, this version needs {expected}; "
+            "run `sluice migrate`."
+        )
+        self.current = current
+        self.expected = expected
+
+
+class LedgerFull(TenantsError):
+    """The store is away and the backlog of unwritten usage is at its bound."""
+
+
+class EmbeddedPostgresError(TenantsError):
+    """The private PostgreSQL cannot be started or used."""
+
+
+class AuthenticationFailed(TenantsError):
+    """The key that was presented opens nothing."""
+
+
+class MalformedKey(AuthenticationFailed):
+    """Not of our format, or its checksum is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__("The API key is malformed: it was cut, mistyped or is not a Sluice key.")
+
+
+class UnknownKey(AuthenticationFailed):
+    """Well formed, but nobody's."""
+
+    def __init__(self, public_id: str) -> None:
+        super().__init__(f"The API key {public_id} is unknown.")
+        self.public_id = public_id
+
+
+class RevokedKey(AuthenticationFailed):
+    """The key was revoked."""
+
+    def __init__(self, public_id: str) -> None:
+        super().__init__(f"The API key {public_id} was revoked.")
+        self.public_id = public_id
+
+
+class ExpiredKey(AuthenticationFailed):
+    """The key is past its end."""
+
+    def __init__(self, public_id: str) -> None:
+        super().__init__(f"The API key {public_id} has expired.")
+        self.public_id = public_id

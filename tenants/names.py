@@ -1,0 +1,75 @@
+"""What may be a name, a model, a weight: one set of rules for every store.
+
+PostgreSQL's ``text`` takes neither NUL nor lone surrogates, and a name with control or formatting
+characters (bidirectional overrides, zero width) can pass for another one on a screen.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from datetime import datetime
+
+from tenants.errors import InvalidValue
+from tenants.keys import is_public_id
+from tenants.types import SCOPES, Scope
+
+MAX_NAME_LENGTH = 200
+MAX_PRIORITY = 2**15 - 1
+KEY_HASH_BYTES = 32
+
+_FORBIDDEN_CATEGORIES = {
+    "Cc": "control characters",
+    "Cf": "invisible formatting characters",
+    "Cs": "lone surrogates",
+    "Zl": "line separators",
+    "Zp": "paragraph separators",
+}
+
+
+def normalize_name(field: str, text: str) -> str:
+    """The name in Unicode NFC, as stores keep and find it. Raises ``InvalidValue``."""
+    name = unicodedata.normalize("NFC", text)
+    if not name or name != name.strip():
+        raise InvalidValue(field, "must not be empty, nor begin or end with white space")
+    if len(name) > MAX_NAME_LENGTH:
+        raise InvalidValue(field, f"has {len(name)} characters, {MAX_NAME_LENGTH} is the most")
+    for character in name:
+        forbidden = _FORBIDDEN_CATEGORIES.get(unicodedata.category(character))
+        if forbidden is not None:
+            raise InvalidValue(field, f"must not hold {forbidden} (U+{ord(character):04X})")
+    return name
+
+
+def check_weight(weight: float) -> float:
+    """A weight is finite and greater than zero. Raises ``InvalidValue``."""
+    if not (math.isfinite(weight) and weight > 0):
+        raise InvalidValue("weight", f"must be a finite number greater than 0, is {weight}")
+    return float(weight)
+
+
+def check_priority(priority: int) -> int:
+    """A priority fits in 16 bits with its sign. Raises ``InvalidValue``."""
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidValue("priority", f"must be within ±{MAX_PRIORITY}, is {priority}")
+    return priority
+
+
+def check_scopes(scopes: Sequence[Scope]) -> tuple[Scope, ...]:
+    """At least one scope, each known, each once. Raises ``InvalidValue``."""
+    unknown = [scope for scope in scopes if scope not in SCOPES]
+    if unknown or not scopes:
+        given = f"{unknown[0]!r} is no scope" if unknown else "none given"
+        raise InvalidValue("scopes", f"{given}; choose from {', '.join(SCOPES)}")
+    return tuple(dict.fromkeys(scopes))
+
+
+def check_key(public_id: str, key_hash: bytes, expires_at: datetime | None) -> None:
+    """What ``tenants.keys`` mints is what a store takes. Raises ``InvalidValue``."""
+    if not is_public_id(public_id):
+        raise InvalidValue("public_id", "must be 12 base62 characters")
+    if len(key_hash) != KEY_HASH_BYTES:
+        raise InvalidValue("key_hash", f"must have {KEY_HASH_BYTES} bytes, has {len(key_hash)}")
+    if expires_at is not None and expires_at.tzinfo is None:
+        raise InvalidValue("expires_at", "needs a time zone")

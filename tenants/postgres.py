@@ -1,0 +1,262 @@
+"""The store in PostgreSQL, through asyncpg. Every statement is in ``queries.sql``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+
+from tenants import queries
+from tenants.dsn import check_dsn, describe
+from tenants.errors import (
+    InvalidValue,
+    KeyExists,
+    KeyNotFound,
+    StoreUnavailable,
+    TenantExists,
+    TenantNotFound,
+    TenantsError,
+)
+from tenants.keys import is_public_id
+from tenants.names import (
+    check_key,
+    check_priority,
+    check_scopes,
+    check_weight,
+    normalize_name,
+)
+from tenants.store import Store
+from tenants.types import (
+    ApiKey,
+    KeyRecord,
+    Principal,
+    Scope,
+    Tenant,
+    UsageEvent,
+    UsageTotals,
+)
+
+Violations = Mapping[str, TenantsError]
+"""Constraint name to the error it means."""
+
+_NONE: Violations = MappingProxyType({})
+_SQL = queries.load()
+
+# Trying again later may help: the server is away, starting, stopping, full, a replica after a
+# failover, or the statement lost a race for time or locks.
+_TRANSIENT = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.ReadOnlySQLTransactionError,
+)
+# Somebody else's mistake: wrong password, database or rights.
+_REFUSED = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+)
+
+
+class PostgresStore(Store):
+    """A store over a pool of connections. Made by ``connect``."""
+
+    def __init__(self, pool: asyncpg.Pool, where: str) -> None:
+        self._pool = pool
+        self._where = where
+
+    @classmethod
+    async def connect(
+        cls,
+        dsn: str,
+        *,
+        min_size: int = 1,
+        max_size: int = 8,
+        connect_timeout_s: float = 5.0,
+        command_timeout_s: float = 5.0,
+    ) -> PostgresStore:
+        """Open the pool. Raises ``InvalidValue`` (the DSN), ``StoreUnavailable``.
+
+        ``command_timeout_s`` bounds each statement on both sides: the client stops waiting, and the
+        server stops working on it.
+        """
+        where = describe(check_dsn(dsn))
+        with _translated(where):
+            pool = await asyncpg.create_pool(
+                dsn,
+                min_size=min_size,
+                max_size=max_size,
+                timeout=connect_timeout_s,
+                command_timeout=command_timeout_s,
+                server_settings={
+                    "application_name": "sluice",
+                    "timezone": "UTC",
+                    "statement_timeout": str(int(command_timeout_s * 1000)),
+                    "lock_timeout": str(int(command_timeout_s * 500)),
+                    "idle_in_transaction_session_timeout": "10000",
+                },
+            )
+        return cls(pool, where)
+
+    async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
+        name = normalize_name("name", name)
+        row = await self._one(
+            "create_tenant",
+            *(uuid4(), name, check_weight(weight), check_priority(priority)),
+            violations={"tenant_name_key": TenantExists(name)},
+        )
+        return _tenant(row)
+
+    async def get_tenant(self, name: str) -> Tenant:
+        name = normalize_name("name", name)
+        return _tenant(await self._one("get_tenant", name, missing=TenantNotFound(name)))
+
+    async def list_tenants(self) -> Sequence[Tenant]:
+        return [_tenant(row) for row in await self._all("list_tenants")]
+
+    async def create_key(
+        self,
+        tenant_id: UUID,
+        *,
+        public_id: str,
+        key_hash: bytes,
+        name: str,
+        scopes: Sequence[Scope],
+        expires_at: datetime | None = None,
+    ) -> ApiKey:
+        check_key(public_id, key_hash, expires_at)
+        values = (normalize_name("name", name), check_scopes(scopes), expires_at)
+        row = await self._one(
+            "create_key",
+            *(uuid4(), tenant_id, public_id, key_hash, *values),
+            violations={
+                "api_key_public_id_key": KeyExists(public_id),
+                "api_key_tenant_id_fkey": TenantNotFound(tenant_id),
+            },
+        )
+        return _key(row)
+
+    async def find_key(self, public_id: str) -> KeyRecord | None:
+        if not is_public_id(public_id):
+            return None
+        rows = await self._all("find_key", public_id)
+        return _record(rows[0]) if rows else None
+
+    async def list_keys(self, tenant_id: UUID) -> Sequence[ApiKey]:
+        return [_key(row) for row in await self._all("list_keys", tenant_id)]
+
+    async def revoke_key(self, public_id: str) -> ApiKey:
+        missing = KeyNotFound(public_id)
+        if not is_public_id(public_id):
+            raise missing
+        return _key(await self._one("revoke_key", public_id, missing=missing))
+
+    async def record_usage(self, event: UsageEvent) -> bool:
+        rows = await self._all(
+            "record_usage",
+            event.request_id,
+            event.tenant_id,
+            event.key_id,
+            normalize_name("model", event.model),
+            event.status,
+            event.prompt_tokens,
+            event.cached_tokens,
+            event.completion_tokens,
+            event.created_at,
+            violations={"usage_event_key_id_fkey": KeyNotFound(event.key_id)},
+        )
+        return len(rows) == 1
+
+    async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
+        return UsageTotals(**await self._one("usage_totals", tenant_id))
+
+    async def ping(self) -> None:
+        await self._one("ping")
+
+    async def close(self) -> None:
+        """Wait for statements under way, then close all connections. Idempotent."""
+        await self._pool.close()
+
+    async def _all(
+        self, name: str, *values: object, violations: Violations = _NONE
+    ) -> Sequence[Mapping[str, Any]]:
+        with _translated(self._where, violations):
+            rows: Sequence[Mapping[str, Any]] = await self._pool.fetch(_SQL[name], *values)
+            return rows
+
+    async def _one(
+        self,
+        name: str,
+        *values: object,
+        violations: Violations = _NONE,
+        missing: TenantsError | None = None,
+    ) -> Mapping[str, Any]:
+        rows = await self._all(name, *values, violations=violations)
+        if not rows and missing is not None:
+            raise missing
+        assert len(rows) == 1
+        return rows[0]
+
+
+@contextmanager
+def _translated(where: str, violations: Violations = _NONE) -> Iterator[None]:
+    """Errors of asyncpg in our words; ``violations``: constraint name to what it means."""
+    try:
+        yield
+    except asyncpg.IntegrityConstraintViolationError as error:
+        if error.constraint_name in violations:
+            raise violations[error.constraint_name] from None
+        raise InvalidValue(error.constraint_name or "value", str(error)) from error
+    except asyncpg.DataError as error:
+        raise InvalidValue("value", str(error)) from error
+    except asyncpg.ClientConfigurationError as error:
+        raise InvalidValue("dsn", str(error)) from error
+    except _TRANSIENT as error:
+        raise StoreUnavailable(f"{where} does not answer: {_reason(error)}") from error
+    except _REFUSED as error:
+        raise StoreUnavailable(f"{where} refuses us: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    return str(error) or type(error).__name__
+
+
+def _tenant(row: Mapping[str, Any]) -> Tenant:
+    return Tenant(**row)
+
+
+def _key(row: Mapping[str, Any]) -> ApiKey:
+    return ApiKey(**{**row, "scopes": tuple(row["scopes"])})
+
+
+def _record(row: Mapping[str, Any]) -> KeyRecord:
+    key = ApiKey(
+        id=row["id"],
+        tenant_id=row["tenant_id"],
+        public_id=row["public_id"],
+        name=row["name"],
+        scopes=tuple(row["scopes"]),
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        revoked_at=row["revoked_at"],
+    )
+    tenant = Tenant(
+        id=row["tenant_id"],
+        name=row["tenant_name"],
+        weight=row["weight"],
+        priority=row["priority"],
+        created_at=row["tenant_created_at"],
+    )
+    return KeyRecord(Principal(tenant=tenant, key=key), row["key_hash"])

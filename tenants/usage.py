@@ -1,0 +1,212 @@
+"""The ledger's front: the one place where the usage of a request is settled.
+
+    settle(event) ──► queue, at most ``max_pending`` ──► up to ``num_writers`` tasks ──► store
+                        ▲                                             │
+                        └────── put back, retried with backoff ◄──────┘ StoreUnavailable
+
+A writer lives while there is something to write. Writing is its task, not the caller's: cancelling
+``settle`` at any point leaves the write under way. The store refuses a ``request_id`` it has, so
+trying again after an answer that was lost writes nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from dataclasses import dataclass
+from uuid import UUID
+
+import msgspec
+
+from tenants.errors import LedgerFull, StoreUnavailable
+from tenants.store import Store
+from tenants.types import UsageEvent
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    event: UsageEvent
+    answer: asyncio.Future[bool]
+
+
+class Ledger:
+    """Settles usage exactly once per ``request_id``. One per process."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        max_pending: int = 10_000,
+        num_writers: int = 4,
+        backoff_s: float = 0.05,
+        max_backoff_s: float = 2.0,
+    ) -> None:
+        """``max_pending`` bounds memory (see ``has_room``); ``num_writers`` bounds how many of the
+        store's connections a slow ledger can hold, so that it does not starve the key lookups.
+        """
+        assert max_pending > 0
+        assert num_writers > 0
+        self._store = store
+        self._max_pending = max_pending
+        self._num_writers = num_writers
+        self._backoff_s = backoff_s
+        self._max_backoff_s = max_backoff_s
+        self._pending: dict[UUID, _Pending] = {}
+        self._queue: deque[_Pending] = deque()  # pending, and in no writer's hands
+        self._writers: set[asyncio.Task[None]] = set()
+        self._num_failures = 0  # in a row; while > 0 the store is away and one writer probes it
+        self._hurry = asyncio.Event()
+        self._progress = asyncio.Event()
+
+    @property
+    def num_pending(self) -> int:
+        """Events not yet in the store."""
+        return len(self._pending)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether new requests should be admitted.
+
+        False from half of ``max_pending`` on: the other half is for the requests already running.
+        """
+        return 2 * len(self._pending) < self._max_pending
+
+    async def settle(self, event: UsageEvent) -> bool:
+        """Write the event once; False when its ``request_id`` was settled before.
+
+        Returns when the store has answered, or True at its first failure to answer: from there on
+        the event is kept and written later. Raises ``LedgerFull`` at the bound, and what the store
+        raises for an event it will never take (``KeyNotFound``, ``InvalidValue``); both are logged
+        in full, so that they can be entered by hand. Cancelling it changes nothing for the event.
+        """
+        if event.request_id in self._pending:
+            return False
+        if len(self._pending) >= self._max_pending:
+            _log_unwritten("the backlog is full", event)
+            raise LedgerFull(
+                f"{self._max_pending} usage events wait for a store that does not answer; "
+                f"request {event.request_id} is in the log instead"
+            )
+        pending = _Pending(event, asyncio.get_running_loop().create_future())
+        self._pending[event.request_id] = pending
+        self._queue.append(pending)
+        if self._num_failures > 0:
+            _answer_kept(pending)
+        self._start_writers()
+        return await asyncio.shield(pending.answer)
+
+    async def drain(self, deadline_s: float) -> int:
+        """Wait until all is written, ``deadline_s`` at most; return how many events are left.
+
+        What is left is logged in full and stays pending. Retries hurry while draining.
+        """
+        self._hurry.set()
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self._pending:
+                    self._start_writers()
+                    self._progress.clear()
+                    await self._progress.wait()
+        except TimeoutError:
+            for pending in self._pending.values():
+                _log_unwritten("the store did not answer until the deadline", pending.event)
+        finally:
+            self._hurry.clear()
+        return len(self._pending)
+
+    def _start_writers(self) -> None:
+        """As many as there is work for; one while the store is away."""
+        num_wanted = min(self._num_writers, len(self._queue)) if self._num_failures == 0 else 1
+        while len(self._writers) < num_wanted:
+            task = asyncio.create_task(self._run_writer(), name="ledger writer")
+            self._writers.add(task)
+            task.add_done_callback(self._writers.discard)
+
+    async def _run_writer(self) -> None:
+        try:
+            await self._write_queue()
+        finally:
+            # Here and not only in a callback: between the last look at the queue and leaving the
+            # set nothing may run, or an event put back by another writer would find nobody.
+            self._writers.discard(_current_task())
+
+    async def _write_queue(self) -> None:
+        while self._queue:
+            pending = self._queue.popleft()
+            try:
+                written = await self._store.record_usage(pending.event)
+            except StoreUnavailable as error:
+                self._put_back(pending)
+                if not await self._back_off(error):
+                    return
+            except asyncio.CancelledError:
+                self._put_back(pending)
+                raise
+            except Exception as error:  # the event is refused, the ledger goes on
+                self._finish(pending, error)
+            else:
+                self._recover()
+                self._finish(pending, written)
+
+    def _put_back(self, pending: _Pending) -> None:
+        self._queue.appendleft(pending)
+        _answer_kept(pending)
+
+    async def _back_off(self, error: StoreUnavailable) -> bool:
+        """Wait before the next attempt; False when another writer does the waiting."""
+        self._num_failures += 1
+        if self._num_failures == 1:
+            for pending in self._queue:
+                _answer_kept(pending)
+            logger.warning("The ledger keeps usage until the store is back: %s", error)
+        if len(self._writers) > 1:
+            return False
+        delay_s = min(self._max_backoff_s, self._backoff_s * 2.0 ** min(self._num_failures - 1, 30))
+        delay_s *= random.uniform(0.5, 1.0)  # replicas must not come back in step
+        if self._hurry.is_set():
+            await asyncio.sleep(min(delay_s, self._backoff_s))
+            return True
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._hurry.wait()
+        except TimeoutError:
+            pass
+        return True
+
+    def _recover(self) -> None:
+        if self._num_failures > 0:
+            self._num_failures = 0
+            logger.info("The store is back; %d usage events to write", len(self._pending))
+            self._start_writers()
+
+    def _finish(self, pending: _Pending, answer: bool | Exception) -> None:
+        del self._pending[pending.event.request_id]
+        self._progress.set()
+        if isinstance(answer, Exception):
+            _log_unwritten(f"the store refused it: {answer}", pending.event)
+        if pending.answer.done():
+            return
+        if isinstance(answer, Exception):
+            pending.answer.set_exception(answer)
+            pending.answer.exception()  # the caller may be gone: nobody else would retrieve it
+        else:
+            pending.answer.set_result(answer)
+
+
+def _answer_kept(pending: _Pending) -> None:
+    if not pending.answer.done():
+        pending.answer.set_result(True)
+
+
+def _current_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def _log_unwritten(reason: str, event: UsageEvent) -> None:
+    logger.error("Usage not in the ledger, %s: %s", reason, msgspec.json.encode(event).decode())

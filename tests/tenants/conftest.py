@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tenants.memory import MemoryStore
+from tenants.postgres import PostgresStore
+from tenants.store import Store
+from tests.postgres import pg_dsn, postgres_server
+
+__all__ = ["pg_dsn", "postgres_server"]
+
+
+@pytest_asyncio.fixture
+async def pg_store(pg_dsn: str) -> AsyncIterator[PostgresStore]:
+    store = await PostgresStore.connect(pg_dsn)
+    yield store
+    await store.close()
+
+
+@pytest.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.pg)])
+def store(request: pytest.FixtureRequest) -> Store:
+    """Both twins: whatever is asked of one is asked of the other."""
+    if request.param == "memory":
+        return MemoryStore()
+    found: PostgresStore = request.getfixturevalue("pg_store")
+    return found

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenants.errors import KeyNotFound, LedgerFull, StoreUnavailable
+from tenants.memory import MemoryStore
+from tenants.store import Store
+from tenants.types import ApiKey, UsageEvent
+from tenants.usage import Ledger
+from tests.tenants.samples import make_event, make_key
+
+pytestmark = pytest.mark.asyncio
+
+
+class FaultyStore(MemoryStore):
+    """The in-memory store behind a line that fails: before the write, or after it (the answer is
+    lost), as the faults say; afterwards it works.
+    """
+
+    def __init__(self, faults: Iterator[str] | None = None) -> None:
+        super().__init__()
+        self.faults = faults if faults is not None else iter(())
+        self.away = False
+        self.gate: asyncio.Event | None = None
+        self.num_attempts = 0
+        self.num_concurrent = 0
+        self.max_concurrent = 0
+
+    async def record_usage(self, event: UsageEvent) -> bool:
+        self.num_attempts += 1
+        self.num_concurrent += 1
+        self.max_concurrent = max(self.max_concurrent, self.num_concurrent)
+        try:
+            await asyncio.sleep(0)
+            if self.gate is not None:
+                await self.gate.wait()
+            fault = next(self.faults, "none")
+            if self.away or fault == "before":
+                raise StoreUnavailable("away")
+            written = await super().record_usage(event)
+            if fault == "after":
+                raise StoreUnavailable("the answer was lost")
+            return written
+        finally:
+            self.num_concurrent -= 1
+
+
+async def faulty(faults: Iterator[str] | None = None) -> tuple[FaultyStore, ApiKey]:
+    store = FaultyStore(faults)
+    _, principal = await make_key(store)
+    return store, principal.key
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - the condition is another object's state
+            await asyncio.sleep(0.001)
+
+
+class TestSettle:
+    async def test_writes_once(self, store: Store) -> None:
+        _, principal = await make_key(store)
+        ledger = Ledger(store)
+        event = make_event(principal.key)
+        assert await ledger.settle(event) is True
+        assert await ledger.settle(event) is False
+        totals = await store.usage_totals(principal.tenant.id)
+        assert (totals.requests, totals.completion_tokens) == (1, 20)
+        assert ledger.num_pending == 0
+
+    async def test_one_of_many_concurrent_settlements_writes(self, store: Store) -> None:
+        _, principal = await make_key(store)
+        ledger = Ledger(store)
+        event = make_event(principal.key)
+        written = await asyncio.gather(*(ledger.settle(event) for _ in range(20)))
+        assert sorted(written) == [False] * 19 + [True]
+        assert (await store.usage_totals(principal.tenant.id)).requests == 1
+
+    async def test_many_requests_balance(self, store: Store) -> None:
+        _, principal = await make_key(store)
+        ledger = Ledger(store)
+        events = [make_event(principal.key, completion_tokens=number) for number in range(200)]
+        assert all(await asyncio.gather(*(ledger.settle(event) for event in events)))
+        totals = await store.usage_totals(principal.tenant.id)
+        assert (totals.requests, totals.completion_tokens) == (200, sum(range(200)))
+
+    async def test_holds_few_of_the_store_s_connections(self) -> None:
+        store, key = await faulty()
+        ledger = Ledger(store, num_writers=3)
+        await asyncio.gather(*(ledger.settle(make_event(key)) for _ in range(30)))
+        assert store.max_concurrent == 3
+
+    async def test_no_task_stays_when_all_is_written(self) -> None:
+        store, key = await faulty()
+        await Ledger(store).settle(make_event(key))
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    async def test_refused_event_is_raised_and_logged_in_full(
+        self, store: Store, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        _, principal = await make_key(store)
+        ledger = Ledger(store)
+        nobody = make_event()
+        with pytest.raises(KeyNotFound):
+            await ledger.settle(nobody)
+        assert logged_ids(caplog) == [str(nobody.request_id)]
+        assert ledger.num_pending == 0
+        assert await ledger.settle(make_event(principal.key)) is True
+
+
+class TestCancellation:
+    @pytest.mark.parametrize("num_steps", range(6))
+    async def test_at_any_point_leaves_the_event_settled_once(self, num_steps: int) -> None:
+        store, key = await faulty()
+        ledger = Ledger(store)
+        event = make_event(key)
+        task = asyncio.create_task(ledger.settle(event))
+        await asyncio.sleep(0)  # a task cancelled before its first step never ran at all
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert await ledger.drain(1.0) == 0
+        assert await ledger.settle(event) is False
+        assert (await store.usage_totals(key.tenant_id)).requests == 1
+
+    async def test_while_the_store_hangs(self) -> None:
+        store, key = await faulty()
+        store.gate = asyncio.Event()
+        ledger = Ledger(store)
+        task = asyncio.create_task(ledger.settle(make_event(key)))
+        await eventually(lambda: store.num_concurrent == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        store.gate.set()
+        assert await ledger.drain(1.0) == 0
+        assert (await store.usage_totals(key.tenant_id)).requests == 1
+
+    async def test_of_the_caller_of_a_refused_event_leaves_no_unseen_exception(self) -> None:
+        store, _ = await faulty()
+        store.gate = asyncio.Event()
+        unseen: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+        ledger = Ledger(store)
+        task = asyncio.create_task(ledger.settle(make_event()))
+        await eventually(lambda: store.num_concurrent == 1)
+        task.cancel()
+        await asyncio.wait([task])
+        store.gate.set()
+        assert await ledger.drain(1.0) == 0
+        del task
+        assert unseen == []
+
+    async def test_of_the_writer_puts_the_event_back(self) -> None:
+        store, key = await faulty()
+        store.gate = asyncio.Event()
+        ledger = Ledger(store)
+        settling = asyncio.create_task(ledger.settle(make_event(key)))
+        await eventually(lambda: store.num_concurrent == 1)
+        (writer,) = (task for task in asyncio.all_tasks() if task.get_name() == "ledger writer")
+        writer.cancel()
+        assert await settling is True
+        store.gate.set()
+        assert ledger.num_pending == 1
+        assert await ledger.drain(1.0) == 0
+        assert (await store.usage_totals(key.tenant_id)).requests == 1
+
+
+class TestOutage:
+    async def test_settling_returns_and_the_event_is_written_later(self) -> None:
+        store, key = await faulty()
+        store.away = True
+        ledger = Ledger(store, backoff_s=0.001, max_backoff_s=0.002)
+        events = [make_event(key) for _ in range(10)]
+        assert all(await asyncio.gather(*(ledger.settle(event) for event in events)))
+        assert ledger.num_pending == 10
+        assert await ledger.settle(events[0]) is False
+        store.away = False
+        await eventually(lambda: ledger.num_pending == 0)
+        assert (await store.usage_totals(key.tenant_id)).requests == 10
+
+    async def test_one_writer_probes_with_growing_pauses(self) -> None:
+        store, key = await faulty()
+        store.away = True
+        ledger = Ledger(store, backoff_s=0.01, max_backoff_s=10)
+        await asyncio.gather(*(ledger.settle(make_event(key)) for _ in range(50)))
+        store.num_attempts = store.max_concurrent = 0
+        await asyncio.sleep(0.3)
+        assert store.num_attempts <= 7  # pauses of at least 5, 10, 20, … ms
+        assert store.max_concurrent <= 1
+        assert await ledger.drain(0.0) == 50
+
+    async def test_all_writers_come_back_with_the_store(self) -> None:
+        store, key = await faulty()
+        store.away = True
+        ledger = Ledger(store, num_writers=3, backoff_s=0.001, max_backoff_s=0.002)
+        await asyncio.gather(*(ledger.settle(make_event(key)) for _ in range(50)))
+        store.away, store.max_concurrent = False, 0
+        assert await ledger.drain(5.0) == 0
+        assert store.max_concurrent == 3
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        st.lists(st.sampled_from(["none", "before", "after"]), max_size=40),
+        st.lists(st.integers(0, 5), max_size=30),
+        st.integers(1, 5),
+    )
+    async def test_nothing_lost_and_nothing_double(
+        self, faults: list[str], numbers: list[int], num_writers: int
+    ) -> None:
+        """Any faults, any repetitions of six requests: each is in the ledger once."""
+        store, key = await faulty(iter(faults))
+        ledger = Ledger(store, num_writers=num_writers, backoff_s=0.0, max_backoff_s=0.0)
+        events = [make_event(key, completion_tokens=10**number) for number in range(6)]
+        answers = await asyncio.gather(*(ledger.settle(events[number]) for number in numbers))
+        assert await ledger.drain(5.0) == 0
+        totals = await store.usage_totals(key.tenant_id)
+        assert totals.requests == len(set(numbers))
+        assert totals.completion_tokens == sum(10**number for number in set(numbers))
+        if "after" not in faults:
+            assert sum(answers) == len(set(numbers))
+
+    async def test_full_backlog_refuses_by_name_and_logs(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store, key = await faulty()
+        store.away = True
+        ledger = Ledger(store, max_pending=4, backoff_s=10, max_backoff_s=10)
+        assert ledger.has_room
+        await ledger.settle(make_event(key))
+        assert ledger.has_room
+        for _ in range(3):
+            await ledger.settle(make_event(key))
+            assert not ledger.has_room
+        one_more = make_event(key)
+        with pytest.raises(LedgerFull, match=str(one_more.request_id)):
+            await ledger.settle(one_more)
+        assert logged_ids(caplog) == [str(one_more.request_id)]
+        store.away = False
+        assert await ledger.drain(5.0) == 0
+        assert ledger.has_room
+        assert (await store.usage_totals(key.tenant_id)).requests == 4
+
+
+class TestDrain:
+    async def test_with_nothing_to_do_returns_at_once(self) -> None:
+        assert await Ledger(MemoryStore()).drain(0.0) == 0
+
+    async def test_hurries_a_long_pause(self) -> None:
+        store, key = await faulty()
+        store.away = True
+        ledger = Ledger(store, backoff_s=0.01, max_backoff_s=600)
+        await ledger.settle(make_event(key))
+        ledger._num_failures = 20  # the pause is minutes by now
+        await asyncio.sleep(0.05)
+        store.away = False
+        async with asyncio.timeout(2):
+            assert await ledger.drain(60.0) == 0
+
+    async def test_gives_up_at_the_deadline_and_logs_what_is_left(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store, key = await faulty()
+        store.away = True
+        ledger = Ledger(store)
+        events = [make_event(key) for _ in range(3)]
+        await asyncio.gather(*(ledger.settle(event) for event in events))
+        async with asyncio.timeout(2):
+            assert await ledger.drain(0.1) == 3
+        assert sorted(logged_ids(caplog)) == sorted(str(event.request_id) for event in events)
+
+
+def logged_ids(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The requests whose usage went to the log: the line ends with the whole event."""
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    return [json.loads(line[line.index("{") :])["request_id"] for line in lines]
