@@ -1,0 +1,335 @@
+"""May this request run, and as what: from a client's fields to token ids and sampling parameters.
+
+Nothing is accepted and ignored: a field the server cannot act on is refused with its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from engine.chat_template import ChatTemplate
+from engine.client import EngineClient
+from engine.messages import SamplingParams, StructuredOutputs
+from engine.tokenizer import Tokenizer
+from gateway import prompt
+from gateway.config import Config
+from gateway.errors import (
+    ContextLengthExceeded,
+    Draining,
+    InvalidRequestError,
+    ModelNotFound,
+    Overloaded,
+    PermissionDenied,
+    UnsupportedParameter,
+)
+from gateway.generation import Admitted
+from gateway.parsers.hermes import OPEN, HermesParser
+from gateway.schemas.chat import (
+    ChatCompletionRequest,
+    ChatFields,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+)
+from gateway.secrets import Secrets
+from grammar.compiler import GrammarCompiler
+from grammar.spec import GrammarSpec
+from tenants.salts import cache_salt
+from tenants.types import Principal
+from tenants.usage import Ledger
+
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "audio": (),
+    "frequency_penalty": (0,),
+    "function_call": (),
+    "functions": (),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True,),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "reasoning_effort": (),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""Fields that are refused unless null or one of these values, at which they change nothing."""
+
+MAX_CHOICES = 8
+MAX_STOPS = 4
+MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+MAX_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+LONG_PROMPT_BYTES = 4096
+"""Prompts from here on are rendered and tokenized in a thread: a few milliseconds of event loop."""
+
+
+class Admission:
+    """Turns chats into ``Admitted`` requests. One per gateway."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        engine: EngineClient,
+        ledger: Ledger,
+        secrets: Secrets,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        compiler: GrammarCompiler,
+    ) -> None:
+        self.draining = False
+        """Set when the server shuts down: nothing more is admitted."""
+        self._model = config.model_name
+        self._default_max_tokens = config.models.default_max_tokens
+        self._engine = engine
+        self._ledger = ledger
+        self._salt_root = secrets.cache_salt_root
+        self._tokenizer = tokenizer
+        self._template = template
+        self._compiler = compiler
+        # Where the tags of calls are special tokens, hiding those would hide the calls.
+        tag = tokenizer.encode(OPEN, add_special_tokens=False)
+        self._tags_are_special = not tokenizer.special_ids.isdisjoint(tag)
+
+    async def admit_completion(
+        self, request: ChatCompletionRequest, *, request_id: UUID, principal: Principal
+    ) -> Admitted:
+        """As ``admit``, with the fields that only Chat Completions has."""
+        refuse_unsupported(request)
+        if request.stream_options is not None:
+            if not request.stream:
+                raise InvalidRequestError(
+                    "Only allowed when stream is true.", param="stream_options"
+                )
+            if request.stream_options.include_obfuscation:
+                raise UnsupportedParameter(
+                    "Chunks are not padded by this server; leave it out or send false.",
+                    param="stream_options.include_obfuscation",
+                )
+        num_choices = 1 if request.n is None else request.n
+        if not 1 <= num_choices <= MAX_CHOICES:
+            raise InvalidRequestError(
+                f"Must be from 1 to {MAX_CHOICES}, got {num_choices}.", param="n"
+            )
+        return await self.admit(
+            request,
+            model=request.model,
+            num_choices=num_choices,
+            request_id=request_id,
+            principal=principal,
+        )
+
+    async def admit(
+        self,
+        fields: ChatFields,
+        *,
+        model: str | None,
+        request_id: UUID,
+        principal: Principal,
+        num_choices: int = 1,
+    ) -> Admitted:
+        """Check everything that can be known before the engine has the request.
+
+        Raises ``ApiError``, ``EngineDead``, ``GrammarError`` or ``InvalidRequest``: all of them
+        are ``errors.to_api_error``'s to translate.
+        """
+        self._check_open(principal)
+        if model is not None and model != self._model:
+            raise ModelNotFound(
+                f"The model {model!r} does not exist; this server has {self._model!r}.",
+                param="model",
+            )
+        has_tools = _check_tools(fields)
+        check_metadata(fields.metadata)
+        stop = _stop_strings(fields.stop)
+        max_model_len = self._engine.info.max_model_len
+        structured_outputs = await self._structured_outputs(fields)
+        prompt_token_ids = await self._prompt(fields, has_tools=has_tools)
+        max_tokens = self._max_tokens(fields, len(prompt_token_ids), max_model_len)
+        return Admitted(
+            id=request_id,
+            principal=principal,
+            model=self._model,
+            prompt_token_ids=prompt_token_ids,
+            params=_sampling_params(fields, max_tokens, structured_outputs),
+            stop=stop,
+            num_choices=num_choices,
+            make_parser=HermesParser if has_tools else None,
+            skip_special_tokens=not (has_tools and self._tags_are_special),
+            cache_salt=cache_salt(self._salt_root, principal.tenant.id),
+        )
+
+    def _check_open(self, principal: Principal) -> None:
+        if "chat" not in principal.key.scopes:
+            raise PermissionDenied("This API key may not chat: it lacks the scope 'chat'.")
+        if self.draining:
+            raise Draining("The server is shutting down.", retry_after_s=1)
+        if not self._ledger.has_room:
+            raise Overloaded("Usage cannot be recorded at the moment.", retry_after_s=5)
+
+    async def _prompt(self, fields: ChatFields, *, has_tools: bool) -> list[int]:
+        messages = prompt.messages_for_template(fields.messages)
+        tools = msgspec.to_builtins(fields.tools) if has_tools else None
+
+        def encode() -> list[int]:
+            text = self._template.render(messages, tools=tools)
+            return self._tokenizer.encode(text, add_special_tokens=False)
+
+        if prompt.size(messages, tools) < LONG_PROMPT_BYTES:
+            return encode()
+        return await asyncio.to_thread(encode)
+
+    def _max_tokens(self, fields: ChatFields, num_prompt_tokens: int, max_model_len: int) -> int:
+        room = max_model_len - num_prompt_tokens
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {max_model_len} tokens. However, your "
+                f"messages resulted in {num_prompt_tokens} tokens. Please reduce the length of "
+                "the messages.",
+                param="messages",
+            )
+        name = "max_tokens" if fields.max_tokens is not None else "max_completion_tokens"
+        wanted = getattr(fields, name)
+        if fields.max_tokens is not None and fields.max_completion_tokens is not None:
+            raise InvalidRequestError("Set max_completion_tokens or this, not both.", param=name)
+        if wanted is None:
+            return min(room, self._default_max_tokens or room)
+        if wanted > room:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {max_model_len} tokens. However, you "
+                f"requested {num_prompt_tokens + wanted} tokens ({num_prompt_tokens} in the "
+                f"messages, {wanted} in the completion). Please reduce either.",
+                param=name,
+            )
+        return int(wanted)
+
+    async def _structured_outputs(self, fields: ChatFields) -> StructuredOutputs | None:
+        """Compiled here once, so that a bad schema is a 400 and not a failed stream."""
+        match fields.response_format:
+            case JsonSchemaFormat(json_schema=wanted):
+                if _NAME.fullmatch(wanted.name) is None:
+                    raise InvalidRequestError(
+                        "Must be 1 to 64 characters of a-z, A-Z, 0-9, _ and -.",
+                        param="response_format.json_schema.name",
+                    )
+                schema = bytes(wanted.schema).decode()
+                await self._compile(GrammarSpec("json_schema", schema))
+                return StructuredOutputs(json=schema)
+            case JsonObjectFormat():
+                await self._compile(GrammarSpec("json_object"))
+                return StructuredOutputs(json_object=True)
+            case _:
+                return None
+
+    async def _compile(self, spec: GrammarSpec) -> None:
+        await asyncio.wrap_future(self._compiler.submit(spec))
+
+
+def refuse_unsupported(request: ChatCompletionRequest) -> None:
+    """Raises ``UnsupportedParameter`` for the first field that would have to change something."""
+    for name, neutral in UNSUPPORTED.items():
+        value = getattr(request, name)
+        if value is None or any(value == ok and type(value) is not bool for ok in neutral):
+            continue
+        if isinstance(value, bool) and any(value is ok for ok in neutral):
+            continue
+        raise UnsupportedParameter(
+            f"The parameter {name} is not supported by this server; leave it out.", param=name
+        )
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """OpenAI's limits. Raises ``InvalidRequestError``."""
+    if metadata is None:
+        return
+    if len(metadata) > MAX_METADATA:
+        raise InvalidRequestError(f"At most {MAX_METADATA} pairs.", param="metadata")
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
+            raise InvalidRequestError(
+                f"Keys have at most {MAX_METADATA_KEY} characters, values {MAX_METADATA_VALUE}.",
+                param=f"metadata.{key[:MAX_METADATA_KEY]}",
+            )
+
+
+def _check_tools(fields: ChatFields) -> bool:
+    """Whether the model is told of tools, and its calls looked for."""
+    if fields.tools is None:
+        if fields.tool_choice not in (None, "none", "auto"):
+            raise InvalidRequestError("Only allowed when tools are given.", param="tool_choice")
+        return False
+    if len(fields.tools) > MAX_TOOLS:
+        raise InvalidRequestError(f"At most {MAX_TOOLS} tools.", param="tools")
+    for index, tool in enumerate(fields.tools):
+        if _NAME.fullmatch(tool.function.name) is None:
+            raise InvalidRequestError(
+                "Must be 1 to 64 characters of a-z, A-Z, 0-9, _ and -.",
+                param=f"tools[{index}].function.name",
+            )
+        if tool.function.strict:
+            raise UnsupportedParameter(
+                "Arguments are not constrained to the schema by this server; leave it out or "
+                "send false.",
+                param=f"tools[{index}].function.strict",
+            )
+    if fields.tool_choice not in (None, "none", "auto"):
+        raise UnsupportedParameter(
+            'Only "auto" and "none" are supported by this server.', param="tool_choice"
+        )
+    return bool(fields.tools) and fields.tool_choice != "none"
+
+
+def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequestError(f"At most {MAX_STOPS} stop strings.", param="stop")
+    if not all(stops):
+        raise InvalidRequestError("A stop string must not be empty.", param="stop")
+    return stops
+
+
+_SAMPLING: Mapping[str, Callable[[Any], Any]] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "seed": lambda seed: seed % 2**64,  # OpenAI's is signed, Philox's is not
+    "ignore_eos": bool,
+}
+
+
+def _sampling_params(
+    fields: ChatFields, max_tokens: int, structured_outputs: StructuredOutputs | None
+) -> SamplingParams:
+    given = {
+        name: convert(value)
+        for name, convert in _SAMPLING.items()
+        if (value := getattr(fields, name)) is not None
+    }
+    try:
+        return SamplingParams(max_tokens=max_tokens, structured_outputs=structured_outputs, **given)
+    except ValueError as exc:
+        raise _field_error(exc, fields) from None
+
+
+def _field_error(exc: ValueError, fields: ChatFields) -> InvalidRequestError:
+    """``SamplingParams`` begins its messages with the field's name."""
+    name, _, rule = str(exc).partition(" ")
+    if name == "max_tokens" and fields.max_tokens is None:
+        name = "max_completion_tokens"
+    return InvalidRequestError(f"{name} {rule}.", param=name)

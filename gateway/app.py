@@ -1,0 +1,152 @@
+"""The only wiring: which part gets which other part, and in which order requests pass them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.websockets import WebSocket
+
+from engine.chat_template import ChatTemplate
+from engine.client import EngineClient
+from engine.tokenizer import Tokenizer
+from gateway import context
+from gateway.admission import Admission
+from gateway.chat_session import ChatSession
+from gateway.config import Config
+from gateway.generation import Generations
+from gateway.lifecycle import Lifecycle
+from gateway.metrics import Metrics
+from gateway.middleware.access_log import AccessLog
+from gateway.middleware.auth import Auth
+from gateway.middleware.body_limit import BodyLimit
+from gateway.middleware.errors import Errors
+from gateway.middleware.request_id import RequestId
+from gateway.routes.chat import chat_route
+from gateway.routes.chat_ws import PATH as CHAT_WS_PATH
+from gateway.routes.chat_ws import chat_ws_route
+from gateway.routes.health import health_routes
+from gateway.routes.models import model_routes
+from gateway.routes.pages import page_routes, public_paths
+from gateway.secrets import Secrets
+from grammar.compiler import GrammarCompiler
+from grammar.vocabulary import Vocabulary
+from tenants.authenticator import Authenticator
+from tenants.store import Store
+from tenants.usage import Ledger
+
+
+def create_app(
+    config: Config, *, engine: EngineClient, store: Store, secrets: Secrets
+) -> Starlette:
+    """The ASGI app. It owns ``engine`` and ``store`` from its lifespan's end on: it closes them.
+
+    Whoever made ``engine`` starts it, before or after: until then ``/readyz`` and chats answer 503.
+    Raises ``ModelLoadError`` when the model's tokenizer or chat template cannot be read.
+    """
+    tokenizer = Tokenizer.load(config.engine.model_dir)
+    template = ChatTemplate.load(config.engine.model_dir)
+    compiler = GrammarCompiler(
+        Vocabulary(
+            tokenizer.vocabulary(),
+            tokenizer.eos_token_ids,
+            tokenizer.special_ids,
+            tokenizer.vocab_size,
+        )
+    )
+    metrics = Metrics()
+    ledger = Ledger(store)
+    authenticator = Authenticator(store, secrets.key_pepper)
+    generations = Generations(
+        engine=engine,
+        tokenizer=tokenizer,
+        ledger=ledger,
+        metrics=metrics,
+        flush_interval_s=config.server.flush_interval_ms / 1000,
+    )
+    admission = Admission(
+        config,
+        engine=engine,
+        ledger=ledger,
+        secrets=secrets,
+        tokenizer=tokenizer,
+        template=template,
+        compiler=compiler,
+    )
+    lifecycle = Lifecycle(
+        engine=engine,
+        store=store,
+        ledger=ledger,
+        admission=admission,
+        generations=generations,
+        compiler=compiler,
+        shutdown_timeout_s=config.server.shutdown_timeout_s,
+    )
+    metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
+
+    def make_session(socket: WebSocket, api_key: str | None) -> ChatSession:
+        return ChatSession(
+            socket,
+            context.of(socket.scope),
+            api_key=api_key,
+            config=config.server,
+            model=config.model_name,
+            engine=engine,
+            authenticator=authenticator,
+            admission=admission,
+            generations=generations,
+        )
+
+    app = Starlette(
+        routes=[
+            chat_route(admission, generations, config.server),
+            *model_routes(config.model_name, engine),
+            chat_ws_route(
+                make_session,
+                authenticator=authenticator,
+                lifecycle=lifecycle,
+                metrics=metrics,
+                allowed_origins=config.server.allowed_origins,
+            ),
+            *health_routes(engine=engine, store=store, lifecycle=lifecycle, metrics=metrics),
+            *page_routes(),
+        ],
+        middleware=[
+            Middleware(RequestId),
+            Middleware(AccessLog, metrics=metrics),
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.server.allowed_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
+            ),
+            Middleware(Errors),
+            Middleware(
+                Auth,
+                authenticator=authenticator,
+                public={"/livez", "/readyz", CHAT_WS_PATH, *public_paths()},
+                scopes={"/metrics": "admin"},
+            ),
+            Middleware(
+                BodyLimit,
+                max_bytes=config.server.max_body_bytes,
+                timeout_s=config.server.body_timeout_s,
+            ),
+        ],
+        lifespan=_lifespan,
+    )
+    # A redirect to the other spelling of a path would echo the client's Host header.
+    app.router.redirect_slashes = False
+    app.state.lifecycle = lifecycle
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    yield
+    await app.state.lifecycle.drain()
+    await app.state.lifecycle.close()

@@ -1,0 +1,56 @@
+"""From the bytes of a message to a checked struct, or to an error that names the field."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from gateway.errors import ApiError, InvalidRequestError
+
+T = TypeVar("T")
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+
+
+def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+    """Raises ``InvalidRequestError``; its ``param`` is the path of the field at fault."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as exc:
+        raise _invalid(str(exc)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise InvalidRequestError(
+            f"The body is not valid JSON: {exc}", code="invalid_json"
+        ) from None
+    except RecursionError:
+        raise InvalidRequestError("The body is nested too deeply.", code="invalid_json") from None
+
+
+def _invalid(message: str) -> ApiError:
+    """msgspec writes ``<rule> - at `$.path```, without the latter at the root."""
+    rule, _, at = message.partition(" - at `$")
+    path = at.rstrip("`").lstrip(".")
+    if (found := _UNKNOWN.fullmatch(rule)) is not None:
+        param = _join(path, found[1])
+        return InvalidRequestError(
+            f"Unknown parameter: {param}.", param=param, code="unknown_parameter"
+        )
+    if (found := _MISSING.fullmatch(rule)) is not None:
+        param = _join(path, found[1])
+        return InvalidRequestError(
+            f"Missing required parameter: {param}.",
+            param=param,
+            code="missing_required_parameter",
+        )
+    return InvalidRequestError(
+        f"Invalid value for {path or 'the body'}: {rule[:1].lower()}{rule[1:]}.",
+        param=path or None,
+        code="invalid_value",
+    )
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,239 @@
+"""``sluice.toml``: the settings of the gateway and of the engine it starts.
+
+``load`` reads the file, lays ``SLUICE_<SECTION>_<KEY>`` from the environment over it and refuses
+whatever it does not know, by its path. ``settings`` lists every key with its type, default and
+meaning; the README's table is checked against it.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import os
+import textwrap
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError as EngineConfigError
+from gateway.errors import ConfigError
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+ENV_PREFIX = "SLUICE_"
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The HTTP and WebSocket server and its limits."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Port = 8000
+    """Port to listen on; 0 picks a free one."""
+    allowed_origins: tuple[str, ...] = ()
+    """Other web origins whose pages may call the API (CORS) and open WebSockets."""
+    max_body_bytes: Positive = 4 * 1024 * 1024
+    """Largest request body."""
+    max_header_bytes: Positive = 64 * 1024
+    """Largest request line and headers together."""
+    max_connections: Positive = 10_000
+    """Connections served at once; further ones are answered 503."""
+    header_timeout_s: Seconds = 10.0
+    """Time for a client to send a request's headers."""
+    body_timeout_s: Seconds = 30.0
+    """Time for a client to send a request's body."""
+    keep_alive_timeout_s: Positive = 75
+    """Idle time after which a connection is closed."""
+    send_timeout_s: Seconds = 30.0
+    """A client that reads nothing for this long loses its stream."""
+    heartbeat_s: Seconds = 15.0
+    """Silence on a stream after which a chunk without content is sent."""
+    flush_interval_ms: Annotated[float, msgspec.Meta(ge=0)] = 15.0
+    """Least time between two chunks of a stream; tokens in between travel together."""
+    shutdown_timeout_s: Seconds = 30.0
+    """Time for running requests to end after SIGTERM, before they are aborted."""
+    ws_auth_timeout_s: Seconds = 10.0
+    """Time for a WebSocket to authenticate."""
+    ws_max_message_bytes: Positive = 1024 * 1024
+    """Largest WebSocket message."""
+    ws_max_turns: Positive = 16
+    """Turns at once on one WebSocket."""
+    ws_outbox_bytes: Positive = 256 * 1024
+    """Unsent bytes of one turn at which that turn pauses."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is logged."""
+    log_format: Literal["json", "text"] = "text"
+    """One JSON object or one line of text for each record."""
+
+
+class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where tenants, keys and the ledger live."""
+
+    dsn: str | None = None
+    """PostgreSQL, as ``postgresql://user@host/database``."""
+    secrets_file: str = ".sluice/secrets.json"
+    """The pepper of the keys and the root of the cache salts; must be readable by its owner only.
+    """
+
+
+class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What clients see of the model."""
+
+    served_model_name: str | None = None
+    """The model's name in the API; by default the name of its folder."""
+    default_max_tokens: Positive | None = None
+    """New tokens when a request sets no limit; by default what fits the model."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    engine: EngineConfig
+    server: ServerConfig = ServerConfig()
+    tenants: TenantsConfig = TenantsConfig()
+    models: ModelsConfig = ModelsConfig()
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self.models.served_model_name or self.engine.model_dir.name
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the settings table."""
+
+    section: str
+    key: str
+    type: str
+    default: str
+    """As TOML would write it; empty when there is none."""
+    description: str
+
+    @property
+    def env(self) -> str:
+        return f"{ENV_PREFIX}{self.section}_{self.key}".upper()
+
+
+_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "server": ServerConfig,
+    "engine": EngineConfig,
+    "models": ModelsConfig,
+    "tenants": TenantsConfig,
+}
+
+
+def load(path: Path, *, env: Mapping[str, str] = os.environ) -> Config:
+    """Read ``path``. Paths inside it are relative to its folder.
+
+    Raises:
+        ConfigError: one line naming the file or variable, the key and the mend.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; `sluice serve --config FILE` names it") from None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc}") from None
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"{path}: not valid TOML: {exc}") from None
+    _refuse_unknown(document, where=str(path))
+    _overlay(document, env)
+    return _resolve(parse(document, where=str(path)), path.parent)
+
+
+def parse(document: Mapping[str, Any], *, where: str = "config") -> Config:
+    """Check ``document``, sections of keys. Raises ``ConfigError``, which begins with ``where``."""
+    _refuse_unknown(document, where=where)
+    if "model" not in document.get("engine", {}):
+        raise ConfigError(f"{where}: engine.model is missing; set it to the model's folder")
+    try:
+        return msgspec.convert(document, Config)
+    except msgspec.ValidationError as exc:
+        rule, _, at = str(exc).partition(" - at `$.")
+        raise ConfigError(f"{where}: {at.rstrip('`') or 'the file'}: {rule}") from None
+    except EngineConfigError as exc:
+        raise ConfigError(f"{where}: engine.{exc}") from None
+
+
+def _refuse_unknown(document: Mapping[str, Any], *, where: str) -> None:
+    for section, table in document.items():
+        if section not in _SECTIONS:
+            raise ConfigError(f"{where}: unknown section [{section}]{_hint(section, _SECTIONS)}")
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{where}: {section} must be a section, written as [{section}]")
+        fields = _SECTIONS[section].__struct_fields__
+        for key in table:
+            if key not in fields:
+                raise ConfigError(f"{where}: unknown key {section}.{key}{_hint(key, fields)}")
+
+
+def _overlay(document: dict[str, Any], env: Mapping[str, str]) -> None:
+    """Lay the environment over ``document``. Values are written as in TOML; a word is a string."""
+    for variable, text in env.items():
+        section, _, key = variable.removeprefix(ENV_PREFIX).lower().partition("_")
+        if not variable.startswith(ENV_PREFIX) or section not in _SECTIONS:
+            continue
+        fields = _SECTIONS[section].__struct_fields__
+        if key not in fields:
+            known = [f"{ENV_PREFIX}{section}_{field}".upper() for field in fields]
+            raise ConfigError(f"unknown variable {variable}{_hint(variable, known)}")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        document.setdefault(section, {})[key] = value
+
+
+def _resolve(config: Config, folder: Path) -> Config:
+    engine, tenants = config.engine, config.tenants
+    return msgspec.structs.replace(
+        config,
+        engine=msgspec.structs.replace(engine, model=str(folder / engine.model)),
+        tenants=msgspec.structs.replace(tenants, secrets_file=str(folder / tenants.secrets_file)),
+    )
+
+
+def _hint(word: str, known: Mapping[str, Any] | tuple[str, ...] | list[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
+
+
+def settings() -> Iterator[Setting]:
+    """Every key of every section, in the order of the classes above."""
+    for section, struct in _SECTIONS.items():
+        documented = _attribute_docs(struct)
+        for field in msgspec.structs.fields(struct):
+            yield Setting(
+                section=section,
+                key=field.name,
+                type=documented[field.name][0],
+                default="" if field.required else _toml(field.default),
+                description=documented[field.name][1],
+            )
+
+
+def _attribute_docs(struct: type[msgspec.Struct]) -> dict[str, tuple[str, str]]:
+    """Attribute to (annotation, docstring below it): Python keeps neither at run time."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(struct))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs: dict[str, tuple[str, str]] = {}
+    for node, after in zip(body.body, [*body.body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            text = ""
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                text = " ".join(str(after.value.value).split())
+            docs[node.target.id] = (ast.unparse(node.annotation), text)
+    return docs
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return ""
+    return msgspec.json.encode(value).decode()

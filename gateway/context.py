@@ -1,0 +1,42 @@
+"""What the layers of one HTTP request or WebSocket know of each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from uuid import UUID, uuid4
+
+from starlette.types import Scope
+
+from tenants.types import Principal
+
+_KEY = "sluice"
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """Made by the outermost middleware, one for each HTTP request or WebSocket."""
+
+    request_id: UUID = field(default_factory=uuid4)
+    principal: Principal | None = None
+    """Set by ``middleware.auth``, or by a WebSocket session once it is authenticated."""
+    notes: dict[str, str | int | float] = field(default_factory=dict)
+    """Facts for the line in the access log: no prompts, no keys."""
+
+
+def attach(scope: Scope) -> RequestContext:
+    context = RequestContext()
+    scope[_KEY] = context
+    return context
+
+
+def of(scope: Scope) -> RequestContext:
+    context = scope[_KEY]
+    assert isinstance(context, RequestContext)
+    return context
+
+
+def principal_of(scope: Scope) -> Principal:
+    """Of a request that passed ``middleware.auth``."""
+    principal = of(scope).principal
+    assert principal is not None, "the route must not be public"
+    return principal

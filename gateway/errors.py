@@ -1,0 +1,325 @@
+"""All errors of the gateway, and the one table that turns any failure into an answer.
+
+SetupError                     the gateway cannot start: one line for the operator
+├── ConfigError                a wrong setting, named by its path
+├── SecretsError               the secrets file is missing, unreadable or too open
+└── AddressInUse               the port is taken
+
+ApiError                       a request failed: what the client is told
+├── InvalidRequestError        400  the request is wrong; ``param`` names the field
+│   ├── UnsupportedParameter   400  a known field this server cannot act on
+│   └── ContextLengthExceeded  400  prompt and answer do not fit the model
+├── InvalidApiKey              401  no key, or one that is not valid
+├── PermissionDenied           403  a valid key without the needed scope, or a foreign Origin
+├── NotFound                   404  no such route
+│   └── ModelNotFound          404  no such model
+├── MethodNotAllowed           405  the route exists, the method does not
+├── RequestTimeout             408  the client was too slow to send its request
+├── PayloadTooLarge            413  above a size limit
+├── UnsupportedMediaType       415  the body is not JSON
+├── RateLimited                429  above a limit of this client
+├── HeadersTooLarge            431  above the limits on headers
+├── InternalError              500  our fault
+│   └── GenerationFailed       500  the engine could not finish this request
+└── Unavailable                503  try again later
+    ├── Overloaded             503  too many requests wait already
+    ├── EngineUnavailable      503  the engine is starting, restarting or gone
+    ├── StoreUnavailable       503  keys cannot be checked at the moment
+    └── Draining               503  the server is shutting down
+
+Each class carries the whole answer: HTTP status, OpenAI's type and code, the WebSocket close code
+where the connection itself must end, and whether trying again may help.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import ClassVar
+
+import msgspec
+from starlette.exceptions import HTTPException
+
+from engine.errors import EngineDead, InvalidRequest, QueueFull
+from gateway.schemas.common import ErrorBody, ErrorObject
+from grammar.errors import CompileTimeout, GrammarError, InvalidGrammar
+from tenants.errors import AuthenticationFailed
+from tenants.errors import StoreUnavailable as TenantStoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+
+class SetupError(Exception):
+    """The gateway cannot start; the message is one line that names the cause and the mend."""
+
+
+class ConfigError(SetupError):
+    """A wrong setting."""
+
+
+class SecretsError(SetupError):
+    """The secrets file is missing, unreadable or open to others."""
+
+
+class AddressInUse(SetupError):
+    """The address to listen on is taken or not ours."""
+
+
+class ApiError(Exception):
+    """A request failed. ``message`` is written for the client: no secrets, no internals."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str | None] = None
+    close_code: ClassVar[int] = 1011
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or self.default_code
+        self.retry_after_s = retry_after_s
+        self.extra_headers = headers or {}
+
+    def object(self) -> ErrorObject:
+        return ErrorObject(message=self.message, type=self.type, param=self.param, code=self.code)
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(ErrorBody(self.object()))
+
+    def headers(self, *, began: bool = False) -> dict[str, str]:
+        """``began``: tokens were generated already, so a silent second try would cost twice."""
+        headers = {"content-type": "application/json", **self.extra_headers}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(math.ceil(self.retry_after_s))
+        if self.status >= 500 and (began or not self.retryable):
+            headers["x-should-retry"] = "false"
+        return headers
+
+
+class InvalidRequestError(ApiError):
+    """The request is wrong; ``param`` names the field."""
+
+    status = 400
+    type = "invalid_request_error"
+    default_code = "invalid_request"
+    close_code = 1008
+
+
+class UnsupportedParameter(InvalidRequestError):
+    """A known field this server cannot act on."""
+
+    default_code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(InvalidRequestError):
+    """Prompt and answer do not fit the model."""
+
+    default_code = "context_length_exceeded"
+
+
+class InvalidApiKey(ApiError):
+    """No key, or one that is not valid."""
+
+    status = 401
+    type = "invalid_request_error"
+    default_code = "invalid_api_key"
+    close_code = 4401
+
+    def headers(self, *, began: bool = False) -> dict[str, str]:
+        return {**super().headers(began=began), "www-authenticate": "Bearer"}
+
+
+class PermissionDenied(ApiError):
+    """A valid key without the needed scope, or a foreign Origin."""
+
+    status = 403
+    type = "invalid_request_error"
+    default_code = "permission_denied"
+    close_code = 4403
+
+
+class NotFound(ApiError):
+    """No such route."""
+
+    status = 404
+    type = "invalid_request_error"
+    default_code = "not_found"
+    close_code = 1008
+
+
+class ModelNotFound(NotFound):
+    """No such model."""
+
+    default_code = "model_not_found"
+
+
+class MethodNotAllowed(ApiError):
+    """The route exists, the method does not."""
+
+    status = 405
+    type = "invalid_request_error"
+    default_code = "method_not_allowed"
+    close_code = 1008
+
+
+class RequestTimeout(ApiError):
+    """The client was too slow to send its request."""
+
+    status = 408
+    type = "invalid_request_error"
+    default_code = "request_timeout"
+    close_code = 1008
+    retryable = True
+
+
+class PayloadTooLarge(ApiError):
+    """Above a size limit."""
+
+    status = 413
+    type = "invalid_request_error"
+    default_code = "request_too_large"
+    close_code = 1009
+
+
+class UnsupportedMediaType(ApiError):
+    """The body is not JSON."""
+
+    status = 415
+    type = "invalid_request_error"
+    default_code = "unsupported_media_type"
+    close_code = 1003
+
+
+class RateLimited(ApiError):
+    """Above a limit of this client."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "rate_limit_exceeded"
+    close_code = 1008
+    retryable = True
+
+
+class HeadersTooLarge(ApiError):
+    """The request line and the headers exceed their limits."""
+
+    status = 431
+    type = "invalid_request_error"
+    default_code = "headers_too_large"
+    close_code = 1008
+
+
+class InternalError(ApiError):
+    """Our fault; the log has the rest under the request's id."""
+
+    default_code = "internal_error"
+
+
+class GenerationFailed(InternalError):
+    """The engine could not finish this request."""
+
+    default_code = "generation_failed"
+
+
+class Unavailable(ApiError):
+    """Try again later."""
+
+    status = 503
+    default_code = "service_unavailable"
+    close_code = 1013
+    retryable = True
+
+
+class Overloaded(Unavailable):
+    """Too many requests wait already."""
+
+    default_code = "overloaded"
+
+
+class EngineUnavailable(Unavailable):
+    """The engine is starting, restarting or gone."""
+
+    default_code = "engine_unavailable"
+
+
+class StoreUnavailable(Unavailable):
+    """Keys cannot be checked at the moment."""
+
+    default_code = "store_unavailable"
+
+
+class Draining(Unavailable):
+    """The server is shutting down."""
+
+    default_code = "shutting_down"
+    close_code = 1012
+
+
+def _from_http(exc: HTTPException) -> ApiError:
+    if exc.status_code == 405:
+        allow = (exc.headers or {}).get("Allow", "")
+        return MethodNotAllowed(
+            f"Not allowed with this method; the route takes {allow}.", headers={"allow": allow}
+        )
+    if exc.status_code == 404:
+        return NotFound("There is nothing at this path.")
+    return InvalidRequestError(exc.detail)
+
+
+def _from_grammar(exc: GrammarError) -> ApiError:
+    return InvalidRequestError(f"The output format cannot be used: {exc}", param="response_format")
+
+
+# First match wins: a subclass stands above its base.
+_TRANSLATIONS: tuple[tuple[type[Exception], Callable[..., ApiError]], ...] = (
+    (InvalidRequest, lambda exc: InvalidRequestError(str(exc))),
+    (
+        QueueFull,
+        lambda exc: Overloaded("Too many requests are waiting; try again.", retry_after_s=1),
+    ),
+    (
+        EngineDead,
+        lambda exc: EngineUnavailable(
+            "The engine is not available; it is being restarted.", retry_after_s=2
+        ),
+    ),
+    (
+        AuthenticationFailed,
+        lambda exc: InvalidApiKey("Incorrect API key provided: it is unknown or not valid."),
+    ),
+    (
+        TenantStoreUnavailable,
+        lambda exc: StoreUnavailable("Keys cannot be checked at the moment.", retry_after_s=2),
+    ),
+    (InvalidGrammar, _from_grammar),
+    (
+        CompileTimeout,
+        lambda exc: InvalidRequestError(
+            "The output format is too costly to compile.", param="response_format"
+        ),
+    ),
+    (GrammarError, _from_grammar),
+    (HTTPException, _from_http),
+)
+
+
+def to_api_error(exc: BaseException) -> ApiError:
+    """What the client is told about ``exc``; anything not foreseen is logged and is our fault."""
+    if isinstance(exc, ApiError):
+        return exc
+    for kind, translate in _TRANSLATIONS:
+        if isinstance(exc, kind):
+            return translate(exc)
+    logger.error("unexpected error", exc_info=exc)
+    return InternalError("The server failed to handle the request.")

@@ -1,0 +1,400 @@
+"""One admitted request from its submission to the engine to the settlement of its usage.
+
+    admission ──► Generations.begin ──► Generation.deltas ──► (SSE, JSON, WebSocket)
+                                              │
+               end, cancel, disconnect, error, shutdown: all of them end in
+                                              ▼
+                        Generation.close ──► one settlement ──► tenants.usage.Ledger
+
+``Generation.close`` is the only place where usage is settled, it acts once, and what it writes is
+what the engine really did: it waits for the engine's last word on an aborted request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import ExitStack, aclosing
+from datetime import UTC, datetime
+from uuid import UUID
+
+import msgspec
+
+from engine.client import EngineClient, RequestStream
+from engine.detokenize import Detokenizer
+from engine.messages import GenerateRequest, RequestOutput, SamplingParams
+from engine.tokenizer import Tokenizer
+from gateway.assembler import Delta
+from gateway.errors import (
+    ApiError,
+    GenerationFailed,
+    InternalError,
+    InvalidRequestError,
+    to_api_error,
+)
+from gateway.metrics import Metrics
+from gateway.parsers.base import ToolCallDelta, ToolParser
+from gateway.schemas.common import PromptTokensDetails, Usage
+from tenants.errors import TenantsError
+from tenants.types import Principal, UsageEvent, UsageStatus
+from tenants.usage import Ledger
+
+logger = logging.getLogger(__name__)
+
+
+_STATUSES: Mapping[str, UsageStatus] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+}
+
+
+class Admitted(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that passed ``admission``: it may run."""
+
+    id: UUID
+    principal: Principal
+    model: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    stop: tuple[str, ...]
+    num_choices: int
+    make_parser: Callable[[], ToolParser] | None
+    skip_special_tokens: bool
+    cache_salt: str
+
+
+class Choice:
+    """One of a request's answers: token ids in, text and tool calls out."""
+
+    def __init__(
+        self,
+        index: int,
+        stream: RequestStream,
+        detokenizer: Detokenizer,
+        parser: ToolParser | None,
+        hidden_token_ids: frozenset[int],
+    ) -> None:
+        self.index = index
+        self.stream = stream
+        self.finish_reason: str | None = None
+        self._detokenizer = detokenizer
+        self._parser = parser
+        self._hidden_token_ids = hidden_token_ids
+
+    def advance(self, output: RequestOutput) -> Delta:
+        """What ``output`` adds. Raises ``ApiError`` when the engine failed the request."""
+        if output.finish_reason == "error":
+            raise _engine_error(output)
+        text = self._detokenizer.push(self._visible(output.new_token_ids))
+        if self._detokenizer.stopped is not None:
+            self.finish_reason = "stop"
+            self.stream.close()
+        elif output.finish_reason is not None:
+            self.finish_reason = output.finish_reason
+            text += self._detokenizer.finish()
+        if self._parser is not None:
+            return self._parse(self._parser, text)
+        return Delta(self.index, text, (), self.finish_reason)
+
+    def _visible(self, token_ids: list[int]) -> list[int]:
+        if not self._hidden_token_ids:
+            return token_ids
+        return [token_id for token_id in token_ids if token_id not in self._hidden_token_ids]
+
+    def _parse(self, parser: ToolParser, text: str) -> Delta:
+        calls: list[ToolCallDelta] = []
+        content, calls = parser.push(text)
+        if self.finish_reason is not None:
+            rest, more = parser.finish()
+            content, calls = content + rest, [*calls, *more]
+            if parser.num_calls and self.finish_reason == "stop":
+                self.finish_reason = "tool_calls"
+        return Delta(self.index, content, calls, self.finish_reason)
+
+
+class Generation:
+    """A request in the engine. Whoever begins one must ``close`` it, in a ``finally``."""
+
+    def __init__(self, owner: Generations, admitted: Admitted, choices: list[Choice]) -> None:
+        self.admitted = admitted
+        self.created = int(time.time())
+        self._owner = owner
+        self._choices = choices
+        self._began_at = time.monotonic()
+        self._has_tokens = False
+        self._cancelled = False
+        self._failure: ApiError | None = None
+        self._closed = False
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._choices)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return sum(choice.stream.num_generated_tokens for choice in self._choices)
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """All that the choices gain, each choice's last one with its finish reason.
+
+        After ``cancel`` that is ``cancelled``. Raises ``ApiError`` when the request fails; then
+        nothing more comes. At most one delta of a choice in ``flush_interval_s``.
+        """
+        try:
+            outputs = self._outputs_of_one if len(self._choices) == 1 else self._outputs_of_many
+            async with aclosing(outputs()) as running:
+                async for choice, output in running:
+                    delta = self._advance(choice, output)
+                    if delta.content or delta.tool_calls or delta.finish_reason is not None:
+                        yield delta
+        except ApiError as exc:
+            self._failure = self._failure or exc
+            raise
+        except Exception as exc:
+            self._failure = to_api_error(exc)
+            raise self._failure from exc
+
+    def cancel(self) -> None:
+        """The client asked to stop: ``deltas`` ends soon, with what was generated until now."""
+        self._cancelled = True
+        self._abort()
+
+    def fail(self, error: ApiError) -> None:
+        """The server cannot go on: ``deltas`` raises ``error`` soon."""
+        self._failure = self._failure or error
+        self._abort()
+
+    async def usage(self) -> Usage:
+        """Exact; waits for the engine's last word where the request was cut short."""
+        await self._finished()
+        return usage_of(
+            prompt_tokens=len(self.admitted.prompt_token_ids),
+            cached_tokens=self._num_cached_tokens,
+            completion_tokens=self.num_generated_tokens,
+        )
+
+    def close(self) -> None:
+        """Stop the engine's work if it still runs, and settle the usage. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        status = self._status()
+        self._abort()
+        self._owner.settle(self, status)
+
+    async def usage_event(self, status: UsageStatus) -> UsageEvent:
+        """The ledger's row. A request that failed before its first token costs nothing."""
+        await self._finished()
+        free = status == "error" and self.num_generated_tokens == 0
+        principal = self.admitted.principal
+        return UsageEvent(
+            request_id=self.admitted.id,
+            tenant_id=principal.tenant.id,
+            key_id=principal.key.id,
+            model=self.admitted.model,
+            status=status,
+            prompt_tokens=0 if free else len(self.admitted.prompt_token_ids),
+            cached_tokens=0 if free else self._num_cached_tokens,
+            completion_tokens=self.num_generated_tokens,
+            created_at=datetime.fromtimestamp(self.created, UTC),
+        )
+
+    @property
+    def _num_cached_tokens(self) -> int:
+        cached = self._choices[0].stream.num_cached_tokens
+        return min(cached, len(self.admitted.prompt_token_ids))
+
+    def _status(self) -> UsageStatus:
+        if self._failure is not None:
+            return "error"
+        reasons = {choice.finish_reason for choice in self._choices}
+        if None in reasons or "abort" in reasons:
+            return "cancelled" if self._cancelled else "disconnected"
+        return _STATUSES[self._choices[0].finish_reason or ""]
+
+    def _advance(self, choice: Choice, output: RequestOutput) -> Delta:
+        if not self._has_tokens and output.new_token_ids:
+            self._has_tokens = True
+            self._owner.metrics.observe_first_token(time.monotonic() - self._began_at)
+        if output.finish_reason == "abort" and choice.finish_reason is None:
+            if self._failure is not None:
+                raise self._failure
+            if not self._cancelled:
+                raise InternalError("The request was aborted by the server.")
+        delta = choice.advance(output)
+        if delta.finish_reason == "abort":
+            delta.finish_reason = "cancelled"
+        return delta
+
+    async def _outputs_of_one(self) -> AsyncGenerator[tuple[Choice, RequestOutput], None]:
+        choice = self._choices[0]
+        loop, interval_s = asyncio.get_running_loop(), self._owner.flush_interval_s
+        while choice.finish_reason is None:
+            # The first output comes at once; while we sleep, the client merges those that follow.
+            output = await anext(choice.stream)
+            flushed_at = loop.time()
+            yield choice, output
+            if choice.finish_reason is None and (
+                (wait_s := flushed_at + interval_s - loop.time()) > 0
+            ):
+                await asyncio.sleep(wait_s)
+
+    async def _outputs_of_many(self) -> AsyncGenerator[tuple[Choice, RequestOutput], None]:
+        loop, interval_s = asyncio.get_running_loop(), self._owner.flush_interval_s
+        reading = {self._read(choice): choice for choice in self._choices}
+        try:
+            while reading:
+                done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+                flushed_at = loop.time()
+                for task in sorted(done, key=lambda task: reading[task].index):
+                    choice = reading.pop(task)
+                    yield choice, task.result()
+                    if choice.finish_reason is None:
+                        reading[self._read(choice)] = choice
+                if reading and (wait_s := flushed_at + interval_s - loop.time()) > 0:
+                    await asyncio.sleep(wait_s)
+        finally:
+            for task in reading:
+                task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
+
+    def _read(self, choice: Choice) -> asyncio.Task[RequestOutput]:
+        async def read() -> RequestOutput:
+            return await anext(choice.stream)
+
+        return asyncio.create_task(read(), name=f"read {choice.stream.request_id}")
+
+    def _abort(self) -> None:
+        for choice in self._choices:
+            choice.stream.close()
+
+    async def _finished(self) -> None:
+        for choice in self._choices:
+            await choice.stream.aclose()
+
+
+class Generations:
+    """All requests this gateway has in the engine, and the settlements that are under way."""
+
+    def __init__(
+        self,
+        *,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        ledger: Ledger,
+        metrics: Metrics,
+        flush_interval_s: float,
+    ) -> None:
+        self.metrics = metrics
+        self.flush_interval_s = flush_interval_s
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._ledger = ledger
+        self._live: set[Generation] = set()
+        self._idle = asyncio.Event()
+        self._settlements: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def begin(self, admitted: Admitted) -> Generation:
+        """Submit all choices or none. Raises ``EngineDead`` or ``QueueFull``."""
+        choices: list[Choice] = []
+        with ExitStack() as undo:
+            for index in range(admitted.num_choices):
+                choice = self._submit(admitted, index)
+                undo.callback(choice.stream.close)
+                choices.append(choice)
+            undo.pop_all()
+        generation = Generation(self, admitted, choices)
+        self._live.add(generation)
+        return generation
+
+    def settle(self, generation: Generation, status: UsageStatus) -> None:
+        """For ``Generation.close`` alone. A task of ours: no cancelled caller can interrupt it."""
+        self._live.discard(generation)
+        if not self._live:
+            self._idle.set()
+        task = asyncio.create_task(
+            self._settle(generation, status), name=f"settle {generation.admitted.id}"
+        )
+        self._settlements.add(task)
+        task.add_done_callback(self._settled)
+
+    def fail_all(self, error: ApiError) -> None:
+        for generation in list(self._live):
+            generation.fail(error)
+
+    async def wait_idle(self, timeout_s: float) -> None:
+        """Return when no request is left, or after ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._live:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            pass
+
+    async def drain(self, deadline_s: float) -> int:
+        """Wait for the settlements under way; returns how many are left at the deadline."""
+        if self._settlements:
+            await asyncio.wait(self._settlements, timeout=deadline_s)
+        return len(self._settlements)
+
+    def _submit(self, admitted: Admitted, index: int) -> Choice:
+        params, tenant = admitted.params, admitted.principal.tenant
+        if params.seed is not None and index > 0:
+            params = msgspec.structs.replace(params, seed=(params.seed + index) % 2**64)
+        request = GenerateRequest(
+            request_id=f"{admitted.id.hex}-{index}",
+            prompt_token_ids=admitted.prompt_token_ids,
+            params=params,
+            cache_salt=admitted.cache_salt,
+            fair_key=tenant.id.hex,
+            weight=tenant.weight,
+            priority=tenant.priority,
+        )
+        detokenizer = Detokenizer(
+            self._tokenizer,
+            stop=admitted.stop,
+            skip_special_tokens=admitted.skip_special_tokens,
+        )
+        return Choice(
+            index,
+            self._engine.submit(request),
+            detokenizer,
+            admitted.make_parser() if admitted.make_parser is not None else None,
+            frozenset() if admitted.skip_special_tokens else self._tokenizer.eos_token_ids,
+        )
+
+    async def _settle(self, generation: Generation, status: UsageStatus) -> None:
+        event = await generation.usage_event(status)
+        self.metrics.count_usage(event)
+        try:
+            await self._ledger.settle(event)
+        except TenantsError:
+            logger.exception("usage of %s is not in the ledger", event.request_id)
+
+    def _settled(self, task: asyncio.Task[None]) -> None:
+        self._settlements.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s failed", task.get_name(), exc_info=error)
+
+
+def usage_of(*, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> Usage:
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+    )
+
+
+def _engine_error(output: RequestOutput) -> ApiError:
+    message = output.error or "The engine could not finish this request."
+    if output.error_code == "invalid_request":
+        return InvalidRequestError(message)
+    return GenerationFailed(message)

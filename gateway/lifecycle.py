@@ -1,0 +1,96 @@
+"""How the gateway goes down: named stages under one deadline.
+
+    1 refuse       nothing new is admitted, /readyz says no
+    2 tell         every WebSocket learns of it; idle ones close
+    3 wait         running requests end by themselves, up to the deadline
+    4 abort        what still runs ends with an error event
+    5 settle       usage of all of them reaches the ledger
+    6 close        the grammar compiler, the engine, the store
+
+``drain`` is 1 to 4 and ``close`` 5 and 6. Each acts once: the server calls ``drain`` before it
+closes connections, the ASGI lifespan calls both for servers that know nothing of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Protocol
+
+from engine.client import EngineClient
+from gateway.admission import Admission
+from gateway.errors import Draining
+from gateway.generation import Generations
+from grammar.compiler import GrammarCompiler
+from tenants.store import Store
+from tenants.usage import Ledger
+
+logger = logging.getLogger(__name__)
+
+ABORT_S = 2.0
+"""Left after the deadline for aborted requests to say so, and for their settlement."""
+
+
+class Drainable(Protocol):
+    """A WebSocket session."""
+
+    def drain(self) -> None:
+        """Take no more turns; close when the last one has ended."""
+
+
+class Lifecycle:
+    """Owns the order of shutdown, and nothing else."""
+
+    def __init__(
+        self,
+        *,
+        engine: EngineClient,
+        store: Store,
+        ledger: Ledger,
+        admission: Admission,
+        generations: Generations,
+        compiler: GrammarCompiler,
+        shutdown_timeout_s: float,
+    ) -> None:
+        self.sessions: set[Drainable] = set()
+        self._engine = engine
+        self._store = store
+        self._ledger = ledger
+        self._admission = admission
+        self._generations = generations
+        self._compiler = compiler
+        self._timeout_s = shutdown_timeout_s
+        self._closed = False
+
+    @property
+    def draining(self) -> bool:
+        return self._admission.draining
+
+    async def drain(self) -> None:
+        if self.draining:
+            return
+        logger.info("shutdown: refuse")
+        self._admission.draining = True
+        logger.info("shutdown: tell %d WebSockets", len(self.sessions))
+        for session in list(self.sessions):
+            session.drain()
+        logger.info("shutdown: wait for %d requests", len(self._generations))
+        await self._generations.wait_idle(self._timeout_s)
+        if len(self._generations):
+            logger.warning("shutdown: abort %d requests", len(self._generations))
+            self._generations.fail_all(Draining("The server is shutting down.", retry_after_s=1))
+            await self._generations.wait_idle(ABORT_S)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + max(ABORT_S, self._timeout_s / 2)
+        logger.info("shutdown: settle")
+        await self._generations.drain(deadline - time.monotonic())
+        await self._ledger.drain(max(0.0, deadline - time.monotonic()))
+        logger.info("shutdown: close")
+        await asyncio.to_thread(self._compiler.close)
+        await self._engine.close()
+        await self._store.close()

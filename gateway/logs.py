@@ -1,0 +1,59 @@
+"""Structured logs on stderr: one line a record, as JSON or as text with ``key=value`` at its end.
+
+Prompts, answers and keys are never logged; keys appear by their public id.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = " ".join(f"{key}={_word(value)}" for key, value in _fields(record).items())
+        return f"{super().formatMessage(record)} {fields}".rstrip()
+
+
+def configure(level: str, form: Literal["json", "text"]) -> None:
+    """Replace the root logger's handlers with one on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # One line for each socket and start step, which AccessLog and lifecycle say better.
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, root.level))
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields = getattr(record, "fields", {})
+    assert isinstance(fields, dict)
+    return fields
+
+
+def _word(value: object) -> str:
+    """A client's text must not be able to forge a line or another field."""
+    text = str(value)
+    plain = text.isprintable() and not any(char in text for char in ' "=')
+    return text if plain and text else json.dumps(text)

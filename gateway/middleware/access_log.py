@@ -1,0 +1,64 @@
+"""One line for each finished request, and its count in the metrics."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway import context
+from gateway.metrics import Metrics
+
+logger = logging.getLogger("gateway.access")
+
+CLIENT_LEFT = 499
+"""Logged when the client was gone before an answer began (nginx's code)."""
+
+
+class AccessLog:
+    """Says who asked for what and what came of it; never a prompt, a key or a query string."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        started_at = time.monotonic()
+        status = CLIENT_LEFT
+
+        async def send_watched(message: Message) -> None:
+            nonlocal status
+            kind = message["type"]
+            if kind == "http.response.start" or kind == "websocket.http.response.start":
+                status = message["status"]
+            elif kind == "websocket.accept":
+                status = 101
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_watched)
+        finally:
+            self._log(scope, status, time.monotonic() - started_at)
+
+    def _log(self, scope: Scope, status: int, duration_s: float) -> None:
+        route = getattr(scope.get("route"), "path", "other")
+        self._metrics.count_response(route, status)
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        known = context.of(scope)
+        fields: dict[str, str | int | float] = {
+            "request_id": str(known.request_id),
+            "method": scope.get("method", "WEBSOCKET"),
+            "path": scope["path"],
+            "status": status,
+            "duration_ms": round(duration_s * 1000, 1),
+            **known.notes,
+        }
+        if known.principal is not None:
+            fields["tenant"] = known.principal.tenant.name
+            fields["key"] = known.principal.key.public_id
+        logger.info("request", extra={"fields": fields})

@@ -1,0 +1,65 @@
+"""Deny by default: only public paths are served without a key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway import context
+from gateway.errors import InvalidApiKey, PermissionDenied
+from tenants.authenticator import Authenticator
+from tenants.types import Scope as KeyScope
+
+
+def bearer_token(headers: Headers) -> str | None:
+    """The key in ``Authorization: Bearer KEY``. Raises ``InvalidApiKey`` for another scheme."""
+    header = headers.get("authorization")
+    if header is None:
+        return None
+    scheme, _, token = header.partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise InvalidApiKey("The Authorization header must be: Bearer YOUR_API_KEY.")
+    return token.strip()
+
+
+class Auth:
+    """Decides on ``scope["path"]`` alone: a URL built from it also holds the client's Host header.
+
+    WebSockets named in ``public`` authenticate themselves, after the handshake.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        authenticator: Authenticator,
+        public: Set[str],
+        scopes: Mapping[str, KeyScope],
+        default_scope: KeyScope = "chat",
+    ) -> None:
+        """``scopes``: paths that need another scope than ``default_scope``."""
+        self._app = app
+        self._authenticator = authenticator
+        self._public = public
+        self._scopes = scopes
+        self._default_scope = default_scope
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket") and scope["path"] not in self._public:
+            await self._authorize(scope)
+        await self._app(scope, receive, send)
+
+    async def _authorize(self, scope: Scope) -> None:
+        token = bearer_token(Headers(scope=scope))
+        if token is None:
+            raise InvalidApiKey(
+                "You didn't provide an API key. Send it in the Authorization header: "
+                "Bearer YOUR_API_KEY."
+            )
+        principal = await self._authenticator.authenticate(token)
+        needed = self._scopes.get(scope["path"], self._default_scope)
+        if needed not in principal.key.scopes:
+            raise PermissionDenied(f"This API key lacks the scope {needed!r}.")
+        context.of(scope).principal = principal

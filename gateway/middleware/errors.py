@@ -1,0 +1,43 @@
+"""Every failure becomes an answer that OpenAI's clients understand."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
+
+from gateway.errors import to_api_error
+
+logger = logging.getLogger(__name__)
+
+
+class Errors:
+    """Turns what is raised below it into an error object, or closes what has begun already."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = False
+
+        async def send_watched(message: Message) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_watched)
+        except (ClientDisconnect, WebSocketDisconnect):
+            return  # nobody is there to be told
+        except Exception as exc:
+            error = to_api_error(exc)
+            if not began:
+                response = Response(error.body(), error.status, error.headers())
+                await response(scope, receive, send)
+            elif scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": error.close_code})
+            else:
+                raise  # the server tears the connection: never a clean end

@@ -1,0 +1,31 @@
+"""Gives every request an id and tells it to the client."""
+
+from __future__ import annotations
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway import context
+
+_STARTS = {"http.response.start", "websocket.http.response.start", "websocket.accept"}
+
+
+class RequestId:
+    """Outermost: makes the ``RequestContext`` and adds ``x-request-id`` to every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        request_id = str(context.attach(scope).request_id)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] in _STARTS:
+                message.setdefault("headers", [])
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

@@ -1,0 +1,54 @@
+"""The unsent frames of one WebSocket, bounded for each turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
+
+
+class Outbox:
+    """Frames leave in order. A turn with ``max_bytes`` unsent waits; the others go on.
+
+    The bound is per turn, so that one turn of long answers cannot take the room of the others, and
+    a reader that is slow costs at most ``max_bytes`` for each of its turns: while a turn waits,
+    the engine client merges what is generated meanwhile.
+    """
+
+    def __init__(self, *, max_bytes: int, send_timeout_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._send_timeout_s = send_timeout_s
+        self._frames: deque[tuple[str | None, str, int]] = deque()
+        self._unsent: defaultdict[str | None, int] = defaultdict(int)
+        self._filled = asyncio.Event()
+        self._drained = asyncio.Event()
+
+    async def put(self, turn: str | None, frame: str) -> None:
+        """Queue a frame; ``turn`` None is for frames that belong to no turn."""
+        while self._unsent.get(turn, 0) >= self._max_bytes:
+            self._drained.clear()
+            await self._drained.wait()
+        size = len(frame.encode())
+        self._unsent[turn] += size
+        self._frames.append((turn, frame, size))
+        self._filled.set()
+
+    async def run(self, send: Callable[[str], Awaitable[None]]) -> None:
+        """Send for ever. Raises ``TimeoutError`` when one frame takes ``send_timeout_s``."""
+        while True:
+            if not self._frames:
+                self._filled.clear()
+                await self._filled.wait()
+            turn, frame, size = self._frames.popleft()
+            async with asyncio.timeout(self._send_timeout_s):
+                await send(frame)
+            self._unsent[turn] -= size
+            if not self._unsent[turn]:
+                del self._unsent[turn]
+            self._drained.set()
+
+    async def flush(self) -> None:
+        """Wait until all is sent."""
+        while self._unsent:
+            self._drained.clear()
+            await self._drained.wait()

@@ -1,0 +1,88 @@
+"""From the messages of a request to what chat templates expect."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gateway.errors import InvalidRequestError, UnsupportedParameter
+from gateway.schemas.chat import (
+    AssistantMessage,
+    Content,
+    DeveloperMessage,
+    Message,
+    RefusalPart,
+    TextPart,
+    ToolCall,
+    ToolMessage,
+)
+
+
+def messages_for_template(messages: list[Message]) -> list[dict[str, Any]]:
+    """Plain dictionaries: contents are strings, arguments of calls are objects.
+
+    ``developer`` becomes ``system``, the name that templates know for it. Raises ``ApiError``
+    naming the field.
+    """
+    if not messages:
+        raise InvalidRequestError("There must be at least one message.", param="messages")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def size(messages: list[dict[str, Any]], tools: object) -> int:
+    """About how many characters the template will have to write."""
+    written = 0 if tools is None else len(str(tools))
+    for message in messages:
+        written += len(message["content"] or "") + 32
+        written += sum(len(str(call)) for call in message.get("tool_calls", ()))
+    return written
+
+
+def _message(message: Message, path: str) -> dict[str, Any]:
+    role = message.__struct_config__.tag
+    content = None if message.content is None else _text(message.content, f"{path}.content")
+    plain: dict[str, Any] = {"role": role, "content": content}
+    if isinstance(message, DeveloperMessage):
+        plain["role"] = "system"
+    if isinstance(message, ToolMessage):
+        plain["tool_call_id"] = message.tool_call_id
+    elif message.name is not None:
+        plain["name"] = message.name
+    if isinstance(message, AssistantMessage):
+        if message.tool_calls:
+            plain["tool_calls"] = [
+                _call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+            ]
+        elif content is None:
+            plain["content"] = message.refusal or ""
+    return plain
+
+
+def _text(content: Content, path: str) -> str:
+    """Parts stand on lines of their own, as in vLLM."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+        elif isinstance(part, RefusalPart):
+            texts.append(part.refusal)
+        else:
+            kind = part.__struct_config__.tag
+            raise UnsupportedParameter(
+                f"Content of type {kind} is not supported: the model reads text only.",
+                param=f"{path}[{index}]",
+            )
+    return "\n".join(texts)
+
+
+def _call(call: ToolCall, path: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        raise InvalidRequestError(
+            "Must be a JSON document as text.", param=f"{path}.function.arguments"
+        ) from None
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": call.type, "function": function}

@@ -1,0 +1,74 @@
+"""``/livez``, ``/readyz`` and ``/metrics``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from engine.client import EngineClient
+from gateway.lifecycle import Lifecycle
+from gateway.metrics import Metrics
+from tenants.errors import TenantsError
+from tenants.store import Store
+
+STORE_TIMEOUT_S = 1.0
+
+
+class Readiness(msgspec.Struct, kw_only=True):
+    """The body of ``/readyz``."""
+
+    status: Literal["ready", "not ready"]
+    engine: Literal["ready", "away"]
+    store: Literal["ready", "away"]
+    draining: bool
+
+
+def health_routes(
+    *, engine: EngineClient, store: Store, lifecycle: Lifecycle, metrics: Metrics
+) -> list[Route]:
+    async def livez(request: Request) -> Response:
+        return Response(b'{"status":"alive"}', media_type="application/json")
+
+    async def readyz(request: Request) -> Response:
+        """200 while requests are served.
+
+        A store that is away does not count: known keys go on working, and taking every gateway
+        out of rotation at once would make an outage of it.
+        """
+        ready = engine.ready and not lifecycle.draining
+        body = Readiness(
+            status="ready" if ready else "not ready",
+            engine="ready" if engine.ready else "away",
+            store="ready" if await _answers(store) else "away",
+            draining=lifecycle.draining,
+        )
+        headers = {} if ready else {"retry-after": "1"}
+        return Response(
+            msgspec.json.encode(body),
+            200 if ready else 503,
+            headers,
+            media_type="application/json",
+        )
+
+    async def scrape(request: Request) -> Response:
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return [
+        Route("/livez", livez, methods=["GET"]),
+        Route("/readyz", readyz, methods=["GET"]),
+        Route("/metrics", scrape, methods=["GET"]),
+    ]
+
+
+async def _answers(store: Store) -> bool:
+    try:
+        async with asyncio.timeout(STORE_TIMEOUT_S):
+            await store.ping()
+    except (TenantsError, TimeoutError):
+        return False
+    return True

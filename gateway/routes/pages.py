@@ -1,0 +1,47 @@
+"""The chat page: static files of ``gateway/web``, served under a strict policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.responses import Response
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+WEB = Path(__file__).parent.parent / "web"
+
+SECURITY_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "font-src 'self'; connect-src 'self'; manifest-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    # Files carry no version in their names: ask each time, usually answered 304.
+    "cache-control": "no-cache",
+}
+
+
+class Pages(StaticFiles):
+    """Static files with our headers, also on a 304."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(SECURITY_HEADERS)
+        return response
+
+
+def public_paths(folder: Path = WEB) -> frozenset[str]:
+    """Every path the pages are served at; nothing else of ``/`` is public."""
+    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return frozenset({"/", *(f"/{name}" for name in files)})
+
+
+def page_routes(folder: Path = WEB) -> list[Mount]:
+    """Last in the list of routes: it takes every path."""
+    if not folder.is_dir():
+        return []
+    return [Mount("/", Pages(directory=folder, html=True), name="pages")]

@@ -1,0 +1,1 @@
+"""The shapes on the wire, as msgspec structs. No behaviour lives here."""

@@ -1,0 +1,38 @@
+"""Shapes shared by every surface: the error object and the usage object of OpenAI's API."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ErrorObject(msgspec.Struct, frozen=True, kw_only=True):
+    """What is inside ``{"error": ...}``; clients rely on all four fields being there."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every failed HTTP response, and the data of a failed stream's last event."""
+
+    error: ErrorObject
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    reasoning_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of one request; with ``n`` choices the prompt counts once, as OpenAI counts it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()

@@ -1,0 +1,19 @@
+"""``GET /v1/models``."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str
+    max_model_len: int | None = None
+    """Tokens of prompt and answer together (vLLM's field); None while the engine loads."""
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[Model]

@@ -1,0 +1,140 @@
+"""The WebSocket chat protocol of ``/v1/chat``: what each side may say.
+
+Every message is one text frame holding one JSON object with a ``type``. A *turn* is one question
+with its answer; its ``id`` is the client's choice (1 to 64 characters of ``A-Z a-z 0-9 _ . : -``)
+and names it in everything that follows. Several turns may run at once on one socket, up to
+``max_turns`` of ``ready``; an id may be used again once its turn has ended.
+
+Handshake
+    A browser's ``Origin`` must be the server's own or a configured one, else the upgrade is refused
+    with a real HTTP 403. A client that can set headers may send ``Authorization: Bearer KEY`` with
+    the upgrade (a bad key is then a real HTTP 401) and is answered with ``ready`` at once.
+    Everybody else sends ``auth`` as the first message, within ``ws_auth_timeout_s`` (10 s).
+
+Client to server
+    ``{"type": "auth", "api_key": "sk-slc-..."}``
+        Answered by ``ready``, or by ``error`` and close 4401.
+    ``{"type": "chat", "id": "t1", "messages": [{"role": "user", "content": "Hi"}], ...}``
+        Starts a turn. Fields as in Chat Completions: ``messages``, ``max_tokens`` or
+        ``max_completion_tokens``, ``temperature``, ``top_p``, ``top_k``, ``min_p``, ``stop``,
+        ``seed``, ``response_format``, ``tools``, ``tool_choice``, ``ignore_eos``, ``user``,
+        ``metadata``. ``model`` may be left out: then it is the one served. The server keeps no
+        history: send all earlier messages with each turn.
+    ``{"type": "cancel", "id": "t1"}``
+        Stops the turn, which then ends with ``done`` and ``finish_reason: "cancelled"``. A turn
+        that has ended or never was is not an error: the cancel crossed its ``done``.
+    ``{"type": "ping"}``
+        Answered by ``pong``; a ``data`` string is echoed. (The server also sends WebSocket pings.)
+
+Server to client
+    ``{"type": "ready", "models": ["demo"], "max_model_len": 2048, "max_turns": 16,
+    "max_message_bytes": 1048576}``
+        The key is good; turns may begin.
+    ``{"type": "started", "id": "t1", "seq": 0, "request_id": "...", "model": "demo",
+    "created": 1700000000, "prompt_tokens": 12}``
+        The turn is admitted. ``request_id`` names it in logs and in the ledger.
+    ``{"type": "delta", "id": "t1", "seq": 1, "content": "Hel"}``
+        More text: append it.
+    ``{"type": "delta", "id": "t1", "seq": 2, "tool_calls": [{"index": 0, "id": "call_...",
+    "type": "function", "function": {"name": "get_weather", "arguments": ""}}]}``
+        A tool call, exactly as in a Chat Completions chunk: ``id``, ``type`` and ``name`` come
+        once, fragments of ``arguments`` follow under the same ``index``.
+    ``{"type": "done", "id": "t1", "seq": 9, "finish_reason": "stop", "usage": {...}}``
+        The turn ended well. ``finish_reason`` is ``stop``, ``length``, ``tool_calls`` or
+        ``cancelled``; ``usage`` is Chat Completions' usage object.
+    ``{"type": "error", "id": "t1", "seq": 9, "status": 503, "retryable": true,
+    "error": {"message": "...", "type": "...", "param": null, "code": "..."}}``
+        The turn ended badly, or was refused. ``status`` is what HTTP would have answered.
+        With ``"id": null`` (and no ``seq``) it concerns no turn: a frame that is no JSON, an
+        unknown type, an id already in use; running turns go on.
+    ``{"type": "pong", "data": "..."}``
+
+Order
+    ``seq`` counts a turn's messages from 0 without gaps. ``started`` is the first one of an
+    admitted turn; exactly one ``done`` or ``error`` is the last one of every turn.
+
+Close codes
+    1000 the client's own close · 1001 or 1012 the server drains: reconnect (running turns got
+    ``error`` or ``done`` first) · 1007 or 1003 not UTF-8 or not text · 1009 a message above
+    ``max_message_bytes`` · 1013 overload: reconnect later, with a pause; also a client that
+    stopped reading for ``send_timeout_s`` · 4401 no or bad authentication (never 1011: SDKs would
+    reconnect) · 4403 the key may not chat.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gateway.schemas.chat import ChatFields
+from gateway.schemas.common import ErrorObject, Usage
+
+
+class Auth(msgspec.Struct, frozen=True, tag="auth", forbid_unknown_fields=True):
+    api_key: str
+
+
+class Chat(ChatFields, frozen=True, kw_only=True, tag="chat", forbid_unknown_fields=True):
+    id: str
+    model: str | None = None
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel", forbid_unknown_fields=True):
+    id: str
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping", forbid_unknown_fields=True):
+    data: str | None = None
+
+
+ClientMessage = Auth | Chat | Cancel | Ping
+
+DoneReason = Literal["stop", "length", "tool_calls", "cancelled"]
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    models: list[str]
+    max_model_len: int | None
+    """None while the engine is starting or away."""
+    max_turns: int
+    max_message_bytes: int
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    id: str
+    seq: int
+    request_id: str
+    model: str
+    created: int
+    prompt_tokens: int
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    id: str
+    seq: int
+    finish_reason: DoneReason
+    usage: Usage
+
+
+class TurnError(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
+    """Ends a turn."""
+
+    id: str
+    seq: int
+    status: int
+    retryable: bool
+    error: ErrorObject
+
+
+class SocketError(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
+    """Concerns no turn."""
+
+    id: None = None
+    status: int
+    retryable: bool
+    error: ErrorObject
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    data: str | None = None

@@ -1,0 +1,68 @@
+"""The server's own secrets: what keys are hashed with and what cache salts are derived from."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from gateway.errors import SecretsError
+
+_BYTES = 32
+
+
+class Secrets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Losing either is not a leak of keys, yet ``key_pepper`` is needed to accept any key."""
+
+    key_pepper: bytes
+    cache_salt_root: bytes
+
+    def __post_init__(self) -> None:
+        for name in ("key_pepper", "cache_salt_root"):
+            if len(getattr(self, name)) < _BYTES:
+                raise ValueError(f"{name} must hold at least {_BYTES} bytes")
+
+    def __repr__(self) -> str:
+        return "Secrets(...)"  # never into a log
+
+
+def generate() -> Secrets:
+    return Secrets(
+        key_pepper=secrets.token_bytes(_BYTES), cache_salt_root=secrets.token_bytes(_BYTES)
+    )
+
+
+def load(path: Path) -> Secrets:
+    """Read a file written by ``create``. Raises ``SecretsError``."""
+    try:
+        if path.stat().st_mode & 0o077:
+            raise SecretsError(f"{path}: others can read it; run `chmod 600 {path}`")
+        return msgspec.json.decode(path.read_bytes(), type=Secrets)
+    except FileNotFoundError:
+        raise SecretsError(f"{path}: no such file; `sluice demo` makes one") from None
+    except OSError as exc:
+        raise SecretsError(f"{path}: cannot be read: {exc.strerror}") from None
+    except msgspec.DecodeError as exc:
+        raise SecretsError(f"{path}: not a secrets file: {exc}") from None
+
+
+def create(path: Path) -> Secrets:
+    """Make new secrets and keep them in ``path`` (mode 0600). Raises ``SecretsError`` if it exists.
+
+    The file appears whole or not at all: it is written beside its place and linked there.
+    """
+    made = generate()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(made))
+        os.link(draft, path)
+    except FileExistsError:
+        raise SecretsError(f"{path}: exists already") from None
+    finally:
+        draft.unlink()
+    return made

@@ -1,0 +1,184 @@
+"""Listening: sockets, uvicorn, signals, and the gateway's own shutdown in front of uvicorn's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+
+from engine.client import EngineClient
+from engine.messages import LoadProgress
+from gateway import logs, protocol, secrets
+from gateway.app import create_app
+from gateway.config import Config, ServerConfig
+from gateway.errors import AddressInUse, ConfigError
+from gateway.lifecycle import ABORT_S, Lifecycle
+from tenants.postgres import PostgresStore
+
+logger = logging.getLogger(__name__)
+
+_TAKEN = {errno.EADDRINUSE: "is taken", errno.EADDRNOTAVAIL: "is not an address of this machine"}
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """The listening socket. Raises ``AddressInUse``: one line that names the cause and the mend."""
+    address = f"{config.host}:{config.port}"
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as exc:
+        raise AddressInUse(f"{address}: no such host ({exc.strerror}); set server.host") from None
+    listener = socket.socket(family, kind, proto)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(2048)
+    except OSError as exc:
+        listener.close()
+        why = _TAKEN.get(exc.errno or 0, exc.strerror)
+        raise AddressInUse(
+            f"{address} {why}; choose another server.port (0 picks a free one) or server.host"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """``http://host:port`` as a client on this machine can use it."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn with the gateway's stages in front of its own shutdown."""
+
+    def __init__(self, app: Starlette, config: ServerConfig) -> None:
+        super().__init__(_uvicorn_config(app, config))
+        self._lifecycle: Lifecycle = app.state.lifecycle
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        await self._lifecycle.drain()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """As uvicorn's, but a captured signal is not raised again: ``serve`` still has to close."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {
+            number: signal.signal(number, self.handle_exit)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _uvicorn_config(app: Starlette, config: ServerConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=protocol.http_protocol(
+            max_header_bytes=config.max_header_bytes,
+            header_timeout_s=config.header_timeout_s,
+            max_connections=config.max_connections,
+        ),
+        ws=protocol.AbortableWebSocketProtocol,
+        ws_max_size=config.ws_max_message_bytes,
+        ws_per_message_deflate=False,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=config.keep_alive_timeout_s,
+        # After the gateway's own stages only connections without a request are left.
+        timeout_graceful_shutdown=int(ABORT_S),
+    )
+
+
+async def serve(
+    config: Config,
+    *,
+    on_progress: Callable[[LoadProgress], None] | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM, then shut down in order; no process is left behind.
+
+    Listens before the model is loaded, so that probes are answered meanwhile. ``on_ready`` gets
+    the server's URL once chats are served.
+
+    Raises:
+        SetupError: the address, the secrets or the settings.
+        tenants.errors.TenantsError: the store cannot be used.
+        engine.errors.EngineError: the model cannot be loaded.
+    """
+    if config.tenants.dsn is None:
+        raise ConfigError("tenants.dsn is missing; set it to the PostgreSQL to use")
+    loaded = secrets.load(Path(config.tenants.secrets_file))
+    with contextlib.closing(bind(config.server)) as listener:
+        url = url_of(listener)
+        store = await PostgresStore.connect(config.tenants.dsn)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(store.close)
+            engine = EngineClient(config.engine, on_progress=on_progress)
+            stack.push_async_callback(engine.close)
+            app = create_app(config, engine=engine, store=store, secrets=loaded)
+            await _serve(Server(app, config.server), listener, engine, url, on_ready)
+
+
+async def _serve(
+    server: Server,
+    listener: socket.socket,
+    engine: EngineClient,
+    url: str,
+    on_ready: Callable[[str], None] | None,
+) -> None:
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
+    starting = asyncio.create_task(engine.start(), name="engine start")
+    try:
+        await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done() and starting.exception() is None:
+            logger.info("serving on %s", url)
+            if on_ready is not None:
+                on_ready(url)
+        if not starting.done():  # a signal came first
+            starting.cancel()
+        elif starting.exception() is not None:
+            server.should_exit = True
+    finally:
+        await asyncio.gather(starting, return_exceptions=True)
+        await serving
+    if not starting.cancelled():
+        starting.result()
+
+
+def run(
+    config: Config,
+    *,
+    on_progress: Callable[[LoadProgress], None] | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """``serve`` on a uvloop of its own; raises what it raises."""
+    import uvloop
+
+    logs.configure(config.server.log_level, config.server.log_format)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(config, on_progress=on_progress, on_ready=on_ready))
