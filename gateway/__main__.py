@@ -1,0 +1,5 @@
+"""``python -m gateway`` is ``sluice``."""
+
+from gateway.cli import main
+
+main()

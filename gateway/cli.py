@@ -1,0 +1,150 @@
+"""The console script ``sluice``.
+
+Light to import: a command loads what it needs when it runs. Every failure ends as one line on
+stderr that names the cause and the mend, and an exit code: 2 for a wrong command line, 1 for
+anything else.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from gateway.commands import database, key, tenant
+
+DEFAULT_PORT = 8000
+
+app = typer.Typer(
+    name="sluice",
+    help="An asyncio streaming gateway for multi-tenant chat, with its own inference engine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(tenant.app, name="tenant")
+app.add_typer(key.app, name="key")
+app.command("migrate")(database.migrate)
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Url = Annotated[str | None, typer.Option(help="The server, as http://host:port.")]
+Key = Annotated[
+    str | None,
+    typer.Option(envvar="SLUICE_API_KEY", help="API key; by default that of the demo here."),
+]
+DataDir = Annotated[Path, typer.Option(help="Folder of the demo: database, secrets and keys.")]
+
+
+@app.command()
+def demo(
+    port: Port = DEFAULT_PORT,
+    host: Host = "127.0.0.1",
+    data_dir: DataDir = database.DATA_DIR,
+    ready_file: Annotated[
+        Path | None,
+        typer.Option(help="Written once everything answers: JSON {url, ws_url, api_key, …}."),
+    ] = None,
+) -> None:
+    """Start everything on the bundled model: database, engine, gateway and chat page."""
+    from gateway.demo import Demo
+
+    Demo(host=host, port=port, data_dir=data_dir, ready_file=ready_file).run()
+
+
+@app.command()
+def serve(
+    config: Annotated[Path, typer.Option(help="The settings.")] = database.CONFIG_FILE,
+) -> None:
+    """Start the gateway and its engine with the settings of a file."""
+    from gateway import config as configuration
+    from gateway import server
+
+    server.run(configuration.load(config))
+
+
+@app.command()
+def chat(
+    question: Annotated[
+        str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")
+    ] = None,
+    url: Url = None,
+    key: Key = None,
+    data_dir: DataDir = database.DATA_DIR,
+    model: Annotated[str | None, typer.Option(help="Model; by default the one served.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
+) -> None:
+    """Chat in the terminal over the WebSocket. Ctrl-C stops an answer, a second one leaves."""
+    from gateway.chat_client import ChatClient, Options
+
+    address = database.address(url, key, data_dir)
+    options = Options(model=model, max_tokens=max_tokens, temperature=temperature)
+    with ChatClient.connect(address, options) as client:
+        client.ask_once(question) if question is not None else client.converse()
+
+
+@app.command()
+def bench(
+    url: Annotated[
+        str | None, typer.Option(help="A running server; without it, a demo is started for it.")
+    ] = None,
+    key: Key = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option("--concurrency", "-c", min=1, help="Streams at once.")
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests per level; by default 4 per stream, 32 at least."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
+    output: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this file; - for stdout.")
+    ] = None,
+) -> None:
+    """Measure streaming over HTTP: requests/s, tokens/s and time to first token."""
+    from gateway import bench as benchmark
+
+    levels = concurrency or [1, 16, 64]
+    benchmark.run(url, key, levels, num_requests=requests, max_tokens=max_tokens, output=output)
+
+
+def main() -> NoReturn:
+    """The entry point of the console script; never returns, never shows a traceback."""
+    try:
+        code = app(standalone_mode=False)
+    except typer.TyperException as exc:
+        _fail(_usage(exc), exc.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", 130)
+    except Exception as exc:
+        if not isinstance(exc, _foreseen()):
+            logging.getLogger(__name__).debug("unforeseen", exc_info=exc)
+            _fail(f"unexpected {type(exc).__name__}: {exc}; please report it")
+        _fail(str(exc))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _foreseen() -> tuple[type[Exception], ...]:
+    """Errors whose message is written for whoever started the command."""
+    from engine.errors import EngineError
+    from gateway.errors import SetupError
+    from tenants.errors import TenantsError
+
+    return (SetupError, EngineError, TenantsError, OSError)
+
+
+def _usage(exc: typer.TyperException) -> str:
+    context = getattr(exc, "ctx", None)
+    command = "sluice" if context is None else context.command_path
+    message = exc.format_message().rstrip(".")
+    return f"{message}; `{command} --help` lists what there is"
+
+
+def _fail(message: str, code: int = 1) -> NoReturn:
+    print(f"sluice: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,153 @@
+"""Which database, secrets and keys a command works on, and ``sluice migrate``.
+
+In a folder with a ``sluice.toml`` it is the one that file names; else the demo's, in ``.sluice``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from tenants.store import Store
+
+CONFIG_FILE = Path("sluice.toml")
+DATA_DIR = Path(".sluice")
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="Settings file; by default sluice.toml, if there.")
+]
+DataDirOption = Annotated[
+    Path | None, typer.Option("--data-dir", help="Folder of a demo; by default .sluice, if there.")
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Database:
+    """A database that answers, and where the secrets that belong to it are kept."""
+
+    dsn: str
+    secrets_file: Path
+
+
+class Address(NamedTuple):
+    """A server and the key to use there."""
+
+    url: str
+    """``http://host:port``, without a slash at its end."""
+    key: str
+
+
+@contextmanager
+def opened(config: Path | None, data_dir: Path | None) -> Iterator[Database]:
+    """The database of a settings file or of a demo, whose PostgreSQL runs meanwhile.
+
+    Raises ``SetupError``, ``TenantsError``.
+    """
+    from gateway.errors import ConfigError
+
+    if config is not None and data_dir is not None:
+        raise ConfigError("--config and --data-dir name two databases; give one of them")
+    if config is None and data_dir is None:
+        config = CONFIG_FILE if CONFIG_FILE.exists() else None
+        data_dir = DATA_DIR if config is None and DATA_DIR.exists() else None
+    if config is not None:
+        yield _configured(config)
+    elif data_dir is not None:
+        with _embedded(data_dir) as database:
+            yield database
+    else:
+        raise ConfigError(
+            f"neither {CONFIG_FILE} nor {DATA_DIR} is here; name one with --config or --data-dir, "
+            "or run `sluice demo` first"
+        )
+
+
+def _configured(path: Path) -> Database:
+    from gateway import config as configuration
+    from gateway.errors import ConfigError
+
+    tenants = configuration.load(path).tenants
+    if tenants.dsn is None:
+        raise ConfigError(f"{path}: tenants.dsn is missing; set it to the database's address")
+    return Database(tenants.dsn, Path(tenants.secrets_file))
+
+
+@contextmanager
+def _embedded(data_dir: Path) -> Iterator[Database]:
+    from gateway.data_dir import DataDir
+    from gateway.errors import ConfigError
+    from tenants.embedded import EmbeddedPostgres
+
+    folder = DataDir(data_dir)
+    if not folder.secrets_file.exists():
+        raise ConfigError(f"{data_dir} is not the folder of a demo; `sluice demo` makes one")
+    with EmbeddedPostgres(folder.postgres) as postgres:
+        yield Database(postgres.start(), folder.secrets_file)
+
+
+def with_store(database: Database, work: Callable[[Store], Awaitable[T]]) -> T:
+    """Run ``work`` on a connected store and close it."""
+
+    async def run() -> T:
+        import migrations
+        from tenants.postgres import PostgresStore
+
+        await migrations.check(database.dsn)
+        store = await PostgresStore.connect(database.dsn, max_size=1)
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+def migrate(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+    """Bring the database's schema up to this version."""
+    import migrations
+
+    async def upgrade(dsn: str) -> tuple[str | None, str | None]:
+        before = await migrations.current(dsn)
+        await migrations.upgrade(dsn)
+        return before, await migrations.current(dsn)
+
+    with opened(config, data_dir) as database:
+        before, after = asyncio.run(upgrade(database.dsn))
+    if before == after:
+        print(f"The schema is at {after} already.")
+    else:
+        print(f"Migrated from {before or 'an empty database'} to {after}.")
+
+
+def address(url: str | None, key: str | None, data_dir: Path) -> Address:
+    """Where a client connects: what was given, and the demo's for what was not.
+
+    Raises ``ConfigError``.
+    """
+    from gateway.data_dir import DataDir
+    from gateway.errors import ConfigError
+
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url must look like http://host:port, got {url}")
+    running = DataDir(data_dir).running() if url is None or key is None else None
+    if url is None:
+        if running is None:
+            raise ConfigError(
+                f"no demo of {data_dir} is running; start `sluice demo`, or name a server "
+                "with --url and --key"
+            )
+        url = running.url
+    if key is None:
+        if running is None or running.url != url.rstrip("/"):
+            raise ConfigError(f"no key for {url}; give one with --key or SLUICE_API_KEY")
+        key = running.api_key
+    return Address(url.rstrip("/"), key)

@@ -1,0 +1,81 @@
+"""``sluice key``: the API keys of a tenant."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from gateway.commands.database import ConfigOption, DataDirOption, opened, with_store
+
+app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
+
+TenantName = Annotated[str, typer.Argument(help="The tenant's name.")]
+
+
+@app.command()
+def create(
+    tenant: TenantName,
+    name: Annotated[str, typer.Option(help="What the key is for.")] = "default",
+    scope: Annotated[list[str] | None, typer.Option(help="chat or admin; may be repeated.")] = None,
+    expires_in_days: Annotated[float | None, typer.Option(help="By default never.")] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Make a key and print it: the only time that it can be seen."""
+    from gateway import provisioning, secrets
+
+    expires_at = None
+    if expires_in_days is not None:
+        expires_at = datetime.now(UTC) + timedelta(days=expires_in_days)
+    with opened(config, data_dir) as database:
+        pepper = secrets.load(database.secrets_file).key_pepper
+        text = with_store(
+            database,
+            lambda store: provisioning.create_key(
+                store,
+                pepper,
+                tenant,
+                name=name,
+                scopes=scope or ["chat"],
+                expires_at=expires_at,
+            ),
+        )
+    print(text)
+
+
+@app.command("list")
+def list_(tenant: TenantName, config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+    """List a tenant's keys; their secrets are nowhere."""
+    from rich.table import Table
+
+    from gateway.commands.tables import show
+    from tenants.store import Store
+    from tenants.types import ApiKey
+
+    async def keys(store: Store) -> list[ApiKey]:
+        return list(await store.list_keys((await store.get_tenant(tenant)).id))
+
+    with opened(config, data_dir) as database:
+        found = with_store(database, keys)
+    table = Table("public id", "name", "scopes", "created", "expires", "revoked")
+    for key in found:
+        dates = (
+            f"{at:%Y-%m-%d %H:%M}" if at else ""
+            for at in (key.created_at, key.expires_at, key.revoked_at)
+        )
+        table.add_row(key.public_id, key.name, " ".join(key.scopes), *dates)
+    show(table)
+
+
+@app.command()
+def revoke(
+    public_id: Annotated[str, typer.Argument(help="The 12 characters after sk-slc-.")],
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Revoke a key for good."""
+    with opened(config, data_dir) as database:
+        key = with_store(database, lambda store: store.revoke_key(public_id))
+    print(f"Revoked {key.public_id} ({key.name}).")

@@ -1,0 +1,109 @@
+"""The folder of a demo: what is kept between runs, and how other commands find a running one.
+
+.sluice/  postgres/      the database
+          secrets.json   pepper and salts of the server            mode 0600
+          keys.json      the demo tenant's keys, in the clear      mode 0600
+          ready.json     where a running demo is                   mode 0600
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gateway.errors import SetupError
+
+if TYPE_CHECKING:
+    from gateway.secrets import Secrets
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """The database knows only hashes: without this file a second run could not show the keys."""
+
+    api_key: str
+    admin_key: str
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True):
+    """A demo that answers: the contents of its ready file."""
+
+    url: str
+    ws_url: str
+    api_key: str
+    admin_key: str
+    pid: int
+
+    def write(self, path: Path) -> None:
+        _write_private(path, msgspec.json.format(msgspec.json.encode(self)))
+
+    def remove(self, path: Path) -> None:
+        """Remove the file unless another demo has written its own there meanwhile."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            if msgspec.json.decode(path.read_bytes(), type=Running) == self:
+                path.unlink()
+
+
+class DataDir:
+    """Names of the files, and what is in them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.postgres = root / "postgres"
+        self.secrets_file = root / "secrets.json"
+        self.ready_file = root / "ready.json"
+        self._keys_file = root / "keys.json"
+
+    def create(self) -> None:
+        """Raises ``SetupError`` when the folder cannot be made or written to."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise SetupError(
+                f"{self.root} cannot be made ({exc.strerror}); choose another --data-dir"
+            ) from None
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise SetupError(f"{self.root} cannot be written to; choose another --data-dir")
+
+    def load_or_create_secrets(self) -> Secrets:
+        """Raises ``SecretsError``."""
+        from gateway import secrets
+
+        if self.secrets_file.exists():
+            return secrets.load(self.secrets_file)
+        return secrets.create(self.secrets_file)
+
+    def load_keys(self) -> Keys | None:
+        """None when there is no file, or not one of ours: then new keys are made."""
+        try:
+            return msgspec.json.decode(self._keys_file.read_bytes(), type=Keys)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def save_keys(self, keys: Keys) -> None:
+        _write_private(self._keys_file, msgspec.json.encode(keys))
+
+    def running(self) -> Running | None:
+        """The demo that runs on this folder, if its process is alive."""
+        try:
+            running = msgspec.json.decode(self.ready_file.read_bytes(), type=Running)
+            os.kill(running.pid, 0)
+        except (OSError, msgspec.DecodeError):
+            return None
+        return running
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read; it appears whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        draft.replace(path)
+    except OSError as exc:
+        draft.unlink(missing_ok=True)
+        raise SetupError(f"{path} cannot be written: {exc.strerror}") from None

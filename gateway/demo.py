@@ -1,0 +1,279 @@
+"""``sluice demo``: everything on the bundled model, on one machine, with one command.
+
+    1 PostgreSQL   a private one in the data folder, migrated
+    2 keys         server secrets, a tenant, a chat key and an admin key, made once
+    3 server       the gateway and the engine process it owns
+    4 check        /readyz and a real completion, before anybody is told that it works
+
+The first SIGINT or SIGTERM takes them down in the opposite order, the second one without waiting
+for requests. Either way the exit code is 0 and no process is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.text import Text
+
+import migrations
+from engine.config import EngineConfig
+from engine.demo import MODEL_DIR
+from engine.messages import LoadProgress
+from gateway import logs, provisioning, server
+from gateway.config import Config, ModelsConfig, ServerConfig, TenantsConfig
+from gateway.data_dir import DataDir, Keys, Running
+from gateway.errors import SetupError
+from tenants.authenticator import Authenticator
+from tenants.embedded import EmbeddedPostgres
+from tenants.errors import AuthenticationFailed
+from tenants.postgres import PostgresStore
+
+TENANT = "demo"
+MODEL = "demo"
+SHUTDOWN_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 30.0
+QUESTION = "Hello! What can you do?"
+
+T = TypeVar("T")
+
+
+class Demo:
+    """One run of the demo."""
+
+    def __init__(self, *, host: str, port: int, data_dir: Path, ready_file: Path | None) -> None:
+        self._listen = ServerConfig(host=host, port=port, shutdown_timeout_s=SHUTDOWN_TIMEOUT_S)
+        self._folder = DataDir(data_dir)
+        self._ready_file = ready_file
+        self._console = Console()
+        self._num_signals = 0
+        self._serving = False
+        self._task: asyncio.Task[None] | None = None
+
+    def run(self) -> None:
+        """Serve until a signal comes. Raises ``SetupError``, ``TenantsError``, ``EngineError``."""
+        logs.configure("warning", "text")
+        with (
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            # Only a signal cancels the task, and then everything is stopped already.
+            contextlib.suppress(asyncio.CancelledError),
+        ):
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        self._task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        # A taken port is found before anything is started; the server binds it again itself.
+        server.bind(self._listen).close()
+        self._folder.create()
+        postgres = EmbeddedPostgres(self._folder.postgres)
+        try:
+            with self._progress() as say:
+                say("Starting PostgreSQL")
+                dsn = await _in_thread(postgres.start)
+                await migrations.upgrade(dsn)
+                keys = await self._keys(dsn)
+                serving = self._start_server(dsn, say)
+                try:
+                    running = await self._answers(*serving, keys, say)
+                except BaseException:
+                    await _end(serving[0])
+                    raise
+            with self._announced(running):
+                await serving[0]
+        finally:
+            if self._num_signals:
+                self._console.print("Stopping PostgreSQL", style="dim")
+            await _in_thread(postgres.stop)
+
+    def _on_signal(self) -> None:
+        """The server listens for signals too: the first one is its to act on while it serves."""
+        self._num_signals += 1
+        assert self._task is not None
+        if self._num_signals == 1 and self._serving:
+            self._console.print("\nStopping; press Ctrl-C again to stop at once", style="dim")
+        else:
+            self._task.cancel()
+
+    # -- stages
+
+    async def _keys(self, dsn: str) -> Keys:
+        """The keys of the last run while they work, else new ones."""
+        pepper = self._folder.load_or_create_secrets().key_pepper
+        store = await PostgresStore.connect(dsn, max_size=1)
+        try:
+            await provisioning.ensure_tenant(store, TENANT)
+            keys = self._folder.load_keys()
+            authenticator = Authenticator(store, pepper)
+            if keys is not None and await _all_work(authenticator, keys):
+                return keys
+            api_key = await provisioning.create_key(
+                store, pepper, TENANT, name="demo", scopes=["chat"]
+            )
+            admin_key = await provisioning.create_key(
+                store, pepper, TENANT, name="demo admin", scopes=["chat", "admin"]
+            )
+            keys = Keys(api_key=api_key, admin_key=admin_key)
+            self._folder.save_keys(keys)
+            return keys
+        finally:
+            await store.close()
+
+    def _start_server(
+        self, dsn: str, say: Callable[[str], None]
+    ) -> tuple[asyncio.Task[None], asyncio.Future[str]]:
+        config = Config(
+            engine=EngineConfig(model=str(MODEL_DIR)),
+            server=self._listen,
+            tenants=TenantsConfig(dsn=dsn, secrets_file=str(self._folder.secrets_file)),
+            models=ModelsConfig(served_model_name=MODEL),
+        )
+        loaded: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def on_progress(progress: LoadProgress) -> None:
+            say(f"{progress.message} ({progress.fraction:.0%})")
+
+        say("Starting the engine")
+        task = asyncio.create_task(
+            server.serve(config, on_progress=on_progress, on_ready=loaded.set_result),
+            name="server",
+        )
+        return task, loaded
+
+    async def _answers(
+        self,
+        task: asyncio.Task[None],
+        loaded: asyncio.Future[str],
+        keys: Keys,
+        say: Callable[[str], None],
+    ) -> Running:
+        """Wait until the server answers a real question; raises what ended it if it does not."""
+        await asyncio.wait((task, loaded), return_when=asyncio.FIRST_COMPLETED)
+        if not loaded.done():
+            await task
+            raise asyncio.CancelledError  # it ended by itself: a signal came first
+        url = loaded.result()
+        say("Asking a first question")
+        await _in_thread(lambda: _probe(url, keys.api_key))
+        return Running(
+            url=url,
+            ws_url="ws" + url.removeprefix("http") + "/v1/chat",
+            api_key=keys.api_key,
+            admin_key=keys.admin_key,
+            pid=os.getpid(),
+        )
+
+    # -- telling
+
+    @contextlib.contextmanager
+    def _progress(self) -> Iterator[Callable[[str], None]]:
+        """A line that changes on a terminal, a line each in a pipe."""
+        began = time.monotonic()
+        if not self._console.is_terminal:
+            yield lambda message: self._console.print(message, markup=False)
+        else:
+            with self._console.status("") as status:
+                yield lambda message: status.update(
+                    Text.assemble(message, (f"  {time.monotonic() - began:.0f} s", "dim"))
+                )
+
+    @contextlib.contextmanager
+    def _announced(self, running: Running) -> Iterator[None]:
+        files = [self._folder.ready_file, *([self._ready_file] if self._ready_file else [])]
+        for file in files:
+            running.write(file)
+        self._serving = True
+        self._print(running)
+        try:
+            yield
+        finally:
+            for file in files:
+                running.remove(file)
+
+    def _print(self, running: Running) -> None:
+        body = {
+            "model": MODEL,
+            "stream": True,
+            "messages": [{"role": "user", "content": QUESTION}],
+        }
+        curl = (
+            f"curl -N {running.url}/v1/chat/completions"
+            f" -H 'Authorization: Bearer {running.api_key}'"
+            f" -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+        )
+        self._console.print()
+        for title, value, style in (
+            ("Chat page", f"{running.url}/#key={running.api_key}", "bold cyan"),
+            ("API key", running.api_key, "bold"),
+            ("Try it", curl, ""),
+        ):
+            self._console.print(title, style="dim")
+            # Unwrapped, so that what is copied is what was meant.
+            self._console.print(Text(value, style), soft_wrap=True)
+            self._console.print()
+        self._console.print("Ctrl-C stops everything.", style="dim")
+
+
+async def _all_work(authenticator: Authenticator, keys: Keys) -> bool:
+    try:
+        for text in (keys.api_key, keys.admin_key):
+            await authenticator.authenticate(text)
+    except AuthenticationFailed:
+        return False
+    return True
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Run blocking work; when cancelled meanwhile, still wait for its end."""
+    thread = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        await asyncio.wait((thread,))
+        raise
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait until it has cleaned up."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait((task,), timeout=SHUTDOWN_TIMEOUT_S)
+
+
+def _probe(url: str, api_key: str) -> None:
+    """Ask ``/readyz``, then for a completion. Raises ``SetupError`` unless both are answered."""
+    body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": QUESTION}]}
+    headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+    _expect_200(url, "GET", "/readyz", None, {})
+    _expect_200(url, "POST", "/v1/chat/completions", msgspec.json.encode(body), headers)
+
+
+def _expect_200(
+    url: str, method: str, path: str, body: bytes | None, headers: dict[str, str]
+) -> None:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PROBE_TIMEOUT_S)
+    try:
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        answer = response.read().decode(errors="replace")
+    except OSError as exc:
+        raise SetupError(f"the server does not answer its own {path}: {exc}") from None
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise SetupError(f"{path} answered {response.status}: {answer[:300]}")

@@ -1,0 +1,53 @@
+/** The message field with its two gates: send and stop. */
+
+export class Composer {
+  #form = document.getElementById("composer");
+  #field = document.getElementById("prompt");
+  #send = document.getElementById("send");
+  #stop = document.getElementById("stop");
+  #busy = false;
+
+  /** @param {{onSend: (text: string) => void, onStop: () => void}} actions */
+  constructor({ onSend, onStop }) {
+    this.#form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const text = this.#field.value.trim();
+      if (!text || this.#busy) return;
+      this.#field.value = "";
+      this.#fit();
+      onSend(text);
+    });
+    this.#field.addEventListener("keydown", (event) => {
+      // During composition Enter picks a candidate of the input method.
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.#form.requestSubmit();
+    });
+    this.#field.addEventListener("input", () => this.#fit());
+    this.#stop.addEventListener("click", onStop);
+    addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && this.#busy) onStop();
+    });
+    this.#fit();
+  }
+
+  /** While an answer flows the send gate is a stop gate; focus stays where it was put. */
+  setBusy(busy) {
+    const hadFocus = [this.#send, this.#stop].includes(document.activeElement);
+    this.#busy = busy;
+    this.#send.hidden = busy;
+    this.#stop.hidden = !busy;
+    if (hadFocus) (busy ? this.#stop : this.#field).focus();
+    document.documentElement.dataset.flow = busy ? "open" : "shut";
+  }
+
+  focus() {
+    this.#field.focus();
+  }
+
+  #fit() {
+    this.#send.disabled = !this.#field.value.trim();
+    this.#field.style.height = "auto";
+    this.#field.style.height = `${this.#field.scrollHeight}px`;
+  }
+}

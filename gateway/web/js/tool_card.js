@@ -1,0 +1,41 @@
+/** A tool call as a small card: its name, and its arguments as they arrive. */
+
+export function toolCard({ function: { name, arguments: text } }) {
+  const title = document.createElement("div");
+  title.className = "card-title";
+  const code = document.createElement("code");
+  code.textContent = name;
+  title.append("Calls", code);
+  const card = document.createElement("div");
+  card.className = "card";
+  card.append(title, argumentsNode(text));
+  return card;
+}
+
+function argumentsNode(text) {
+  const fields = parseObject(text);
+  if (!fields) {
+    const pre = document.createElement("pre");
+    pre.textContent = text;
+    return pre;
+  }
+  const list = document.createElement("dl");
+  for (const [key, value] of Object.entries(fields)) {
+    const term = document.createElement("dt");
+    term.textContent = key;
+    const detail = document.createElement("dd");
+    detail.textContent = typeof value === "string" ? value : JSON.stringify(value);
+    list.append(term, detail);
+  }
+  return list;
+}
+
+/** The object in `text`, or null while it is incomplete or something else. */
+function parseObject(text) {
+  try {
+    const value = JSON.parse(text);
+    return value !== null && typeof value === "object" && !Array.isArray(value) ? value : null;
+  } catch {
+    return null;
+  }
+}

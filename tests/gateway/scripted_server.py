@@ -1,0 +1,245 @@
+"""A server that says what a test tells it to: the page's own files and the WebSocket protocol.
+
+It speaks ``gateway.schemas.ws`` as the real gateway does, so that the page can be driven into
+every corner (half answers, refusals, drops) without an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount, WebSocketRoute
+from starlette.staticfiles import StaticFiles
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+import gateway
+
+WEB = Path(gateway.__file__).parent / "web"
+KEY = "sk-slc-scripted"
+MAX_MODEL_LEN = 2048
+
+
+@dataclass
+class Say:
+    """One delta of text."""
+
+    text: str
+
+
+@dataclass
+class Call:
+    """One fragment of a tool call."""
+
+    arguments: str
+    name: str | None = None
+    index: int = 0
+
+
+@dataclass
+class Wait:
+    """Wait until the test opens ``server.gate`` (or the turn is cancelled)."""
+
+
+@dataclass
+class Fail:
+    """End the turn with an error."""
+
+    message: str
+    status: int = 503
+    retryable: bool = True
+    code: str = "engine_unavailable"
+
+
+@dataclass
+class Drop:
+    """Close the connection without a word about the turn."""
+
+    code: int = 1012
+
+
+@dataclass
+class Done:
+    finish_reason: str = "stop"
+    usage: dict[str, Any] = field(
+        default_factory=lambda: {
+            "prompt_tokens": 21,
+            "completion_tokens": 13,
+            "total_tokens": 34,
+            "prompt_tokens_details": {"cached_tokens": 16},
+        }
+    )
+
+
+Step = Say | Call | Wait | Fail | Drop | Done
+
+
+class Gate:
+    """Lets one waiting script pass each time the test opens it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._loop.call_soon_threadsafe(self._event.set)
+
+    def shut(self) -> None:
+        self._loop.call_soon_threadsafe(self._event.clear)
+
+    async def passage(self) -> None:
+        await self._event.wait()
+        self._event.clear()
+
+
+class ScriptedServer:
+    """Set ``script`` to what the next turns shall do; read ``received`` for what clients sent."""
+
+    def __init__(self) -> None:
+        self.script: Callable[[dict[str, Any]], list[Step]] = lambda _: [Say("Hello."), Done()]
+        self.received: list[dict[str, Any]] = []
+        self._loop = asyncio.new_event_loop()
+        self.gate = Gate(self._loop)
+        self.accepting = True
+        self.url = ""
+        self._sockets: set[WebSocket] = set()
+
+    def say(self, *steps: Step | str) -> None:
+        """Answer every turn with these steps; a bare string is a ``Say``."""
+        script = [Say(step) if isinstance(step, str) else step for step in steps]
+        if not isinstance(script[-1], Fail | Drop | Done):
+            script.append(Done())
+        self.script = lambda _: script
+
+    def turns(self) -> list[dict[str, Any]]:
+        return [message for message in self.received if message["type"] == "chat"]
+
+    def drop_all(self, code: int = 1012) -> None:
+        """Close every connection, as a restart of the gateway would."""
+
+        async def close() -> None:
+            for socket in list(self._sockets):
+                await socket.close(code)
+
+        asyncio.run_coroutine_threadsafe(close(), self._loop).result(5)
+
+    def reset(self) -> None:
+        self.__dict__.update(script=lambda _: [Say("Hello."), Done()], accepting=True)
+        self.received.clear()
+        self.gate.shut()
+
+    @contextlib.contextmanager
+    def serve(self) -> Iterator[ScriptedServer]:
+        app = Starlette(
+            routes=[
+                WebSocketRoute("/v1/chat", self._chat),
+                Mount("/", StaticFiles(directory=WEB, html=True)),
+            ]
+        )
+        config = uvicorn.Config(
+            app, port=0, log_level="error", ws="websockets-sansio", lifespan="off"
+        )
+        server = uvicorn.Server(config)
+        # Not this thread's business: signal handlers belong to the test runner.
+        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+        thread = threading.Thread(target=self._loop.run_until_complete, args=(server.serve(),))
+        thread.start()
+        try:
+            deadline = time.monotonic() + 10
+            while not server.started:
+                assert time.monotonic() < deadline, "the scripted server did not start"
+                time.sleep(0.01)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            self.url = f"http://127.0.0.1:{port}"
+            yield self
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join(10)
+            self._loop.close()
+
+    async def _chat(self, socket: WebSocket) -> None:
+        if not self.accepting:
+            await socket.close()
+            return
+        await socket.accept()
+        self._sockets.add(socket)
+        turns: dict[str, asyncio.Task[None]] = {}
+        try:
+            if not await self._authenticate(socket):
+                return
+            while True:
+                message = json.loads(await socket.receive_text())
+                self.received.append(message)
+                if message["type"] == "ping":
+                    await socket.send_json({"type": "pong"})
+                elif message["type"] == "chat":
+                    turns[message["id"]] = asyncio.create_task(self._turn(socket, message))
+                elif message["type"] == "cancel" and message["id"] in turns:
+                    turns[message["id"]].cancel()
+        except (WebSocketDisconnect, RuntimeError):
+            pass
+        finally:
+            self._sockets.discard(socket)
+            for turn in turns.values():
+                turn.cancel()
+
+    async def _authenticate(self, socket: WebSocket) -> bool:
+        message = json.loads(await socket.receive_text())
+        self.received.append(message)
+        if message == {"type": "auth", "api_key": KEY}:
+            await socket.send_json(
+                {
+                    "type": "ready",
+                    "models": ["scripted"],
+                    "max_model_len": MAX_MODEL_LEN,
+                    "max_turns": 16,
+                    "max_message_bytes": 1 << 20,
+                }
+            )
+            return True
+        error = {"message": "This API key is unknown.", "type": "authentication_error"}
+        await socket.send_json(
+            {"type": "error", "id": None, "status": 401, "retryable": False, "error": error}
+        )
+        await socket.close(4401)
+        return False
+
+    async def _turn(self, socket: WebSocket, message: dict[str, Any]) -> None:
+        seq = 0
+
+        async def send(kind: str, **fields: Any) -> None:
+            nonlocal seq
+            await socket.send_json({"type": kind, "id": message["id"], "seq": seq, **fields})
+            seq += 1
+
+        await send("started", request_id="r", model="scripted", created=0, prompt_tokens=21)
+        try:
+            for step in self.script(message):
+                match step:
+                    case Say(text):
+                        await send("delta", content=text)
+                    case Call(arguments, name, index):
+                        named = {"id": "call_1", "type": "function"} if name else {}
+                        function = {"name": name, "arguments": arguments}
+                        call = {"index": index, **named, "function": function}
+                        await send("delta", tool_calls=[call])
+                    case Wait():
+                        await self.gate.passage()
+                    case Fail(words, status, retryable, code):
+                        error = {"message": words, "type": "t", "param": None, "code": code}
+                        await send("error", status=status, retryable=retryable, error=error)
+                    case Drop(code):
+                        await socket.close(code)
+                    case Done(reason, usage):
+                        await send("done", finish_reason=reason, usage=usage)
+        except asyncio.CancelledError:
+            await send("done", finish_reason="cancelled", usage=Done().usage)

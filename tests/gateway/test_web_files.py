@@ -1,0 +1,61 @@
+"""What must hold of the page's files themselves, without a browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import gateway
+
+WEB = Path(gateway.__file__).parent / "web"
+OWN = sorted([*WEB.glob("js/*.js"), *WEB.glob("css/*.css"), WEB / "index.html"])
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
+def test_no_file_refers_to_another_host(path: Path) -> None:
+    assert re.findall(r"https?://(?!www\.w3\.org/)[\w.]+", path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", sorted(WEB.glob("js/*.js")), ids=lambda path: path.name)
+def test_no_script_can_make_markup_of_text(path: Path) -> None:
+    sinks = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|srcdoc"
+    assert re.findall(sinks, path.read_text()) == []
+
+
+def test_the_page_has_no_inline_script_or_style() -> None:
+    html = (WEB / "index.html").read_text()
+    assert re.findall(r"\sstyle=|\son\w+=|<style|<script(?![^>]*src=)", html) == []
+
+
+def test_every_file_the_page_names_exists() -> None:
+    html = (WEB / "index.html").read_text()
+    for name in re.findall(r'(?:href|src)="([^"#]+)"', html):
+        assert (WEB / name).is_file()
+    for path in WEB.glob("css/*.css"):
+        for name in re.findall(r'url\("([^"]+)"\)', path.read_text()):
+            assert (path.parent / name).is_file()
+    for path in WEB.glob("js/*.js"):
+        for name in re.findall(r'from "([^"]+)"', path.read_text()):
+            assert (path.parent / name).is_file()
+
+
+def test_every_module_and_stylesheet_is_used() -> None:
+    text = "".join(path.read_text() for path in OWN)
+    for path in [*WEB.glob("js/*.js"), *WEB.glob("css/*.css")]:
+        assert path.name in text, f"{path.name} is dead"
+
+
+def test_what_is_vendored_carries_its_version_and_licence() -> None:
+    assert re.search(r"marked v\d+\.\d+\.\d+", (WEB / "vendor/marked.esm.js").read_text())
+    assert "Permission is hereby granted" in (WEB / "vendor/marked.LICENSE").read_text()
+    for path in WEB.glob("fonts/*.woff2"):
+        family = path.name.split("-latin")[0]
+        assert "SIL Open Font License" in (WEB / f"fonts/{family}.OFL").read_text()
+
+
+def test_the_page_is_light() -> None:
+    """All a first visit loads, fonts included, uncompressed."""
+    loaded = [path for path in WEB.rglob("*") if path.suffix not in {".OFL", ".LICENSE", ".png"}]
+    assert sum(path.stat().st_size for path in loaded if path.is_file()) < 300_000

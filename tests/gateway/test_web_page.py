@@ -1,0 +1,456 @@
+"""The chat page in a real browser, against a server that plays every part of the protocol."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.gateway.conftest import OpenPage
+from tests.gateway.scripted_server import KEY, Call, Done, Drop, Fail, Say, ScriptedServer, Wait
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.browser
+
+
+def ask(page: Page, text: str) -> None:
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+
+
+def answer(page: Page) -> str:
+    return page.locator(".turn.assistant .prose").last.inner_text()
+
+
+def ended(page: Page) -> None:
+    page.wait_for_selector(".turn:last-child[aria-busy=false]")
+
+
+def test_tokens_show_as_they_arrive(page: Page, server: ScriptedServer) -> None:
+    server.say("One", Wait(), ", two", Wait(), ", three")
+    ask(page, "Count to three")
+    for text in ("One", "One, two", "One, two, three"):
+        expect(page.locator(".turn.assistant .prose")).to_have_text(text)
+        server.gate.set()
+    ended(page)
+    assert server.turns()[0]["messages"] == [{"role": "user", "content": "Count to three"}]
+    assert "13 tokens in" in page.inner_text(".meta")
+    assert "finished" in page.inner_text(".meta")
+
+
+def test_before_the_first_token_the_answer_is_shown_as_pending(
+    page: Page, server: ScriptedServer
+) -> None:
+    server.say(Wait(), "Here")
+    ask(page, "Hi")
+    expect(page.locator(".turn.assistant")).to_have_class(re.compile("pending"))
+    server.gate.set()
+    ended(page)
+    expect(page.locator(".turn.assistant")).not_to_have_class(re.compile("pending"))
+
+
+def test_stop_keeps_what_came_and_frees_the_field(page: Page, server: ScriptedServer) -> None:
+    server.say("Half an ans", Wait(), "wer")
+    ask(page, "Go")
+    expect(page.locator(".prose")).to_have_text("Half an ans")
+    page.click("#stop")
+    ended(page)
+    assert answer(page) == "Half an ans"
+    assert "stopped" in page.inner_text(".meta")
+    assert [message["type"] for message in server.received] == ["auth", "chat", "cancel"]
+    expect(page.locator("#send")).to_be_visible()
+    # The stop gate had focus and is gone: focus must not fall to the top of the page.
+    expect(page.locator("#prompt")).to_be_focused()
+
+
+def test_escape_stops_too(page: Page, server: ScriptedServer) -> None:
+    server.say("Half", Wait())
+    ask(page, "Go")
+    expect(page.locator(".prose")).to_have_text("Half")
+    page.keyboard.press("Escape")
+    ended(page)
+    assert "stopped" in page.inner_text(".meta")
+
+
+def test_the_gate_in_the_mark_is_open_while_an_answer_flows(
+    page: Page, server: ScriptedServer
+) -> None:
+    server.say("Water", Wait())
+    ask(page, "Go")
+    expect(page.locator("html")).to_have_attribute("data-flow", "open")
+    server.gate.set()
+    expect(page.locator("html")).to_have_attribute("data-flow", "shut")
+
+
+def test_a_second_turn_carries_the_first(page: Page, server: ScriptedServer) -> None:
+    server.say("Blue.")
+    ask(page, "My favourite colour?")
+    ended(page)
+    ask(page, "Why?")
+    expect(page.locator(".turn")).to_have_count(4)
+    ended(page)
+    assert server.turns()[1]["messages"] == [
+        {"role": "user", "content": "My favourite colour?"},
+        {"role": "assistant", "content": "Blue."},
+        {"role": "user", "content": "Why?"},
+    ]
+
+
+def test_shift_enter_starts_a_new_line_and_the_field_grows(
+    page: Page, server: ScriptedServer
+) -> None:
+    height = page.locator("#prompt").bounding_box()["height"]
+    page.fill("#prompt", "one")
+    page.press("#prompt", "Shift+Enter")
+    page.keyboard.type("two")
+    assert page.locator("#prompt").bounding_box()["height"] > height
+    page.press("#prompt", "Enter")
+    ended(page)
+    assert server.turns()[0]["messages"][0]["content"] == "one\ntwo"
+    assert page.locator("#prompt").bounding_box()["height"] == height
+
+
+def test_enter_while_composing_does_not_send(page: Page, server: ScriptedServer) -> None:
+    page.fill("#prompt", "にほn")
+    page.evaluate(
+        """document.getElementById("prompt").dispatchEvent(
+             new KeyboardEvent("keydown", {key: "Enter", isComposing: true, bubbles: true}))"""
+    )
+    assert page.input_value("#prompt") == "にほn"
+    assert server.turns() == []
+
+
+def test_nothing_is_sent_while_an_answer_flows_or_without_words(
+    page: Page, server: ScriptedServer
+) -> None:
+    ask(page, "   ")
+    assert page.locator(".turn").count() == 0
+    server.say("First", Wait())
+    ask(page, "One")
+    expect(page.locator(".prose")).to_have_text("First")
+    ask(page, "Two")
+    assert page.input_value("#prompt") == "Two"  # kept for later, not lost
+    assert len(server.turns()) == 1
+
+
+def test_new_chat_stops_forgets_and_starts_over(page: Page, server: ScriptedServer) -> None:
+    server.say("Never fin", Wait())
+    ask(page, "Go")
+    expect(page.locator(".prose")).to_have_text("Never fin")
+    page.click("#new-chat")
+    expect(page.locator("#welcome")).to_be_visible()
+    assert page.locator(".turn").count() == 0
+    server.say("Fresh.")
+    ask(page, "Again")
+    expect(page.locator(".prose")).to_have_text("Fresh.")
+    assert server.turns()[-1]["messages"] == [{"role": "user", "content": "Again"}]
+    assert "cancel" in [message["type"] for message in server.received]
+
+
+def test_an_opener_asks_its_question(page: Page, server: ScriptedServer) -> None:
+    opener = page.locator("#openers button").first
+    question = opener.inner_text()
+    opener.click()
+    ended(page)
+    assert server.turns()[0]["messages"][0]["content"] == question
+
+
+def test_reload_shows_the_conversation_again(page: Page, server: ScriptedServer) -> None:
+    server.say("**Bold** words.", Call("", name="f"), Call('{"x": 1}'))
+    ask(page, "Hi <b>there</b>")
+    ended(page)
+    before = page.inner_html("#transcript")
+    page.reload()
+    page.wait_for_selector("#link-state[data-state=open]")
+    assert page.inner_html("#transcript") == before
+    assert page.locator("#welcome").is_hidden()
+    assert page.get_attribute("#gauge", "aria-valuenow") == "34"
+
+
+def test_reload_in_mid_answer_keeps_the_half_and_offers_the_rest(
+    page: Page, server: ScriptedServer
+) -> None:
+    server.say("Half of ", Wait(), "it")
+    ask(page, "Go")
+    expect(page.locator(".prose")).to_have_text("Half of")
+    page.reload()
+    expect(page.locator(".prose")).to_have_text("Half of")
+    expect(page.locator(".fault p")).to_contain_text("left before this answer was finished")
+    page.wait_for_selector("#link-state[data-state=open]")
+    server.say("All of it")
+    page.click("text=Try again")
+    expect(page.locator(".prose")).to_have_text("All of it")
+    assert server.turns()[-1]["messages"] == [{"role": "user", "content": "Go"}]
+
+
+def test_an_error_is_shown_in_words_and_can_be_tried_again(
+    page: Page, server: ScriptedServer
+) -> None:
+    server.say("Begun", Fail("The engine restarted while it wrote this answer."))
+    ask(page, "Go")
+    expect(page.locator(".fault p")).to_have_text(
+        "The engine restarted while it wrote this answer."
+    )
+    assert answer(page) == "Begun"
+    server.say("Done this time.")
+    page.click("text=Try again")
+    expect(page.locator(".prose")).to_have_text("Done this time.")
+    assert page.locator(".turn").count() == 2
+    assert page.locator(".fault").count() == 0
+
+
+def test_an_error_that_will_not_mend_offers_no_retry(page: Page, server: ScriptedServer) -> None:
+    server.say(Fail("The field stop is too long.", 400, retryable=False, code="invalid_value"))
+    ask(page, "Go")
+    expect(page.locator(".fault p")).to_have_text("The field stop is too long.")
+    assert page.locator(".fault button").count() == 0
+
+
+def test_a_full_context_offers_a_new_chat(page: Page, server: ScriptedServer) -> None:
+    server.say(Fail("Too long.", 400, retryable=False, code="context_length_exceeded"))
+    ask(page, "Go")
+    page.click("text=Start a new chat")
+    expect(page.locator("#welcome")).to_be_visible()
+
+
+def test_ask_again_replaces_the_answer(page: Page, server: ScriptedServer) -> None:
+    server.say("First try")
+    ask(page, "Go")
+    ended(page)
+    server.say("Second try")
+    page.click("text=Ask again")
+    expect(page.locator(".prose")).to_have_text("Second try")
+    assert page.locator(".turn").count() == 2
+    assert server.turns()[1]["messages"] == server.turns()[0]["messages"]
+
+
+def test_a_length_limit_says_so(page: Page, server: ScriptedServer) -> None:
+    server.say("And then", Done("length"))
+    ask(page, "Go")
+    ended(page)
+    assert "cut off at the token limit" in page.inner_text(".meta")
+
+
+def test_a_dropped_connection_fails_the_turn_then_comes_back(
+    page: Page, server: ScriptedServer
+) -> None:
+    server.say("Half", Drop())
+    ask(page, "Go")
+    expect(page.locator(".fault p")).to_contain_text("connection dropped")
+    assert answer(page) == "Half"
+    page.wait_for_selector("#link-state[data-state=open]")
+    server.say("Whole")
+    page.click("text=Try again")
+    expect(page.locator(".prose")).to_have_text("Whole")
+    assert [m["type"] for m in server.received] == ["auth", "chat", "auth", "chat"]
+
+
+def test_a_question_asked_offline_is_sent_when_the_server_is_back(
+    page: Page, server: ScriptedServer
+) -> None:
+    server.accepting = False
+    server.drop_all()
+    expect(page.locator("#link-state")).to_contain_text("Offline, next try in")
+    ask(page, "Are you there?")
+    expect(page.locator(".turn.assistant")).to_have_class(re.compile("pending"))
+    server.accepting = True
+    expect(page.locator(".prose")).to_have_text("Hello.", timeout=10_000)
+
+
+def test_a_question_asked_offline_can_be_withdrawn(page: Page, server: ScriptedServer) -> None:
+    server.accepting = False
+    server.drop_all()
+    expect(page.locator("#link-state")).to_have_attribute("data-state", "waiting")
+    ask(page, "Are you there?")
+    page.click("#stop")
+    ended(page)
+    assert "stopped" in page.inner_text(".meta")
+    server.accepting = True
+    page.wait_for_selector("#link-state[data-state=open]", timeout=10_000)
+    assert server.turns() == []
+
+
+def test_the_key_leaves_the_address_bar_and_survives_a_reload(
+    page: Page, server: ScriptedServer
+) -> None:
+    assert page.url == server.url + "/"
+    assert page.evaluate("sessionStorage.getItem('sluice.key')") == KEY
+    page.reload()
+    page.wait_for_selector("#link-state[data-state=open]")
+    assert page.locator("#key-dialog").is_hidden()
+
+
+def test_without_a_key_the_page_asks_for_one(open_page: OpenPage, server: ScriptedServer) -> None:
+    page = open_page(key=None)
+    expect(page.locator("#key-dialog")).to_be_visible()
+    expect(page.locator("#key-input")).to_be_focused()
+    page.fill("#key-input", KEY)
+    page.press("#key-input", "Enter")
+    page.wait_for_selector("#link-state[data-state=open]")
+    assert page.locator("#key-dialog").is_hidden()
+    ask(page, "Hi")
+    ended(page)
+    assert answer(page) == "Hello."
+
+
+def test_a_refused_key_is_named_and_replaced(open_page: OpenPage, server: ScriptedServer) -> None:
+    page = open_page(key="sk-wrong")
+    expect(page.locator("#key-error")).to_have_text("This API key is unknown.")
+    expect(page.locator("#link-state")).to_have_text("Key refused")
+    page.fill("#key-input", KEY)
+    page.click("text=Use this key")
+    page.wait_for_selector("#link-state[data-state=open]")
+    # Refused once, not in a loop.
+    assert [m.get("api_key") for m in server.received] == ["sk-wrong", KEY]
+
+
+def test_asking_without_a_key_says_so(open_page: OpenPage) -> None:
+    page = open_page(key=None)
+    page.click("#key-cancel")
+    ask(page, "Hi")
+    expect(page.locator("#key-dialog")).to_be_visible()
+    expect(page.locator(".fault p")).to_have_text("There is no API key yet.")
+
+
+def test_a_tool_call_is_a_card_and_goes_back_as_history(page: Page, server: ScriptedServer) -> None:
+    server.say(
+        Call("", name="get_weather"), Call('{"city": '), Wait(), Call('"Oslo"}'), Done("tool_calls")
+    )
+    ask(page, "Weather?")
+    expect(page.locator(".card pre")).to_have_text('{"city":')
+    server.gate.set()
+    ended(page)
+    assert page.inner_text(".card-title").split() == ["Calls", "get_weather"]
+    assert page.locator(".card dd").inner_text() == "Oslo"
+    ask(page, "And?")
+    expect(page.locator(".turn")).to_have_count(4)
+    assert server.turns()[1]["messages"][1] == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'},
+            }
+        ],
+    }
+
+
+def test_the_gauge_reads_the_context_in_use(page: Page, server: ScriptedServer) -> None:
+    gauge = page.locator("#gauge")
+    expect(gauge).to_have_attribute("aria-valuetext", "0 of 2048 tokens")
+    ask(page, "Hi")
+    ended(page)
+    expect(gauge).to_have_attribute("aria-valuetext", "34 of 2048 tokens")
+    page.click("#new-chat")
+    expect(gauge).to_have_attribute("aria-valuetext", "0 of 2048 tokens")
+
+
+def test_scrolling_follows_only_a_reader_at_the_end(page: Page, server: ScriptedServer) -> None:
+    line = "A line of the answer.\n\n"
+    server.say(line * 40, Wait(), line * 10, Wait(), line * 10)
+    ask(page, "Long")
+    page.wait_for_selector(".prose p:nth-child(40)")
+    distance = (
+        "(s => s.scrollHeight - s.scrollTop - s.clientHeight)(document.getElementById('scroller'))"
+    )
+    page.wait_for_function(f"{distance} < 2")
+    page.evaluate("document.getElementById('scroller').scrollTop = 100")
+    expect(page.locator("#to-end")).to_be_visible()
+    server.gate.set()
+    page.wait_for_selector(".prose p:nth-child(50)")
+    assert page.evaluate("document.getElementById('scroller').scrollTop") == 100
+    page.click("#to-end")
+    server.gate.set()
+    page.wait_for_selector(".prose p:nth-child(60)")
+    page.wait_for_function(f"{distance} < 2")
+    assert page.locator("#to-end").is_hidden()
+
+
+def test_screen_readers_hear_the_answer_once(page: Page, server: ScriptedServer) -> None:
+    page.evaluate(
+        """() => {
+          window.heard = [];
+          const region = document.getElementById("announcer");
+          new MutationObserver(() => heard.push(region.textContent))
+            .observe(region, {childList: true, characterData: true, subtree: true});
+        }"""
+    )
+    server.say(*[Say(word) for word in ("Some ", "*words* ", "of ", "an ", "answer.")])
+    ask(page, "Go")
+    ended(page)
+    page.wait_for_function("heard.length === 2")
+    assert page.evaluate("heard") == ["Answering", "Answer: Some words of an answer."]
+    assert page.get_attribute("#transcript", "aria-live") == "off"
+
+
+def test_everything_can_be_reached_by_keyboard(page: Page) -> None:
+    page.evaluate("document.activeElement.blur()")
+    reached = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        reached.append(
+            page.evaluate("document.activeElement.id || document.activeElement.className")
+        )
+    for name in ("skip-link", "new-chat", "change-key", "theme", "prompt"):
+        assert name in reached
+
+
+def test_copy_takes_the_markdown_source(open_page: OpenPage, server: ScriptedServer) -> None:
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    server.say("Some **bold**\n\n```py\nx = 1\n```")
+    ask(page, "Go")
+    ended(page)
+    page.click(".meta >> text=Copy")
+    page.wait_for_selector(".meta >> text=Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "Some **bold**\n\n```py\nx = 1\n```"
+    page.click(".code-bar >> text=Copy")
+    page.wait_for_selector(".code-bar >> text=Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "x = 1"
+
+
+@pytest.mark.parametrize("stored", ["{not json", "5", "null"])
+def test_a_conversation_broken_in_storage_does_not_break_the_page(page: Page, stored: str) -> None:
+    page.add_init_script(f"sessionStorage.setItem('sluice.conversation', '{stored}')")
+    page.reload()
+    page.wait_for_selector("#link-state[data-state=open]")
+    assert page.locator("#welcome").is_visible()
+
+
+def test_the_page_notices_a_server_that_stopped_answering(open_page: OpenPage) -> None:
+    """No pong for ten seconds after a ping: the page reconnects (clock driven by the test)."""
+    page = open_page(key=None)
+    page.clock.install()
+    page.evaluate(
+        """() => {
+          const send = WebSocket.prototype.send;
+          WebSocket.prototype.send = function (text) {
+            if (JSON.parse(text).type !== "ping") send.call(this, text);
+          };
+        }"""
+    )
+    page.fill("#key-input", KEY)
+    page.press("#key-input", "Enter")
+    page.wait_for_selector("#link-state[data-state=open]")
+    page.clock.run_for(20_000)
+    expect(page.locator("#link-state")).to_have_attribute("data-state", "open")
+    page.clock.run_for(10_001)
+    expect(page.locator("#link-state")).to_have_attribute(
+        "data-state", re.compile("waiting|connecting")
+    )
+    page.clock.run_for(1_000)
+    page.wait_for_selector("#link-state[data-state=open]")
+
+
+def test_history_is_plain_json_a_reader_could_export(page: Page) -> None:
+    ask(page, "Hi")
+    ended(page)
+    stored = json.loads(page.evaluate("sessionStorage.getItem('sluice.conversation')"))
+    assert [message["role"] for message in stored] == ["user", "assistant"]
+    assert KEY not in json.dumps(stored)
