@@ -38,11 +38,17 @@ class DecodeWorkspace:
 
     @classmethod
     def create(
-        cls, max_batch: int, num_q_heads: int, head_dim: int, device: torch.device
+        cls,
+        max_batch: int,
+        num_q_heads: int,
+        head_dim: int,
+        device: torch.device,
+        waves: int = 1,
     ) -> DecodeWorkspace:
+        """``waves``: spans of work per resident CTA; more of them even out slow SMs."""
         load()
         sms = torch.cuda.get_device_properties(device).multi_processor_count
-        num_ctas = sms * CTAS_PER_SM[head_dim]
+        num_ctas = sms * CTAS_PER_SM[head_dim] * waves
         rows = (num_ctas, 2, MAX_DECODE_ROWS)
         return cls(
             schedule=torch.zeros(1 + num_ctas, 8, dtype=torch.int32, device=device),

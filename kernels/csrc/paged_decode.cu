@@ -10,7 +10,9 @@
 // fixed shape, can live in a CUDA graph, and begins with one load instead of a search.
 //
 // A CTA has four warps; warp w owns tokens [16w, 16w+16) of every tile, and loads them itself into
-// its own ring of shared-memory stages, so the main loop has no block-wide barrier. The ring runs
+// its own ring of shared-memory stages, so the main loop has no block-wide barrier. K and V of a
+// stage are separate copies: the place of K is refilled as soon as the scores are computed, so that
+// nearly the whole ring is in flight all the time, which is what saturates HBM. The ring runs
 // across item borders: while one item is finished, the tiles of the next are already in flight.
 //
 // Rows of an item: row r = query token r / group, query head r % group of the KV head.
@@ -36,6 +38,7 @@ struct Shared {
   float out[kRowTiles * 16 * D];
   float max[kWarps][kRowTiles * 16];
   float sum[kWarps][kRowTiles * 16];
+  float2 stats[kRowTiles * 16];  // max and sum over the warps
   int last;
 };
 
@@ -87,11 +90,12 @@ class Decoder {
     if (begin >= end) return;
 
     Cursor load = work;
-    int loaded = begin;
+    int to_load = end - begin;
 #pragma unroll
-    for (int s = 0; s < kStages - 1; ++s) {
-      if (loaded < end) issue(load, loaded, end, s);
-      cp_async_commit();
+    for (int s = 0; s < kStages; ++s) {
+      const Source source = next_source(load, to_load);
+      copy(source, source.k, s, 0);
+      copy(source, source.v, s, 1);
     }
 
     int stage = 0;
@@ -99,12 +103,7 @@ class Decoder {
       open_item(work);
       const int item_begin = i - work.tile, item_end = item_begin + work.num_tiles;
       for (const int stop = min(item_end, end); i < stop; ++i, ++work.tile) {
-        cp_async_wait<kStages - 2>();
-        __syncwarp();
-        // Every lane is done with the stage before this one, so it may be filled again.
-        if (loaded < end) issue(load, loaded, end, stage == 0 ? kStages - 1 : stage - 1);
-        cp_async_commit();
-        consume(work, stage);
+        consume(work, stage, load, to_load);
         stage = stage + 1 == kStages ? 0 : stage + 1;
       }
       close_item(work, item_begin, item_end, begin, span);
@@ -131,32 +130,44 @@ class Decoder {
            static_cast<int64_t>(c.head * p.group + r % p.group) * D;
   }
 
-  // Starts the copy of this warp's 16 tokens of the tile under the cursor, and moves the cursor on.
-  __device__ void issue(Cursor& c, int& loaded, int end, int stage) {
+  // Where 16 tokens of a tile come from.
+  struct Source {
+    const T* k;
+    const T* v;
+    int tokens;  // how many of the 16 exist; slots past a sequence's end may even hold NaN
+  };
+
+  // This warp's tokens of the tile under the cursor; moves the cursor on.
+  __device__ Source next_source(Cursor& c, int& to_load) {
+    if (to_load == 0) return {static_cast<const T*>(p.k_cache), static_cast<const T*>(p.v_cache), 0};
     const int token0 = (c.first_tile + c.tile) * kTile + warp * kWarpTokens;
     // Blocks hold a multiple of 16 tokens, so 16 aligned tokens lie in one block.
-    const bool any = token0 < c.seq_len;
     const int* table = p.block_table + static_cast<int64_t>(c.seq) * p.block_table_stride;
-    const int block = any ? table[token0 / p.block_size] : 0;
+    const int block = token0 < c.seq_len ? table[token0 / p.block_size] : 0;
     const int64_t base = static_cast<int64_t>(block) * p.block_stride +
                          static_cast<int64_t>(token0 % p.block_size) * p.token_stride +
                          static_cast<int64_t>(c.head / p.parts) * D;
-    const T* k = static_cast<const T*>(p.k_cache) + base;
-    const T* v = static_cast<const T*>(p.v_cache) + base;
-    const uint32_t dst = ring + stage * (2 * kWarpTokens * D * 2);
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
-      const int piece = j * 32 + lane;
-      const int row = piece / kPieces, col = piece % kPieces;
-      const bool valid = token0 + row < c.seq_len;  // slots past the end may even hold NaN
-      const int64_t offset = row * p.token_stride + col * 8;
-      cp_async_16(dst + swizzle<D>(row, col) * 16, k + offset, valid);
-      cp_async_16(dst + kWarpTokens * D * 2 + swizzle<D>(row, col) * 16, v + offset, valid);
-    }
     if (c.tile == 0 && warp == 0 && lane < c.num_queries * p.group) {
       prefetch_l2(query_row(c, lane));  // open_item will want it in a moment
     }
-    if (++loaded < end) advance(p, c);
+    const int tokens = c.seq_len - token0;
+    if (--to_load > 0) advance(p, c);
+    return {static_cast<const T*>(p.k_cache) + base, static_cast<const T*>(p.v_cache) + base, tokens};
+  }
+
+  // Starts the copy of one half (K = 0, V = 1) of a stage, as one group.
+  __device__ void copy(const Source& source, const T* src, int stage, int half) {
+    const uint32_t dst = ring + (stage * 2 + half) * (kWarpTokens * D * 2);
+    if (source.tokens > 0) {
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) {
+        const int piece = j * 32 + lane;
+        const int row = piece / kPieces, col = piece % kPieces;
+        cp_async_16(dst + swizzle<D>(row, col) * 16, src + row * p.token_stride + col * 8,
+                    row < source.tokens);
+      }
+    }
+    cp_async_commit();
   }
 
   __device__ void open_item(const Cursor& c) {
@@ -192,13 +203,37 @@ class Decoder {
     return seen ? s * kLog2e : -INFINITY;
   }
 
-  __device__ void consume(const Cursor& c, int stage) {
+  // Takes the tile in `stage` into account and refills its two halves as soon as they are free.
+  __device__ void consume(const Cursor& c, int stage, Cursor& load, int& to_load) {
+    constexpr int kNewer = 2 * kStages - 1;  // groups issued after the one that is waited for
     const uint32_t k_tile = ring + stage * (2 * kWarpTokens * D * 2);
     const uint32_t v_tile = k_tile + kWarpTokens * D * 2;
     const int token0 = (c.first_tile + c.tile) * kTile + warp * kWarpTokens;
-    if (token0 >= c.seq_len) return;
+    const bool live = token0 < c.seq_len;
+    const Source source = next_source(load, to_load);
 
     float s[kRowTiles][2][4] = {};
+    cp_async_wait<kNewer>();
+    __syncwarp();
+    if (live) scores(c, k_tile, token0, s);
+    __syncwarp();
+    copy(source, source.k, stage, 0);
+
+    uint32_t a[kRowTiles][4];
+    if (live) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) softmax(m, s[m], a[m]);
+    }
+    cp_async_wait<kNewer>();
+    __syncwarp();
+    if (live) accumulate(v_tile, a);
+    __syncwarp();
+    copy(source, source.v, stage, 1);
+  }
+
+  // s = the masked scores of this warp's 16 keys, times log2(e).
+  __device__ void scores(const Cursor& c, uint32_t k_tile, int token0,
+                         float (&s)[kRowTiles][2][4]) const {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t b[4];  // keys 0-7 then 8-15, each the two k-halves
@@ -214,7 +249,6 @@ class Decoder {
     // Only tiles at the edges of what the queries may see need masks.
     const bool plain = token0 + kWarpTokens <= c.seq_len - c.num_queries + 1 && p.window <= 0 &&
                        p.soft_cap <= 0.f && !p.alibi_slopes;
-    uint32_t a[kRowTiles][4];
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -226,9 +260,11 @@ class Decoder {
                                      token0 + n * 8 + (lane % 4) * 2 + (e & 1));
         }
       }
-      softmax(m, s[m], a[m]);
     }
+  }
 
+  // o += P V
+  __device__ void accumulate(uint32_t v_tile, const uint32_t (&a)[kRowTiles][4]) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t b[4];  // dims 0-7: tokens 0-7, 8-15; dims 8-15 likewise
@@ -314,8 +350,11 @@ class Decoder {
         factor[m][half] = top == -INFINITY ? 0.f : exp2f(row_max[m][half] - top);
       }
     }
-    for (int w = 0; w < kWarps; ++w) {
-      if (w == warp) add_to_shared(rows, factor, w == 0);
+    if (threadIdx.x < rows) sm.stats[threadIdx.x] = row_stats(threadIdx.x);
+    // In turn t, warp w adds its part of quarter (w + t) % 4 of the columns: all four work at once.
+#pragma unroll
+    for (int turn = 0; turn < kWarps; ++turn) {
+      add_to_shared(rows, factor, (warp + turn) % kWarps, turn == 0);
       __syncthreads();
     }
     const bool whole = item_begin >= begin && item_end <= begin + span;
@@ -327,7 +366,10 @@ class Decoder {
     __syncthreads();  // the shared buffers are free again
   }
 
-  __device__ void add_to_shared(int rows, const float (&factor)[kRowTiles][2], bool fresh) {
+  __device__ void add_to_shared(int rows, const float (&factor)[kRowTiles][2], int quarter,
+                                bool fresh) {
+    constexpr int kQuarter = kSteps * 2 / kWarps;
+    static_assert(kQuarter * kWarps == kSteps * 2);
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -337,7 +379,8 @@ class Decoder {
         float2* dst = reinterpret_cast<float2*>(&sm.out[r * D + (lane % 4) * 2]);
         const float f = factor[m][half];
 #pragma unroll
-        for (int n = 0; n < kSteps * 2; ++n) {
+        for (int n = 0; n < kSteps * 2; ++n) {  // registers cannot be indexed by `quarter`
+          if (n / kQuarter != quarter) continue;
           float2 x = fresh ? make_float2(0.f, 0.f) : dst[n * 4];
           x.x += o[m][n][half * 2] * f;
           x.y += o[m][n][half * 2 + 1] * f;
@@ -371,7 +414,7 @@ class Decoder {
   __device__ void write_rows(const Cursor& c, int rows) {
     for (int i = threadIdx.x; i < rows * (D / 4); i += kThreads) {
       const int r = i / (D / 4), d = i % (D / 4) * 4;
-      const float sum = row_stats(r).y;
+      const float sum = sm.stats[r].y;
       store(c, r, d, *reinterpret_cast<float4*>(&sm.out[r * D + d]), sum > 0.f ? 1.f / sum : 0.f);
     }
   }
@@ -392,7 +435,7 @@ class Decoder {
     for (int i = threadIdx.x; i < rows * (D / 4); i += kThreads) {
       reinterpret_cast<float4*>(out)[i] = reinterpret_cast<float4*>(sm.out)[i];
     }
-    for (int r = threadIdx.x; r < rows; r += kThreads) stats[r] = row_stats(r);
+    for (int r = threadIdx.x; r < rows; r += kThreads) stats[r] = sm.stats[r];
 
     const int first_cta = item_begin / span, last_cta = (item_end - 1) / span;
     __threadfence();
