@@ -48,6 +48,8 @@ def decode_case(
         workspace,
         lens,
         cu,
+        table,
+        block_size=BLOCK_SIZE,
         num_q_heads=HEADS,
         num_kv_heads=KV_HEADS,
         head_dim=HEAD_DIM,

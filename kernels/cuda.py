@@ -26,7 +26,7 @@ class DecodeWorkspace:
     """Scratch memory of ``paged_decode``, shared by all layers and steps of one stream."""
 
     schedule: torch.Tensor
-    """[1 + num_ctas, 8] int32: where each CTA's span of work starts, see ``decode_schedule``."""
+    """[1 + num_ctas, 16] int32: where each span of work starts, see ``decode_schedule``."""
     tile_ends: torch.Tensor
     """[max_batch] int32, scratch of ``decode_schedule``"""
     partial_out: torch.Tensor
@@ -51,7 +51,7 @@ class DecodeWorkspace:
         num_ctas = sms * CTAS_PER_SM[head_dim] * waves
         rows = (num_ctas, 2, MAX_DECODE_ROWS)
         return cls(
-            schedule=torch.zeros(1 + num_ctas, 8, dtype=torch.int32, device=device),
+            schedule=torch.zeros(1 + num_ctas, 16, dtype=torch.int32, device=device),
             tile_ends=torch.zeros(max_batch, dtype=torch.int32, device=device),
             partial_out=torch.empty(*rows, head_dim, dtype=torch.float32, device=device),
             partial_stats=torch.empty(*rows, 2, dtype=torch.float32, device=device),
@@ -63,7 +63,9 @@ def decode_schedule(
     workspace: DecodeWorkspace,
     seq_lens: torch.Tensor,
     cu_queries: torch.Tensor,
+    block_table: torch.Tensor,
     *,
+    block_size: int,
     num_q_heads: int,
     num_kv_heads: int,
     head_dim: int,
@@ -75,6 +77,7 @@ def decode_schedule(
 
     seq_lens: [batch] int32, the step's query tokens included, 0 for padding.
     cu_queries: [batch + 1] int32, prefix sums of the query tokens. window: 0 = unlimited.
+    block_table: [batch, max_blocks] int32, the one ``paged_decode`` will get.
     min_span: KV tiles (of 64 tokens) that a CTA takes at least.
     """
     torch.ops.sluice_cuda.decode_schedule(
@@ -82,6 +85,8 @@ def decode_schedule(
         workspace.tile_ends,
         seq_lens,
         cu_queries,
+        block_table,
+        block_size,
         num_q_heads,
         num_kv_heads,
         head_dim,

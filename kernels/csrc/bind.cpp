@@ -22,12 +22,15 @@ void check_int32(const Tensor& t, const char* name) {
               " must be a contiguous int32 CUDA tensor");
 }
 
-// Into how many work items the query group of a KV head is cut so that its rows fit one pass.
-struct Grouping {
-  int64_t parts, group;
+// How the heads of a step are cut into work; the same for its schedule and for its launches.
+struct HeadSplit {
+  int64_t parts;    // items per KV head, so that the rows of one fit one pass
+  int64_t group;    // query heads per item
+  int64_t items;    // per sequence
+  int64_t columns;  // items worked on side by side
 };
 
-Grouping grouping(int64_t q_heads, int64_t kv_heads, int64_t max_queries, int64_t head_dim) {
+HeadSplit split_heads(int64_t q_heads, int64_t kv_heads, int64_t max_queries, int64_t head_dim) {
   const int64_t max_rows = head_dim == 256 ? 16 : sluice::kMaxDecodeRows;
   TORCH_CHECK(q_heads % kv_heads == 0, "the query heads must be a multiple of the KV heads");
   TORCH_CHECK(max_queries >= 1 && max_queries <= max_rows, "max_queries must be in [1, ", max_rows,
@@ -35,35 +38,60 @@ Grouping grouping(int64_t q_heads, int64_t kv_heads, int64_t max_queries, int64_
   const int64_t whole = q_heads / kv_heads;
   int64_t parts = 1;
   while (whole % parts != 0 || whole / parts * max_queries > max_rows) ++parts;
-  return {parts, whole / parts};
+  int64_t columns = 8;
+  while (kv_heads * parts % columns != 0) --columns;
+  return {parts, whole / parts, kv_heads * parts, columns};
 }
 
-// The schedule tensor: row 0 holds the line, row 1 + i the start of CTA i's span.
-static_assert(sizeof(sluice::DecodeCursor) == 8 * sizeof(int));
+// The schedule tensor: row 0 holds the line, row 1 + i the start of span i.
+constexpr int64_t kStartInts = sizeof(sluice::DecodeStart) / sizeof(int);
 
-void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
-                     const Tensor& cu_queries, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
-                     int64_t max_queries, int64_t min_span, int64_t window) {
+sluice::DecodeLine* line_of(const Tensor& schedule) {
+  return reinterpret_cast<sluice::DecodeLine*>(schedule.data_ptr<int>());
+}
+
+sluice::DecodeStart* starts_of(const Tensor& schedule) {
+  return reinterpret_cast<sluice::DecodeStart*>(schedule.data_ptr<int>()) + 1;
+}
+
+void check_batch(const Tensor& schedule, const Tensor& seq_lens, const Tensor& cu_queries,
+                 const Tensor& block_table, int64_t block_size) {
   check_int32(schedule, "schedule");
-  check_int32(tile_ends, "tile_ends");
   check_int32(seq_lens, "seq_lens");
   check_int32(cu_queries, "cu_queries");
+  TORCH_CHECK(schedule.dim() == 2 && schedule.size(0) >= 2 && schedule.size(1) == kStartInts,
+              "schedule must be [1 + num_ctas, ", kStartInts, "]");
+  TORCH_CHECK(block_table.dim() == 2 && block_table.scalar_type() == at::kInt &&
+                  block_table.stride(1) == 1,
+              "block_table must be an int32 matrix with contiguous rows");
   const int64_t batch = seq_lens.numel();
-  TORCH_CHECK(schedule.dim() == 2 && schedule.size(1) == 8, "schedule must be [1 + num_ctas, 8]");
-  TORCH_CHECK(batch >= 1 && tile_ends.numel() >= batch && cu_queries.numel() == batch + 1,
-              "tile_ends needs ", batch, " and cu_queries ", batch + 1, " elements");
+  TORCH_CHECK(batch >= 1 && block_table.size(0) >= batch && cu_queries.numel() == batch + 1,
+              "block_table and cu_queries must match the batch of ", batch);
+  TORCH_CHECK(block_size % 16 == 0, "block_size must be a multiple of 16");
+}
+
+void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
+                     const Tensor& cu_queries, const Tensor& block_table, int64_t block_size,
+                     int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t max_queries,
+                     int64_t min_span, int64_t window) {
+  check_batch(schedule, seq_lens, cu_queries, block_table, block_size);
+  check_int32(tile_ends, "tile_ends");
+  const int64_t batch = seq_lens.numel();
+  TORCH_CHECK(tile_ends.numel() >= batch, "tile_ends needs ", batch, " elements");
+  const HeadSplit split = split_heads(q_heads, kv_heads, max_queries, head_dim);
   sluice::DecodeSchedule s = {};
-  s.line = reinterpret_cast<sluice::DecodeLine*>(schedule.data_ptr<int>());
-  s.starts = reinterpret_cast<sluice::DecodeCursor*>(schedule.data_ptr<int>()) + 1;
+  s.line = line_of(schedule);
+  s.starts = starts_of(schedule);
   s.tile_ends = tile_ends.data_ptr<int>();
-  s.seq_lens = seq_lens.data_ptr<int>();
-  s.cu_queries = cu_queries.data_ptr<int>();
+  s.shape = {seq_lens.data_ptr<int>(), cu_queries.data_ptr<int>(),
+             static_cast<int>(split.items / split.columns), static_cast<int>(window)};
+  s.table = {block_table.data_ptr<int>(), static_cast<int>(block_table.stride(0)),
+             static_cast<int>(block_size)};
   s.batch = batch;
-  s.num_heads = kv_heads * grouping(q_heads, kv_heads, max_queries, head_dim).parts;
   s.min_span = min_span;
-  s.window = window;
   const c10::cuda::CUDAGuard guard(seq_lens.device());
-  check(sluice::decode_schedule(s, schedule.size(0) - 1, c10::cuda::getCurrentCUDAStream()),
+  check(sluice::decode_schedule(s, (schedule.size(0) - 1) / split.columns,
+                                c10::cuda::getCurrentCUDAStream()),
         "decode_schedule");
 }
 
@@ -83,24 +111,15 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
                   k_cache.sizes() == v_cache.sizes() && k_cache.scalar_type() == q.scalar_type() &&
                   v_cache.scalar_type() == q.scalar_type() && k_cache.size(3) == q.size(2),
               "caches must be contiguous [blocks, block_size, kv_heads, head_dim] of q's dtype");
-  TORCH_CHECK(k_cache.size(1) % 16 == 0, "block_size must be a multiple of 16");
-  TORCH_CHECK(block_table.dim() == 2 && block_table.scalar_type() == at::kInt &&
-                  block_table.stride(1) == 1,
-              "block_table must be an int32 matrix with contiguous rows");
-  check_int32(seq_lens, "seq_lens");
-  check_int32(cu_queries, "cu_queries");
-  check_int32(schedule, "schedule");
+  check_batch(schedule, seq_lens, cu_queries, block_table, k_cache.size(1));
   check_int32(arrivals, "arrivals");
 
   const int64_t head_dim = q.size(2), kv_heads = k_cache.size(2), batch = seq_lens.numel();
-  TORCH_CHECK(block_table.size(0) >= batch && cu_queries.numel() == batch + 1,
-              "block_table and cu_queries must match the batch of ", batch);
-  const auto [parts, group] = grouping(q.size(1), kv_heads, max_queries, head_dim);
-  TORCH_CHECK(arrivals.numel() >= batch * kv_heads * parts, "arrivals needs ",
-              batch * kv_heads * parts, " elements");
+  const HeadSplit split = split_heads(q.size(1), kv_heads, max_queries, head_dim);
+  TORCH_CHECK(arrivals.numel() >= batch * split.items, "arrivals needs ", batch * split.items,
+              " elements");
   const int64_t num_ctas = partial_out.size(0);
-  TORCH_CHECK(schedule.dim() == 2 && schedule.size(0) == num_ctas + 1 && schedule.size(1) == 8,
-              "schedule must be [1 + num_ctas, 8]");
+  TORCH_CHECK(schedule.size(0) == num_ctas + 1, "schedule and partial_out differ in num_ctas");
   TORCH_CHECK(partial_out.scalar_type() == at::kFloat && partial_out.is_contiguous() &&
                   partial_out.numel() >= num_ctas * 2 * sluice::kMaxDecodeRows * head_dim,
               "partial_out must be float32 [num_ctas, 2, ", sluice::kMaxDecodeRows, ", head_dim]");
@@ -116,11 +135,12 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
   p.q = q.data_ptr();
   p.k_cache = k_cache.data_ptr();
   p.v_cache = v_cache.data_ptr();
-  p.block_table = block_table.data_ptr<int>();
-  p.seq_lens = seq_lens.data_ptr<int>();
-  p.cu_queries = cu_queries.data_ptr<int>();
-  p.line = reinterpret_cast<const sluice::DecodeLine*>(schedule.data_ptr<int>());
-  p.starts = reinterpret_cast<const sluice::DecodeCursor*>(schedule.data_ptr<int>()) + 1;
+  p.line = line_of(schedule);
+  p.starts = starts_of(schedule);
+  p.line_shape = {seq_lens.data_ptr<int>(), cu_queries.data_ptr<int>(),
+                  static_cast<int>(split.items / split.columns), static_cast<int>(window)};
+  p.table = {block_table.data_ptr<int>(), static_cast<int>(block_table.stride(0)),
+             static_cast<int>(k_cache.size(1))};
   p.alibi_slopes = alibi_slopes ? alibi_slopes->data_ptr<float>() : nullptr;
   p.partial_out = partial_out.data_ptr<float>();
   p.partial_stats = reinterpret_cast<float2*>(partial_stats.data_ptr<float>());
@@ -129,18 +149,16 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
   p.out_stride = out.stride(0);
   p.block_stride = k_cache.stride(0);
   p.token_stride = k_cache.stride(1);
-  p.block_table_stride = block_table.stride(0);
-  p.batch = batch;
-  p.num_heads = kv_heads * parts;
-  p.parts = parts;
-  p.group = group;
-  p.block_size = k_cache.size(1);
-  p.window = window;
+  p.num_kv_items = split.items;
+  p.columns = split.columns;
+  p.parts = split.parts;
+  p.group = split.group;
   p.scale = scale;
   p.soft_cap = soft_cap;
   const c10::cuda::CUDAGuard guard(q.device());
-  check(sluice::paged_decode(p, q.scalar_type() == at::kBFloat16, head_dim, group * max_queries,
-                             num_ctas, c10::cuda::getCurrentCUDAStream()),
+  check(sluice::paged_decode(p, q.scalar_type() == at::kBFloat16, head_dim,
+                             split.group * max_queries, num_ctas / split.columns * split.columns,
+                             c10::cuda::getCurrentCUDAStream()),
         "paged_decode");
 }
 
@@ -253,7 +271,7 @@ void rope_and_cache(Tensor q, const Tensor& k, const Tensor& v, Tensor k_cache, 
 TORCH_LIBRARY(sluice_cuda, m) {
   m.def(
       "decode_schedule(Tensor(a!) schedule, Tensor(b!) tile_ends, Tensor seq_lens, "
-      "Tensor cu_queries, int q_heads, int kv_heads, int head_dim, int max_queries, int min_span, "
+      "Tensor cu_queries, Tensor block_table, int block_size, int q_heads, int kv_heads, int head_dim, int max_queries, int min_span, "
       "int window) -> ()");
   m.def(
       "paged_decode(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, "

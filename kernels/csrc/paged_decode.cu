@@ -1,13 +1,15 @@
 // Attention of a few query tokens per sequence (decode, speculative verification) over a paged KV
 // cache: split-KV in the manner of stream-K, grouped query heads packed into the MMA rows.
 //
-// Work. The KV of a sequence and a KV head is cut into tiles of 64 tokens. All tiles of all
-// (sequence, head) items form one line, which is dealt out in equal spans, one per CTA, so that the
-// SMs finish together whatever the lengths are. An item that lies within one span is written
-// directly. An item cut by span borders leaves partial results (max, sum, unnormalised output) in
-// the workspace, and the CTA that arrives last merges them. The line and the place where each span
-// starts are computed on the device once per step and shared by all layers, so the launch has a
-// fixed shape, can live in a CUDA graph, and begins with one load instead of a search.
+// Work. The KV of a sequence and a KV head is cut into tiles of 64 tokens. All tiles form one line
+// (decode_line.cuh), which is dealt out in equal spans, so that the SMs finish together whatever the
+// lengths are. A span is worked on by `columns` CTAs side by side, one for each of as many
+// neighbouring heads: together they read whole tokens, 2 KB in a row, which DRAM likes best. An item
+// (sequence, head) that lies within one span is written directly. One that is cut by span borders
+// leaves partial results (max, sum, unnormalised output) in the workspace, and the CTA that arrives
+// last merges them. The line and the place where each span starts are computed on the device once
+// per step and shared by all layers, so the launch has a fixed shape, can live in a CUDA graph, and
+// begins with one load instead of a search.
 //
 // A CTA has four warps; warp w owns tokens [16w, 16w+16) of every tile, and loads them itself into
 // its own ring of shared-memory stages, so the main loop has no block-wide barrier. K and V of a
@@ -17,8 +19,8 @@
 //
 // Rows of an item: row r = query token r / group, query head r % group of the KV head.
 
+#include "decode_line.cuh"
 #include "mma.cuh"
-#include "paged_decode.cuh"
 
 namespace sluice {
 namespace {
@@ -26,10 +28,9 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * 32;
 constexpr int kTile = kDecodeTile;
+static_assert(kWarps == kDecodeTile / 16);
 constexpr int kWarpTokens = kTile / kWarps;  // 16
 constexpr float kLog2e = 1.4426950408889634f;
-
-using Cursor = DecodeCursor;
 
 template <int D, int kRowTiles, int kStages>
 struct Shared {
@@ -41,34 +42,6 @@ struct Shared {
   float2 stats[kRowTiles * 16];  // max and sum over the warps
   int last;
 };
-
-__device__ __forceinline__ int first_tile(int seq_len, int num_queries, int window) {
-  if (window <= 0) return 0;
-  const int oldest = seq_len - num_queries - window + 1;  // first key the first query may see
-  return oldest > 0 ? oldest / kTile : 0;
-}
-
-__device__ __forceinline__ void open_sequence(Cursor& c, const int* seq_lens,
-                                              const int* cu_queries, int window) {
-  c.seq_len = seq_lens[c.seq];
-  c.query_start = cu_queries[c.seq];
-  c.num_queries = cu_queries[c.seq + 1] - c.query_start;
-  c.first_tile = first_tile(c.seq_len, c.num_queries, window);
-  c.num_tiles =
-      c.num_queries > 0 ? (c.seq_len + kTile - 1) / kTile - c.first_tile : 0;
-}
-
-// The next tile on the line. Only called while there is one.
-__device__ __forceinline__ void advance(const DecodeParams& p, Cursor& c) {
-  if (++c.tile < c.num_tiles) return;
-  c.tile = 0;
-  if (++c.head < p.num_heads) return;
-  c.head = 0;
-  do {  // padding rows have no tiles
-    ++c.seq;
-    open_sequence(c, p.seq_lens, p.cu_queries, p.window);
-  } while (c.num_tiles == 0);
-}
 
 template <typename T, int D, int kRowTiles, int kStages>
 class Decoder {
@@ -83,17 +56,22 @@ class Decoder {
   }
 
   __device__ void run() {
-    Cursor work = p.starts[blockIdx.x];
+    const DecodeStart& start = p.starts[blockIdx.x / p.columns];
+    Cursor work = start.cursor;
+    int block = start.blocks[warp], next_block = start.blocks[kWarps + warp];
     const int total = p.line->total, span = p.line->span;
-    const int begin = blockIdx.x * span;
+    const int begin = blockIdx.x / p.columns * span;
     const int end = min(begin + span, total);
     if (begin >= end) return;
+    if (threadIdx.x == 0) prefetch_l2(&p.arrivals[work.seq * p.num_kv_items + head_of(work)]);
 
     Cursor load = work;
     int to_load = end - begin;
 #pragma unroll
     for (int s = 0; s < kStages; ++s) {
-      const Source source = next_source(load, to_load);
+      // The blocks of the first two tiles come with the start, which saves a dependent load.
+      const Source source =
+          next_source(load, to_load, s == 0 ? block : s == 1 ? next_block : kLookUp);
       copy(source, source.k, s, 0);
       copy(source, source.v, s, 1);
     }
@@ -109,7 +87,7 @@ class Decoder {
       close_item(work, item_begin, item_end, begin, span);
       if (i < end) {
         --work.tile;
-        advance(p, work);
+        advance(p.line_shape, work);
       }
     }
   }
@@ -124,10 +102,14 @@ class Decoder {
   float row_max[kRowTiles][2];
   float row_sum[kRowTiles][2];
 
+  __device__ int head_of(const Cursor& c) const {
+    return c.head * p.columns + static_cast<int>(blockIdx.x) % p.columns;
+  }
+
   __device__ const T* query_row(const Cursor& c, int r) const {
     return static_cast<const T*>(p.q) +
            static_cast<int64_t>(c.query_start + r / p.group) * p.q_stride +
-           static_cast<int64_t>(c.head * p.group + r % p.group) * D;
+           static_cast<int64_t>(head_of(c) * p.group + r % p.group) * D;
   }
 
   // Where 16 tokens of a tile come from.
@@ -137,21 +119,21 @@ class Decoder {
     int tokens;  // how many of the 16 exist; slots past a sequence's end may even hold NaN
   };
 
+  static constexpr int kLookUp = -1;
+
   // This warp's tokens of the tile under the cursor; moves the cursor on.
-  __device__ Source next_source(Cursor& c, int& to_load) {
+  __device__ Source next_source(Cursor& c, int& to_load, int block = kLookUp) {
     if (to_load == 0) return {static_cast<const T*>(p.k_cache), static_cast<const T*>(p.v_cache), 0};
     const int token0 = (c.first_tile + c.tile) * kTile + warp * kWarpTokens;
-    // Blocks hold a multiple of 16 tokens, so 16 aligned tokens lie in one block.
-    const int* table = p.block_table + static_cast<int64_t>(c.seq) * p.block_table_stride;
-    const int block = token0 < c.seq_len ? table[token0 / p.block_size] : 0;
+    if (block == kLookUp) block = block_of(p.table, c, token0);
     const int64_t base = static_cast<int64_t>(block) * p.block_stride +
-                         static_cast<int64_t>(token0 % p.block_size) * p.token_stride +
-                         static_cast<int64_t>(c.head / p.parts) * D;
+                         static_cast<int64_t>(token0 % p.table.block_size) * p.token_stride +
+                         static_cast<int64_t>(head_of(c) / p.parts) * D;
     if (c.tile == 0 && warp == 0 && lane < c.num_queries * p.group) {
       prefetch_l2(query_row(c, lane));  // open_item will want it in a moment
     }
     const int tokens = c.seq_len - token0;
-    if (--to_load > 0) advance(p, c);
+    if (--to_load > 0) advance(p.line_shape, c);
     return {static_cast<const T*>(p.k_cache) + base, static_cast<const T*>(p.v_cache) + base, tokens};
   }
 
@@ -198,8 +180,8 @@ class Decoder {
     const int query_pos = c.seq_len - c.num_queries + row / p.group;
     s *= p.scale;
     if (p.soft_cap > 0.f) s = p.soft_cap * tanhf(s / p.soft_cap);
-    if (p.alibi_slopes) s += p.alibi_slopes[c.head * p.group + row % p.group] * (key - query_pos);
-    const bool seen = key <= query_pos && (p.window <= 0 || key > query_pos - p.window);
+    if (p.alibi_slopes) s += p.alibi_slopes[head_of(c) * p.group + row % p.group] * (key - query_pos);
+    const bool seen = key <= query_pos && (p.line_shape.window <= 0 || key > query_pos - p.line_shape.window);
     return seen ? s * kLog2e : -INFINITY;
   }
 
@@ -247,7 +229,7 @@ class Decoder {
     }
 
     // Only tiles at the edges of what the queries may see need masks.
-    const bool plain = token0 + kWarpTokens <= c.seq_len - c.num_queries + 1 && p.window <= 0 &&
+    const bool plain = token0 + kWarpTokens <= c.seq_len - c.num_queries + 1 && p.line_shape.window <= 0 &&
                        p.soft_cap <= 0.f && !p.alibi_slopes;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
@@ -405,7 +387,7 @@ class Decoder {
   __device__ void store(const Cursor& c, int r, int d, float4 x, float inverse) {
     T* dst = static_cast<T*>(p.out) +
              static_cast<int64_t>(c.query_start + r / p.group) * p.out_stride +
-             static_cast<int64_t>(c.head * p.group + r % p.group) * D + d;
+             static_cast<int64_t>(head_of(c) * p.group + r % p.group) * D + d;
     uint2 packed = {Half<T>::pack(x.x * inverse, x.y * inverse),
                     Half<T>::pack(x.z * inverse, x.w * inverse)};
     *reinterpret_cast<uint2*>(dst) = packed;
@@ -420,58 +402,63 @@ class Decoder {
   }
 
   // Slot 1 of a CTA holds an item that starts in its span, slot 0 one that started before it.
-  __device__ float* partial_out(int cta, int slot) const {
-    return p.partial_out + static_cast<int64_t>(cta * 2 + slot) * kMaxDecodeRows * D;
+  __device__ int partial_index(int span_index, int slot) const {
+    return (span_index * p.columns + static_cast<int>(blockIdx.x) % p.columns) * 2 + slot;
   }
-  __device__ float2* partial_stats(int cta, int slot) const {
-    return p.partial_stats + (cta * 2 + slot) * kMaxDecodeRows;
+  __device__ float* partial_out(int span_index, int slot) const {
+    return p.partial_out +
+           static_cast<int64_t>(partial_index(span_index, slot)) * kMaxDecodeRows * D;
+  }
+  __device__ float2* partial_stats(int span_index, int slot) const {
+    return p.partial_stats + partial_index(span_index, slot) * kMaxDecodeRows;
   }
 
   __device__ void write_partial(const Cursor& c, int rows, int item_begin, int item_end, int begin,
                                 int span) {
     const int slot = item_begin >= begin ? 1 : 0;
-    float* out = partial_out(blockIdx.x, slot);
-    float2* stats = partial_stats(blockIdx.x, slot);
+    const int mine = blockIdx.x / p.columns;
+    float* out = partial_out(mine, slot);
+    float2* stats = partial_stats(mine, slot);
     for (int i = threadIdx.x; i < rows * (D / 4); i += kThreads) {
       reinterpret_cast<float4*>(out)[i] = reinterpret_cast<float4*>(sm.out)[i];
     }
     for (int r = threadIdx.x; r < rows; r += kThreads) stats[r] = sm.stats[r];
 
-    const int first_cta = item_begin / span, last_cta = (item_end - 1) / span;
+    const int first = item_begin / span, last = (item_end - 1) / span;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-      int* arrivals = &p.arrivals[c.seq * p.num_heads + c.head];
+      int* arrivals = &p.arrivals[c.seq * p.num_kv_items + head_of(c)];
       const int before = atomicAdd(arrivals, 1);
-      sm.last = before == last_cta - first_cta;
+      sm.last = before == last - first;
       if (sm.last) *arrivals = 0;  // ready for the next launch
     }
     __syncthreads();
     if (!sm.last) return;
     __threadfence();
-    merge(c, rows, first_cta, last_cta);
+    merge(c, rows, first, last);
   }
 
   // Each thread adds up kItems float4 columns, with kItems * kUnroll loads in flight: the partial
   // results sit in L2, and one CTA must pull them in fast.
-  __device__ void merge(const Cursor& c, int rows, int first_cta, int last_cta) {
-    merge_stats(rows, first_cta, last_cta);
+  __device__ void merge(const Cursor& c, int rows, int first, int last) {
+    merge_stats(rows, first, last);
     const int items = rows * (D / 4);
     if (items <= kThreads) {
-      merge_items<1, 32>(c, items, first_cta, last_cta, 0);
+      merge_items<1, 32>(c, items, first, last, 0);
     } else {
       for (int base = 0; base < items; base += 4 * kThreads) {
-        merge_items<4, 8>(c, items, first_cta, last_cta, base);
+        merge_items<4, 8>(c, items, first, last, base);
       }
     }
   }
 
   // Leaves the overall max and the reciprocal of the overall sum of row r in sm.max/sum[0][r].
-  __device__ void merge_stats(int rows, int first_cta, int last_cta) {
+  __device__ void merge_stats(int rows, int first, int last) {
     for (int r = warp; r < rows; r += kWarps) {
       float top = -INFINITY, sum = 0.f;
-      for (int cta = first_cta + lane; cta <= last_cta; cta += 32) {
-        const float2 stats = __ldcg(&partial_stats(cta, cta == first_cta)[r]);
+      for (int i = first + lane; i <= last; i += 32) {
+        const float2 stats = __ldcg(&partial_stats(i, i == first)[r]);
         const float now = fmaxf(top, stats.x);
         if (now == -INFINITY) continue;
         sum = sum * exp2f(top - now) + stats.y * exp2f(stats.x - now);
@@ -492,21 +479,21 @@ class Decoder {
   }
 
   template <int kItems, int kUnroll>
-  __device__ void merge_items(const Cursor& c, int items, int first_cta, int last_cta, int base) {
+  __device__ void merge_items(const Cursor& c, int items, int first, int last, int base) {
     float4 x[kItems];
 #pragma unroll
     for (int k = 0; k < kItems; ++k) x[k] = make_float4(0.f, 0.f, 0.f, 0.f);
-    for (int cta0 = first_cta; cta0 <= last_cta; cta0 += kUnroll) {
+    for (int base_span = first; base_span <= last; base_span += kUnroll) {
       float4 y[kUnroll][kItems];
       float f[kUnroll][kItems];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        const int cta = min(cta0 + u, last_cta), slot = cta == first_cta;
+        const int from = min(base_span + u, last), slot = from == first;
 #pragma unroll
         for (int k = 0; k < kItems; ++k) {
           const int i = min(base + k * kThreads + static_cast<int>(threadIdx.x), items - 1);
-          y[u][k] = __ldcg(reinterpret_cast<float4*>(partial_out(cta, slot)) + i);
-          f[u][k] = __ldcg(&partial_stats(cta, slot)[i / (D / 4)].x);
+          y[u][k] = __ldcg(reinterpret_cast<float4*>(partial_out(from, slot)) + i);
+          f[u][k] = __ldcg(&partial_stats(from, slot)[i / (D / 4)].x);
         }
       }
 #pragma unroll
@@ -514,7 +501,7 @@ class Decoder {
 #pragma unroll
         for (int k = 0; k < kItems; ++k) {
           const int i = min(base + k * kThreads + static_cast<int>(threadIdx.x), items - 1);
-          const float w = cta0 + u <= last_cta ? exp2f(f[u][k] - sm.max[0][i / (D / 4)]) : 0.f;
+          const float w = base_span + u <= last ? exp2f(f[u][k] - sm.max[0][i / (D / 4)]) : 0.f;
           x[k].x += y[u][k].x * w;
           x[k].y += y[u][k].y * w;
           x[k].z += y[u][k].z * w;
@@ -536,64 +523,6 @@ __global__ void __launch_bounds__(kThreads) paged_decode_kernel(const DecodePara
   Decoder<T, D, kRowTiles, kStages> decoder(
       params, *reinterpret_cast<Shared<D, kRowTiles, kStages>*>(raw));
   decoder.run();
-}
-
-// The line of tiles: running sums in tile_ends, then where each CTA's span starts. One CTA.
-__global__ void __launch_bounds__(1024) decode_schedule_kernel(DecodeSchedule s, int num_ctas) {
-  __shared__ int warp_sums[32];
-  __shared__ int carry;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (threadIdx.x == 0) carry = 0;
-  for (int base = 0; base < s.batch; base += 1024) {
-    Cursor c = {};
-    c.seq = base + threadIdx.x;
-    if (c.seq < s.batch) open_sequence(c, s.seq_lens, s.cu_queries, s.window);
-    int n = c.num_tiles;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const int up = __shfl_up_sync(~0u, n, d);
-      if (lane >= d) n += up;
-    }
-    if (lane == 31) warp_sums[warp] = n;
-    __syncthreads();
-    if (warp == 0) {
-      int sum = warp_sums[lane];
-#pragma unroll
-      for (int d = 1; d < 32; d *= 2) {
-        const int up = __shfl_up_sync(~0u, sum, d);
-        if (lane >= d) sum += up;
-      }
-      warp_sums[lane] = sum;
-    }
-    __syncthreads();
-    n += carry + (warp > 0 ? warp_sums[warp - 1] : 0);
-    if (c.seq < s.batch) s.tile_ends[c.seq] = n;
-    __syncthreads();
-    if (threadIdx.x == 1023) carry = n;
-    __syncthreads();
-  }
-  const int total = carry * s.num_heads;
-  const int span = max(s.min_span, (total + num_ctas - 1) / num_ctas);
-  if (threadIdx.x == 0) *s.line = {total, span};
-  for (int cta = threadIdx.x; cta < num_ctas && cta * span < total; cta += 1024) {
-    const int index = cta * span;
-    int lo = 0, hi = s.batch - 1;  // the first sequence whose tiles end beyond index
-    while (lo < hi) {
-      const int mid = (lo + hi) / 2;
-      if (s.tile_ends[mid] * s.num_heads > index) {
-        hi = mid;
-      } else {
-        lo = mid + 1;
-      }
-    }
-    Cursor c = {};
-    c.seq = lo;
-    open_sequence(c, s.seq_lens, s.cu_queries, s.window);
-    const int local = index - (lo == 0 ? 0 : s.tile_ends[lo - 1]) * s.num_heads;
-    c.head = local / c.num_tiles;
-    c.tile = local % c.num_tiles;
-    s.starts[cta] = c;
-  }
 }
 
 template <typename T, int D, int kRowTiles, int kStages>
@@ -627,11 +556,6 @@ cudaError_t dispatch(const DecodeParams& p, int head_dim, int rows, int num_ctas
 }
 
 }  // namespace
-
-cudaError_t decode_schedule(const DecodeSchedule& schedule, int num_ctas, cudaStream_t stream) {
-  decode_schedule_kernel<<<1, 1024, 0, stream>>>(schedule, num_ctas);
-  return cudaGetLastError();
-}
 
 cudaError_t paged_decode(const DecodeParams& params, bool bf16, int head_dim, int max_rows,
                          int num_ctas, cudaStream_t stream) {

@@ -12,7 +12,7 @@ constexpr int kMaxDecodeRows = 32;   // query tokens x query heads per KV head i
 // One tile on the line of all tiles of a step, with what is known of its sequence.
 struct alignas(16) DecodeCursor {
   int seq;
-  int head;       // a KV head, or a part of its query group
+  int head;       // counted in steps of `columns` heads
   int tile;       // counted from first_tile
   int num_tiles;  // of the sequence, for one head
   int seq_len;
@@ -21,21 +21,38 @@ struct alignas(16) DecodeCursor {
   int num_queries;
 };
 
+// Where a span starts, and the cache blocks of its first two tiles, 16 tokens each.
+struct alignas(16) DecodeStart {
+  DecodeCursor cursor;
+  int blocks[8];
+};
+
 struct DecodeLine {
   int total;  // tiles on the line
-  int span;   // tiles per CTA
+  int span;   // tiles per span
+};
+
+struct DecodeLineShape {
+  const int* seq_lens;    // [batch], the query tokens included; 0 = padding
+  const int* cu_queries;  // [batch + 1], prefix sums of query tokens
+  int num_heads;          // items per sequence on the line: num_kv_items / columns
+  int window;             // keys a query sees at most, itself included; 0 = all
+};
+
+struct DecodeTable {
+  const int* blocks;  // [batch, stride]
+  int stride;
+  int block_size;  // a multiple of 16
 };
 
 struct DecodeSchedule {
-  DecodeLine* line;      // [1], written
-  DecodeCursor* starts;  // [num_ctas], written
-  int* tile_ends;        // [batch], scratch
-  const int* seq_lens;   // as in DecodeParams
-  const int* cu_queries;
+  DecodeLine* line;     // [1], written
+  DecodeStart* starts;  // [num_spans], written
+  int* tile_ends;       // [batch], scratch: running sums of tiles
+  DecodeLineShape shape;
+  DecodeTable table;
   int batch;
-  int num_heads;
-  int min_span;  // tiles a CTA takes at least
-  int window;
+  int min_span;  // tiles a span has at least
 };
 
 struct DecodeParams {
@@ -43,30 +60,27 @@ struct DecodeParams {
   const void* q;         // [num_tokens, num_q_heads, D], rows q_stride elements apart
   const void* k_cache;   // [num_blocks, block_size, num_kv_heads, D]
   const void* v_cache;
-  const int* block_table;  // [batch, block_table_stride]
-  const int* seq_lens;     // [batch], the query tokens included; 0 = padding
-  const int* cu_queries;   // [batch + 1], prefix sums of query tokens
-  const DecodeLine* line;      // from decode_schedule
-  const DecodeCursor* starts;  // from decode_schedule
-  const float* alibi_slopes;  // [num_q_heads] or null
-  float* partial_out;      // [num_ctas, 2, kMaxDecodeRows, D]
-  float2* partial_stats;   // [num_ctas, 2, kMaxDecodeRows]: max and sum, base 2
-  int* arrivals;           // [batch * num_heads], zero before the first launch and after each
+  const DecodeLine* line;     // from decode_schedule
+  const DecodeStart* starts;  // from decode_schedule
+  DecodeLineShape line_shape;  // as it was for decode_schedule
+  DecodeTable table;           // likewise
+  const float* alibi_slopes;   // [num_q_heads] or null
+  float* partial_out;      // [num_spans * columns, 2, kMaxDecodeRows, D]
+  float2* partial_stats;   // [num_spans * columns, 2, kMaxDecodeRows]: max and sum, base 2
+  int* arrivals;           // [batch * num_kv_items], zero before the first launch and after each
   int64_t q_stride, out_stride, block_stride, token_stride;  // in elements
-  int block_table_stride;
-  int batch;
-  int num_heads;   // work items per sequence: num_kv_heads * parts
-  int parts;       // into how many items the query group of a KV head is cut
-  int group;       // query heads per item
-  int block_size;  // a multiple of 16
-  int window;      // keys a query sees at most, itself included; 0 = all
+  int num_kv_items;  // per sequence: num_kv_heads * parts
+  int columns;       // heads worked on side by side; divides num_kv_items
+  int parts;         // into how many items the query group of a KV head is cut
+  int group;         // query heads per item
   float scale;
   float soft_cap;  // 0 = none
 };
 
-cudaError_t decode_schedule(const DecodeSchedule& schedule, int num_ctas, cudaStream_t stream);
+cudaError_t decode_schedule(const DecodeSchedule& schedule, int num_spans, cudaStream_t stream);
 
-// Needs decode_schedule with the same lengths, heads, window and num_ctas before it on the stream.
+// Needs decode_schedule with the same lengths, heads, window and spans before it on the stream.
+// num_ctas = spans * columns.
 // max_rows = largest number of query tokens of a sequence times params.group, at most
 // kMaxDecodeRows (16 for head_dim 256). head_dim is 64, 96, 128 or 256.
 cudaError_t paged_decode(const DecodeParams& params, bool bf16, int head_dim, int max_rows,

@@ -113,6 +113,8 @@ def run(case: Case, *, min_span: int = 1, **options: object) -> torch.Tensor:
         workspace,
         case.seq_lens,
         case.cu_queries,
+        case.block_table,
+        block_size=case.k_cache.shape[1],
         num_q_heads=case.q.shape[1],
         num_kv_heads=case.k_cache.shape[2],
         head_dim=case.q.shape[2],
@@ -243,7 +245,9 @@ def test_replays_in_a_cuda_graph_with_new_lengths() -> None:
     workspace = cuda.DecodeWorkspace.create(4, 32, 128, q.device)
 
     def step() -> None:
-        cuda.decode_schedule(workspace, lens, cu, num_q_heads=32, num_kv_heads=8, head_dim=128)
+        cuda.decode_schedule(
+            workspace, lens, cu, table, block_size=16, num_q_heads=32, num_kv_heads=8, head_dim=128
+        )
         cuda.paged_decode(
             out, q, large.k_cache, large.v_cache, table, lens, cu, workspace, scale=128**-0.5
         )

@@ -1,0 +1,87 @@
+// Deals out the decode kernel's work: once per step on the device, for all layers alike.
+
+#include "decode_line.cuh"
+
+namespace sluice {
+namespace {
+
+// The place `index` on the line. tile_ends must be complete.
+__device__ DecodeStart start_of(const DecodeSchedule& s, int index, int span, int total) {
+  int lo = 0, hi = s.batch - 1;  // the first sequence whose tiles end beyond index
+  while (lo < hi) {
+    const int mid = (lo + hi) / 2;
+    if (s.tile_ends[mid] * s.shape.num_heads > index) {
+      hi = mid;
+    } else {
+      lo = mid + 1;
+    }
+  }
+  DecodeStart start = {};
+  Cursor& c = start.cursor;
+  c.seq = lo;
+  open_sequence(s.shape, c);
+  const int local = index - (lo == 0 ? 0 : s.tile_ends[lo - 1]) * s.shape.num_heads;
+  c.head = local / c.num_tiles;
+  c.tile = local % c.num_tiles;
+
+  Cursor at = c;
+  for (int tile = 0; tile < 2 && tile < span && index + tile < total; ++tile) {
+    if (tile > 0) advance(s.shape, at);
+    for (int i = 0; i < 4; ++i) {
+      const int token = (at.first_tile + at.tile) * kDecodeTile + i * 16;
+      start.blocks[tile * 4 + i] = block_of(s.table, at, token);
+    }
+  }
+  return start;
+}
+
+// The line of tiles: running sums in tile_ends, then where each span starts. One CTA.
+__global__ void __launch_bounds__(1024) decode_schedule_kernel(DecodeSchedule s, int num_spans) {
+  __shared__ int warp_sums[32];
+  __shared__ int carry;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (threadIdx.x == 0) carry = 0;
+  for (int base = 0; base < s.batch; base += 1024) {
+    Cursor c = {};
+    c.seq = base + threadIdx.x;
+    if (c.seq < s.batch) open_sequence(s.shape, c);
+    int n = c.num_tiles;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int up = __shfl_up_sync(~0u, n, d);
+      if (lane >= d) n += up;
+    }
+    if (lane == 31) warp_sums[warp] = n;
+    __syncthreads();
+    if (warp == 0) {
+      int sum = warp_sums[lane];
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const int up = __shfl_up_sync(~0u, sum, d);
+        if (lane >= d) sum += up;
+      }
+      warp_sums[lane] = sum;
+    }
+    __syncthreads();
+    n += carry + (warp > 0 ? warp_sums[warp - 1] : 0);
+    if (c.seq < s.batch) s.tile_ends[c.seq] = n;
+    __syncthreads();
+    if (threadIdx.x == 1023) carry = n;
+    __syncthreads();
+  }
+  const int total = carry * s.shape.num_heads;
+  const int span = max(s.min_span, (total + num_spans - 1) / num_spans);
+  if (threadIdx.x == 0) *s.line = {total, span};
+  for (int i = threadIdx.x; i < num_spans && i * span < total; i += 1024) {
+    s.starts[i] = start_of(s, i * span, span, total);
+  }
+}
+
+}  // namespace
+
+cudaError_t decode_schedule(const DecodeSchedule& schedule, int num_spans, cudaStream_t stream) {
+  decode_schedule_kernel<<<1, 1024, 0, stream>>>(schedule, num_spans);
+  return cudaGetLastError();
+}
+
+}  // namespace sluice
