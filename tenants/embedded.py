@@ -56,7 +56,7 @@ _INITDB = (
 _MAX_SOCKET_DIR_BYTES = 80
 """``sun_path`` holds 104 bytes on some systems, and the socket's name needs up to 20."""
 
-# A server that outlives our interest in it is still our child until we exit.
+# A server that outlives our interest in it is still our child, and ours to bury.
 _left_to_others: list[subprocess.Popen[bytes]] = []
 
 
@@ -254,6 +254,7 @@ class EmbeddedPostgres:
                     os.rmdir(postmaster.socket_dir)
         elif self._child is not None:
             _left_to_others.append(self._child)
+        _left_to_others[:] = [child for child in _left_to_others if child.poll() is None]
         self._child = None
         self._users.close()
         self._users = None

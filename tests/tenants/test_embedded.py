@@ -167,7 +167,7 @@ class TestLifecycle:
     def test_end_of_the_process_stops_it(self, folder: Path) -> None:
         code = (
             "from tenants.embedded import EmbeddedPostgres; from pathlib import Path\n"
-            f"EmbeddedPostgres(Path({str(folder)!r})).start()"
+            f"EmbeddedPostgres(Path({str(folder)!r}), settings={FAST!r}).start()"
         )
         subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
         assert (folder / "data" / "PG_VERSION").exists()
@@ -306,7 +306,7 @@ class TestErrors:
         assert servers_in(folder) == []
 
     def test_server_that_does_not_start_says_why(self, folder: Path) -> None:
-        server = EmbeddedPostgres(folder, settings={"shared_buffers": "1 banana"})
+        server = EmbeddedPostgres(folder, settings={**FAST, "shared_buffers": "1 banana"})
         with pytest.raises(EmbeddedPostgresError, match="shared_buffers"):
             server.start()
         assert servers_in(folder) == []
