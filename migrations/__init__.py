@@ -1,5 +1,8 @@
-"""Alembic migrations of the tenants' database, raw SQL, driven without an ini file."""
+"""Alembic migrations of the tenants' database, raw SQL, driven without an ini file.
 
-from migrations.runner import check, current, downgrade, head, upgrade
+A new one: ``python -c 'import migrations; print(migrations.create("add limits"))'``.
+"""
 
-__all__ = ["check", "current", "downgrade", "head", "upgrade"]
+from migrations.runner import check, create, current, downgrade, head, upgrade
+
+__all__ = ["check", "create", "current", "downgrade", "head", "upgrade"]

@@ -9,21 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import asyncpg
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from tenants.dsn import check_dsn, describe
-from tenants.errors import SchemaMismatch, StoreUnavailable
+from tenants.errors import InvalidValue, SchemaMismatch, StoreUnavailable
 
+FOLDER = Path(__file__).parent
 LOCK_ID = 0x51_1C_E0
 """Key of the advisory lock: one migration at a time per database."""
 _CONNECT_TIMEOUT_S = 5.0
@@ -40,7 +40,8 @@ async def upgrade(dsn: str, revision: str = "head", *, lock_timeout_s: float = 6
     """Migrate up to ``revision``; nothing to do is fine.
 
     Concurrent calls wait for each other for ``lock_timeout_s`` at most. Raises ``InvalidValue``
-    (the DSN), ``StoreUnavailable``; a migration that fails leaves the last whole one.
+    (the DSN), ``StoreUnavailable``, ``SchemaMismatch`` (a newer version of the code has been at the
+    database); a migration that fails leaves the last whole one.
     """
     await _migrate(dsn, lambda config: command.upgrade(config, revision), lock_timeout_s)
 
@@ -53,14 +54,12 @@ async def downgrade(dsn: str, revision: str = "base", *, lock_timeout_s: float =
 async def current(dsn: str) -> str | None:
     """The revision a database is at; None when it was never migrated. Raises as ``upgrade``."""
     async with _connect(dsn) as connection:
-        return await connection.run_sync(
-            lambda sync: MigrationContext.configure(sync).get_current_revision()
-        )
+        return await connection.run_sync(_revision_of)
 
 
 def head() -> str:
     """The revision this version of the code needs."""
-    revision = ScriptDirectory.from_config(_config()).get_current_head()
+    revision = _scripts().get_current_head()
     assert revision is not None
     return revision
 
@@ -69,14 +68,40 @@ async def check(dsn: str) -> None:
     """Raises ``SchemaMismatch`` unless the database is at ``head``: then the app must not start."""
     revision = await current(dsn)
     if revision != head():
-        raise SchemaMismatch(revision, head())
+        raise SchemaMismatch(revision, head(), is_newer=_is_foreign(revision))
+
+
+def create(message: str) -> Path:
+    """Write an empty migration with the next number on top of ``head``; return its file."""
+    number = int(_scripts().get_current_head() or "0") + 1
+    script = command.revision(_config(), message, rev_id=f"{number:04d}")
+    assert isinstance(script, Script)
+    return Path(script.path)
 
 
 async def _migrate(dsn: str, step: Callable[[Config], None], lock_timeout_s: float) -> None:
     async with _connect(dsn) as connection:
         await _lock(connection, lock_timeout_s, describe(dsn))
         # Left by closing the connection: the lock is the session's.
+        revision = await connection.run_sync(_revision_of)
+        if _is_foreign(revision):
+            raise SchemaMismatch(revision, head(), is_newer=True)
+        await connection.commit()
         await connection.run_sync(lambda sync: step(_config(sync)))
+
+
+def _revision_of(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _is_foreign(revision: str | None) -> bool:
+    """Whether a newer version of the code has been at the database."""
+    known = {script.revision for script in _scripts().walk_revisions()}
+    return revision is not None and revision not in known
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config())
 
 
 async def _lock(connection: AsyncConnection, timeout_s: float, where: str) -> None:
@@ -103,25 +128,29 @@ async def _lock(connection: AsyncConnection, timeout_s: float, where: str) -> No
 @asynccontextmanager
 async def _connect(dsn: str) -> AsyncIterator[AsyncConnection]:
     check_dsn(dsn)
-    creator = partial(asyncpg.connect, dsn, timeout=_CONNECT_TIMEOUT_S, server_settings=_SETTINGS)
-    engine = create_async_engine("postgresql+asyncpg://", async_creator=creator, poolclass=NullPool)
     try:
-        try:
-            connection = await engine.connect()
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            reason = str(error) or type(error).__name__
-            raise StoreUnavailable(f"{describe(dsn)} does not answer: {reason}") from error
-        try:
+        raw = await asyncpg.connect(dsn, timeout=_CONNECT_TIMEOUT_S, server_settings=_SETTINGS)
+    except asyncpg.ClientConfigurationError as error:
+        raise InvalidValue("dsn", str(error)) from error
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        reason = str(error) or type(error).__name__
+        raise StoreUnavailable(f"{describe(dsn)} does not answer: {reason}") from error
+
+    async def lend(*_: object, **__: object) -> asyncpg.Connection:
+        return raw
+
+    # NullPool takes one connection and closes it with its own.
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=lend, poolclass=NullPool)
+    try:
+        async with engine.connect() as connection:
             yield connection
-        finally:
-            await connection.close()
     finally:
         await engine.dispose()
 
 
 def _config(connection: Connection | None = None) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.set_main_option(
         "file_template",

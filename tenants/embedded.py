@@ -56,7 +56,7 @@ _INITDB = (
 _MAX_SOCKET_DIR_BYTES = 80
 """``sun_path`` holds 104 bytes on some systems, and the socket's name needs up to 20."""
 
-# A server that outlives our interest in it is still our child until we exit.
+# A server that outlives our interest in it is still our child, and ours to bury.
 _left_to_others: list[subprocess.Popen[bytes]] = []
 
 
@@ -179,26 +179,39 @@ class EmbeddedPostgres:
         partial = self._root / "data.partial"
         shutil.rmtree(partial, ignore_errors=True)
         programs.own(partial)
-        programs.run("initdb", *_INITDB, "--pgdata", str(partial))
+        # Who runs without fsync does not wait for it here either.
+        no_sync = ("--no-sync",) if self._settings.get("fsync") == "off" else ()
+        programs.run("initdb", *_INITDB, *no_sync, "--pgdata", str(partial))
         partial.rename(self._data)
 
     def _launch(self, programs: Programs, deadline: float) -> None:
-        # A process that got the dead server's id would keep PostgreSQL from starting.
-        (self._data / "postmaster.pid").unlink(missing_ok=True)
         socket_dir = self._socket_dir(programs)
+        # Lock files of a dead server would keep this one from starting when its id lives on, as
+        # another process or as a zombie nobody buries. That it is dead has been seen.
+        for lock in (self._data / "postmaster.pid", *socket_dir.glob(".s.PGSQL.*.lock")):
+            lock.unlink(missing_ok=True)
         settings = {**self._settings, "unix_socket_directories": f'"{socket_dir}"'}
         arguments = [f"--{name}={value}" for name, value in settings.items()]
         log = self._root / "log"
         if log.exists():
             log.replace(self._root / "log.old")
-        with log.open("ab") as output:
-            self._child = programs.spawn("postgres", "-D", str(self._data), *arguments, log=output)
+        while not self._launched(programs, arguments, deadline):
+            # A killed server's last children still hold its shared memory.
+            _wait_until(deadline, f"PostgreSQL did not start. {self._log_tail()}")
+
+    def _launched(self, programs: Programs, arguments: list[str], deadline: float) -> bool:
+        """Start the server and wait until it is ready; False when a later attempt may succeed."""
+        with (self._root / "log").open("ab") as log:
+            self._child = programs.spawn("postgres", "-D", str(self._data), *arguments, log=log)
         while True:
             postmaster = Postmaster.find(self._data)
             if postmaster is not None and postmaster.status == "ready":
-                return
+                return True
             if self._child.poll() is not None:
-                raise EmbeddedPostgresError(f"PostgreSQL did not start. {self._log_tail()}")
+                reason = self._log_tail()
+                if "shared memory block" in reason:
+                    return False
+                raise EmbeddedPostgresError(f"PostgreSQL did not start. {reason}")
             _wait_until(deadline, f"PostgreSQL is not ready. {self._log_tail()}")
 
     def _socket_dir(self, programs: Programs) -> Path:
@@ -241,6 +254,7 @@ class EmbeddedPostgres:
                     os.rmdir(postmaster.socket_dir)
         elif self._child is not None:
             _left_to_others.append(self._child)
+        _left_to_others[:] = [child for child in _left_to_others if child.poll() is None]
         self._child = None
         self._users.close()
         self._users = None

@@ -74,10 +74,11 @@ class StoreUnavailable(TenantsError):
 class SchemaMismatch(TenantsError):
     """The database's schema is not the one this version needs."""
 
-    def __init__(self, current: str | None, expected: str) -> None:
+    def __init__(self, current: str | None, expected: str, *, is_newer: bool = False) -> None:
+        mend = "it is a newer version's: update Sluice" if is_newer else "run `sluice migrate`"
         super().__init__(
             f"The database's schema is at {current or 'nothing'}, this version needs {expected}; "
-            "run `sluice migrate`."
+            f"{mend}."
         )
         self.current = current
         self.expected = expected

@@ -53,6 +53,8 @@ _TRANSIENT = (
     OSError,
     TimeoutError,
     asyncpg.InterfaceError,
+    # What is left of a connection the server closed in the middle of a statement.
+    asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError,

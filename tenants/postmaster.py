@@ -49,13 +49,13 @@ class Postmaster(NamedTuple):
         return cls(process, lines[4], int(lines[3]), lines[7].strip())
 
     def stop(self, timeout_s: float) -> None:
-        """End the server and wait for it: politely, then without a checkpoint, then by force."""
-        for number, wait_s in (
-            (signal.SIGINT, timeout_s),  # "fast": ends sessions, writes a checkpoint
-            (signal.SIGQUIT, 5.0),  # "immediate": the next start recovers from the log
-            (signal.SIGKILL, 5.0),
-        ):
-            deadline = time.monotonic() + wait_s
+        """End the server and wait for it, ``timeout_s`` for each of three ways.
+
+        PostgreSQL's "fast" ends sessions and writes a checkpoint, "immediate" leaves recovery to
+        the next start, and the last asks nobody.
+        """
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
+            deadline = time.monotonic() + timeout_s
             try:
                 self.process.send_signal(number)
                 while time.monotonic() < deadline:

@@ -1,7 +1,7 @@
 """Fixtures with a real PostgreSQL: one server per test session, one fresh database per test.
 
-A folder's conftest takes what it needs: ``from tests.postgres import postgres_server, pg_dsn``
-(and the fixtures they stand on). The server is shared by all folders of the session.
+A folder's conftest takes what it needs: ``from tests.postgres import pg_dsn, postgres_server``
+(a fixture and those it stands on). The server is shared by all folders of the session.
 """
 
 from __future__ import annotations
@@ -48,6 +48,18 @@ async def execute(dsn: str, *statements: str) -> None:
             await connection.execute(statement)
     finally:
         await connection.close()
+
+
+@pytest.fixture
+def pg_folder() -> Iterator[Path]:
+    """An empty folder for a server of the test's own.
+
+    Not below pytest's ``tmp_path``: each session that starts closes that tree again to all but its
+    owner, and as root the server runs as somebody else.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="sluice-test-"))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,9 @@ import pytest_asyncio
 from tenants.memory import MemoryStore
 from tenants.postgres import PostgresStore
 from tenants.store import Store
-from tests.postgres import pg_dsn, postgres_server
+from tests.postgres import pg_dsn, pg_folder, postgres_server
 
-__all__ = ["pg_dsn", "postgres_server"]
+__all__ = ["pg_dsn", "pg_folder", "postgres_server"]
 
 
 @pytest_asyncio.fixture

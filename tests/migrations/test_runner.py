@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import asyncio
+import re
+import textwrap
+from pathlib import Path
+
+import asyncpg
+import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+
+import migrations
+from migrations import runner
+from tenants.errors import InvalidValue, SchemaMismatch, StoreUnavailable
+from tests.postgres import execute, with_database
+
+FOLDER = Path(migrations.__file__).parent
+
+
+async def schema(dsn: str) -> set[tuple[str, ...]]:
+    """Everything of ours in a database: columns, constraints, indexes, triggers, functions."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        rows = await connection.fetch(
+            """
+            SELECT 'column', table_name, column_name, data_type, is_nullable, column_default
+            FROM information_schema.columns WHERE table_schema = 'public'
+            UNION ALL
+            SELECT 'constraint', conrelid::regclass::text, conname, pg_get_constraintdef(oid), '',
+                ''
+            FROM pg_constraint WHERE connamespace = 'public'::regnamespace
+            UNION ALL
+            SELECT 'index', tablename, indexname, indexdef, '', ''
+            FROM pg_indexes WHERE schemaname = 'public'
+            UNION ALL
+            SELECT 'trigger', tgrelid::regclass::text, tgname, pg_get_triggerdef(oid), '', ''
+            FROM pg_trigger WHERE NOT tgisinternal
+            UNION ALL
+            SELECT 'function', proname, prosrc, '', '', ''
+            FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+            """
+        )
+    finally:
+        await connection.close()
+    return {tuple(str(value) for value in row) for row in rows if row[1] != "alembic_version"}
+
+
+def revisions() -> ScriptDirectory:
+    config = Config()
+    config.set_main_option("script_location", str(FOLDER))
+    config.set_main_option("path_separator", "os")
+    return ScriptDirectory.from_config(config)
+
+
+@pytest.mark.pg
+@pytest.mark.asyncio
+class TestUpgrade:
+    async def test_from_nothing_to_head_and_back_and_up(self, empty_pg_dsn: str) -> None:
+        assert await migrations.current(empty_pg_dsn) is None
+        assert await schema(empty_pg_dsn) == set()
+
+        await migrations.upgrade(empty_pg_dsn)
+        assert await migrations.current(empty_pg_dsn) == migrations.head()
+        first = await schema(empty_pg_dsn)
+        assert {row[1] for row in first if row[0] == "column"} == {
+            "tenant",
+            "api_key",
+            "usage_event",
+        }
+
+        await migrations.downgrade(empty_pg_dsn)
+        assert await migrations.current(empty_pg_dsn) is None
+        assert await schema(empty_pg_dsn) == set()
+
+        await migrations.upgrade(empty_pg_dsn)
+        assert await schema(empty_pg_dsn) == first
+
+    async def test_each_step_down_undoes_its_step_up(self, empty_pg_dsn: str) -> None:
+        steps = [script.revision for script in revisions().walk_revisions()][::-1]
+        below: str | None = None
+        for revision in steps:
+            before = await schema(empty_pg_dsn)
+            await migrations.upgrade(empty_pg_dsn, revision)
+            await migrations.downgrade(empty_pg_dsn, below or "base")
+            assert await schema(empty_pg_dsn) == before
+            await migrations.upgrade(empty_pg_dsn, revision)
+            below = revision
+
+    async def test_again_changes_nothing(self, empty_pg_dsn: str) -> None:
+        await migrations.upgrade(empty_pg_dsn)
+        before = await schema(empty_pg_dsn)
+        await execute(empty_pg_dsn, "INSERT INTO tenant VALUES (gen_random_uuid(), 'kept')")
+        await migrations.upgrade(empty_pg_dsn)
+        assert await schema(empty_pg_dsn) == before
+        await execute(empty_pg_dsn, "DELETE FROM tenant WHERE name = 'kept'")
+
+    async def test_many_at_once_take_turns(self, empty_pg_dsn: str) -> None:
+        await asyncio.gather(*(migrations.upgrade(empty_pg_dsn) for _ in range(5)))
+        assert await migrations.current(empty_pg_dsn) == migrations.head()
+
+    async def test_waits_for_the_lock_no_longer_than_told(self, empty_pg_dsn: str) -> None:
+        other = await asyncpg.connect(empty_pg_dsn)
+        await other.execute(f"SELECT pg_advisory_lock({runner.LOCK_ID})")
+        with pytest.raises(StoreUnavailable, match="another migration has been running"):
+            await migrations.upgrade(empty_pg_dsn, lock_timeout_s=0.2)
+        assert await migrations.current(empty_pg_dsn) is None
+        waiting = asyncio.create_task(migrations.upgrade(empty_pg_dsn, lock_timeout_s=10))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await other.close()
+        await waiting
+        assert await migrations.current(empty_pg_dsn) == migrations.head()
+
+    async def test_leaves_no_lock_and_no_connection(self, empty_pg_dsn: str) -> None:
+        await migrations.upgrade(empty_pg_dsn)
+        connection = await asyncpg.connect(empty_pg_dsn)
+        for _ in range(100):  # the server needs a moment to see the end
+            left = await connection.fetchval(
+                "SELECT count(*) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND application_name = 'sluice migrate'"
+            )
+            if left == 0:
+                break
+            await asyncio.sleep(0.02)
+        assert left == 0
+        assert await connection.fetchval(f"SELECT pg_try_advisory_lock({runner.LOCK_ID})")
+        await connection.close()
+
+
+@pytest.mark.pg
+@pytest.mark.asyncio
+class TestOtherMigrations:
+    """What a migration may do, with migrations of the test's own in place of ours."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        (tmp_path / "env.py").write_text((FOLDER / "env.py").read_text())
+        (tmp_path / "versions").mkdir()
+        monkeypatch.setattr(runner, "FOLDER", tmp_path)
+        return tmp_path / "versions"
+
+    def write(self, folder: Path, revision: str, down: str | None, body: str) -> None:
+        (folder / f"{revision}.py").write_text(
+            f"from alembic import op\nrevision = {revision!r}\ndown_revision = {down!r}\n"
+            f"def upgrade():\n{textwrap.indent(body, '    ')}\n"
+        )
+
+    async def test_failure_leaves_the_last_whole_one(self, folder: Path, empty_pg_dsn: str) -> None:
+        self.write(folder, "a", None, "op.execute('CREATE TABLE one ()')")
+        self.write(folder, "b", "a", "op.execute('CREATE TABLE two ()')\nop.execute('SELECT 1/0')")
+        with pytest.raises(Exception, match="division by zero"):
+            await migrations.upgrade(empty_pg_dsn)
+        assert await migrations.current(empty_pg_dsn) == "a"
+        await execute(empty_pg_dsn, "SELECT * FROM one", "CREATE TABLE two ()")
+
+    async def test_index_can_be_made_concurrently_while_others_wait(
+        self, folder: Path, empty_pg_dsn: str
+    ) -> None:
+        """Waiting inside pg_advisory_lock would deadlock here."""
+        self.write(folder, "a", None, "op.execute('CREATE TABLE one (x int)')")
+        self.write(
+            folder,
+            "b",
+            "a",
+            "op.execute('SELECT pg_sleep(0.3)')\n"
+            "with op.get_context().autocommit_block():\n"
+            "    op.execute('CREATE INDEX CONCURRENTLY one_x ON one (x)')",
+        )
+        async with asyncio.timeout(10):
+            await asyncio.gather(*(migrations.upgrade(empty_pg_dsn) for _ in range(3)))
+        assert await migrations.current(empty_pg_dsn) == "b"
+
+    async def test_waiting_for_a_busy_table_ends(
+        self, folder: Path, empty_pg_dsn: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A migration in the queue for a table stops everybody behind it: it has to give up."""
+        assert runner._SETTINGS["lock_timeout"] == "2s"
+        monkeypatch.setitem(runner._SETTINGS, "lock_timeout", "200ms")
+        await execute(empty_pg_dsn, "CREATE TABLE one (x int)")
+        self.write(folder, "a", None, "op.execute('ALTER TABLE one ADD y int')")
+        other = await asyncpg.connect(empty_pg_dsn)
+        async with other.transaction():
+            await other.execute("LOCK TABLE one IN ACCESS SHARE MODE")
+            with pytest.raises(Exception, match="lock timeout"):
+                await migrations.upgrade(empty_pg_dsn)
+        await other.close()
+        await migrations.upgrade(empty_pg_dsn)
+
+
+@pytest.mark.pg
+@pytest.mark.asyncio
+class TestCheck:
+    async def test_app_is_told_what_to_do(self, empty_pg_dsn: str) -> None:
+        with pytest.raises(SchemaMismatch, match=r"at nothing.*run `sluice migrate`") as caught:
+            await migrations.check(empty_pg_dsn)
+        assert (caught.value.current, caught.value.expected) == (None, migrations.head())
+        await migrations.upgrade(empty_pg_dsn)
+        await migrations.check(empty_pg_dsn)
+
+    async def test_database_of_a_newer_version(self, empty_pg_dsn: str) -> None:
+        await migrations.upgrade(empty_pg_dsn)
+        await execute(empty_pg_dsn, "UPDATE alembic_version SET version_num = 'future'")
+        with pytest.raises(SchemaMismatch, match="is at future") as caught:
+            await migrations.check(empty_pg_dsn)
+        assert "update Sluice" in str(caught.value)
+        with pytest.raises(SchemaMismatch):
+            await migrations.upgrade(empty_pg_dsn)
+
+
+@pytest.mark.asyncio
+class TestConnection:
+    @pytest.mark.parametrize("dsn", ["", "sqlite://", "postgresql+asyncpg://u:secret@h/d"])
+    async def test_bad_dsn(self, dsn: str) -> None:
+        for function in (migrations.upgrade, migrations.current, migrations.check):
+            with pytest.raises(InvalidValue, match="dsn"):
+                await function(dsn)
+
+    async def test_nobody_there(self, tmp_path: Path) -> None:
+        for dsn in (
+            "postgresql://u:secret@127.0.0.1:1/sluice",
+            f"postgresql://u:secret@/sluice?host={tmp_path}",
+        ):
+            with pytest.raises(StoreUnavailable, match="does not answer") as caught:
+                await migrations.upgrade(dsn)
+            assert "secret" not in str(caught.value)
+
+    @pytest.mark.pg
+    async def test_no_such_database(self, postgres_server: str) -> None:
+        with pytest.raises(StoreUnavailable, match="nope"):
+            await migrations.current(with_database(postgres_server, "nope"))
+
+
+class TestFiles:
+    def test_one_line_of_history(self) -> None:
+        assert len(revisions().get_heads()) == 1
+        assert len(revisions().get_bases()) == 1
+
+    def test_names_sort_by_age_and_say_what_they_do(self) -> None:
+        for script in revisions().walk_revisions():
+            name = Path(script.path).name
+            assert re.fullmatch(
+                rf"\d{{4}}_\d\d_\d\d_\d{{4}}_{script.revision}_[a-z0-9_]+\.py", name
+            ), name
+        by_history = [Path(script.path).name for script in revisions().walk_revisions()][::-1]
+        assert by_history == sorted(by_history)
+
+    def test_new_one_is_made_from_the_template(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("env.py", "script.py.mako"):
+            (tmp_path / name).write_text((FOLDER / name).read_text())
+        (tmp_path / "versions").mkdir()
+        monkeypatch.setattr(runner, "FOLDER", tmp_path)
+        for number in ("0001", "0002"):
+            path = migrations.create("Add a limit's window")
+            assert re.fullmatch(
+                rf"\d{{4}}_\d\d_\d\d_\d{{4}}_{number}_add_a_limit_s_window\.py", path.name
+            )
+            compile(path.read_text(), path, "exec")
+            assert migrations.head() == number

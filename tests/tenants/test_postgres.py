@@ -1,0 +1,210 @@
+"""What only the real server shows: its checks, its failures, its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+import migrations
+from tenants.embedded import EmbeddedPostgres
+from tenants.errors import InvalidValue, StoreUnavailable
+from tenants.postgres import PostgresStore
+from tenants.usage import Ledger
+from tests.postgres import FAST, execute, with_database
+from tests.tenants.samples import make_event, make_key
+
+pytestmark = [pytest.mark.pg, pytest.mark.asyncio]
+
+
+@pytest.fixture
+def own_server(pg_folder: Path) -> Iterator[EmbeddedPostgres]:
+    """A server this test may stop and start."""
+    server = EmbeddedPostgres(pg_folder, settings=FAST)
+    server.start()
+    yield server
+    server.stop()
+
+
+class TestConnect:
+    @pytest.mark.parametrize(
+        "dsn", ["mysql://u:secret@h/d", "postgresql://h/d?sslmode=nonsense", "x"]
+    )
+    async def test_bad_dsn(self, dsn: str) -> None:
+        with pytest.raises(InvalidValue, match="dsn") as caught:
+            await PostgresStore.connect(dsn)
+        assert "secret" not in str(caught.value)
+
+    async def test_nobody_there(self, tmp_path: Path) -> None:
+        for dsn in (
+            "postgresql://u:secret@127.0.0.1:1/sluice",
+            f"postgresql://u:secret@/sluice?host={tmp_path}",
+        ):
+            with pytest.raises(
+                StoreUnavailable, match=r"PostgreSQL at .* does not answer"
+            ) as caught:
+                await PostgresStore.connect(dsn)
+            assert "secret" not in str(caught.value)
+
+    async def test_server_that_says_nothing(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            dsn = f"postgresql://u@127.0.0.1:{server.getsockname()[1]}/x?sslmode=disable"
+            with pytest.raises(StoreUnavailable, match="timed out"):
+                await PostgresStore.connect(dsn, connect_timeout_s=0.2)
+
+    async def test_no_such_database(self, postgres_server: str) -> None:
+        with pytest.raises(StoreUnavailable, match='refuses us: database "nope" does not exist'):
+            await PostgresStore.connect(with_database(postgres_server, "nope"))
+
+    async def test_no_such_user(self, postgres_server: str) -> None:
+        dsn = postgres_server.replace("//postgres@", "//nobody_we_know@")
+        with pytest.raises(StoreUnavailable, match="refuses us"):
+            await PostgresStore.connect(dsn)
+
+    async def test_closed_store_is_unavailable(self, pg_store: PostgresStore) -> None:
+        await pg_store.close()
+        with pytest.raises(StoreUnavailable):
+            await pg_store.ping()
+
+    async def test_unmigrated_database_is_not_taken_for_an_outage(
+        self, postgres_server: str
+    ) -> None:
+        store = await PostgresStore.connect(postgres_server)
+        with pytest.raises(asyncpg.UndefinedTableError):
+            await store.list_tenants()
+        await store.close()
+
+
+class TestFailures:
+    async def test_statement_that_hangs_times_out(self, pg_dsn: str) -> None:
+        store = await PostgresStore.connect(pg_dsn, command_timeout_s=0.3)
+        await store.create_tenant("acme")
+        blocker = await asyncpg.connect(pg_dsn)
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE tenant IN ACCESS EXCLUSIVE MODE")
+            async with asyncio.timeout(2):
+                with pytest.raises(StoreUnavailable):
+                    await store.get_tenant("acme")
+        await blocker.close()
+        assert (await store.get_tenant("acme")).name == "acme"
+        await store.close()
+
+    async def test_lost_connections_are_replaced(self, pg_dsn: str) -> None:
+        store = await PostgresStore.connect(pg_dsn)
+        await asyncio.gather(*(store.ping() for _ in range(8)))
+        await execute(
+            pg_dsn,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = 'sluice' AND datname = current_database()",
+        )
+        await asyncio.sleep(0.1)
+        await asyncio.gather(*(store.ping() for _ in range(8)))
+        await store.close()
+
+    async def test_python_and_the_database_agree_on_what_is_possible(self, pg_dsn: str) -> None:
+        """Each check of ``tenants.names`` is backed by a constraint of its own name."""
+        tenant_id, key_id = uuid4(), uuid4()
+        key_columns = "id, tenant_id, public_id, key_hash, name, scopes"
+        event_columns = (
+            "request_id, tenant_id, key_id, model, status, "
+            "prompt_tokens, cached_tokens, completion_tokens, created_at"
+        )
+
+        def key(public_id: str, num_bytes: int, name: str, scopes: str) -> str:
+            return (
+                f"INSERT INTO api_key ({key_columns}) VALUES ('{key_id}', '{tenant_id}', "
+                f"'{public_id}', decode(repeat('00', {num_bytes}), 'hex'), '{name}', '{scopes}')"
+            )
+
+        def event(model: str, status: str, prompt: int, cached: int, completion: int) -> str:
+            return (
+                f"INSERT INTO usage_event ({event_columns}) VALUES (gen_random_uuid(), "
+                f"'{tenant_id}', '{key_id}', '{model}', '{status}', {prompt}, {cached}, "
+                f"{completion}, now())"
+            )
+
+        def tenant(name: str, weight: str) -> str:
+            return (
+                f"INSERT INTO tenant (id, name, weight) VALUES "
+                f"(gen_random_uuid(), '{name}', '{weight}')"
+            )
+
+        await execute(
+            pg_dsn,
+            f"INSERT INTO tenant (id, name) VALUES ('{tenant_id}', 'acme')",
+            key("A" * 12, 32, "x", "{chat,admin}"),
+            event("demo", "stop", 1, 1, 0),
+        )
+        for constraint, statement in [
+            ("tenant_name_key", tenant("acme", "1")),
+            ("tenant_name_check", tenant("", "1")),
+            ("tenant_name_check", tenant("x" * 201, "1")),
+            ("tenant_weight_check", tenant("a", "0")),
+            ("tenant_weight_check", tenant("b", "NaN")),
+            ("tenant_weight_check", tenant("c", "Infinity")),
+            ("api_key_public_id_check", key("short", 32, "x", "{chat}")),
+            ("api_key_public_id_check", key("A" * 12 + "\n", 32, "x", "{chat}")),
+            ("api_key_key_hash_check", key("B" * 12, 31, "x", "{chat}")),
+            ("api_key_name_check", key("B" * 12, 32, "", "{chat}")),
+            ("api_key_scopes_check", key("B" * 12, 32, "x", "{}")),
+            ("api_key_scopes_check", key("B" * 12, 32, "x", "{root}")),
+            ("api_key_pkey", key("B" * 12, 32, "x", "{chat}")),
+            ("usage_event_model_check", event("", "stop", 1, 1, 1)),
+            ("usage_event_status_check", event("m", "paid", 1, 1, 1)),
+            ("usage_event_prompt_tokens_check", event("m", "stop", -1, -1, 1)),
+            ("usage_event_cached_tokens_check", event("m", "stop", 1, 2, 1)),
+            ("usage_event_completion_tokens_check", event("m", "stop", 1, 1, -1)),
+        ]:
+            with pytest.raises(asyncpg.IntegrityConstraintViolationError) as caught:
+                await execute(pg_dsn, statement)
+            allowed = {constraint}
+            if constraint == "usage_event_prompt_tokens_check":
+                allowed.add("usage_event_cached_tokens_check")
+            assert caught.value.constraint_name in allowed, statement
+
+    async def test_ledger_is_append_only(self, pg_dsn: str, pg_store: PostgresStore) -> None:
+        _, principal = await make_key(pg_store)
+        await pg_store.record_usage(make_event(principal.key))
+        for statement in (
+            "UPDATE usage_event SET completion_tokens = 0",
+            "DELETE FROM usage_event",
+            "TRUNCATE usage_event",
+        ):
+            with pytest.raises(asyncpg.RestrictViolationError, match="append-only"):
+                await execute(pg_dsn, statement)
+        assert (await pg_store.usage_totals(principal.tenant.id)).completion_tokens == 20
+
+
+class TestOutage:
+    async def test_ledger_outlives_a_restart_of_the_server(
+        self, own_server: EmbeddedPostgres
+    ) -> None:
+        dsn = own_server.start()
+        await migrations.upgrade(dsn)
+        store = await PostgresStore.connect(dsn)
+        _, principal = await make_key(store)
+        ledger = Ledger(store, backoff_s=0.02, max_backoff_s=0.1)
+        events = [make_event(principal.key) for _ in range(40)]
+
+        for event in events[:10]:
+            assert await ledger.settle(event)
+        stopping = asyncio.create_task(asyncio.to_thread(own_server.stop))
+        settling = [asyncio.create_task(ledger.settle(event)) for event in events[10:30]]
+        await stopping
+        settling += [asyncio.create_task(ledger.settle(event)) for event in events[30:]]
+        assert all(await asyncio.gather(*settling))
+        with pytest.raises(StoreUnavailable):
+            await store.usage_totals(principal.tenant.id)
+        assert ledger.num_pending >= 10
+
+        await asyncio.to_thread(own_server.start)
+        assert await ledger.drain(10.0) == 0
+        totals = await store.usage_totals(principal.tenant.id)
+        assert (totals.requests, totals.completion_tokens) == (40, 800)
+        assert not any([await ledger.settle(event) for event in events])
+        await store.close()
