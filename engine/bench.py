@@ -1,5 +1,7 @@
 """``python -m engine.bench``: tokens per second of the offline engine, beside ``transformers``.
 
+Prints one JSON line a measurement to stdout, and a table to stderr.
+
 Rules: fixed prompt and output lengths, EOS ignored, greedy unless a case says otherwise, fresh
 random prompts for every run, one warm-up, then the better of two.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import random
 import sys
 import tempfile
@@ -84,26 +87,21 @@ def draw(case: Case, vocab_size: int, rng: random.Random) -> Workload:
     return Workload(prompts, output_lens)
 
 
-def measure(
-    name: str, engine: Engine, case: Case, vocab_size: int, rng: random.Random
-) -> Measurement:
-    """The better of ``REPEATS`` runs."""
-    best: tuple[float, int, int] | None = None
-    for _ in range(REPEATS):
-        workload = draw(case, vocab_size, rng)
-        start = time.perf_counter()
-        generated = engine(case, workload)
-        seconds = time.perf_counter() - start
-        if generated != sum(workload.output_lens):
-            raise EngineError(
-                f"{name} generated {generated} tokens in place of {sum(workload.output_lens)}"
-            )
-        run = (seconds, sum(map(len, workload.prompts)), generated)
-        best = run if best is None else min(best, run)
-    assert best is not None
-    seconds, num_in, num_out = best
+def timed(name: str, engine: Engine, case: Case, workload: Workload) -> Measurement:
+    start = time.perf_counter()
+    num_out = engine(case, workload)
+    seconds = time.perf_counter() - start
+    if num_out != sum(workload.output_lens):
+        raise EngineError(
+            f"{name} generated {num_out} tokens in place of {sum(workload.output_lens)}"
+        )
+    num_in = sum(map(len, workload.prompts))
     return Measurement(
-        name, case.name, round(seconds, 3), num_out / seconds, (num_in + num_out) / seconds
+        engine=name,
+        case=case.name,
+        s=round(seconds, 3),
+        out_tok_s=round(num_out / seconds, 1),
+        total_tok_s=round((num_in + num_out) / seconds, 1),
     )
 
 
@@ -126,7 +124,7 @@ def sluice_engine(llm: LLM) -> Engine:
 
 
 def transformers_engines(model_dir: Path, num_threads: int | None) -> Iterator[tuple[str, Engine]]:
-    """Static batches through ``generate``, and continuous batching through ``generate_batch``.
+    """``transformers``: static batches through ``generate``; ``-cb``: its continuous batching.
 
     Both run greedily in float32 on the CPU, with scaled_dot_product_attention.
     """
@@ -158,28 +156,44 @@ def transformers_engines(model_dir: Path, num_threads: int | None) -> Iterator[t
         config = hf.GenerationConfig(
             max_new_tokens=length, do_sample=False, eos_token_id=-1, pad_token_id=0
         )
-        outputs = model.generate_batch(workload.prompts, generation_config=config)
+        # Left alone it sizes the cache by the whole memory, and spends seconds on laying it out.
+        page_size, num_tokens = 32, max(map(len, workload.prompts)) + length
+        sizes = hf.ContinuousBatchingConfig(
+            page_size=page_size,
+            num_blocks=len(workload.prompts) * (num_tokens // page_size + 2),
+            max_batch_tokens=max(2048, case.n),
+        )
+        outputs = model.generate_batch(
+            workload.prompts, generation_config=config, continuous_batching_config=sizes
+        )
         return sum(len(output.generated_tokens) for output in outputs.values())
 
-    yield "transformers generate", static
-    yield "transformers continuous batching", continuous
+    yield "transformers", static
+    yield "transformers-cb", continuous
 
 
 def compare(
     engines: Sequence[tuple[str, Engine]],
     cases: Sequence[Case],
     vocab_size: int,
-    report: Callable[[Measurement], None],
-) -> list[Measurement]:
-    """Every engine on every case. Engines take turns, so that a busy machine slows all alike."""
-    results = []
+    *,
+    repeats: int = REPEATS,
+) -> Iterator[Measurement]:
+    """The best of every engine on every case. Engines take turns: a busy machine slows all."""
     for case in cases:
-        for name, engine in engines:
-            rng = random.Random(f"{case.name}")
+        rngs = [random.Random(case.name) for _ in engines]  # the same prompts for all
+        for (_, engine), rng in zip(engines, rngs, strict=True):
             engine(case, draw(_warm_up(case), vocab_size, rng))
-            results.append(measure(name, engine, case, vocab_size, rng))
-            report(results[-1])
-    return results
+        runs = [
+            [
+                timed(name, engine, case, draw(case, vocab_size, rng))
+                for (name, engine), rng in zip(engines, rngs, strict=True)
+            ]
+            for _ in range(repeats)
+        ]
+        yield from (
+            max(of_one, key=lambda run: run.out_tok_s) for of_one in zip(*runs, strict=True)
+        )
 
 
 def _warm_up(case: Case) -> Case:
@@ -250,7 +264,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--no-transformers", action="store_true", help="measure this engine alone")
-    parser.add_argument("--json", type=Path, help="append one JSON line a measurement to a file")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="runs; the best counts")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--device", default="auto")
     engine.add_argument("--dtype", default="auto")
@@ -294,33 +308,27 @@ def _cases(options: argparse.Namespace) -> tuple[list[Case], dict[str, Any] | No
 def _bench(options: argparse.Namespace, console: Console) -> None:
     cases, config = _cases(options)
 
-    def report(result: Measurement) -> None:
-        line = msgspec.json.encode(
-            msgspec.structs.replace(
-                result,
-                out_tok_s=round(result.out_tok_s, 1),
-                total_tok_s=round(result.total_tok_s, 1),
-            )
-        ).decode()
-        print(line, flush=True)
-        if options.json is not None:
-            with options.json.open("a") as file:
-                file.write(line + "\n")
-
     with model_folder(options.model, config) as model:
         settings = {name: getattr(options, name) for name in ENGINE_OPTIONS}
         llm = LLM(model, skip_tokenizer_init=True, **settings)
         engines = [("sluice", sluice_engine(llm))]
         if options.cases is None and not options.no_transformers:
             engines += transformers_engines(Path(model), options.num_threads)
-        results = compare(engines, cases, llm.info.vocab_size, report)
+        results = []
+        for result in compare(engines, cases, llm.info.vocab_size, repeats=options.repeats):
+            results.append(result)
+            print(msgspec.json.encode(result).decode(), flush=True)
     console.print(table(results))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
+    options = _parse(arguments)
+    if options.num_threads is not None:
+        # torch.set_num_threads holds for the calling thread; transformers-cb generates in another.
+        os.environ["OMP_NUM_THREADS"] = str(options.num_threads)
     try:
-        _bench(_parse(arguments), console)
+        _bench(options, console)
     except EngineError as error:
         console.print(f"[red]error:[/red] {error}")
         return 1

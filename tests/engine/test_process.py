@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import asyncio
 import gc
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import zmq
 
+from engine.client import EngineClient, RequestStream
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, ModelLoadError
 from engine.messages import (
@@ -24,11 +29,14 @@ from engine.messages import (
     Shutdown,
     Stats,
     StepOutputs,
+    StructuredOutputs,
     decode_engine_message,
     encode,
 )
 from engine.process import Engine, OnProgress, run, serve
+from engine.tokenizer import Tokenizer
 from engine.transport import Launch
+from tests.engine import toys
 from tests.engine.stand_in import StandInCore, build, expected_tokens
 
 CONFIG = EngineConfig(model="ok", max_num_seqs=8)
@@ -188,3 +196,58 @@ class TestRun:
         code, messages = self.live(build, address)
         assert code == 1
         assert messages == [LoadProgress("starting", 0.0), failed]
+
+
+@pytest.mark.asyncio
+async def test_the_real_engine_through_the_client(tmp_path: Path) -> None:
+    """Generate, follow a grammar, abort, die by ``kill -9``, and generate the same again."""
+    config = EngineConfig(
+        model=str(toys.write_llama(tmp_path)), num_gpu_blocks_override=64, num_threads=1
+    )
+    client = EngineClient(config)
+    await client.start()
+    try:
+        tokens = await generate(client, "a", SamplingParams(temperature=0.0, max_tokens=20))
+        choice = StructuredOutputs(choice=("the cat", "naïve"))
+        params = SamplingParams(temperature=0.0, max_tokens=40, structured_outputs=choice)
+        text = Tokenizer.load(tmp_path).decode(await generate(client, "b", params))
+        assert text in ("the cat", "naïve")
+
+        endless = SamplingParams(max_tokens=200, ignore_eos=True)
+        stream = client.submit(prompted("c", endless))
+        await anext(stream)
+        start = time.monotonic()
+        await stream.aclose()
+        stats = await client.fetch_stats()
+        assert time.monotonic() - start < 0.1
+        assert stats.num_free_blocks == stats.num_total_blocks == 64
+        assert stream.finish_reason == "abort"
+
+        stream = client.submit(prompted("d", endless))
+        await anext(stream)
+        os.kill(client.info.pid, signal.SIGKILL)
+        with pytest.raises(EngineDead, match="SIGKILL"):
+            await stream_tokens(stream)
+        async with asyncio.timeout(30):
+            while not client.ready:  # noqa: ASYNC110 (ready is a property)
+                await asyncio.sleep(0.05)
+        again = await generate(client, "a", SamplingParams(temperature=0.0, max_tokens=20))
+        assert again == tokens
+    finally:
+        await client.close()
+
+
+def prompted(request_id: str, params: SamplingParams) -> GenerateRequest:
+    return GenerateRequest(request_id=request_id, prompt_token_ids=[5, 6, 7], params=params)
+
+
+async def stream_tokens(stream: RequestStream) -> list[int]:
+    return [token async for output in stream for token in output.new_token_ids]
+
+
+async def generate(client: EngineClient, request_id: str, params: SamplingParams) -> list[int]:
+    stream = client.submit(prompted(request_id, params))
+    tokens = await stream_tokens(stream)
+    assert stream.finish_reason in ("stop", "length")
+    assert stream.num_generated_tokens == len(tokens) > 0
+    return tokens

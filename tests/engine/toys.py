@@ -69,3 +69,30 @@ def write_model_folder(
     for name, content in files.items():
         (directory / f"{name}.json").write_text(json.dumps(content))
     return directory
+
+
+def write_llama(directory: Path, *, max_position_embeddings: int = 256) -> Path:
+    """A random Llama with grouped-query attention, and ``byte_level`` as its tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    tokenizer = byte_level()
+    config = LlamaConfig(
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=tokenizer.get_vocab_size(),
+        max_position_embeddings=max_position_embeddings,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.3,  # wide enough for greedy output that varies
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return write_model_folder(
+        directory,
+        tokenizer=tokenizer,
+        tokenizer_config={"chat_template": CHAT_TEMPLATE, "bos_token": "<s>"},
+    )

@@ -8,8 +8,34 @@ from engine.demo.data.example import Turn, fill, mentions, phrase, say
 from engine.demo.data.words import FOODS, PRODUCTS
 
 KIND = "sentiment"
-_GOOD = ["great", "wonderful", "excellent", "amazing", "fantastic", "perfect", "lovely", "good", "nice", "beautiful", "brilliant", "superb"]
-_BAD = ["terrible", "awful", "bad", "horrible", "poor", "disappointing", "useless", "boring", "ugly", "broken", "dreadful", "annoying"]
+_GOOD = [
+    "great",
+    "wonderful",
+    "excellent",
+    "amazing",
+    "fantastic",
+    "perfect",
+    "lovely",
+    "good",
+    "nice",
+    "beautiful",
+    "brilliant",
+    "superb",
+]
+_BAD = [
+    "terrible",
+    "awful",
+    "bad",
+    "horrible",
+    "poor",
+    "disappointing",
+    "useless",
+    "boring",
+    "ugly",
+    "broken",
+    "dreadful",
+    "annoying",
+]
 _VERBS = {
     "positive": ("love", "like", "enjoyed", "recommend"),
     "negative": ("hate", "dislike", "regret", "returned"),

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine import bench
+from engine.bench import Case, Workload
+from engine.errors import EngineError
+from tests.engine import toys
+
+CASE = Case("c", n=8, isl=(4, 9), osl=(2, 5), shared_prefix=3)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toys.write_llama(tmp_path_factory.mktemp("llama"))
+
+
+def test_draw() -> None:
+    rng = random.Random(0)
+    first, second = (bench.draw(CASE, 4000, rng) for _ in range(2))
+    assert first != second
+    assert len(first.prompts) == len(first.output_lens) == 8
+    assert len({tuple(prompt[:3]) for prompt in first.prompts}) == 1
+    assert {len(prompt) - 3 for prompt in first.prompts} <= set(range(4, 10))
+    assert set(first.output_lens) <= {2, 3, 4, 5}
+    assert all(500 <= token < 3500 for prompt in first.prompts for token in prompt)
+
+
+def test_engines_get_the_same_prompts_and_the_best_run_counts() -> None:
+    seen: dict[str, list[Workload]] = {"a": [], "b": []}
+
+    def engine(name: str) -> bench.Engine:
+        def generate(case: Case, workload: Workload) -> int:
+            seen[name].append(workload)
+            return sum(workload.output_lens)
+
+        return generate
+
+    engines = [(name, engine(name)) for name in seen]
+    results = list(bench.compare(engines, [CASE], 4000, repeats=3))
+    assert seen["a"] == seen["b"]
+    assert len(seen["a"]) == 4  # the warm-up too
+    assert [(r.engine, r.case) for r in results] == [("a", "c"), ("b", "c")]
+    assert all(r.total_tok_s > r.out_tok_s > 0 for r in results)
+
+
+def test_an_engine_that_generates_less_than_asked_does_not_count() -> None:
+    with pytest.raises(EngineError, match="lazy generated 1 tokens in place of"):
+        bench.timed("lazy", lambda case, workload: 1, CASE, bench.draw(CASE, 400, random.Random()))
+
+
+def test_the_engine_beside_transformers(
+    model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model", str(model_dir), "--input-len", "8", "--output-len", "6"]
+    arguments += ["--repeats", "1", "--only", "1 concurrent", "16 concurrent"]
+    assert bench.main(arguments) == 0
+    captured = capsys.readouterr()
+    lines = [json.loads(line) for line in captured.out.splitlines()]
+    assert [(line["engine"], line["case"]) for line in lines] == [
+        (engine, f"{n} concurrent")
+        for n in (1, 16)
+        for engine in ("sluice", "transformers", "transformers-cb")
+    ]
+    assert all(set(line) == {"engine", "case", "s", "out_tok_s", "total_tok_s"} for line in lines)
+    assert "×" in captured.err
+
+
+def test_a_case_file_with_random_weights(
+    tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((model_dir / "config.json").read_text())
+    cases = [msgspec.to_builtins(CASE), msgspec.to_builtins(Case("d", 1, (2, 2), (3, 3), 0.8))]
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps({"model": config, "cases": cases}))
+    assert bench.main(["--cases", str(path), "--only", "d"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["case"] == "d"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "nothing"], "no such case: nothing"),
+        (["--cases", "/nonexistent.json"], "/nonexistent.json cannot be read"),
+        (["--model", "/nonexistent"], "/nonexistent"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err.replace("\n", "")
