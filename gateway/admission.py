@@ -227,7 +227,7 @@ class Admission:
                         "Must be 1 to 64 characters of a-z, A-Z, 0-9, _ and -.",
                         param="response_format.json_schema.name",
                     )
-                schema = bytes(wanted.schema).decode()
+                schema = _text_of(wanted.schema)
                 await self._compile(GrammarSpec("json_schema", schema))
                 return StructuredOutputs(json=schema)
             case JsonObjectFormat():
@@ -240,17 +240,29 @@ class Admission:
         await asyncio.wrap_future(self._compiler.submit(spec))
 
 
+def _text_of(schema: msgspec.Raw) -> str:
+    try:
+        return bytes(schema).decode()
+    except UnicodeDecodeError:
+        raise InvalidRequestError(
+            "Must be UTF-8.", param="response_format.json_schema.schema"
+        ) from None
+
+
 def refuse_unsupported(request: ChatCompletionRequest) -> None:
     """Raises ``UnsupportedParameter`` for the first field that would have to change something."""
     for name, neutral in UNSUPPORTED.items():
         value = getattr(request, name)
-        if value is None or any(value == ok and type(value) is not bool for ok in neutral):
-            continue
-        if isinstance(value, bool) and any(value is ok for ok in neutral):
+        if value is None or any(_same(value, harmless) for harmless in neutral):
             continue
         raise UnsupportedParameter(
             f"The parameter {name} is not supported by this server; leave it out.", param=name
         )
+
+
+def _same(value: object, other: object) -> bool:
+    """Equal as JSON values are: false is not 0."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> None:

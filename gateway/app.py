@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from engine.chat_template import ChatTemplate
@@ -27,7 +30,7 @@ from gateway.middleware.errors import Errors
 from gateway.middleware.request_id import RequestId
 from gateway.routes.chat import chat_route
 from gateway.routes.chat_ws import PATH as CHAT_WS_PATH
-from gateway.routes.chat_ws import chat_ws_route
+from gateway.routes.chat_ws import chat_ws_route, unknown_ws_route
 from gateway.routes.health import health_routes
 from gateway.routes.models import model_routes
 from gateway.routes.pages import page_routes, public_paths
@@ -112,18 +115,13 @@ def create_app(
                 allowed_origins=config.server.allowed_origins,
             ),
             *health_routes(engine=engine, store=store, lifecycle=lifecycle, metrics=metrics),
+            unknown_ws_route(),
             *page_routes(),
         ],
         middleware=[
             Middleware(RequestId),
             Middleware(AccessLog, metrics=metrics),
-            Middleware(
-                CORSMiddleware,
-                allow_origins=config.server.allowed_origins,
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
-                expose_headers=["x-request-id", "retry-after"],
-            ),
+            *_cors(config.server.allowed_origins),
             Middleware(Errors),
             Middleware(
                 Auth,
@@ -137,12 +135,33 @@ def create_app(
                 timeout_s=config.server.body_timeout_s,
             ),
         ],
+        exception_handlers={HTTPException: _raise},
         lifespan=_lifespan,
     )
     # A redirect to the other spelling of a path would echo the client's Host header.
     app.router.redirect_slashes = False
     app.state.lifecycle = lifecycle
+    app.state.authenticator = authenticator
     return app
+
+
+def _cors(origins: Sequence[str]) -> list[Middleware]:
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    ]
+
+
+async def _raise(request: Request, exc: Exception) -> Response:
+    """Starlette would answer its own HTTP errors in plain text; ``Errors`` knows better."""
+    raise exc
 
 
 @asynccontextmanager

@@ -1,9 +1,10 @@
 """All errors of the gateway, and the one table that turns any failure into an answer.
 
-SetupError                     the gateway cannot start: one line for the operator
+SetupError                     a command cannot do its work: one line for the operator
 ├── ConfigError                a wrong setting, named by its path
 ├── SecretsError               the secrets file is missing, unreadable or too open
-└── AddressInUse               the port is taken
+├── AddressInUse               the port is taken
+└── ClientError                the server that a command talks to cannot be used
 
 ApiError                       a request failed: what the client is told
 ├── InvalidRequestError        400  the request is wrong; ``param`` names the field
@@ -51,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class SetupError(Exception):
-    """The gateway cannot start; the message is one line that names the cause and the mend."""
+    """A command cannot do its work; the message is one line that names the cause and the mend."""
 
 
 class ConfigError(SetupError):
@@ -64,6 +65,10 @@ class SecretsError(SetupError):
 
 class AddressInUse(SetupError):
     """The address to listen on is taken or not ours."""
+
+
+class ClientError(SetupError):
+    """The server that a command talks to cannot be used."""
 
 
 class ApiError(Exception):

@@ -42,8 +42,10 @@ def configure(level: str, form: Literal["json", "text"]) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # One line for each socket and start step, which AccessLog and lifecycle say better.
-    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, root.level))
+    # Their lines hold query strings and, at debug level, whole frames: prompts and keys.
+    logging.getLogger("uvicorn.access").disabled = True
+    for name in ("uvicorn.error", "websockets", "asyncio", "sse_starlette"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

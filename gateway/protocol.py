@@ -36,7 +36,8 @@ def http_protocol(
     """A protocol class for ``uvicorn.Config(http=...)``."""
 
     class BoundedHttpProtocol(HttpToolsProtocol):
-        _header_bytes = 0
+        _header_bytes = 0  # received of headers that are not complete yet
+        _header_size = 0  # of what the parser has found in them
         _in_headers = True
         _refusal: ApiError | None = None
         _header_timer: asyncio.TimerHandle | None = None
@@ -72,12 +73,13 @@ def http_protocol(
             self._header_size = 0
             self._watch_headers()
 
+        def on_url(self, url: bytes) -> None:
+            super().on_url(url)
+            self._count(len(url))
+
         def on_header(self, name: bytes, value: bytes) -> None:
             super().on_header(name, value)
-            self._header_size += len(name) + len(value) + 4
-            if self._header_size > max_header_bytes or len(self.headers) > MAX_HEADERS:
-                self._too_large()
-                raise ValueError("headers too large")  # the parser stops, the answer is a 431
+            self._count(len(name) + len(value) + 4)
 
         def on_headers_complete(self) -> None:
             self._in_headers = False
@@ -92,6 +94,12 @@ def http_protocol(
         def send_400_response(self, msg: str) -> None:
             error = self._refusal or InvalidRequestError("This is not a valid HTTP request.")
             _refuse(self.transport, error)
+
+        def _count(self, size: int) -> None:
+            self._header_size += size
+            if self._header_size > max_header_bytes or len(self.headers) > MAX_HEADERS:
+                self._too_large()
+                raise ValueError("headers too large")  # the parser stops, the answer is a 431
 
         def _too_large(self) -> None:
             self._refusal = HeadersTooLarge(

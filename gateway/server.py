@@ -71,8 +71,16 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
-        await self._lifecycle.drain()
-        await super().shutdown(sockets)
+        draining = asyncio.create_task(self._lifecycle.drain(), name="drain")
+        try:
+            while not draining.done():
+                await asyncio.wait((draining,), timeout=0.1)
+                if self.force_exit:  # a second Ctrl-C
+                    draining.cancel()
+            if not draining.cancelled():
+                draining.result()
+        finally:
+            await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -141,6 +149,7 @@ async def serve(
             engine = EngineClient(config.engine, on_progress=on_progress)
             stack.push_async_callback(engine.close)
             app = create_app(config, engine=engine, store=store, secrets=loaded)
+            stack.push_async_callback(app.state.lifecycle.close)
             await _serve(Server(app, config.server), listener, engine, url, on_ready)
 
 

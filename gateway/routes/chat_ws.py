@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.routing import WebSocketRoute
@@ -11,7 +10,7 @@ from starlette.websockets import WebSocket
 
 from gateway import context
 from gateway.chat_session import ChatSession
-from gateway.errors import Draining, PermissionDenied
+from gateway.errors import Draining, NotFound, PermissionDenied
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import Metrics
 from gateway.middleware.auth import bearer_token
@@ -48,13 +47,23 @@ def chat_ws_route(
     return WebSocketRoute(PATH, serve)
 
 
+def unknown_ws_route() -> WebSocketRoute:
+    """Last of the WebSocket routes: a real 404 before the upgrade."""
+
+    async def refuse(socket: WebSocket) -> None:
+        raise NotFound("There is no WebSocket at this path.")
+
+    return WebSocketRoute("/{path:path}", refuse)
+
+
 def check_origin(headers: Headers, allowed: Sequence[str]) -> None:
     """Browsers always send Origin; other clients need none. Raises ``PermissionDenied``."""
     origin = headers.get("origin")
     if origin is None or origin in allowed:
         return
     host = headers.get("host", "")
-    if urlsplit(origin).scheme in ("http", "https") and origin.partition("://")[2] == host:
+    scheme, _, authority = origin.lower().partition("://")
+    if scheme in ("http", "https") and authority == host.lower():
         return
     raise PermissionDenied(
         "This web page may not open a WebSocket here; add its origin to server.allowed_origins.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from starlette.responses import Response
-from starlette.routing import Mount
+from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -36,12 +36,13 @@ class Pages(StaticFiles):
 
 def public_paths(folder: Path = WEB) -> frozenset[str]:
     """Every path the pages are served at; nothing else of ``/`` is public."""
-    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return frozenset({"/", *(f"/{name}" for name in files)})
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    return frozenset(f"/{name}" for name in ("", *files)) if files else frozenset()
 
 
-def page_routes(folder: Path = WEB) -> list[Mount]:
-    """Last in the list of routes: it takes every path."""
+def page_routes(folder: Path = WEB) -> list[Route]:
+    """One for each file: a mounted folder would take every path, and hide wrong methods."""
     if not folder.is_dir():
         return []
-    return [Mount("/", Pages(directory=folder, html=True), name="pages")]
+    pages = Pages(directory=folder, html=True)
+    return [Route(path, pages, methods=["GET"]) for path in sorted(public_paths(folder))]

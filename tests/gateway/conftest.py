@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.gateway.fixtures import double, gateway, model_dir, pair
 from tests.gateway.scripted_server import KEY, ScriptedServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
+
+__all__ = ["double", "gateway", "model_dir", "pair"]
 
 OpenPage = Callable[..., "Page"]
 

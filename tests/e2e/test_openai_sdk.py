@@ -1,0 +1,248 @@
+"""The real ``openai`` package against the real engine: existing clients must work unchanged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+from openai.lib.streaming.chat import ContentDeltaEvent
+from pydantic import BaseModel
+
+from tests.gateway.serving import MODEL, Gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello! What can you do?"}]
+WEATHER: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Get the weather in a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+            },
+        },
+    }
+]
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(gateway: Gateway) -> AsyncIterator[AsyncOpenAI]:
+    async with gateway.openai() as client:
+        yield client
+
+
+async def test_create(client: AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model=MODEL, messages=HELLO, temperature=0)
+    text = answer.choices[0].message.content
+    assert text
+    assert "arithmetic" in text
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == (
+        answer.usage.prompt_tokens + answer.usage.completion_tokens
+    )
+
+
+async def test_stream_equals_create(client: AsyncOpenAI) -> None:
+    whole = await client.chat.completions.create(model=MODEL, messages=HELLO, temperature=0)
+    stream = await client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert len(chunks) > 4
+
+
+async def test_the_streaming_helper(client: AsyncOpenAI) -> None:
+    async with client.chat.completions.stream(
+        model=MODEL, messages=HELLO, temperature=0, n=2, stream_options={"include_usage": True}
+    ) as stream:
+        deltas = [event.delta async for event in stream if isinstance(event, ContentDeltaEvent)]
+        final = await stream.get_final_completion()
+    assert deltas
+    first, second = final.choices
+    assert first.message.content == second.message.content  # greedy
+    assert final.usage is not None
+
+
+async def test_parse_with_a_pydantic_model(client: AsyncOpenAI) -> None:
+    answer = await client.chat.completions.parse(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Extract as JSON: Anna is 31 years old."}],
+        response_format=Person,
+        temperature=0,
+        max_tokens=200,
+        seed=1,
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert isinstance(answer.choices[0].message.parsed, Person)
+
+
+async def test_json_object(client: AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        response_format={"type": "json_object"},
+        temperature=0,
+        max_tokens=300,
+        stream=True,
+    )
+    chunks = [chunk async for chunk in stream]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks)
+    if chunks[-1].choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(text), dict)
+    else:
+        assert text.lstrip().startswith("{")
+
+
+async def test_tools_there_and_back(client: AsyncOpenAI) -> None:
+    asked = await client.chat.completions.create(
+        model=MODEL, messages=WEATHER, tools=TOOLS, temperature=0
+    )
+    message = asked.choices[0].message
+    assert asked.choices[0].finish_reason == "tool_calls"
+    assert message.tool_calls is not None
+    (call,) = message.tool_calls
+    assert call.type == "function"
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Oslo"}
+    result = {"role": "tool", "tool_call_id": call.id, "content": '{"temperature_c": 7}'}
+    told = await client.chat.completions.create(
+        model=MODEL,
+        # The message goes back exactly as the SDK dumps it.
+        messages=[*WEATHER, message.model_dump(), result],
+        tools=TOOLS,
+        temperature=0,
+    )
+    assert told.choices[0].message.content
+
+
+async def test_streamed_tools_add_up_in_the_helper(client: AsyncOpenAI) -> None:
+    async with client.chat.completions.stream(
+        model=MODEL, messages=WEATHER, tools=TOOLS, temperature=0
+    ) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].finish_reason == "tool_calls"
+    assert final.choices[0].message.tool_calls is not None
+    (call,) = final.choices[0].message.tool_calls
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Oslo"}
+
+
+async def test_a_seed_repeats_itself(client: AsyncOpenAI) -> None:
+    texts = {
+        (
+            await client.chat.completions.create(
+                model=MODEL, messages=HELLO, temperature=1.5, seed=11, max_tokens=30
+            )
+        )
+        .choices[0]
+        .message.content
+        for _ in range(2)
+    }
+    assert len(texts) == 1
+
+
+async def test_stop_and_length(client: AsyncOpenAI) -> None:
+    stopped = await client.chat.completions.create(
+        model=MODEL, messages=HELLO, temperature=0, stop=["arithmetic"]
+    )
+    content = stopped.choices[0].message.content
+    assert content is not None
+    assert "arithmetic" not in content
+    assert stopped.choices[0].finish_reason == "stop"
+    cut = await client.chat.completions.create(
+        model=MODEL, messages=HELLO, temperature=0, max_completion_tokens=3
+    )
+    assert cut.choices[0].finish_reason == "length"
+    assert cut.usage is not None
+    assert cut.usage.completion_tokens == 3
+
+
+async def test_models(client: AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == [MODEL]
+    assert (await client.models.retrieve(MODEL)).id == MODEL
+
+
+async def test_a_second_turn_hits_the_prefix_cache(client: AsyncOpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Please repeat after me: " + "la " * 40}]
+    first = await client.chat.completions.create(model=MODEL, messages=messages, max_tokens=5)
+    again = await client.chat.completions.create(model=MODEL, messages=messages, max_tokens=5)
+    assert first.usage is not None
+    assert again.usage is not None
+    assert again.usage.prompt_tokens_details is not None
+    cached = again.usage.prompt_tokens_details.cached_tokens
+    assert cached is not None
+    assert 0 < cached < again.usage.prompt_tokens
+
+
+async def test_the_request_id_is_exposed(client: AsyncOpenAI) -> None:
+    raw = await client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=HELLO, max_tokens=1
+    )
+    assert raw.request_id
+    assert raw.parse().id == "chatcmpl-" + raw.request_id.replace("-", "")
+
+
+async def test_errors_have_the_classes_clients_catch(gateway: Gateway, client: AsyncOpenAI) -> None:
+    async def create(**fields: Any) -> None:
+        await client.chat.completions.create(**({"model": MODEL, "messages": HELLO} | fields))
+
+    with pytest.raises(openai.NotFoundError) as missing:
+        await create(model="gpt-9")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as long:
+        await create(messages=[{"role": "user", "content": "word " * 5000}])
+    assert long.value.code == "context_length_exceeded"
+    assert long.value.param == "messages"
+    with pytest.raises(openai.BadRequestError) as unsupported:
+        await create(logprobs=True)
+    assert unsupported.value.param == "logprobs"
+    async with gateway.openai(api_key="sk-wrong") as stranger:
+        with pytest.raises(openai.AuthenticationError) as denied:
+            await stranger.models.list()
+        assert denied.value.code == "invalid_api_key"
+        assert denied.value.request_id
+
+
+async def test_a_length_error_under_parse(client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.LengthFinishReasonError):
+        await client.chat.completions.parse(
+            model=MODEL, messages=HELLO, response_format=Person, max_tokens=2
+        )
+
+
+async def test_extra_body(client: AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        max_tokens=40,
+        extra_body={"top_k": 1, "min_p": 0.1, "ignore_eos": True},
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 40
+    assert answer.choices[0].finish_reason == "length"

@@ -1,0 +1,174 @@
+"""An engine that plays scripts, under the real ``EngineClient``.
+
+It stands in for the process at the other end of the socket: what the gateway does with a stream,
+an abort, a crash or a full queue is the client's real behaviour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.config import EngineConfig
+from engine.messages import (
+    AbortRequest,
+    ClientMessage,
+    FinishReason,
+    GenerateRequest,
+    Ping,
+    Ready,
+    RequestOutput,
+    Shutdown,
+    Stats,
+    StepOutputs,
+)
+from engine.tokenizer import Tokenizer
+from engine.transport import OnExit, OnMessage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Play:
+    """What the engine does with one request."""
+
+    text: str = ""
+    finish_reason: FinishReason = "stop"
+    queued_s: float = 0.0
+    """Before the first token."""
+    interval_s: float = 0.0
+    """Between tokens."""
+    error: str | None = None
+    error_code: str | None = None
+    num_cached_tokens: int = 0
+
+
+def echo(prompt: str) -> Play:
+    """Answers with the last message's content."""
+    said = prompt.rsplit("<|im_start|>", 2)[1].partition("\n")[2].removesuffix("<|im_end|>")
+    return Play(text=f"You said: {said}")
+
+
+@dataclass
+class EngineDouble:
+    """Give it to ``EngineClient(transport=...)``; it outlives the lives of its engine."""
+
+    tokenizer: Tokenizer
+    script: Callable[[str], Play] = echo
+    max_model_len: int = 2048
+    requests: list[GenerateRequest] = field(default_factory=list)
+    aborted: dict[str, float] = field(default_factory=dict)
+    """Request id to the loop's time."""
+    generated: dict[str, int] = field(default_factory=dict)
+    lives: list[Life] = field(default_factory=list)
+
+    def __call__(self, config: EngineConfig, on_message: OnMessage, on_exit: OnExit) -> Life:
+        life = Life(self, on_message, on_exit)
+        self.lives.append(life)
+        return life
+
+    @property
+    def running(self) -> set[str]:
+        """Ids of the requests that hold the engine's memory."""
+        return set(self.lives[-1].plays)
+
+    def crash(self) -> None:
+        self.lives[-1].crash()
+
+    def prompt(self, index: int = -1) -> str:
+        ids = self.requests[index].prompt_token_ids
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+class Life:
+    """One life of the engine: an ``engine.transport.Transport``."""
+
+    def __init__(self, double: EngineDouble, on_message: OnMessage, on_exit: OnExit) -> None:
+        self.plays: dict[str, asyncio.Task[None]] = {}
+        self._double = double
+        self._on_message = on_message
+        self._on_exit = on_exit
+        self._loop = asyncio.get_running_loop()
+        ready = Ready(
+            model="double",
+            max_model_len=double.max_model_len,
+            vocab_size=double.tokenizer.vocab_size,
+            block_size=16,
+            num_blocks=100,
+            device="cpu",
+            pid=0,
+        )
+        self._loop.call_soon(on_message, ready)
+
+    def send(self, message: ClientMessage) -> None:
+        match message:
+            case GenerateRequest():
+                self._double.requests.append(message)
+                task = asyncio.create_task(self._play(message))
+                self.plays[message.request_id] = task
+            case AbortRequest():
+                self._loop.call_soon(self._abort, message.request_ids)
+            case Ping():
+                self._loop.call_soon(self._on_message, Stats(num_running=len(self.plays)))
+            case Shutdown():
+                pass
+
+    def drain(self) -> None:
+        """Callbacks need no draining."""
+
+    async def stop(self, timeout_s: float) -> None:
+        plays = list(self.plays.values())
+        for task in plays:
+            task.cancel()
+        await asyncio.gather(*plays, return_exceptions=True)
+        self.plays.clear()
+
+    def crash(self) -> None:
+        for task in self.plays.values():
+            task.cancel()
+        self.plays.clear()
+        self._on_exit("the engine process was killed by SIGKILL")
+
+    async def _play(self, request: GenerateRequest) -> None:
+        tokenizer = self._double.tokenizer
+        prompt = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+        play = self._double.script(prompt)
+        await asyncio.sleep(play.queued_s)
+        if play.error is not None and not play.text:
+            self._end(request.request_id, [], play)
+            return
+        tokens = tokenizer.encode(play.text, add_special_tokens=False)
+        limit = request.params.max_tokens
+        assert limit is not None
+        for token in tokens[:limit]:
+            self._double.generated[request.request_id] = (
+                self._double.generated.get(request.request_id, 0) + 1
+            )
+            output = RequestOutput(
+                request.request_id, [token], num_cached_tokens=play.num_cached_tokens
+            )
+            self._on_message(StepOutputs([output]))
+            await asyncio.sleep(play.interval_s)
+        if len(tokens) >= limit:
+            play = Play(finish_reason="length")
+        self._end(request.request_id, [], play)
+
+    def _end(self, request_id: str, token_ids: list[int], play: Play) -> None:
+        self.plays.pop(request_id, None)
+        output = RequestOutput(
+            request_id,
+            token_ids,
+            finish_reason="error" if play.error is not None else play.finish_reason,
+            num_cached_tokens=play.num_cached_tokens,
+            error=play.error,
+            error_code=play.error_code,
+        )
+        self._on_message(StepOutputs([output]))
+
+    def _abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            task = self.plays.pop(request_id, None)
+            if task is not None:
+                task.cancel()
+                self._double.aborted[request_id] = self._loop.time()
+                output = RequestOutput(request_id, [], finish_reason="abort")
+                self._on_message(StepOutputs([output]))

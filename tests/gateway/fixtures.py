@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.gateway import tiny_model
+from tests.gateway.engine_double import EngineDouble
+from tests.gateway.serving import Gateway, served_double
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model.build(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest_asyncio.fixture
+async def pair(model_dir: Path) -> AsyncIterator[tuple[Gateway, EngineDouble]]:
+    """A gateway on a port, and the engine double under it."""
+    async with served_double(model_dir) as pair:
+        yield pair
+
+
+@pytest.fixture
+def gateway(pair: tuple[Gateway, EngineDouble]) -> Gateway:
+    return pair[0]
+
+
+@pytest.fixture
+def double(pair: tuple[Gateway, EngineDouble]) -> EngineDouble:
+    return pair[1]

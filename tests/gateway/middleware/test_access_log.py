@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gateway import logs
+from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.raw_http import RawClient, chat, exchange, get, post
+from tests.gateway.serving import Gateway, chat_body, encode, until
+from tests.gateway.ws_client import ready
+
+pytestmark = pytest.mark.asyncio
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [vars(record)["fields"] for record in caplog.records if record.name == "gateway.access"]
+
+
+async def test_a_line_says_who_and_what(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    answer = await chat(gateway, chat_body(user="user-7"))
+    await until(lambda: lines(caplog))
+    (line,) = lines(caplog)
+    assert line["request_id"] == answer.headers["x-request-id"]
+    assert (line["method"], line["path"]) == ("POST", "/v1/chat/completions")
+    assert line["status"] == 200
+    assert line["duration_ms"] > 0
+    assert line["tenant"] == "acme"
+    assert line["key"] == gateway.api_key.split("-")[2]
+    assert line["user"] == "user-7"
+
+
+@pytest.fixture
+def stderr() -> Iterator[Callable[[], str]]:
+    """What the gateway logs in production at its most talkative."""
+    root, before = logging.getLogger(), logging.getLogger().handlers[:]
+    level = root.level
+    logs.configure("debug", "json")
+    written = io.StringIO()
+    (handler,) = root.handlers
+    assert isinstance(handler, logging.StreamHandler)
+    handler.setStream(written)
+    yield written.getvalue
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+async def test_neither_prompts_nor_keys_nor_queries_are_logged(
+    gateway: Gateway, double: EngineDouble, stderr: Callable[[], str]
+) -> None:
+    secret = gateway.api_key.split("-")[3]
+    double.script = lambda prompt: Play(text="CANARY-ANSWER")
+    await chat(gateway, chat_body("CANARY-PROMPT"))
+    await chat(gateway, chat_body("CANARY-PROMPT", stream=True, temperature=-1))
+    await get(gateway, f"/v1/models?api_key={gateway.api_key}")
+    async with ready(gateway) as client:
+        await client.chat("t", "CANARY-PROMPT")
+        await client.turn("t")
+    double.crash()
+    await until(lambda: gateway.engine.ready)
+    text = stderr()
+    assert text.count('"logger": "gateway.access"') == 4
+    assert "CANARY" not in text
+    assert secret not in text
+
+
+async def test_a_client_that_left_before_its_answer_is_499(
+    gateway: Gateway, double: EngineDouble, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    double.script = lambda prompt: Play(text="x", queued_s=60)
+    client = await RawClient.connect(gateway)
+    client.send(post(gateway, encode(chat_body())))
+    await until(lambda: double.running)
+    client.reset()
+    await until(lambda: lines(caplog))
+    assert lines(caplog)[0]["status"] == 499
+
+
+async def test_responses_are_counted_by_route(gateway: Gateway) -> None:
+    await chat(gateway, chat_body())
+    await chat(gateway, chat_body(temperature=-1))
+    await get(gateway, "/v1/models/x%0ay")
+    await exchange(gateway, b"GET /%41%42 HTTP/1.1\r\nhost: x\r\n\r\n")
+    key = await gateway.key("admin")
+    text = (await get(gateway, "/metrics", authorization=f"Bearer {key}")).body.decode()
+    route = 'sluice_http_responses_total{route="/v1/chat/completions",status='
+    assert f'{route}"200"}} 1.0' in text
+    assert f'{route}"400"}} 1.0' in text
+    assert 'sluice_http_responses_total{route="other",status="401"} 2.0' in text
+    assert "AB" not in text

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.parsers.base import Parsed
+from gateway.parsers.hermes import CLOSE, OPEN, HermesParser
+
+
+@dataclass
+class Call:
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass
+class Collected:
+    content: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    def add(self, parsed: Parsed) -> None:
+        text, pieces = parsed
+        self.content += text
+        for piece in pieces:
+            if piece.id is not None:
+                assert piece.index == len(self.calls), "indices are dense"
+                assert piece.type == "function"
+                assert piece.function.name is not None
+                self.calls.append(Call(piece.id, piece.function.name))
+            else:
+                assert piece.index == len(self.calls) - 1
+                assert piece.function.name is None
+            assert isinstance(piece.function.arguments, str)
+            self.calls[piece.index].arguments += piece.function.arguments
+
+    @property
+    def plain(self) -> tuple[str, list[tuple[str, str]]]:
+        return self.content, [(call.name, call.arguments) for call in self.calls]
+
+
+def parse(pieces: Iterable[str]) -> Collected:
+    parser, collected = HermesParser(), Collected()
+    for piece in pieces:
+        collected.add(parser.push(piece))
+    collected.add(parser.finish())
+    assert parser.num_calls == len(collected.calls)
+    return collected
+
+
+WEATHER = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
+
+CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
+    "plain": ("Hello < there\n\n", "Hello < there\n\n", []),
+    "one call": (
+        f"{OPEN}\n{WEATHER}\n{CLOSE}",
+        "",
+        [("get_weather", '{"city": "Oslo"}')],
+    ),
+    "text around": (
+        f"Let me see.\n{OPEN}\n{WEATHER}\n{CLOSE}\nDone.",
+        "Let me see.\nDone.",
+        [("get_weather", '{"city": "Oslo"}')],
+    ),
+    "two calls": (
+        f'{OPEN}{WEATHER}{CLOSE}\n{OPEN}{{"name":"g","arguments":{{}}}}{CLOSE}\n',
+        "",
+        [("get_weather", '{"city": "Oslo"}'), ("g", "{}")],
+    ),
+    "arguments first": (
+        f'{OPEN}{{"arguments": {{"a": [1, {{"b": 2}}]}}, "name": "f"}}{CLOSE}',
+        "",
+        [("f", '{"a": [1, {"b": 2}]}')],
+    ),
+    "a tag inside a string": (
+        f'{OPEN}{{"name": "f", "arguments": {{"html": "</tool_call> \\" }}"}}}}{CLOSE}',
+        "",
+        [("f", '{"html": "</tool_call> \\" }"}')],
+    ),
+    "arguments as text": (
+        f'{OPEN}{{"name": "f", "arguments": "{{\\"x\\": 1}}"}}{CLOSE}',
+        "",
+        [("f", '{"x": 1}')],
+    ),
+    "no arguments": (f'{OPEN}{{"name": "f"}}{CLOSE}', "", [("f", "{}")]),
+    "null arguments": (f'{OPEN}{{"name": "f", "arguments": null}}{CLOSE}', "", [("f", "{}")]),
+    "a list": (f'{OPEN}{{"name": "f", "arguments": [1, 2]}}{CLOSE}', "", [("f", "[1, 2]")]),
+    "other members": (
+        f'{OPEN}{{"id": 5, "ok": true, "name": "f", "arguments": {{}}}}{CLOSE}',
+        "",
+        [("f", "{}")],
+    ),
+    "cut in the arguments": (
+        f'{OPEN}{{"name": "f", "arguments": {{"x": "y',
+        "",
+        [("f", '{"x": "y')],
+    ),
+    "cut before the name": (f'{OPEN}{{"na', f'{OPEN}{{"na', []),
+    "cut in the tag": ("Hi <tool_ca", "Hi <tool_ca", []),
+    "no JSON": (f"{OPEN}nonsense{CLOSE} x", f"{OPEN}nonsense{CLOSE} x", []),
+    "a name that is no string": (
+        f'{OPEN}{{"name": 3}}{CLOSE}',
+        f'{OPEN}{{"name": 3}}{CLOSE}',
+        [],
+    ),
+    "junk after the object": (f'{OPEN}{{"name": "f"}} junk{CLOSE}!', "!", [("f", "{}")]),
+    "nearly tags": ("a <<tool_call <tool_calls", "a <<tool_call <tool_calls", []),
+    "tag right after": (f'a <{OPEN}{{"name":"x"}}{CLOSE}', "a <", [("x", "{}")]),
+    "never closed": (f'{OPEN}{{"name": "f", "arguments": {{}}}}\n', "", [("f", "{}")]),
+    "deep": (
+        f'{OPEN}{{"name": {"[" * 5000}',
+        f'{OPEN}{{"name": {"[" * 5000}',
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_one_piece(name: str) -> None:
+    text, content, calls = CASES[name]
+    assert parse([text]).plain == (content, calls)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "deep"])
+def test_split_at_every_position(name: str) -> None:
+    text, content, calls = CASES[name]
+    for cut in range(len(text) + 1):
+        assert parse([text[:cut], text[cut:]]).plain == (content, calls), cut
+    assert parse(text).plain == (content, calls)
+
+
+_FRAGMENTS = st.sampled_from(
+    [OPEN, CLOSE, "<", "tool", '"', "\\", "{", "}", "[", "]", ":", ",", " ", "\n", "a", WEATHER]
+)
+
+
+@given(fragments=st.lists(_FRAGMENTS, max_size=20), data=st.data())
+def test_any_text_split_anywhere(fragments: list[str], data: st.DataObject) -> None:
+    text = "".join(fragments)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert parse(pieces).plain == parse([text]).plain
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    name=st.text(),
+    arguments=st.dictionaries(st.text(), _JSON, max_size=3),
+    before=st.text(alphabet="ab <\n"),
+    indent=st.sampled_from([None, 2]),
+)
+def test_every_valid_call_is_found_and_its_arguments_kept(
+    name: str, arguments: dict[str, object], before: str, indent: int | None
+) -> None:
+    written = json.dumps({"name": name, "arguments": arguments}, indent=indent)
+    found = parse(f"{before}{OPEN}{written}{CLOSE}")
+    assert found.content == before.rstrip()
+    (call,) = found.calls
+    assert call.name == name
+    assert json.loads(call.arguments) == arguments
+
+
+def test_the_name_comes_before_the_arguments_are_complete() -> None:
+    parser = HermesParser()
+    parser.push(f'{OPEN}{{"name": "f", "arguments": {{"x": "')
+    _, pieces = parser.push("abc")
+    assert [piece.function.arguments for piece in pieces] == ["abc"]
+
+
+def test_plain_text_is_not_held_back() -> None:
+    parser = HermesParser()
+    assert parser.push("Hello") == ("Hello", [])
+    assert parser.push(" world <b") == (" world <b", [])
+    assert parser.push(" \n") == ("", [])  # may be layout before a call
+    assert parser.push("x") == (" \nx", [])
+
+
+def test_time_is_linear() -> None:
+    """A long call in single characters: each is looked at once."""
+    text = f'{OPEN}{{"name": "f", "arguments": {{"x": "{"y" * 50_000}"}}}}{CLOSE}'
+    assert len(parse(text).calls[0].arguments) == 50_000 + len('{"x": ""}')
+
+
+def test_ids_differ() -> None:
+    found = parse([CASES["two calls"][0]])
+    assert found.calls[0].id != found.calls[1].id

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from engine.tokenizer import Tokenizer
+from tenants.errors import StoreUnavailable
+from tenants.memory import MemoryStore
+from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.raw_http import chat, get
+from tests.gateway.serving import (
+    Gateway,
+    chat_body,
+    double_client,
+    make_config,
+    served,
+    until,
+)
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_ready(gateway: Gateway) -> None:
+    assert (await get(gateway, "/livez")).json() == {"status": "alive"}
+    answer = await get(gateway, "/readyz")
+    assert answer.status == 200
+    assert answer.json() == {
+        "status": "ready",
+        "engine": "ready",
+        "store": "ready",
+        "draining": False,
+    }
+
+
+async def test_not_ready_while_the_engine_is_away(gateway: Gateway, double: EngineDouble) -> None:
+    double.crash()
+    answer = await get(gateway, "/readyz")
+    assert answer.status == 503
+    assert answer.json()["engine"] == "away"
+    assert answer.headers["retry-after"] == "1"
+    assert (await get(gateway, "/livez")).status == 200
+    await until(lambda: gateway.engine.ready)
+    assert (await get(gateway, "/readyz")).status == 200
+
+
+async def test_alive_and_not_ready_before_the_engine_has_started(model_dir: Path) -> None:
+    config = make_config(model_dir)
+    double = EngineDouble(Tokenizer.load(model_dir))
+    async with served(config, double_client(config, double), started=False) as gateway:
+        assert (await get(gateway, "/livez")).status == 200
+        assert (await get(gateway, "/readyz")).status == 503
+        assert (await chat(gateway, chat_body())).error["code"] == "engine_unavailable"
+        await gateway.engine.start()
+        assert (await get(gateway, "/readyz")).status == 200
+
+
+class AwayStore(MemoryStore):
+    """Answers with an error, or not at all."""
+
+    hangs = False
+
+    async def ping(self) -> None:
+        if self.hangs:
+            await asyncio.sleep(60)
+        raise StoreUnavailable("gone")
+
+
+async def test_a_store_that_is_away_is_told_and_takes_nobody_out(model_dir: Path) -> None:
+    config = make_config(model_dir)
+    store = AwayStore()
+    client = double_client(config, EngineDouble(Tokenizer.load(model_dir)))
+    async with served(config, client, store=store) as gateway:
+        for store.hangs in (False, True):
+            answer = await get(gateway, "/readyz")
+            assert answer.status == 200
+            assert answer.json()["store"] == "away"
+
+
+async def test_not_ready_while_draining(gateway: Gateway, double: EngineDouble) -> None:
+    double.script = lambda prompt: Play(text="x" * 20, interval_s=0.02)
+    running = asyncio.create_task(chat(gateway, chat_body()))
+    await until(lambda: double.running)
+    draining = asyncio.create_task(gateway.app.state.lifecycle.drain())
+    await asyncio.sleep(0)
+    answer = await get(gateway, "/readyz")
+    assert answer.status == 503
+    assert answer.json()["draining"] is True
+    assert (await chat(gateway, chat_body())).error["code"] == "shutting_down"
+    assert (await running).status == 200
+    await draining
+
+
+async def test_metrics(gateway: Gateway, double: EngineDouble) -> None:
+    double.script = lambda prompt: Play(text="abc", num_cached_tokens=2)
+    await chat(gateway, chat_body())
+    await gateway.usage()
+    key = await gateway.key("admin")
+    answer = await get(gateway, "/metrics", authorization=f"Bearer {key}")
+    text = answer.body.decode()
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert 'sluice_generations_total{status="stop"} 1.0' in text
+    assert 'sluice_tokens_total{kind="completion"} 3.0' in text
+    assert 'sluice_tokens_total{kind="cached"} 2.0' in text
+    assert "sluice_time_to_first_token_seconds_count 1.0" in text
+    assert "sluice_generations_running 0.0" in text
+    assert "sluice_engine_num_total_blocks" in text
+    for secret in (key, gateway.api_key, gateway.tenant.id.hex, str(gateway.tenant.id)):
+        assert secret not in text

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from gateway.routes.pages import page_routes, public_paths
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    web = tmp_path / "web"
+    (web / "js").mkdir(parents=True)
+    (web / "index.html").write_text("<!doctype html><title>Sluice</title>")
+    (web / "js" / "main.js").write_text("export {};")
+    (tmp_path / "outside.txt").write_text("secret")
+    return web
+
+
+@pytest.fixture
+def client(folder: Path) -> Iterator[TestClient]:
+    with TestClient(Starlette(routes=page_routes(folder))) as client:
+        yield client
+
+
+def test_files_are_served_under_a_strict_policy(client: TestClient) -> None:
+    for path, media_type in (("/", "text/html"), ("/js/main.js", "text/javascript")):
+        response = client.get(path)
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith(media_type)
+        policy = response.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["cache-control"] == "no-cache"
+
+
+def test_a_file_that_did_not_change_is_not_sent_again(client: TestClient) -> None:
+    etag = client.get("/").headers["etag"]
+    response = client.get("/", headers={"if-none-match": etag})
+    assert response.status_code == 304
+    assert "content-security-policy" in response.headers
+
+
+def test_only_the_folder_and_only_reading(client: TestClient) -> None:
+    for path in ("/../outside.txt", "/%2e%2e/outside.txt", "/js", "/js/", "/nothing"):
+        assert client.get(path).status_code == 404, path
+    assert client.post("/").status_code == 405
+
+
+def test_public_paths_name_each_file(folder: Path) -> None:
+    assert public_paths(folder) == {"/", "/index.html", "/js/main.js"}
+
+
+def test_without_a_folder_nothing_is_public(tmp_path: Path) -> None:
+    assert public_paths(tmp_path / "none") == frozenset()
+    assert page_routes(tmp_path / "none") == []

@@ -1,0 +1,158 @@
+"""The gateway on a real port, in the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from openai import AsyncOpenAI
+from starlette.applications import Starlette
+
+from engine.client import EngineClient
+from engine.tokenizer import Tokenizer
+from gateway import config as configuration
+from gateway import secrets
+from gateway.app import create_app
+from gateway.config import Config
+from gateway.server import Server, bind, url_of
+from tenants.authenticator import Authenticator
+from tenants.keys import mint
+from tenants.memory import MemoryStore
+from tenants.store import Store
+from tenants.types import Scope, Tenant, UsageTotals
+from tests.gateway.engine_double import EngineDouble
+
+SECRETS = secrets.generate()
+MODEL = "tiny"
+
+
+@dataclass
+class Gateway:
+    """A running server and what a test needs of it."""
+
+    url: str
+    api_key: str
+    tenant: Tenant
+    store: Store
+    app: Starlette
+    server: Server
+    engine: EngineClient
+
+    @property
+    def authenticator(self) -> Authenticator:
+        found: Authenticator = self.app.state.authenticator
+        return found
+
+    @property
+    def ws_url(self) -> str:
+        return self.url.replace("http", "ws", 1) + "/v1/chat"
+
+    @property
+    def host(self) -> str:
+        return self.url.rpartition("/")[2].rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def openai(self, **options: Any) -> AsyncOpenAI:
+        options = {"api_key": self.api_key, "max_retries": 0} | options
+        return AsyncOpenAI(base_url=f"{self.url}/v1", **options)
+
+    async def key(self, *scopes: Scope) -> str:
+        minted = mint(SECRETS.key_pepper)
+        await self.store.create_key(
+            self.tenant.id,
+            public_id=minted.public_id,
+            key_hash=minted.key_hash,
+            name="another",
+            scopes=scopes,
+        )
+        return minted.text
+
+    async def usage(self, requests: int = 1) -> UsageTotals:
+        """The ledger's sums, once it holds so many requests."""
+        totals = UsageTotals()
+
+        async def settled() -> bool:
+            nonlocal totals
+            totals = await self.store.usage_totals(self.tenant.id)
+            return totals.requests >= requests
+
+        await until(settled)
+        return totals
+
+
+def make_config(
+    model_dir: Path, *, engine: Mapping[str, Any] | None = None, **server: Any
+) -> Config:
+    document = {
+        "engine": {"model": str(model_dir)} | dict(engine or {}),
+        "models": {"served_model_name": MODEL},
+        "server": {"port": 0, "flush_interval_ms": 0, "shutdown_timeout_s": 5.0} | server,
+    }
+    return configuration.parse(document)
+
+
+@asynccontextmanager
+async def served(
+    config: Config, engine: EngineClient, *, store: Store | None = None, started: bool = True
+) -> AsyncIterator[Gateway]:
+    """Serve until the block ends; then nothing is left running."""
+    store = store or MemoryStore()
+    tenant = await store.create_tenant("acme")
+    if started:
+        await engine.start()
+    app = create_app(config, engine=engine, store=store, secrets=SECRETS)
+    listener = bind(config.server)
+    server = Server(app, config.server)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    gateway = Gateway(url_of(listener), "", tenant, store, app, server, engine)
+    gateway.api_key = await gateway.key("chat")
+    try:
+        await until(lambda: server.started or serving.done())
+        yield gateway
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+
+
+def double_client(config: Config, double: EngineDouble, **options: Any) -> EngineClient:
+    return EngineClient(config.engine, transport=double, **options)
+
+
+@asynccontextmanager
+async def served_double(
+    model_dir: Path, *, max_model_len: int = 2048, **server: Any
+) -> AsyncIterator[tuple[Gateway, EngineDouble]]:
+    """The usual case: a memory store and the engine double."""
+    config = make_config(model_dir, **server)
+    double = EngineDouble(Tokenizer.load(model_dir), max_model_len=max_model_len)
+    async with served(config, double_client(config, double)) as gateway:
+        yield gateway, double
+
+
+async def until(condition: Callable[[], Any], *, within_s: float = 5.0) -> None:
+    """Wait for ``condition``, a function or a coroutine function."""
+    async with asyncio.timeout(within_s):
+        while True:
+            holds = condition()
+            if asyncio.iscoroutine(holds):
+                holds = await holds
+            if holds:
+                return
+            await asyncio.sleep(0.005)
+
+
+def chat_body(text: str = "hi", **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
+
+
+def encode(value: object) -> bytes:
+    return msgspec.json.encode(value)

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.assembler import ChatChunks, ChatCompletion, Delta, TurnFrames
+from gateway.errors import EngineUnavailable
+from gateway.generation import usage_of
+from gateway.parsers.base import call_begins, call_goes_on
+
+USAGE = usage_of(prompt_tokens=9, cached_tokens=4, completion_tokens=2)
+
+
+def chunks(*, num_choices: int = 1, has_usage: bool = False, model: str = "m") -> ChatChunks:
+    return ChatChunks(
+        completion_id="chatcmpl-1",
+        created=1_700_000_000,
+        model=model,
+        num_choices=num_choices,
+        has_usage=has_usage,
+    )
+
+
+def data_of(event: bytes) -> Any:
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    assert event.count(b"\n") == 2
+    return json.loads(event[6:])
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])), has_usage=st.booleans())
+def test_a_chunk_of_text_is_valid_whatever_the_text(text: str, has_usage: bool) -> None:
+    chunk = data_of(chunks(has_usage=has_usage).delta(Delta(0, text)))
+    (choice,) = chunk["choices"]
+    assert choice == {
+        "index": 0,
+        "delta": {"content": text},
+        "logprobs": None,
+        "finish_reason": None,
+    }
+    assert ("usage" in chunk) == has_usage
+
+
+def test_a_model_name_cannot_break_the_chunk() -> None:
+    chunk = data_of(chunks(model='a"},{\n%s').delta(Delta(0, "x")))
+    assert chunk["model"] == 'a"},{\n%s'
+
+
+def test_all_chunks_share_their_head() -> None:
+    made = chunks(has_usage=True)
+    closing, done = made.closing(USAGE).split(b"\n\n", 1)
+    heads = [
+        {k: v for k, v in data_of(event).items() if k not in ("choices", "usage")}
+        for event in (made.opening(), made.delta(Delta(0, "x")), made.heartbeat, closing + b"\n\n")
+    ]
+    assert heads == [heads[0]] * 4
+    assert done == b"data: [DONE]\n\n"
+
+
+def test_choices_open_in_order() -> None:
+    events = chunks(num_choices=3).opening().split(b"\n\n")[:-1]
+    opened = [json.loads(event[6:])["choices"][0] for event in events]
+    assert [choice["index"] for choice in opened] == [0, 1, 2]
+    assert all(choice["delta"] == {"role": "assistant", "content": ""} for choice in opened)
+
+
+def test_text_calls_and_the_end_may_come_together() -> None:
+    calls = [call_begins(0, "f"), call_goes_on(0, '{"a"'), call_goes_on(0, ":1}")]
+    delta = Delta(1, "Hm.", calls, "tool_calls")
+    events = chunks(num_choices=2).delta(delta).split(b"\n\n")[:-1]
+    choices = [json.loads(event[6:])["choices"][0] for event in events]
+    assert [choice["index"] for choice in choices] == [1, 1, 1]
+    assert choices[0]["delta"] == {"content": "Hm."}
+    assert choices[1]["delta"]["tool_calls"][0]["function"] == {"name": "f", "arguments": ""}
+    assert choices[1]["delta"]["tool_calls"][1] == {"index": 0, "function": {"arguments": '{"a"'}}
+    assert choices[2]["delta"] == {}
+    assert [choice["finish_reason"] for choice in choices] == [None, None, "tool_calls"]
+
+
+def test_the_heartbeat_adds_nothing() -> None:
+    (choice,) = data_of(chunks().heartbeat)["choices"]
+    assert choice["delta"] == {"content": ""}
+    assert choice["finish_reason"] is None
+
+
+def test_an_error_is_no_clean_end() -> None:
+    event = chunks().error(EngineUnavailable("gone"))
+    assert data_of(event) == {
+        "error": {
+            "message": "gone",
+            "type": "server_error",
+            "param": None,
+            "code": "engine_unavailable",
+        }
+    }
+
+
+def completion(num_choices: int = 1) -> ChatCompletion:
+    return ChatCompletion(completion_id="chatcmpl-1", created=1, model="m", num_choices=num_choices)
+
+
+def test_a_completion_joins_its_deltas() -> None:
+    made = completion(2)
+    for delta in (
+        Delta(1, "b"),
+        Delta(0, "He"),
+        Delta(0, "y"),
+        Delta(1, "", (), "length"),
+        Delta(0, "!", (), "stop"),
+    ):
+        made.add(delta)
+    body = json.loads(made.body(USAGE))
+    assert [choice["message"]["content"] for choice in body["choices"]] == ["Hey!", "b"]
+    assert [choice["finish_reason"] for choice in body["choices"]] == ["stop", "length"]
+    assert body["usage"]["total_tokens"] == 11
+    assert "metadata" not in body
+
+
+def test_a_completion_joins_calls() -> None:
+    made = completion()
+    made.add(Delta(0, "", [call_begins(0, "f"), call_goes_on(0, '{"a"')]))
+    made.add(Delta(0, "", [call_goes_on(0, ":1}"), call_begins(1, "g")]))
+    made.add(Delta(0, "", [call_goes_on(1, "{}")], "tool_calls"))
+    message = json.loads(made.body(USAGE))["choices"][0]["message"]
+    assert message["content"] is None
+    functions = [call["function"] for call in message["tool_calls"]]
+    assert functions == [
+        {"name": "f", "arguments": '{"a":1}'},
+        {"name": "g", "arguments": "{}"},
+    ]
+
+
+def test_an_empty_answer_is_an_empty_string() -> None:
+    made = completion()
+    made.add(Delta(0, "", (), "stop"))
+    assert json.loads(made.body(USAGE))["choices"][0]["message"]["content"] == ""
+
+
+def test_frames_count_from_zero() -> None:
+    frames = TurnFrames("t")
+    made = [
+        frames.started(request_id="r", model="m", created=1, prompt_tokens=3),
+        frames.delta(Delta(0, "x")),
+        frames.delta(Delta(0, "", [call_begins(0, "f")])),
+        frames.delta(Delta(0, "y", [call_goes_on(0, "{}")])),
+        frames.done("stop", USAGE),
+    ]
+    decoded = [json.loads(frame) for frame in made]
+    assert [frame["seq"] for frame in decoded] == [0, 1, 2, 3, 4]
+    assert [frame["type"] for frame in decoded] == ["started", "delta", "delta", "delta", "done"]
+    assert "content" not in decoded[2]
+    assert decoded[3]["content"] == "y"
+    assert decoded[3]["tool_calls"][0]["function"] == {"arguments": "{}"}
+
+
+@pytest.mark.parametrize("text", ["", "é", "\x00", '"\\', "\u2028"])
+def test_a_frame_holds_any_text(text: str) -> None:
+    assert json.loads(TurnFrames('t"').delta(Delta(0, text))) == {
+        "type": "delta",
+        "id": 't"',
+        "seq": 0,
+        "content": text,
+    }
+
+
+def test_a_refused_turn_has_one_frame() -> None:
+    frame = json.loads(TurnFrames("t").error(EngineUnavailable("gone")))
+    assert frame["seq"] == 0
+    assert frame["status"] == 503
+    assert frame["retryable"] is True

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway import bodies
+from gateway.errors import InvalidRequestError
+
+
+class Inner(msgspec.Struct, forbid_unknown_fields=True):
+    value: int
+
+
+class Outer(msgspec.Struct, forbid_unknown_fields=True):
+    inner: list[Inner]
+    names: dict[str, int] = {}
+    anything: Any = None
+
+
+_decoder = msgspec.json.Decoder(Outer)
+
+
+def test_a_good_body() -> None:
+    assert bodies.decode(_decoder, b'{"inner": [{"value": 1}]}') == Outer([Inner(1)])
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        (b"{}", "inner", "missing_required_parameter"),
+        (b'{"inner": [{}]}', "inner[0].value", "missing_required_parameter"),
+        (b'{"inner": [], "x": 1}', "x", "unknown_parameter"),
+        (b'{"inner": [{"value": 1, "y`z": 1}]}', "inner[0].y`z", "unknown_parameter"),
+        (b'{"inner": [{"value": "1"}]}', "inner[0].value", "invalid_value"),
+        (b'{"inner": [{"value": 1e400}]}', "inner[0].value", "invalid_value"),
+        (b"3", None, "invalid_value"),
+        (b"", None, "invalid_json"),
+        (b'{"inner": [', None, "invalid_json"),
+        (b'{"inner": []} trailing', None, "invalid_json"),
+        (b'{"inner": [], "names": {"\xff": 1}}', None, "invalid_json"),
+        (b'{"inner": [], "anything": ' + b"[" * 100_000, None, "invalid_json"),
+    ],
+)
+def test_a_bad_body_names_the_field(body: bytes, param: str | None, code: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        bodies.decode(_decoder, body)
+    assert (caught.value.param, caught.value.code) == (param, code)
+    assert caught.value.message.endswith(".") or code == "invalid_json"

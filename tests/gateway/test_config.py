@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from gateway import config
+from gateway.config import Config, ServerConfig
+from gateway.errors import ConfigError
+
+MINIMAL = '[engine]\nmodel = "models/demo"\n'
+
+
+def load(tmp_path: Path, text: str, env: dict[str, str] | None = None) -> Config:
+    path = tmp_path / "sluice.toml"
+    path.write_text(text)
+    return config.load(path, env=env or {})
+
+
+def test_defaults_fill_what_the_file_leaves_out(tmp_path: Path) -> None:
+    loaded = load(tmp_path, MINIMAL)
+    assert loaded.server == ServerConfig()
+    assert loaded.engine.model_dir == tmp_path / "models/demo"
+    assert loaded.tenants.secrets_file == str(tmp_path / ".sluice/secrets.json")
+    assert loaded.model_name == "demo"
+
+
+def test_values_are_taken(tmp_path: Path) -> None:
+    loaded = load(
+        tmp_path,
+        '[server]\nport = 9000\nallowed_origins = ["https://a.example"]\n'
+        '[engine]\nmodel = "/m"\nmax_num_seqs = 3\n'
+        '[models]\nserved_model_name = "mine"\n',
+    )
+    assert loaded.server.port == 9000
+    assert loaded.server.allowed_origins == ("https://a.example",)
+    assert loaded.engine == EngineConfig(model="/m", max_num_seqs=3)
+    assert loaded.model_name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MINIMAL + "[server]\nprot = 1\n", "unknown key server.prot; did you mean port?"),
+        (MINIMAL + "[sever]\n", "unknown section [sever]; did you mean server?"),
+        (MINIMAL + "[zebra]\n", "known are engine, models, server, tenants"),
+        (MINIMAL + "max_num_seq = 1\n", "engine.max_num_seq; did you mean max_num_seqs?"),
+        ("server = 3\n" + MINIMAL, "server must be a section"),
+        ("[server]\nport = 1\n", "engine.model is missing"),
+        (MINIMAL + '[server]\nport = "x"\n', "server.port: Expected `int`, got `str`"),
+        (MINIMAL + "[server]\nport = 70000\n", "server.port: Expected `int` <= 65535"),
+        (MINIMAL + "[server]\nheartbeat_s = 0\n", "server.heartbeat_s: Expected `float` > 0"),
+        (MINIMAL + '[server]\nlog_format = "xml"\n', "server.log_format: Invalid enum value"),
+        (MINIMAL + "max_num_seqs = 0\n", "engine.max_num_seqs must be at least 1"),
+        ("[engine\n", "not valid TOML"),
+    ],
+)
+def test_a_wrong_setting_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path / "sluice.toml"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        config.load(tmp_path / "none.toml", env={})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        config.load(tmp_path, env={})
+
+
+def test_the_environment_lies_over_the_file(tmp_path: Path) -> None:
+    env = {
+        "SLUICE_SERVER_PORT": "9001",
+        "SLUICE_SERVER_ALLOWED_ORIGINS": '["https://b.example"]',
+        "SLUICE_ENGINE_ENABLE_PREFIX_CACHING": "false",
+        "SLUICE_TENANTS_DSN": "postgresql://u@h/d",
+        "SLUICE_API_KEY": "not a setting",
+        "HOME": "/",
+    }
+    loaded = load(tmp_path, MINIMAL + "[server]\nport = 1\n", env)
+    assert loaded.server.port == 9001
+    assert loaded.server.allowed_origins == ("https://b.example",)
+    assert loaded.engine.enable_prefix_caching is False
+    assert loaded.tenants.dsn == "postgresql://u@h/d"
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"SLUICE_SERVER_PROT": "1"}, "SLUICE_SERVER_PROT; did you mean SLUICE_SERVER_PORT?"),
+        ({"SLUICE_SERVER_PORT": "many"}, "server.port: Expected `int`, got `str`"),
+    ],
+)
+def test_a_wrong_variable_is_named(tmp_path: Path, env: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, MINIMAL, env)
+    assert message in str(caught.value)
+
+
+def test_every_setting_is_documented() -> None:
+    rows = list(config.settings())
+    assert {row.section for row in rows} == {"server", "engine", "models", "tenants"}
+    keys = {(row.section, row.key) for row in rows}
+    assert keys >= {("engine", key) for key in EngineConfig.__struct_fields__}
+    for row in rows:
+        if row.section != "engine":
+            assert row.description, f"{row.section}.{row.key} has no docstring"
+        assert row.type
+
+
+def test_a_row_says_what_the_setting_is() -> None:
+    (port,) = [row for row in config.settings() if row.key == "port"]
+    assert (port.section, port.default, port.env) == ("server", "8000", "SLUICE_SERVER_PORT")
+    assert port.description == "Port to listen on; 0 picks a free one."
+    (model,) = [row for row in config.settings() if row.key == "model"]
+    assert model.default == ""

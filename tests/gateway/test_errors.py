@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from engine.errors import EngineDead, InvalidRequest, QueueFull
+from gateway import errors
+from gateway.errors import ApiError, InternalError, to_api_error
+from grammar.errors import CompileTimeout, InvalidGrammar, UnsupportedKeyword
+from tenants.errors import ExpiredKey, MalformedKey, RevokedKey, StoreUnavailable, UnknownKey
+
+KINDS = [
+    kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, ApiError)
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_is_an_openai_error_object(kind: type[ApiError]) -> None:
+    error = kind("why", param="p")
+    body = json.loads(error.body())["error"]
+    assert set(body) == {"message", "type", "param", "code"}
+    assert body["message"] == "why"
+    assert body["param"] == "p"
+    assert 400 <= error.status < 600
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_clients_are_never_told_to_reconnect_after_bad_authentication(
+    kind: type[ApiError],
+) -> None:
+    reconnecting = {1001, 1005, 1006, 1011, 1012, 1013, 1015}
+    if kind.status < 500:
+        assert kind.close_code not in reconnecting
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tree_in_the_docstring_is_complete(kind: type[ApiError]) -> None:
+    assert errors.__doc__ is not None
+    assert f" {kind.__name__} " in errors.__doc__ or f"\n{kind.__name__} " in errors.__doc__
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "code"),
+    [
+        (InvalidRequest("no"), 400, "invalid_request"),
+        (QueueFull("full"), 503, "overloaded"),
+        (EngineDead("gone"), 503, "engine_unavailable"),
+        (MalformedKey(), 401, "invalid_api_key"),
+        (UnknownKey("abc"), 401, "invalid_api_key"),
+        (RevokedKey("abc"), 401, "invalid_api_key"),
+        (ExpiredKey("abc"), 401, "invalid_api_key"),
+        (StoreUnavailable("down"), 503, "store_unavailable"),
+        (InvalidGrammar("$.x", "bad"), 400, "invalid_request"),
+        (UnsupportedKeyword("not", "$.x"), 400, "invalid_request"),
+        (CompileTimeout(5), 400, "invalid_request"),
+        (HTTPException(404), 404, "not_found"),
+        (HTTPException(405, headers={"Allow": "GET"}), 405, "method_not_allowed"),
+        (HTTPException(400, "odd"), 400, "invalid_request"),
+    ],
+)
+def test_errors_of_other_packages_are_translated(raised: Exception, status: int, code: str) -> None:
+    error = to_api_error(raised)
+    assert (error.status, error.code) == (status, code)
+
+
+def test_one_message_for_all_bad_keys() -> None:
+    """Whether a key exists is nobody's business."""
+    messages = {to_api_error(e).message for e in (UnknownKey("abc"), MalformedKey())}
+    assert len(messages) == 1
+    assert "abc" not in messages.pop()
+
+
+def test_what_nobody_foresaw_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        error = to_api_error(RuntimeError("secret detail"))
+    assert isinstance(error, InternalError)
+    assert "secret detail" not in error.message
+    assert "secret detail" in caplog.text
+
+
+def test_an_api_error_is_itself() -> None:
+    error = errors.Overloaded("x")
+    assert to_api_error(error) is error
+
+
+def test_retry_headers() -> None:
+    soon = errors.Overloaded("x", retry_after_s=0.2)
+    assert soon.headers()["retry-after"] == "1"
+    assert "x-should-retry" not in soon.headers()
+    assert soon.headers(began=True)["x-should-retry"] == "false"
+    assert InternalError("x").headers()["x-should-retry"] == "false"
+    assert "x-should-retry" not in errors.NotFound("x").headers()
+    assert errors.InvalidApiKey("x").headers()["www-authenticate"] == "Bearer"

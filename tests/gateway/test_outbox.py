@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.outbox import Outbox
+
+pytestmark = pytest.mark.asyncio
+
+
+class Reader:
+    """Takes frames only while it is open."""
+
+    def __init__(self) -> None:
+        self.frames: list[str] = []
+        self.open = asyncio.Event()
+
+    async def send(self, frame: str) -> None:
+        await self.open.wait()
+        self.frames.append(frame)
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_frames_leave_in_order() -> None:
+    outbox, reader = Outbox(max_bytes=1000, send_timeout_s=5), Reader()
+    reader.open.set()
+    writer = asyncio.create_task(outbox.run(reader.send))
+    for i in range(10):
+        await outbox.put(str(i % 3), str(i))
+    await outbox.flush()
+    assert reader.frames == [str(i) for i in range(10)]
+    writer.cancel()
+
+
+async def test_a_full_turn_waits_and_the_others_go_on() -> None:
+    outbox, reader = Outbox(max_bytes=10, send_timeout_s=5), Reader()
+    writer = asyncio.create_task(outbox.run(reader.send))
+    await outbox.put("a", "x" * 10)
+    waiting = asyncio.create_task(outbox.put("a", "late"))
+    await settle()
+    assert not waiting.done()
+    async with asyncio.timeout(1):
+        await outbox.put("b", "y")
+        await outbox.put(None, "z")
+    reader.open.set()
+    await waiting
+    await outbox.flush()
+    assert reader.frames == ["x" * 10, "y", "z", "late"]
+    writer.cancel()
+
+
+async def test_the_bound_counts_bytes() -> None:
+    outbox = Outbox(max_bytes=10, send_timeout_s=5)
+    await outbox.put("a", "é" * 5)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await outbox.put("a", "x")
+
+
+async def test_a_reader_that_stops_is_a_timeout() -> None:
+    outbox, reader = Outbox(max_bytes=10, send_timeout_s=0.05), Reader()
+    await outbox.put("a", "x")
+    with pytest.raises(TimeoutError):
+        await outbox.run(reader.send)
+
+
+async def test_nothing_is_remembered_of_turns_that_ended() -> None:
+    outbox, reader = Outbox(max_bytes=10, send_timeout_s=5), Reader()
+    reader.open.set()
+    writer = asyncio.create_task(outbox.run(reader.send))
+    for i in range(100):
+        await outbox.put(str(i), "x")
+    await outbox.flush()
+    assert not vars(outbox)["_unsent"]
+    writer.cancel()

@@ -1,0 +1,178 @@
+"""The limits below ASGI, and the limits on bodies, from raw sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.raw_http import RawClient, exchange, get, post
+from tests.gateway.serving import Gateway, chat_body, served_double, until
+
+pytestmark = pytest.mark.asyncio
+
+BODY = json.dumps(chat_body()).encode()
+
+
+async def test_headers_too_large(gateway: Gateway) -> None:
+    for headers in (
+        b"x-big: " + b"a" * 70_000 + b"\r\n",
+        b"x-small: a\r\n" * 101,
+        b"".join(b"x-%d: %s\r\n" % (i, b"a" * 1000) for i in range(80)),
+    ):
+        answer = await exchange(gateway, b"GET /livez HTTP/1.1\r\nhost: x\r\n" + headers + b"\r\n")
+        assert answer.status == 431
+        assert answer.error["code"] == "headers_too_large"
+        assert answer.headers["x-request-id"]
+        assert answer.headers["connection"] == "close"
+
+
+async def test_one_endless_header_is_cut_off_early(gateway: Gateway) -> None:
+    client = await RawClient.connect(gateway)
+    client.send(b"GET /livez HTTP/1.1\r\nx-bomb: ")
+    sent = 0
+    try:
+        while sent < 50_000_000 and not client.reader.at_eof():
+            client.send(b"a" * 65_536)
+            sent += 65_536
+            await asyncio.wait_for(client.writer.drain(), 1)
+            await asyncio.sleep(0)
+    except (ConnectionError, TimeoutError):
+        pass
+    assert sent < 20_000_000
+    client.reset()
+
+
+async def test_a_long_url_counts(gateway: Gateway) -> None:
+    answer = await exchange(gateway, b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert answer.status == 431
+
+
+async def test_large_bodies_do_not_count_as_headers(gateway: Gateway) -> None:
+    body = json.dumps(chat_body("x" * 100_000)).encode()
+    answer = await exchange(gateway, post(gateway, body))
+    assert answer.error["code"] == "context_length_exceeded"
+    client = await RawClient.connect(gateway)
+    for _ in range(3):  # and the count starts anew with each request of a connection
+        client.send(post(gateway, BODY, x_pad="a" * 40_000))
+        assert (await client.answer()).status == 200
+    await client.close()
+
+
+async def test_bad_http_is_an_error_object(gateway: Gateway) -> None:
+    for request in (
+        b"NONSENSE\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\r\n\r\n",
+    ):
+        answer = await exchange(gateway, request)
+        assert answer.status == 400
+        assert answer.error["type"] == "invalid_request_error"
+
+
+async def test_a_request_may_not_say_its_length_twice(gateway: Gateway) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+    smuggled = (
+        b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+    )
+    for rest in smuggled:
+        answer = await exchange(gateway, head + rest)
+        assert answer.status == 400
+        assert answer.headers["connection"] == "close"
+
+
+async def test_silent_and_slow_sockets_are_dropped(model_dir: Path) -> None:
+    async with served_double(model_dir, header_timeout_s=0.3, body_timeout_s=0.3) as (gateway, _):
+        silent = await RawClient.connect(gateway)
+        half_headers = await RawClient.connect(gateway)
+        half_headers.send(b"GET /livez HTTP/1.1\r\nhos")
+        half_body = await RawClient.connect(gateway)
+        half_body.send(post(gateway, BODY)[:-5])
+        async with asyncio.timeout(3):
+            assert await silent.reader.read() == b""
+            assert await half_headers.reader.read() == b""
+            answer = await half_body.answer()
+        assert answer.status == 408
+        assert answer.error["code"] == "request_timeout"
+        await until(lambda: not gateway.server.server_state.connections)
+        for client in (silent, half_headers, half_body):
+            await client.close()
+
+
+async def test_a_slow_second_request_is_dropped_too(model_dir: Path) -> None:
+    async with served_double(model_dir, header_timeout_s=0.3) as (gateway, _):
+        client = await RawClient.connect(gateway)
+        client.send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await client.answer()).status == 200
+        await asyncio.sleep(0.4)  # idle is fine: that has its own limit
+        client.send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\nGET /li")
+        assert (await client.answer()).status == 200
+        async with asyncio.timeout(3):
+            assert await client.reader.read() == b""
+        await client.close()
+
+
+async def test_too_many_connections(model_dir: Path) -> None:
+    async with served_double(model_dir, max_connections=2) as (gateway, _):
+        held = [await RawClient.connect(gateway) for _ in range(2)]
+        await until(lambda: len(gateway.server.server_state.connections) == 2)
+        third = await RawClient.connect(gateway)
+        answer = await third.answer()
+        await third.close()
+        assert answer.status == 503
+        assert answer.error["code"] == "overloaded"
+        await held[0].close()
+        await until(lambda: len(gateway.server.server_state.connections) < 2)
+        assert (await get(gateway, "/livez")).status == 200
+        await held[1].close()
+
+
+async def test_a_body_too_large(model_dir: Path) -> None:
+    async with served_double(model_dir, max_body_bytes=1000) as (gateway, double):
+        announced = await exchange(gateway, post(gateway, b"x" * 1001))
+        assert announced.status == 413
+        assert announced.error["code"] == "request_too_large"
+        chunked = post(gateway, b"", content_length="", transfer_encoding="chunked")
+        chunk = b"258\r\n" + b"x" * 600 + b"\r\n"
+        streamed = await exchange(gateway, chunked + chunk * 2 + b"0\r\n\r\n")
+        assert streamed.status == 413
+        client = await RawClient.connect(gateway)
+        client.send(post(gateway, b"", content_length="1000000", expect="100-continue"))
+        assert (await client.answer()).status == 413  # without asking for the body
+        await client.close()
+        assert not double.requests
+
+
+async def test_a_body_in_small_pieces(gateway: Gateway) -> None:
+    client = await RawClient.connect(gateway)
+    request = post(gateway, BODY)
+    for cut in range(0, len(request), 7):
+        client.send(request[cut : cut + 7])
+        await asyncio.sleep(0)
+    assert (await client.answer()).status == 200
+    await client.close()
+
+
+async def test_leaving_in_the_middle_of_a_body(gateway: Gateway, double: EngineDouble) -> None:
+    client = await RawClient.connect(gateway)
+    client.send(post(gateway, BODY)[:-5])
+    await asyncio.sleep(0.05)
+    client.reset()
+    await until(lambda: not gateway.server.server_state.tasks)
+    assert not double.requests
+
+
+async def test_pipelined_requests_are_answered_in_order(
+    gateway: Gateway, double: EngineDouble
+) -> None:
+    double.script = lambda prompt: Play(text="one" if "A?" in prompt else "two")
+    client = await RawClient.connect(gateway)
+    bodies = [json.dumps(chat_body(text)).encode() for text in ("A?", "B?")]
+    client.send(post(gateway, bodies[0]) + post(gateway, bodies[1]))
+    answers = [(await client.answer()).json() for _ in range(2)]
+    assert [a["choices"][0]["message"]["content"] for a in answers] == ["one", "two"]
+    await client.close()

@@ -1,0 +1,194 @@
+"""The event stream against ASGI itself: no server, so that every moment can be chosen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from starlette.types import Message
+
+from gateway.assembler import ChatChunks, Delta
+from gateway.errors import EngineUnavailable
+from gateway.generation import Generation, usage_of
+from gateway.schemas.common import Usage
+from gateway.streaming import ChatEventStream
+from tests.gateway.serving import until
+
+pytestmark = pytest.mark.asyncio
+
+
+@dataclass
+class ScriptedGeneration:
+    """What ``ChatEventStream`` needs of a ``Generation``."""
+
+    script: list[Delta | float | Exception]
+    closed: int = 0
+    left: bool = False
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        try:
+            for step in self.script:
+                if isinstance(step, Exception):
+                    raise step
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                else:
+                    yield step
+        finally:
+            self.left = True
+
+    async def usage(self) -> Usage:
+        return usage_of(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class Connection:
+    """Both ends of ASGI. ``stall_after``: the client reads so many chunks and no more."""
+
+    stall_after: int | None = None
+    leave_after: int | None = None
+    sent: list[bytes] = field(default_factory=list)
+    ended: bool = False
+    aborted: bool = False
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def send(self, message: Message) -> None:
+        if message["type"] != "http.response.body":
+            return
+        if self.stall_after is not None and len(self.sent) >= self.stall_after:
+            await asyncio.sleep(60)
+        self.sent.append(message["body"])
+        self.ended = not message["more_body"]
+        if self.leave_after is not None and len(self.sent) >= self.leave_after:
+            self.left.set()
+        await asyncio.sleep(0)
+
+    async def receive(self) -> Message:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def scope(self, spec: str) -> dict[str, Any]:
+        return {
+            "type": "http",
+            "method": "POST",
+            "asgi": {"version": "3.0", "spec_version": spec},
+            "extensions": {"sluice.abort": {"call": self.abort}},
+        }
+
+
+@pytest.fixture(params=["2.3", "2.4"])
+def spec(request: pytest.FixtureRequest) -> str:
+    return cast(str, request.param)
+
+
+async def run(
+    generation: ScriptedGeneration,
+    connection: Connection,
+    spec: str,
+    *,
+    heartbeat_s: float = 60.0,
+    send_timeout_s: float = 60.0,
+) -> bytes:
+    chunks = ChatChunks(completion_id="c", created=1, model="m", num_choices=1, has_usage=False)
+    response = ChatEventStream(
+        cast(Generation, generation),
+        chunks,
+        heartbeat_s=heartbeat_s,
+        send_timeout_s=send_timeout_s,
+    )
+    async with asyncio.timeout(5):
+        await response(connection.scope(spec), connection.receive, connection.send)
+    assert generation.closed == 1
+    return b"".join(connection.sent)
+
+
+STOP = Delta(0, "", (), "stop")
+
+
+async def test_a_whole_stream(spec: str) -> None:
+    generation, connection = ScriptedGeneration([Delta(0, "a"), Delta(0, "b"), STOP]), Connection()
+    body = await run(generation, connection, spec)
+    assert connection.ended
+    assert body.endswith(b"data: [DONE]\n\n")
+    assert b"\nid:" not in body
+    assert b"retry:" not in body
+    assert b"\n:" not in body
+
+
+async def test_an_error_is_the_last_event(spec: str) -> None:
+    generation = ScriptedGeneration([Delta(0, "a"), EngineUnavailable("gone")])
+    body = await run(generation, Connection(), spec)
+    assert b"[DONE]" not in body
+    assert body.split(b"\n\n")[-2].startswith(b'data: {"error":{')
+
+
+async def test_leaving_while_the_engine_works(spec: str) -> None:
+    generation = ScriptedGeneration([Delta(0, "a"), 60.0, STOP])
+    connection = Connection(leave_after=2)
+    await run(generation, connection, spec)
+    assert generation.left
+    assert not connection.ended
+
+
+async def test_leaving_before_anything_was_sent(spec: str) -> None:
+    connection = Connection()
+    connection.left.set()
+    generation = ScriptedGeneration([60.0])
+    await run(generation, connection, spec)
+    assert not connection.ended
+
+
+async def test_leaving_while_a_chunk_is_being_sent(spec: str) -> None:
+    generation = ScriptedGeneration([Delta(0, "a"), Delta(0, "b"), STOP])
+    connection = Connection(stall_after=1)
+    leave = asyncio.get_running_loop().call_later(0.05, connection.left.set)
+    await run(generation, connection, spec)
+    assert generation.left
+    leave.cancel()
+
+
+async def test_a_stalled_reader_is_dropped(spec: str) -> None:
+    generation = ScriptedGeneration([Delta(0, "a"), Delta(0, "b"), STOP])
+    connection = Connection(stall_after=2)
+    await run(generation, connection, spec, send_timeout_s=0.1, heartbeat_s=0.05)
+    assert connection.aborted
+    assert generation.left
+
+
+async def test_a_heartbeat_that_cannot_be_sent_drops_the_reader(spec: str) -> None:
+    generation = ScriptedGeneration([Delta(0, "a"), 60.0])
+    connection = Connection(stall_after=2)
+    await run(generation, connection, spec, send_timeout_s=0.1, heartbeat_s=0.05)
+    assert connection.aborted
+    assert generation.left
+
+
+async def test_heartbeats_only_in_silence(spec: str) -> None:
+    steps: list[Delta | float | Exception] = []
+    for _ in range(10):
+        steps += [Delta(0, "a"), 0.02]
+    generation = ScriptedGeneration([*steps, 0.35, STOP])
+    body = await run(generation, Connection(), spec, heartbeat_s=0.1)
+    beats = [i for i, e in enumerate(body.split(b"\n\n")) if b'"delta":{"content":""}' in e]
+    assert 2 <= len(beats) <= 4
+    assert min(beats) > 10
+
+
+async def test_cancelling_the_request_closes_the_generation(spec: str) -> None:
+    generation, connection = ScriptedGeneration([Delta(0, "a"), 60.0]), Connection()
+    task = asyncio.create_task(run(generation, connection, spec))
+    await until(lambda: len(connection.sent) == 2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert generation.closed == 1
+    assert generation.left
