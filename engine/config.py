@@ -33,6 +33,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_cache_memory_bytes: int | None = None
     """Bytes for the KV cache; on a CPU None means 512 MiB."""
     enable_prefix_caching: bool = True
+    prefix_cache_tenant_floor: float = 0.0
+    """Share of the blocks that one tenant's cached prefixes keep while other tenants have more."""
+    prefix_cache_tenant_ceiling: float = 1.0
+    """Share of the blocks that one tenant's cached prefixes may take when no request uses them."""
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     long_prefill_token_threshold: int = 0
@@ -100,6 +104,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             _require(0 <= value < float("inf"), name, "must be at least 0", value)
         _require(
             self.priority_aging_s > 0, "priority_aging_s", "must be positive", self.priority_aging_s
+        )
+        floor, ceiling = self.prefix_cache_tenant_floor, self.prefix_cache_tenant_ceiling
+        _require(0 <= floor <= 1, "prefix_cache_tenant_floor", "must be in [0, 1]", floor)
+        _require(
+            floor <= ceiling <= 1,
+            "prefix_cache_tenant_ceiling",
+            "must be in [prefix_cache_tenant_floor, 1]",
+            ceiling,
         )
         _require(0 <= self.watermark < 1, "watermark", "must be in [0, 1)", self.watermark)
         _require(

@@ -56,6 +56,8 @@ class EngineCore:
             runner.num_blocks,
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
+            tenant_floor=config.prefix_cache_tenant_floor,
+            tenant_ceiling=config.prefix_cache_tenant_ceiling,
         )
         self.scheduler = Scheduler(config, self._cache, create_policy(config, self._prefix_match))
         self._constraints = Constraints(grammar, runner.vocab_size)
@@ -71,7 +73,7 @@ class EngineCore:
         return bool(self._requests or self._outputs or self.scheduler.num_in_flight)
 
     def _prefix_match(self, request: Request) -> int:
-        return len(self._cache.lookup(request.block_table, request.token_ids))
+        return self._cache.lookup(request.block_table, request.token_ids).num_tokens
 
     # ---- requests come and go -------------------------------------------------------------------
 
@@ -112,6 +114,10 @@ class EngineCore:
             raise InvalidRequest("prompt_token_ids is empty")
         self._check_ids("prompt_token_ids", prompt)
         self._check_ids("stop_token_ids", message.params.stop_token_ids)
+        if not 0 <= message.num_public_tokens <= len(prompt):
+            raise InvalidRequest(
+                f"num_public_tokens must be in [0, {len(prompt)}], got {message.num_public_tokens}"
+            )
         if not (math.isfinite(message.weight) and message.weight > 0):
             raise InvalidRequest(f"weight must be a positive number, got {message.weight}")
         # The last token of all is never computed, so it needs no slot.

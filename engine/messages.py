@@ -92,6 +92,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     params: SamplingParams
     cache_salt: str = ""
     """Partitions the prefix cache; derived by the gateway, never taken from a client as is."""
+    num_public_tokens: int = 0
+    """So many leading prompt tokens are no secret (a named public prefix that the tenant chose):
+    their full blocks are shared across salts. Set by the gateway alone, as the salt is."""
     fair_key: str = ""
     """Whom the scheduler charges for this request's work."""
     weight: float = 1.0

@@ -99,7 +99,9 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | None = None
 
-        self.block_table = BlockTable({"salt": message.cache_salt})
+        self.block_table = BlockTable(
+            {"salt": message.cache_salt}, message.fair_key, message.num_public_tokens
+        )
         self.was_admitted = False
         """Ran before; so it is no new arrival when it waits."""
         self.row = -1

@@ -5,61 +5,67 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from engine.cache.eviction import EvictionOrder
+from engine.cache.prefix import PrefixIndex
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from engine.cache.prefix import Content
+
 
 class BlockPool:
-    """Hands out block ids. Every operation is O(1) per block.
+    """Hands out block ids, in O(1) per block (O(log owners) where owners have a floor).
 
-    A block is *held* (referenced by requests) or free. A free block is *blank*, or *cached*: its
-    content is published under a key and stays readable until the block is handed out again. Blank
-    blocks go first, then the cached block that was released longest ago.
+    A block is *held* (referenced by requests) or free. A free block is *blank* or *cached*: its
+    content is published and stays readable until the block is handed out again. Blank blocks go
+    first, then the partly filled ones, then the full ones, each kind in the order of release.
+
+    ``floor`` is the number of its cached blocks that an owner keeps while others have more;
+    ``ceiling`` is the number above which it gives up its own oldest.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, floor: int = 0, ceiling: int | None = None) -> None:
         assert num_blocks > 0, num_blocks
         self.num_blocks = num_blocks
+        self.index = PrefixIndex()
         self.num_evictions = 0
+        self._ceiling = num_blocks if ceiling is None else ceiling
         self._ref_counts = [0] * num_blocks
-        self._keys: list[bytes | None] = [None] * num_blocks
-        self._by_key: dict[bytes, int] = {}
+        self._contents: list[Content | None] = [None] * num_blocks
         # A stack, so that the block used last (still warm in the hardware's caches) goes first.
         self._blank = list(range(num_blocks - 1, -1, -1))
-        # Oldest first. An OrderedDict is a linked list in C: O(1) at both ends and in the middle.
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        # An OrderedDict is a linked list in C: O(1) at both ends and in the middle.
+        self._partial: OrderedDict[int, None] = OrderedDict()
+        self._full = EvictionOrder(floor)
 
     @property
     def num_free(self) -> int:
         """Blocks nobody references, those with cached content included."""
-        return len(self._blank) + len(self._cached)
-
-    @property
-    def num_cached(self) -> int:
-        """Blocks whose content is published, held or free."""
-        return len(self._by_key)
+        return len(self._blank) + len(self._partial) + len(self._full)
 
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]
 
-    def find(self, key: bytes) -> int | None:
-        """The block published under ``key``. It may be evicted unless acquired at once."""
-        return self._by_key.get(key)
-
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` free blocks, one reference each. The caller checked ``num_free``."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} are free"
-        block_ids = [self._blank.pop() for _ in range(min(count, len(self._blank)))]
-        while len(block_ids) < count:
-            block_ids.append(self._evict())
-        for block_id in block_ids:
+        block_ids = []
+        for _ in range(count):
+            if not self._blank:
+                self._evict()
+            block_id = self._blank.pop()
             self._ref_counts[block_id] = 1
+            block_ids.append(block_id)
         return block_ids
 
     def acquire(self, block_id: int) -> None:
         """One more reference on a block that is held or cached."""
         if self._ref_counts[block_id] == 0:
-            del self._cached[block_id]
+            if block_id in self._partial:
+                del self._partial[block_id]
+            else:
+                self._full.remove(block_id)
         self._ref_counts[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
@@ -69,35 +75,52 @@ class BlockPool:
             assert count >= 0, f"block {block_id} is released twice"
             self._ref_counts[block_id] = count
             if count == 0:
-                if self._keys[block_id] is None:
-                    self._blank.append(block_id)
-                else:
-                    self._cached[block_id] = None
+                self._free(block_id)
 
-    def publish(self, block_id: int, key: bytes) -> None:
+    def publish(self, block_id: int, content: Content) -> None:
         """Make a held block's content findable. Another block with the same content stays first."""
         assert self._ref_counts[block_id] > 0, f"block {block_id} is published but not held"
-        assert self._keys[block_id] is None, f"block {block_id} is published twice"
-        if self._by_key.setdefault(key, block_id) == block_id:
-            self._keys[block_id] = key
+        assert self._contents[block_id] is None, f"block {block_id} is published twice"
+        if self.index.add(block_id, content):
+            self._contents[block_id] = content
 
-    def _evict(self) -> int:
-        block_id, _ = self._cached.popitem(last=False)
-        key = self._keys[block_id]
-        assert key is not None
-        del self._by_key[key]
-        self._keys[block_id] = None
+    def _free(self, block_id: int) -> None:
+        content = self._contents[block_id]
+        if content is None:
+            self._blank.append(block_id)
+        elif content.partial:
+            self._partial[block_id] = None
+        else:
+            self._full.add(block_id, content.owner)
+            if self._full.count(content.owner) > self._ceiling:
+                self._forget(self._full.pop_from(content.owner))
+
+    def _evict(self) -> None:
+        """Make the cached block blank that is worth least."""
+        if self._partial:
+            self._forget(self._partial.popitem(last=False)[0])
+        else:
+            self._forget(self._full.pop())
+
+    def _forget(self, block_id: int) -> None:
+        content = self._contents[block_id]
+        assert content is not None
+        self.index.remove(block_id, content)
+        self._contents[block_id] = None
+        self._blank.append(block_id)
         self.num_evictions += 1
-        return block_id
 
     def check_integrity(self) -> None:
         """Every block is exactly one of held, blank and cached. For tests and idle moments."""
-        free = [*self._blank, *self._cached]
-        assert len(set(free)) == len(free), "a block is on a free list twice"
+        cached = {i for i, content in enumerate(self._contents) if content is not None}
         held = {i for i, count in enumerate(self._ref_counts) if count > 0}
+        idle = {i for i in range(self.num_blocks) if i in self._full}
+        assert len(idle) == len(self._full)
+        free = [*self._blank, *self._partial, *idle]
+        assert len(set(free)) == len(free), "a block is on two free lists"
         assert held.isdisjoint(free), "a held block is on a free list"
         assert len(held) + len(free) == self.num_blocks, "a block is lost"
-        assert all(self._keys[i] is None for i in self._blank), "a blank block has a key"
-        assert all(self._keys[i] is not None for i in self._cached), "a cached block has no key"
-        published = {key: i for i, key in enumerate(self._keys) if key is not None}
-        assert published == self._by_key, "keys and blocks disagree"
+        assert cached.isdisjoint(self._blank), "a blank block has content"
+        assert cached.issuperset(idle), "a cached block has no content"
+        assert cached.issuperset(self._partial), "a cached block has no content"
+        self.index.check_integrity(dict(enumerate(self._contents)))

@@ -2,38 +2,89 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.cache.block_pool import BlockPool
-from engine.cache.prefix import extend_chain, root_key
+from engine.cache.prefix import Content, child_key, extend_chain, root_key, token_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
 class BlockTable:
-    """The cache side of one request: the blocks it holds, in order, and their keys."""
+    """The cache side of one request: the blocks it holds, in order, and what they hold.
 
-    __slots__ = ("block_ids", "keys", "num_published", "region")
+    ``region`` separates what must never be shared ("salt", ...); ``owner`` is whom cached blocks
+    count for. The first ``num_public_tokens`` stand outside the region: their full blocks are
+    shared with everybody who declares the same tokens public.
+    """
 
-    def __init__(self, region: Mapping[str, str]) -> None:
+    __slots__ = (
+        "block_ids",
+        "keys",
+        "num_public_tokens",
+        "num_published",
+        "num_written",
+        "owner",
+        "region",
+    )
+
+    def __init__(
+        self, region: Mapping[str, str], owner: str = "", num_public_tokens: int = 0
+    ) -> None:
         self.region = region
+        self.owner = owner
+        self.num_public_tokens = num_public_tokens
         self.block_ids: list[int] = []
         self.keys: list[bytes] = []
         """Keys of the leading full blocks, as far as they were computed. They outlive a release:
         a preempted request looks its own prefix up again."""
         self.num_published = 0
         """Leading blocks that need no publishing any more."""
+        self.num_written = 0
+        """Leading slots whose step is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """The cached part of a prompt. Nothing of it is acquired yet."""
+
+    num_tokens: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    """Full blocks, to be shared."""
+    source: int = -1
+    """A block whose leading slots continue the prefix, to be copied; -1 for none."""
+    num_copied: int = 0
+    """Those slots; ``num_tokens`` includes them."""
+
+    def without_copy(self) -> PrefixHit:
+        return PrefixHit(self.num_tokens - self.num_copied, self.block_ids)
 
 
 class CacheManager:
-    """Allocates blocks to requests and shares the blocks of equal prefixes within a region."""
+    """Allocates blocks to requests and shares the blocks of equal prefixes within a region.
+
+    ``tenant_floor`` and ``tenant_ceiling`` are shares of all blocks, for the cached blocks of one
+    owner that nobody holds: fewer than the floor are safe from others, more than the ceiling are
+    given up.
+    """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        tenant_floor: float = 0.0,
+        tenant_ceiling: float = 1.0,
     ) -> None:
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(
+            num_blocks,
+            floor=int(tenant_floor * num_blocks),
+            ceiling=int(tenant_ceiling * num_blocks),
+        )
         self.enable_prefix_caching = enable_prefix_caching
 
     @property
@@ -43,37 +94,100 @@ class CacheManager:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def lookup(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
-        """Blocks that hold the longest cached prefix of ``token_ids``; not acquired yet.
+    # ---- prefixes -------------------------------------------------------------------------------
+
+    def lookup(self, table: BlockTable, token_ids: Sequence[int]) -> PrefixHit:
+        """The longest cached prefix of ``token_ids``, to the token.
 
         Never all of the tokens: the last one is always computed, because its logits are needed.
         """
         if not self.enable_prefix_caching:
-            return []
-        max_blocks = (len(token_ids) - 1) // self.block_size
+            return PrefixHit()
+        limit = len(token_ids) - 1
+        max_blocks = limit // self.block_size
         self._extend_keys(table, token_ids, max_blocks)
-        hits: list[int] = []
+        block_ids: list[int] = []
         for key in table.keys[:max_blocks]:
-            block_id = self.pool.find(key)
+            block_id = self.pool.index.find(key)
             if block_id is None:
                 break
-            hits.append(block_id)
-        return hits
+            block_ids.append(block_id)
+        start = len(block_ids) * self.block_size
+        rest = token_bytes(token_ids[start : min(start + self.block_size, limit)])
+        parent = self._parent(table, len(block_ids))
+        source, num_copied = self.pool.index.longest_overlap(parent, rest)
+        return PrefixHit(start + num_copied, block_ids, source, num_copied)
 
-    def num_blocks_lacking(self, hits: Sequence[int], num_tokens: int) -> int:
-        """Free blocks that are missing to admit ``num_tokens`` with these hits; <= 0 if none."""
-        num_fresh = self.num_blocks_for(num_tokens) - len(hits)
+    def publish(self, table: BlockTable, token_ids: Sequence[int], num_written: int) -> None:
+        """Make the full blocks among the first ``num_written`` slots findable.
+
+        Call it only once the step that wrote them is over: a key promises finished content.
+        """
+        table.num_written = num_written
+        num_full = num_written // self.block_size
+        if num_full <= table.num_published or not self.enable_prefix_caching:
+            return
+        self._extend_keys(table, token_ids, num_full)
+        for i in range(table.num_published, num_full):
+            self.pool.publish(table.block_ids[i], self._content(table, token_ids, i))
+        table.num_published = num_full
+
+    def _publish_rest(self, table: BlockTable, token_ids: Sequence[int]) -> None:
+        """Make the slots after the last full block findable, for a copy."""
+        if table.num_written % self.block_size == 0:
+            return
+        index = table.num_written // self.block_size
+        parent = self._parent(table, index)
+        data = token_bytes(token_ids[index * self.block_size : table.num_written])
+        content = Content(child_key(parent, data), parent, data, table.owner, partial=True)
+        self.pool.publish(table.block_ids[index], content)
+
+    def _content(self, table: BlockTable, token_ids: Sequence[int], index: int) -> Content:
+        start = index * self.block_size
+        data = token_bytes(token_ids[start : start + self.block_size])
+        return Content(table.keys[index], self._parent(table, index), data, table.owner)
+
+    def _parent(self, table: BlockTable, index: int) -> bytes:
+        """The key that the block at ``index`` of the table continues."""
+        num_public = table.num_public_tokens // self.block_size
+        if index == num_public:
+            # The region's own blocks begin here.
+            before = table.keys[index - 1] if index else b""
+            return child_key(before, root_key(self.block_size, table.region))
+        return table.keys[index - 1] if index else root_key(self.block_size, {})
+
+    def _extend_keys(self, table: BlockTable, token_ids: Sequence[int], num_blocks: int) -> None:
+        num_public = table.num_public_tokens // self.block_size
+        for end in (min(num_public, num_blocks), num_blocks):
+            known = len(table.keys)
+            if end > known:
+                parent, start = self._parent(table, known), known * self.block_size
+                table.keys += extend_chain(parent, token_ids, start, self.block_size, end - known)
+
+    # ---- room -----------------------------------------------------------------------------------
+
+    def num_blocks_lacking(self, hit: PrefixHit, num_tokens: int) -> int:
+        """Free blocks that are missing to admit ``num_tokens`` with this hit; <= 0 if none."""
+        num_fresh = self.num_blocks_for(num_tokens) - len(hit.block_ids)
         # A hit that nobody holds is still on the free list.
-        num_idle = sum(self.pool.ref_count(block_id) == 0 for block_id in hits)
+        num_idle = sum(self.pool.ref_count(block_id) == 0 for block_id in hit.block_ids)
+        if hit.num_copied and self.pool.ref_count(hit.source) == 0:
+            num_idle += 1
         return num_fresh + num_idle - self.pool.num_free
 
-    def admit(self, table: BlockTable, hits: list[int], num_tokens: int) -> None:
-        """Fill an empty table: ``hits`` first, then fresh blocks up to ``num_tokens``."""
+    def admit(self, table: BlockTable, hit: PrefixHit, num_tokens: int) -> None:
+        """Fill an empty table: the hit first, then fresh blocks up to ``num_tokens``.
+
+        The source of a copy is acquired, too: the caller releases it when the copy is done.
+        """
         assert not table.block_ids, "the table is admitted twice"
-        for block_id in hits:
+        for block_id in hit.block_ids:
             self.pool.acquire(block_id)
-        table.block_ids = hits + self.pool.allocate(self.num_blocks_for(num_tokens) - len(hits))
-        table.num_published = len(hits)
+        if hit.num_copied:
+            self.pool.acquire(hit.source)
+        num_fresh = self.num_blocks_for(num_tokens) - len(hit.block_ids)
+        table.block_ids = hit.block_ids + self.pool.allocate(num_fresh)
+        table.num_published = len(hit.block_ids)
 
     def num_fresh_blocks(self, table: BlockTable, num_tokens: int) -> int:
         """Blocks the table lacks to hold ``num_tokens``; zero or less when it has them all."""
@@ -85,36 +199,14 @@ class CacheManager:
         table.block_ids += block_ids
         return block_ids
 
-    def publish(self, table: BlockTable, token_ids: Sequence[int], num_written: int) -> None:
-        """Make the full blocks among the first ``num_written`` slots findable.
-
-        Call it only once the step that wrote them is over: a key promises finished content.
-        """
-        if not self.enable_prefix_caching:
-            return
-        num_full = num_written // self.block_size
-        if num_full <= table.num_published:
-            return
-        self._extend_keys(table, token_ids, num_full)
-        for i in range(table.num_published, num_full):
-            self.pool.publish(table.block_ids[i], table.keys[i])
-        table.num_published = num_full
-
-    def release(self, table: BlockTable) -> None:
+    def release(self, table: BlockTable, token_ids: Sequence[int]) -> None:
         """Give all blocks back; the last ones are evicted first, as a prefix serves more often."""
+        if self.enable_prefix_caching:
+            self._publish_rest(table, token_ids)
         self.pool.release(reversed(table.block_ids))
         table.block_ids = []
-        table.num_published = 0
+        table.num_published = table.num_written = 0
 
     def num_sole_blocks(self, table: BlockTable) -> int:
         """Blocks that a release of this table would free."""
         return sum(self.pool.ref_count(block_id) == 1 for block_id in table.block_ids)
-
-    def _extend_keys(self, table: BlockTable, token_ids: Sequence[int], num_blocks: int) -> None:
-        known = len(table.keys)
-        if num_blocks > known:
-            parent = table.keys[-1] if known else root_key(self.block_size, table.region)
-            start = known * self.block_size
-            table.keys += extend_chain(
-                parent, token_ids, start, self.block_size, num_blocks - known
-            )

@@ -24,7 +24,7 @@ from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
 from engine.scheduler.queue_limits import QueueLimits
 
 if TYPE_CHECKING:
-    from engine.cache.manager import CacheManager
+    from engine.cache.manager import CacheManager, PrefixHit
     from engine.config import EngineConfig
     from engine.messages import FinishReason
     from engine.scheduler.policy import SchedulingPolicy
@@ -130,7 +130,7 @@ class Scheduler:
             self._release(request)
 
     def _release(self, request: Request) -> None:
-        self.cache.release(request.block_table)
+        self.cache.release(request.block_table, request.token_ids)
         self._released_rows.append(request.row)
         self._free_rows.append(request.row)
         request.row = -1
@@ -235,53 +235,68 @@ class Scheduler:
             if not self._free_rows or len(self.running) >= self._max_num_running:
                 self._block(request, 0)
                 return
-            hits = self.cache.lookup(request.block_table, request.token_ids)
-            num_hit_tokens = len(hits) * self.cache.block_size
-            num_missing = request.num_tokens - num_hit_tokens
-            num_tokens = min(num_missing, self._chunk_limit, budget)
-            num_partial += num_tokens < num_missing
-            if num_partial > self._max_num_partial_prefills:
-                return
-            # Room for the whole prompt at once, or else several long prompts would each get their
-            # first chunk in and then preempt each other.
-            end = request.num_tokens if self._reserve_full_isl else num_hit_tokens + num_tokens
-            num_lacking = self.cache.num_blocks_lacking(hits, end)
-            if self.running:
-                num_lacking += self._num_watermark_blocks
+            hit = self.cache.lookup(request.block_table, request.token_ids)
+            num_tokens, num_slots, num_lacking = self._measure(request, hit, budget)
+            if num_lacking > 0 and hit.num_copied > 0:
+                # A copy holds its source for a step, which a full cache cannot afford.
+                hit = hit.without_copy()
+                num_tokens, num_slots, num_lacking = self._measure(request, hit, budget)
             if num_lacking > 0:
                 self._block(request, num_lacking)
                 return
+            num_partial += hit.num_tokens + num_tokens < request.num_tokens
+            if num_partial > self._max_num_partial_prefills:
+                return
             self.policy.dequeue(request)
-            self.cache.admit(request.block_table, hits, end)
-            self._enter_batch(step, request, num_hit_tokens)
+            self._enter_batch(step, request, hit, num_slots)
             self._add_chunk(step, request, num_tokens)
             budget -= num_tokens
 
-    def _enter_batch(self, step: Step, request: Request, num_hit_tokens: int) -> None:
+    def _measure(self, request: Request, hit: PrefixHit, budget: int) -> tuple[int, int, int]:
+        """An admission with this hit: (tokens of its first chunk, slots to take, blocks missing)"""
+        num_tokens = min(request.num_tokens - hit.num_tokens, self._chunk_limit, budget)
+        # Room for the whole prompt at once, or else several long prompts would each get their
+        # first chunk in and then preempt each other.
+        num_slots = request.num_tokens if self._reserve_full_isl else hit.num_tokens + num_tokens
+        num_lacking = self.cache.num_blocks_lacking(hit, num_slots)
+        if self.running:
+            num_lacking += self._num_watermark_blocks
+        return num_tokens, num_slots, num_lacking
+
+    def _enter_batch(self, step: Step, request: Request, hit: PrefixHit, num_slots: int) -> None:
         assert request.num_in_flight == 0, f"{request.request_id} is admitted while in flight"
         request.enter(RequestState.RUNNING)
         request.row = self._free_rows.pop()
-        request.num_computed_tokens = num_hit_tokens
+        request.num_computed_tokens = hit.num_tokens
         if not request.was_admitted:
-            request.was_admitted = True
-            self.queue.leave(request.fair_key, request.num_prompt_tokens)
-            request.num_cached_tokens = num_hit_tokens
-            self.policy.charge_prompt(request, 0, num_hit_tokens)
-            self.stats.prompt_tokens += request.num_prompt_tokens
-            if self.cache.enable_prefix_caching:
-                self.stats.prefix_cache_queries += request.num_prompt_tokens
-            self.stats.prefix_cache_hits += num_hit_tokens
+            self._account_arrival(request, hit.num_tokens)
         self.running[request.request_id] = request
+        table = request.block_table
+        self.cache.admit(table, hit, num_slots)
+        if hit.num_copied > 0:
+            target = table.block_ids[len(hit.block_ids)]
+            step.plan.block_copies.append((hit.source, target, hit.num_copied))
         step.plan.admissions.append(
             Admission(
                 row=request.row,
                 request_id=request.request_id,
                 token_ids=list(request.token_ids),
                 num_prompt_tokens=request.num_prompt_tokens,
-                block_ids=list(request.block_table.block_ids),
+                block_ids=list(table.block_ids),
                 params=request.params,
             )
         )
+
+    def _account_arrival(self, request: Request, num_cached: int) -> None:
+        """A request leaves the queue for the first time."""
+        request.was_admitted = True
+        request.num_cached_tokens = num_cached
+        self.queue.leave(request.fair_key, request.num_prompt_tokens)
+        self.policy.charge_prompt(request, 0, num_cached)
+        self.stats.prompt_tokens += request.num_prompt_tokens
+        if self.cache.enable_prefix_caching:
+            self.stats.prefix_cache_queries += request.num_prompt_tokens
+            self.stats.prefix_cache_hits += num_cached
 
     def _add_chunk(self, step: Step, request: Request, num_tokens: int) -> None:
         start = request.num_computed_tokens
@@ -340,6 +355,7 @@ class Scheduler:
                 moved.append((request, self._append(request, token_ids)))
             if request.num_in_flight == 0 and request.arrival in self._draining:
                 self._release(self._draining.pop(request.arrival))
+        self.cache.pool.release(source for source, _, _ in step.plan.block_copies)
         return moved
 
     def _append(self, request: Request, token_ids: list[int]) -> list[int]:
@@ -368,6 +384,9 @@ class Scheduler:
         for request in holders:
             for block_id in request.block_table.block_ids:
                 refs[block_id] += 1
+        for step in self._in_flight:
+            for source, _, _ in step.plan.block_copies:
+                refs[source] += 1
         assert all(refs[i] == self.cache.pool.ref_count(i) for i in range(len(refs))), (
             "blocks are referenced by nobody, or not by their holder"
         )

@@ -66,6 +66,7 @@ def test_each_step_says_what_it_sampled() -> None:
         ([1] * 20, {}, "prompt_token_ids has 20 tokens, but max_model_len leaves room for 19"),
         ([1] * 10, {"max_tokens": 11}, "max_tokens is 11, but .* max_model_len leaves room for 10"),
         ([1], {"stop_token_ids": (50,)}, "stop_token_ids must be in"),
+        ([1, 2], {"num_public_tokens": 3}, r"num_public_tokens must be in \[0, 2\], got 3"),
         ([1], {"weight": 0.0}, "weight must be a positive number, got 0.0"),
         ([1], {"weight": float("nan")}, "weight must be a positive number, got nan"),
     ],

@@ -2,108 +2,199 @@ from __future__ import annotations
 
 import pytest
 
-from engine.cache.manager import BlockTable, CacheManager
+from engine.cache.manager import BlockTable, CacheManager, PrefixHit
+
+TOKENS = [1, 2, 3, 4, 5, 6]
 
 
-def written(manager: CacheManager, token_ids: list[int], salt: str = "") -> BlockTable:
+def table(salt: str = "", num_public_tokens: int = 0) -> BlockTable:
+    return BlockTable({"salt": salt}, owner=salt, num_public_tokens=num_public_tokens)
+
+
+def written(
+    manager: CacheManager, token_ids: list[int], salt: str = "", num_public_tokens: int = 0
+) -> BlockTable:
     """A table whose tokens were all computed and published."""
-    table = BlockTable({"salt": salt})
-    manager.admit(table, manager.lookup(table, token_ids), len(token_ids))
-    manager.publish(table, token_ids, len(token_ids))
-    return table
+    new = table(salt, num_public_tokens)
+    hit = manager.lookup(new, token_ids)
+    manager.admit(new, hit, len(token_ids))
+    if hit.num_copied:
+        manager.pool.release([hit.source])
+    manager.publish(new, token_ids, len(token_ids))
+    return new
 
 
-def test_a_table_gets_as_many_blocks_as_its_tokens_need() -> None:
-    manager = CacheManager(4, 4)
-    table = BlockTable({})
-    manager.admit(table, [], 5)
-    assert len(table.block_ids) == 2
-    assert manager.num_fresh_blocks(table, 8) == 0
-    assert manager.num_fresh_blocks(table, 9) == 1
-    assert manager.grow(table, 1) == [table.block_ids[2]]
+class TestRoom:
+    def test_a_table_gets_as_many_blocks_as_its_tokens_need(self) -> None:
+        manager = CacheManager(4, 4)
+        new = table()
+        manager.admit(new, PrefixHit(), 5)
+        assert len(new.block_ids) == 2
+        assert manager.num_fresh_blocks(new, 8) == 0
+        assert manager.num_fresh_blocks(new, 9) == 1
+        assert manager.grow(new, 1) == [new.block_ids[2]]
+
+    def test_the_blocks_an_admission_lacks(self) -> None:
+        manager = CacheManager(4, 4)
+        assert manager.num_blocks_lacking(PrefixHit(), 17) == 1
+        assert manager.num_blocks_lacking(PrefixHit(), 16) == 0
+        assert manager.num_blocks_lacking(PrefixHit(), 3) == -3
+        with pytest.raises(AssertionError, match="5 blocks wanted, 4 are free"):
+            manager.admit(table(), PrefixHit(), 17)
+
+    def test_idle_hits_count_as_taken(self) -> None:
+        manager = CacheManager(3, 2)
+        manager.release(written(manager, [1, 2, 3, 4]), [1, 2, 3, 4])
+        new = table()
+        hit = manager.lookup(new, [1, 2, 3, 4, 5])
+        assert len(hit.block_ids) == 2
+        assert manager.num_blocks_lacking(hit, 8) == 1, "two hits and two fresh blocks in three"
+        assert manager.num_blocks_lacking(hit, 5) == 0
+        manager.admit(new, hit, 5)
+        assert manager.num_free_blocks == 0
+        manager.pool.check_integrity()
+
+    def test_the_source_of_a_copy_counts_as_taken(self) -> None:
+        manager = CacheManager(3, 4)
+        manager.release(written(manager, TOKENS), TOKENS)
+        hit = manager.lookup(table(), [1, 2, 3, 4, 5, 9, 9, 9])
+        assert hit.num_copied == 1
+        assert manager.num_blocks_lacking(hit, 8) == 0
+        assert manager.num_blocks_lacking(hit, 9) == 1
+        assert manager.num_blocks_lacking(hit.without_copy(), 9) == 0
+
+    def test_shared_blocks_are_not_freed_by_one_of_their_holders(self) -> None:
+        manager = CacheManager(4, 2)
+        first = written(manager, [1, 2, 3, 4])
+        second = table()
+        manager.admit(second, manager.lookup(second, [1, 2, 9]), 3)
+        assert manager.num_sole_blocks(first) == 1
+        manager.release(first, [1, 2, 3, 4])
+        assert manager.num_free_blocks == 2
+        manager.release(second, [1, 2, 9])
+        assert manager.num_free_blocks == 4
+        manager.pool.check_integrity()
 
 
-def test_the_blocks_an_admission_lacks() -> None:
-    manager = CacheManager(4, 4)
-    assert manager.num_blocks_lacking([], 17) == 1
-    assert manager.num_blocks_lacking([], 16) == 0
-    assert manager.num_blocks_lacking([], 3) == -3
-    with pytest.raises(AssertionError, match="5 blocks wanted, 4 are free"):
-        manager.admit(BlockTable({}), [], 17)
+class TestFullBlocks:
+    def test_lookup_finds_the_longest_published_prefix(self) -> None:
+        manager = CacheManager(8, 2)
+        first = written(manager, TOKENS)
+        assert manager.lookup(table(), [1, 2, 3, 4, 9, 9, 9]) == PrefixHit(4, first.block_ids[:2])
+        assert manager.lookup(table(), [9, 2, 3, 4]) == PrefixHit()
+
+    def test_the_last_token_is_never_served_from_the_cache(self) -> None:
+        manager = CacheManager(8, 2)
+        written(manager, [1, 2, 3, 4])
+        assert manager.lookup(table(), [1, 2, 3, 4]).num_tokens == 3
+        assert manager.lookup(table(), [1, 2]).num_tokens == 1
+        assert manager.lookup(table(), [1]).num_tokens == 0
+
+    def test_unwritten_blocks_cannot_be_found(self) -> None:
+        manager = CacheManager(8, 2)
+        first = table()
+        manager.admit(first, PrefixHit(), 6)
+        manager.publish(first, TOKENS, 3)
+        assert manager.lookup(table(), TOKENS).block_ids == first.block_ids[:1]
+        assert manager.lookup(table(), TOKENS).num_tokens == 2
+
+    def test_the_tail_of_a_released_table_is_evicted_before_its_head(self) -> None:
+        manager = CacheManager(3, 2)
+        manager.release(written(manager, TOKENS), TOKENS)
+        manager.pool.allocate(1)
+        assert manager.lookup(table(), [*TOKENS, 7]).num_tokens == 4
+
+    def test_without_prefix_caching_nothing_is_found(self) -> None:
+        manager = CacheManager(8, 2, enable_prefix_caching=False)
+        manager.release(written(manager, [1, 2, 3]), [1, 2, 3])
+        assert manager.lookup(table(), [1, 2, 3, 4]) == PrefixHit()
+        assert len(manager.pool.index) == 0
+
+    def test_a_released_table_can_be_admitted_again_and_finds_itself(self) -> None:
+        manager = CacheManager(4, 2)
+        first = written(manager, [1, 2, 3, 4, 5])
+        before = first.block_ids[:2]
+        manager.release(first, [1, 2, 3, 4, 5])
+        hit = manager.lookup(first, [1, 2, 3, 4, 5, 6])
+        assert hit.block_ids == before
+        assert hit.num_tokens == 5, "its partly filled block is there as well"
 
 
-def test_lookup_finds_the_longest_published_prefix() -> None:
-    manager = CacheManager(8, 2)
-    table = written(manager, [1, 2, 3, 4, 5, 6])
-    other = BlockTable({"salt": ""})
-    assert manager.lookup(other, [1, 2, 3, 4, 9, 9, 9]) == table.block_ids[:2]
-    assert manager.lookup(BlockTable({"salt": ""}), [9, 2, 3, 4]) == []
+class TestTails:
+    def test_a_block_that_matches_in_part_is_copied(self) -> None:
+        manager = CacheManager(8, 4)
+        first = written(manager, [1, 2, 3, 4, 5, 6, 7, 8])
+        hit = manager.lookup(table(), [1, 2, 3, 4, 5, 6, 9, 9, 9])
+        assert hit == PrefixHit(6, first.block_ids[:1], first.block_ids[1], 2)
+        assert hit.without_copy() == PrefixHit(4, first.block_ids[:1])
+
+    def test_it_takes_a_reference_on_the_source(self) -> None:
+        manager = CacheManager(8, 4)
+        first = written(manager, [1, 2, 3, 4])
+        manager.release(first, [1, 2, 3, 4])
+        second = table()
+        hit = manager.lookup(second, [1, 2, 9])
+        manager.admit(second, hit, 3)
+        assert manager.pool.ref_count(hit.source) == 1
+        assert hit.source not in second.block_ids
+        manager.pool.release([hit.source])
+        manager.release(second, [1, 2, 9])
+        assert manager.num_free_blocks == 8
+
+    def test_the_rest_of_a_released_table_can_be_continued(self) -> None:
+        manager = CacheManager(8, 4)
+        manager.release(written(manager, TOKENS), TOKENS)
+        assert manager.lookup(table(), [*TOKENS, 7, 8]).num_tokens == 6
+
+    def test_only_what_was_written_is_published(self) -> None:
+        manager = CacheManager(8, 4)
+        first = table()
+        manager.admit(first, PrefixHit(), 6)
+        manager.publish(first, TOKENS, 5)
+        manager.release(first, TOKENS)
+        assert manager.lookup(table(), [*TOKENS, 7, 8]).num_tokens == 5
 
 
-def test_the_last_token_is_never_served_from_the_cache() -> None:
-    manager = CacheManager(8, 2)
-    table = written(manager, [1, 2, 3, 4])
-    assert manager.lookup(BlockTable({"salt": ""}), [1, 2, 3, 4]) == table.block_ids[:1]
-    assert manager.lookup(BlockTable({"salt": ""}), [1, 2]) == []
+class TestRegions:
+    def test_two_salts_share_nothing(self) -> None:
+        manager = CacheManager(8, 2)
+        manager.release(written(manager, [1, 2, 3], "one"), [1, 2, 3])
+        assert manager.lookup(table("two"), [1, 2, 3, 4]) == PrefixHit()
+        assert manager.lookup(table("one"), [1, 2, 3, 4]).num_tokens == 3
+
+    def test_a_public_prefix_is_shared_by_its_full_blocks_only(self) -> None:
+        manager = CacheManager(16, 2)
+        written(manager, TOKENS, "one", num_public_tokens=5)
+        assert manager.lookup(table("two", 5), [*TOKENS, 7]).num_tokens == 4
+        assert manager.lookup(table("one", 5), [*TOKENS, 7]).num_tokens == 6
+
+    def test_who_does_not_opt_in_shares_nothing(self) -> None:
+        manager = CacheManager(16, 2)
+        written(manager, TOKENS, "one", num_public_tokens=4)
+        assert manager.lookup(table("two"), [*TOKENS, 7]) == PrefixHit()
+        written(manager, [8, 8, 8, 8], "two")
+        assert manager.lookup(table("one", 4), [8, 8, 8, 8, 8]) == PrefixHit()
+
+    def test_what_follows_a_public_prefix_stays_private(self) -> None:
+        manager = CacheManager(16, 2)
+        written(manager, [1, 2, 7, 7, 7, 7], "one", num_public_tokens=2)
+        assert manager.lookup(table("two", 2), [1, 2, 7, 7, 7, 7, 7]).num_tokens == 2
 
 
-def test_two_salts_share_nothing() -> None:
-    manager = CacheManager(8, 2)
-    written(manager, [1, 2, 3, 4], "one")
-    assert manager.lookup(BlockTable({"salt": "two"}), [1, 2, 3, 4]) == []
+class TestShares:
+    def test_a_loud_tenant_leaves_the_floor_of_a_quiet_one(self) -> None:
+        for floor, want in ((0.0, 0), (0.25, 4)):
+            manager = CacheManager(16, 2, tenant_floor=floor)
+            quiet = [1, 2, 3, 4]
+            manager.release(written(manager, quiet, "quiet"), quiet)
+            for i in range(10, 200, 4):
+                loud = [i, i + 1, i + 2, i + 3]
+                manager.release(written(manager, loud, "loud"), loud)
+            assert manager.lookup(table("quiet"), [*quiet, 5]).num_tokens == want
 
-
-def test_unwritten_blocks_cannot_be_found() -> None:
-    manager = CacheManager(8, 2)
-    table = BlockTable({})
-    manager.admit(table, [], 6)
-    manager.publish(table, [1, 2, 3, 4, 5, 6], 3)
-    assert manager.lookup(BlockTable({}), [1, 2, 3, 4, 5]) == table.block_ids[:1]
-
-
-def test_idle_hits_count_as_taken_when_room_is_checked() -> None:
-    manager = CacheManager(3, 2)
-    manager.release(written(manager, [1, 2, 3, 4]))
-    table = BlockTable({"salt": ""})
-    hits = manager.lookup(table, [1, 2, 3, 4, 5])
-    assert len(hits) == 2
-    assert manager.num_blocks_lacking(hits, 8) == 1, "two hits and two fresh blocks in three"
-    assert manager.num_blocks_lacking(hits, 5) == 0
-    manager.admit(table, hits, 5)
-    assert manager.num_free_blocks == 0
-    manager.pool.check_integrity()
-
-
-def test_shared_blocks_are_not_freed_by_one_of_their_holders() -> None:
-    manager = CacheManager(4, 2)
-    first = written(manager, [1, 2, 3, 4])
-    second = BlockTable({"salt": ""})
-    manager.admit(second, manager.lookup(second, [1, 2, 3]), 3)
-    assert manager.num_sole_blocks(first) == 1
-    manager.release(first)
-    assert manager.num_free_blocks == 2
-    manager.release(second)
-    assert manager.num_free_blocks == 4
-    manager.pool.check_integrity()
-
-
-def test_the_tail_of_a_released_table_is_evicted_before_its_head() -> None:
-    manager = CacheManager(3, 2)
-    manager.release(written(manager, [1, 2, 3, 4, 5, 6]))
-    manager.pool.allocate(1)
-    assert len(manager.lookup(BlockTable({"salt": ""}), [1, 2, 3, 4, 5, 6, 7])) == 2
-
-
-def test_without_prefix_caching_nothing_is_found() -> None:
-    manager = CacheManager(8, 2, enable_prefix_caching=False)
-    written(manager, [1, 2, 3, 4])
-    assert manager.lookup(BlockTable({"salt": ""}), [1, 2, 3, 4]) == []
-    assert manager.pool.num_cached == 0
-
-
-def test_a_released_table_can_be_admitted_again_and_finds_itself() -> None:
-    manager = CacheManager(4, 2)
-    table = written(manager, [1, 2, 3, 4, 5])
-    before = table.block_ids[:2]
-    manager.release(table)
-    assert manager.lookup(table, [1, 2, 3, 4, 5, 6]) == before
+    def test_a_tenant_does_not_cache_above_its_ceiling(self) -> None:
+        manager = CacheManager(16, 2, tenant_ceiling=0.25)
+        tokens = list(range(16))
+        manager.release(written(manager, tokens, "loud"), tokens)
+        assert manager.lookup(table("loud"), [*tokens, 1]).num_tokens == 8
+        manager.pool.check_integrity()

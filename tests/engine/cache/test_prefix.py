@@ -3,7 +3,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.prefix import extend_chain, root_key
+from engine.cache.prefix import (
+    Content,
+    PrefixIndex,
+    child_key,
+    extend_chain,
+    root_key,
+    token_bytes,
+)
 
 TOKENS = st.lists(st.integers(0, 300), min_size=4, max_size=40)
 REGIONS = st.dictionaries(st.text(max_size=4), st.text(max_size=6), max_size=3)
@@ -62,3 +69,54 @@ def test_block_sizes_do_not_mix() -> None:
 def test_token_ids_of_every_width_are_told_apart() -> None:
     ids = [0, 1, 255, 256, 65_535, 65_536, 2**31, 2**32 - 1]
     assert len({keys([i], {}, 1)[0] for i in ids}) == len(ids)
+
+
+def content(tokens: list[int], parent: bytes = b"root") -> Content:
+    data = token_bytes(tokens)
+    return Content(child_key(parent, data), parent, data, owner="")
+
+
+class TestIndex:
+    def test_it_finds_what_was_added_until_it_is_removed(self) -> None:
+        index = PrefixIndex()
+        assert index.add(7, content([1, 2]))
+        assert index.find(content([1, 2]).key) == 7
+        assert len(index) == 1
+        index.check_integrity({7: content([1, 2]), 8: None})
+        index.remove(7, content([1, 2]))
+        assert index.find(content([1, 2]).key) is None
+        index.check_integrity({})
+
+    def test_the_second_block_of_the_same_content_is_turned_away(self) -> None:
+        index = PrefixIndex()
+        assert index.add(7, content([1, 2]))
+        assert not index.add(8, content([1, 2]))
+        assert index.find(content([1, 2]).key) == 7
+
+    def test_the_longest_overlap_among_siblings(self) -> None:
+        index = PrefixIndex()
+        for block_id, tokens in enumerate([[1, 9, 9, 9], [1, 2, 3, 9], [1, 2, 9, 9]]):
+            index.add(block_id, content(tokens))
+        assert index.longest_overlap(b"root", token_bytes([1, 2, 3, 4])) == (1, 3)
+        assert index.longest_overlap(b"root", token_bytes([5, 2, 3, 4])) == (-1, 0)
+        assert index.longest_overlap(b"other", token_bytes([1, 2, 3, 4])) == (-1, 0)
+        assert index.longest_overlap(b"root", b"") == (-1, 0)
+
+    def test_only_the_newest_siblings_are_compared(self) -> None:
+        index = PrefixIndex()
+        for block_id in range(1000):
+            index.add(block_id, content([block_id, block_id]))
+        assert index.longest_overlap(b"root", token_bytes([999, 1])) == (999, 1)
+        assert index.longest_overlap(b"root", token_bytes([0, 1])) == (-1, 0)
+
+
+@given(TOKENS, TOKENS)
+def test_overlap_is_the_common_prefix(one: list[int], two: list[int]) -> None:
+    index = PrefixIndex()
+    index.add(1, content(one))
+    common = next(
+        (i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b),
+        min(len(one), len(two)),
+    )
+    _, count = index.longest_overlap(b"root", token_bytes(two))
+    assert count == common

@@ -71,11 +71,8 @@ class Harness:
         if isinstance(prompt, int):
             rng = random.Random(request_id)
             prompt = [rng.randrange(4, self.runner.vocab_size) for _ in range(prompt)]
-        fields = {
-            name: options.pop(name)
-            for name in ("weight", "priority", "fair_key")
-            if name in options
-        }
+        names = ("weight", "priority", "fair_key", "num_public_tokens")
+        fields = {name: options.pop(name) for name in names if name in options}
         options.setdefault("temperature", 0.0)
         message = GenerateRequest(
             request_id=request_id,
@@ -84,10 +81,14 @@ class Harness:
             cache_salt=salt,
             **fields,
         )
-        self.runner.salts[request_id] = salt
+        self.runner.regions[request_id] = (salt, self._num_shared(message))
         self.messages[request_id] = message
         self.tokens[request_id] = []
         self.core.add_request(message)
+
+    def _num_shared(self, message: GenerateRequest) -> int:
+        block_size = self.config.block_size
+        return message.num_public_tokens // block_size * block_size
 
     def step(self, count: int = 1) -> list[RequestOutput]:
         outputs = []
@@ -117,6 +118,7 @@ class Harness:
         return alone(
             prompt,
             message.cache_salt,
+            num_public=self._num_shared(message),
             vocab_size=self.runner.vocab_size,
             max_total=(
                 self.max_total if params.max_tokens is None else len(prompt) + params.max_tokens

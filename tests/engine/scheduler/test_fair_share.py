@@ -94,9 +94,9 @@ class TestCharges:
             harness.add(name, list(range(10, 22)), max_tokens=1, fair_key=name)
             harness.run()
         policy = harness.scheduler.policy
-        # b pays for 4 computed and 8 cached tokens and one generated, on top of the lift to a.
+        # b pays for 1 computed and 11 cached tokens and one generated, on top of the lift to a.
         assert counter(policy, "a") == pytest.approx(12 + 2)
-        assert counter(policy, "b") == pytest.approx(14 + 4 + 0.8 + 2)
+        assert counter(policy, "b") == pytest.approx(14 + 1 + 1.1 + 2)
 
     def test_an_aborted_request_keeps_what_it_used(self) -> None:
         harness = Harness(policy="fair_share")

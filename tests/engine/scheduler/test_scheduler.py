@@ -60,6 +60,19 @@ class TestBudget:
         harness.run()
         harness.check_outputs()
 
+    def test_only_so_many_prompts_are_computed_in_part(self) -> None:
+        harness = Harness(
+            max_num_batched_tokens=24, long_prefill_token_threshold=8, max_num_partial_prefills=1
+        )
+        for name in "ab":
+            harness.add(name, 20, max_tokens=2)
+        harness.step()
+        assert chunks(harness) == [("a", 0, 8, False)]
+        harness.step(2)
+        assert chunks(harness) == [("a", 16, 4, True), ("b", 0, 8, False)]
+        harness.run()
+        harness.check_outputs()
+
     def test_max_num_seqs_holds_the_rest_back(self) -> None:
         harness = Harness(max_num_seqs=2)
         for name in "abc":
@@ -188,10 +201,58 @@ class TestPrefixHits:
         harness.run()
         harness.add("b", list(range(10, 22)), max_tokens=1)
         harness.run()
-        assert chunks(harness) == [("b", 8, 4, True)]
-        assert harness.finished["b"].num_cached_tokens == 8
+        assert chunks(harness) == [("b", 11, 1, True)], "the last token is always computed"
+        assert harness.finished["b"].num_cached_tokens == 11
         stats = harness.core.stats()
-        assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (24, 8)
+        assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (24, 11)
+
+    def test_a_block_that_matches_in_part_is_copied_and_continued(self) -> None:
+        harness = Harness()
+        harness.add("a", list(range(10, 22)), max_tokens=1)
+        harness.step()
+        harness.add("b", [*range(10, 20), 30, 31, 32], max_tokens=3, ignore_eos=True)
+        harness.run()
+        plan = harness.runner.plans[1]
+        ((source, target, count),) = plan.block_copies
+        assert count == 2
+        assert target == plan.admissions[0].block_ids[2]
+        assert source == harness.runner.plans[0].admissions[0].block_ids[2]
+        assert chunks(harness, 1) == [("b", 10, 3, True)]
+        harness.check_outputs()
+
+    @OVERLAP
+    def test_the_source_of_a_copy_stays_until_the_step_is_over(self, overlap: bool) -> None:
+        harness = Harness(num_blocks=5, max_model_len=20, async_scheduling=overlap)
+        harness.add("a", [10, 11, 12, 13, 14, 15, 16], max_tokens=1)
+        harness.run()
+        # b copies from a's second block; c takes all the blocks that are left.
+        harness.add("b", [10, 11, 12, 13, 14, 15, 17, 18], max_tokens=6, ignore_eos=True)
+        harness.add("c", 4, max_tokens=6, ignore_eos=True)
+        harness.run()
+        harness.check_outputs()
+        assert any(plan.block_copies for plan in harness.runner.plans)
+
+    def test_a_cache_too_full_for_a_copy_does_without(self) -> None:
+        harness = Harness(num_blocks=4, max_model_len=20)
+        harness.add("a", [10, 11, 12, 13, 14, 15], max_tokens=1)
+        harness.run()
+        harness.add("b", [10, 11, 12, 13, 14, 15, 17], max_tokens=9, ignore_eos=True)
+        harness.add("c", [10, 11, 12, 13, 14, *range(20, 31)], max_tokens=1)
+        harness.run()
+        harness.check_outputs()
+        assert harness.finished["c"].num_cached_tokens == 4
+
+    def test_public_prefixes_are_shared_between_salts(self) -> None:
+        harness = Harness()
+        prompt = list(range(10, 22))
+        harness.add("a", prompt, salt="one", num_public_tokens=9, max_tokens=1)
+        harness.run()
+        harness.add("b", prompt, salt="two", num_public_tokens=9, max_tokens=1)
+        harness.add("c", prompt, salt="three", max_tokens=1)
+        harness.run()
+        assert harness.finished["b"].num_cached_tokens == 8
+        assert harness.finished["c"].num_cached_tokens == 0
+        harness.check_outputs()
 
     def test_equal_prompts_of_the_same_step_do_not_hit(self) -> None:
         harness = Harness()
@@ -209,7 +270,7 @@ class TestPrefixHits:
         assert chunks(harness)[-1] == ("b", 0, 12, True)
         harness.add("c", list(range(10, 22)), max_tokens=1)
         harness.step()
-        assert chunks(harness)[-1] == ("c", 8, 4, True)
+        assert chunks(harness)[-1] == ("c", 11, 1, True)
         harness.run()
         harness.check_outputs()
 

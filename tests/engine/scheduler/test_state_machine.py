@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -12,58 +14,51 @@ from tests.engine.scheduler.harness import Harness
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
+ENGINES = st.fixed_dictionaries(
+    {
+        "block_size": st.sampled_from([1, 2, 4]),
+        "num_blocks": st.integers(8, 30),
+        "max_model_len": st.integers(8, 40),
+        "max_num_seqs": st.integers(1, 6),
+        "long_prefill_token_threshold": st.sampled_from([0, 0, 3]),
+        "max_num_partial_prefills": st.sampled_from([None, None, 1]),
+        "watermark": st.sampled_from([0.0, 0.1]),
+        "async_scheduling": st.booleans(),
+        "enable_prefix_caching": st.booleans(),
+        "prefix_cache_tenant_floor": st.sampled_from([0.0, 0.2]),
+        "prefix_cache_tenant_ceiling": st.sampled_from([1.0, 0.3]),
+        "scheduler_reserve_full_isl": st.booleans(),
+        "policy": st.sampled_from(["fcfs", "priority", "fair_share"]),
+        "priority_aging_s": st.sampled_from([1e-4, 1e9]),
+        "fair_share_quantum": st.sampled_from([0.0, 20.0]),
+    }
+)
+
+
 class EngineMachine(RuleBasedStateMachine):
     """The harness checks every invariant after every step; the toy runner checks every plan."""
 
-    @initialize(
-        block_size=st.sampled_from([1, 2, 4]),
-        num_blocks=st.integers(8, 30),
-        max_num_seqs=st.integers(1, 6),
-        spare_budget=st.integers(0, 14),
-        threshold=st.sampled_from([0, 0, 3]),
-        watermark=st.sampled_from([0.0, 0.1]),
-        overlap=st.booleans(),
-        prefix_caching=st.booleans(),
-        reserve=st.booleans(),
-        max_model_len=st.integers(8, 40),
-    )
-    def start(
-        self,
-        block_size: int,
-        num_blocks: int,
-        max_num_seqs: int,
-        spare_budget: int,
-        threshold: int,
-        watermark: float,
-        overlap: bool,
-        prefix_caching: bool,
-        reserve: bool,
-        max_model_len: int,
-    ) -> None:
-        self.harness = Harness(
-            num_blocks=num_blocks,
-            vocab_size=20,
-            max_model_len=max_model_len,
-            block_size=block_size,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_seqs + spare_budget,
-            long_prefill_token_threshold=threshold,
-            watermark=watermark,
-            async_scheduling=overlap,
-            enable_prefix_caching=prefix_caching,
-            scheduler_reserve_full_isl=reserve,
-        )
+    @initialize(options=ENGINES, spare_budget=st.integers(0, 14))
+    def start(self, options: dict[str, Any], spare_budget: int) -> None:
+        budget = options["max_num_seqs"] + spare_budget
+        self.harness = Harness(vocab_size=20, max_num_batched_tokens=budget, **options)
 
     @rule(
         prompt=PROMPTS,
         salt=st.sampled_from(["one", "two"]),
+        num_public_tokens=st.sampled_from([0, 0, 1, 4]),
+        fair_key=st.sampled_from(["a", "b", "c"]),
+        weight=st.sampled_from([1.0, 3.0]),
+        priority=st.sampled_from([0, 0, 1, -1]),
         max_tokens=st.sampled_from([None, 1, 4, 9]),
         min_tokens=st.sampled_from([0, 1]),
         ignore_eos=st.booleans(),
         stop_token_ids=st.sampled_from([(), (5,)]),
     )
-    def add(self, prompt: list[int], salt: str, **params: object) -> None:
-        self.harness.add(str(len(self.harness.messages)), prompt, salt=salt, **params)
+    def add(self, prompt: list[int], num_public_tokens: int, **params: Any) -> None:
+        name = str(len(self.harness.messages))
+        num_public_tokens = min(num_public_tokens, len(prompt))
+        self.harness.add(name, prompt, num_public_tokens=num_public_tokens, **params)
 
     @precondition(lambda self: self.harness.messages)
     @rule(data=st.data())
@@ -89,4 +84,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestEngineMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

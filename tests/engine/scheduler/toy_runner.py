@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 UNWRITTEN = -1
 
 
-def chain(token_ids: Sequence[int], salt: str) -> list[int]:
-    """The cache contents for a sequence."""
-    values, value = [], crc32(salt.encode())
-    for token_id in token_ids:
+def chain(token_ids: Sequence[int], salt: str, num_public: int = 0) -> list[int]:
+    """The cache contents for a sequence: the salt enters behind ``num_public`` tokens."""
+    values, value = [], 0
+    for position, token_id in enumerate(token_ids):
+        if position == num_public:
+            value = hash((value, crc32(salt.encode())))
         value = hash((value, token_id))
         values.append(value)
     return values
@@ -47,6 +49,7 @@ def alone(
     *,
     vocab_size: int,
     max_total: int,
+    num_public: int = 0,
     stop_ids: frozenset[int] = frozenset(),
     min_tokens: int = 0,
 ) -> list[int]:
@@ -56,7 +59,7 @@ def alone(
         num_generated = len(token_ids) - len(prompt)
         free = num_generated >= min_tokens
         allowed = None if free else [i not in stop_ids for i in range(vocab_size)]
-        token_ids.append(pick(chain(token_ids, salt), vocab_size, allowed))
+        token_ids.append(pick(chain(token_ids, salt, num_public), vocab_size, allowed))
         if token_ids[-1] in stop_ids and len(token_ids) - len(prompt) >= min_tokens:
             break
     return token_ids[len(prompt) :]
@@ -95,8 +98,8 @@ class ToyRunner:
     ) -> None:
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
-        self.salts: dict[str, str] = {}
-        """Request id to salt: what no plan tells."""
+        self.regions: dict[str, tuple[str, int]] = {}
+        """Request id to salt and public tokens in full blocks: what no plan tells."""
         self.plans: list[StepPlan] = []
         self.masks: list[TokenMask | None] = []
         self.calls: list[str] = []
@@ -162,7 +165,7 @@ class ToyRunner:
         assert chunk.samples == (end == len(row.token_ids)), (
             "samples does not match the known tokens"
         )
-        values = chain(row.token_ids[:end], self.salts.get(request_id, ""))
+        values = chain(row.token_ids[:end], *self.regions[request_id])
         slots = [self._slot(row, position) for position in range(end)]
         for position in range(start):
             assert self._slots[slots[position]] == values[position], (
