@@ -70,7 +70,7 @@ class TorchAttention:
         query_lens, seq_lens = batch.query_lens[members], batch.seq_lens[members]
         query_len, kv_len = int(query_lens.max()), int(seq_lens.max())
         num_blocks = -(-kv_len // block_size)
-        whole = len(members) == len(batch.query_lens)
+        whole = len(members) == len(batch.query_lens)  # Then they are in their order.
         table = batch.block_table if whole else batch.block_table[self._tensor(members)]
         table = table[:, :num_blocks]
         blocks_used = -(-seq_lens // block_size)
@@ -191,7 +191,7 @@ def _partition(query_lens: Ints, seq_lens: Ints) -> list[Ints]:
             cuts.append(i)
             size, query_len, kv_len, grown = 1, q, kv, alone
         cost = grown
-    return np.split(order, cuts)
+    return np.split(order, cuts) if cuts else [everyone]
 
 
 def _padded_cost(num_sequences: int, query_len: int, kv_len: int) -> int:
