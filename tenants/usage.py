@@ -97,7 +97,8 @@ class Ledger:
         if self._num_failures > 0:
             _answer_kept(pending)
         self._start_writers()
-        return await asyncio.shield(pending.answer)
+        # The future is the caller's, the write is a writer's: cancelling ends only the waiting.
+        return await pending.answer
 
     async def drain(self, deadline_s: float) -> int:
         """Wait until all is written, ``deadline_s`` at most; return how many events are left.
@@ -192,7 +193,6 @@ class Ledger:
             return
         if isinstance(answer, Exception):
             pending.answer.set_exception(answer)
-            pending.answer.exception()  # the caller may be gone: nobody else would retrieve it
         else:
             pending.answer.set_result(answer)
 

@@ -173,6 +173,19 @@ class TestLifecycle:
         assert (folder / "data" / "PG_VERSION").exists()
         assert servers_in(folder) == []
 
+    def test_end_of_a_forked_child_does_not(self, folder: Path) -> None:
+        code = (
+            "import os, sys; from tenants.embedded import EmbeddedPostgres\n"
+            "from pathlib import Path; from tenants.postmaster import Postmaster\n"
+            f"server = EmbeddedPostgres(Path({str(folder)!r}), settings={FAST!r}); server.start()\n"
+            "child = os.fork()\n"
+            "if child == 0: sys.exit()\n"
+            "os.waitpid(child, 0)\n"
+            f"sys.exit(Postmaster.find(Path({str(folder / 'data')!r})) is None)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+        assert servers_in(folder) == []
+
 
 class TestSharing:
     def test_last_user_stops_the_server(self, folder: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -62,6 +63,10 @@ async def eventually(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():  # noqa: ASYNC110 - the condition is another object's state
             await asyncio.sleep(0.001)
+
+
+def writers() -> list[asyncio.Task[object]]:
+    return [task for task in asyncio.all_tasks() if task.get_name() == "ledger writer"]
 
 
 class TestSettle:
@@ -158,6 +163,7 @@ class TestCancellation:
         store.gate.set()
         assert await ledger.drain(1.0) == 0
         del task
+        gc.collect()
         assert unseen == []
 
     async def test_of_the_writer_puts_the_event_back(self) -> None:
@@ -166,7 +172,7 @@ class TestCancellation:
         ledger = Ledger(store)
         settling = asyncio.create_task(ledger.settle(make_event(key)))
         await eventually(lambda: store.num_concurrent == 1)
-        (writer,) = (task for task in asyncio.all_tasks() if task.get_name() == "ledger writer")
+        (writer,) = writers()
         writer.cancel()
         assert await settling is True
         store.gate.set()
@@ -193,6 +199,7 @@ class TestOutage:
         store.away = True
         ledger = Ledger(store, backoff_s=0.01, max_backoff_s=10)
         await asyncio.gather(*(ledger.settle(make_event(key)) for _ in range(50)))
+        assert len(writers()) == 1
         store.num_attempts = store.max_concurrent = 0
         await asyncio.sleep(0.3)
         assert store.num_attempts <= 7  # pauses of at least 5, 10, 20, … ms
