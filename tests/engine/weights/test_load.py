@@ -134,16 +134,16 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_weights_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="has no model.safetensors"):
+    with pytest.raises(ModelLoadError, match=r"has no model\.safetensors"):
         checkpoint_files(tmp_path)
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"not a checkpoint")
-    with pytest.raises(ModelLoadError, match="model.safetensors cannot be read"):
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors cannot be read"):
         load_weights(Model(), tmp_path, tied=False)
     (tmp_path / "model.safetensors.index.json").write_text("{")
-    with pytest.raises(ModelLoadError, match="index.json"):
+    with pytest.raises(ModelLoadError, match=r"index\.json"):
         checkpoint_files(tmp_path)
 
 
