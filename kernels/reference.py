@@ -154,9 +154,9 @@ def _keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> None:
     while True:
         # The nucleus is nearly always small: sorting the whole vocabulary is the last resort.
         best = rows.topk(num_candidates, sorted=True).values
-        probs = (best - log_sum).exp_()
-        before = probs.cumsum(-1) - probs
-        num_kept = (before < p).sum(-1, keepdim=True)
+        mass = (best - log_sum).exp_().cumsum(-1)
+        # A token stays as long as those before it do not reach p.
+        num_kept = (mass[:, :-1] < p).sum(-1, keepdim=True) + 1
         if num_candidates == vocab_size or int(num_kept.max()) < num_candidates:
             break
         num_candidates = min(8 * num_candidates, vocab_size)

@@ -42,6 +42,5 @@ def is_ignored(name: str, *, tied: bool) -> bool:
 def _checkpoint_name(parameter_name: str, part: str) -> str:
     if not part:
         return parameter_name
-    module, _, leaf = parameter_name.rpartition(".")
-    parent, _, _ = module.rpartition(".")
-    return f"{parent}.{part}.{leaf}"
+    *parents, _fused, leaf = parameter_name.split(".")
+    return ".".join((*parents, part, leaf))

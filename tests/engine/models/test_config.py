@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.errors import ModelLoadError
+from engine.models.config import read_config
+
+MINIMAL = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+}
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    fields = {k: v for k, v in {**MINIMAL, **changes}.items() if v != "absent"}
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+    from transformers import LlamaConfig
+
+    config = read_config(write(tmp_path))
+    theirs = LlamaConfig(**{k: v for k, v in MINIMAL.items() if k != "architectures"})
+    assert config.num_kv_heads == theirs.num_key_value_heads
+    assert config.head_dim == theirs.head_dim
+    assert config.rms_norm_eps == theirs.rms_norm_eps
+    assert config.max_position_embeddings == theirs.max_position_embeddings
+    assert config.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert config.tie_word_embeddings == theirs.tie_word_embeddings
+    assert config.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {"rope_theta": 500000.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_theta": 500000.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "linear", "factor": 2.0}},
+    ],
+)
+def test_both_spellings_of_rope_are_read(tmp_path: Path, spelling: dict[str, Any]) -> None:
+    rope = read_config(write(tmp_path, **spelling)).rope
+    assert (rope.theta, rope.scaling, rope.parameters["factor"]) == (500000.0, "linear", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("config_ids", "generation_ids", "expected"),
+    [
+        (2, None, {2}),
+        ([2, 5], None, {2, 5}),
+        (2, [7, 8], {7, 8}),
+        (2, "absent", {2}),
+        (None, None, set()),
+    ],
+)
+def test_generation_config_decides_the_end_of_sequence(
+    tmp_path: Path, config_ids: Any, generation_ids: Any, expected: set[int]
+) -> None:
+    write(tmp_path, eos_token_id=config_ids)
+    if generation_ids != "absent":
+        text = json.dumps({"eos_token_id": generation_ids})
+        (tmp_path / "generation_config.json").write_text(text)
+    assert read_config(tmp_path).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": "absent"}, "missing required field `vocab_size`"),
+        ({"hidden_size": "big"}, r"Expected `int`, got `str` - at `\$.hidden_size`"),
+        ({"architectures": []}, "architectures: not supported: is empty"),
+        ({"hidden_act": "gelu"}, "hidden_act: not supported: 'gelu', only 'silu'"),
+        ({"quantization_config": {}}, "quantization_config"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"torch_dtype": "float64"}, "dtype: not supported: 'float64'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rope scaling 'yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "needs the number 'low_freq"),
+        ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads 3"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        read_config(write(tmp_path, **changes))
+
+
+def test_a_missing_folder_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="does not exist"):
+        read_config(tmp_path / "nowhere")
+    with pytest.raises(ModelLoadError, match=r"cannot read .*config\.json"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("{]")
+    with pytest.raises(ModelLoadError, match=r"config\.json: JSON is malformed"):
+        read_config(tmp_path)

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, ModelLoadError
+from engine.messages import LoadProgress
+from engine.runner import load_runner
+from tests.engine.runner.harness import Generation, Harness
+from tests.engine.runner.tiny_llama import MAX_MODEL_LEN, VOCAB_SIZE, save_tiny_llama
+
+
+def changed(config: EngineConfig, **changes: Any) -> EngineConfig:
+    return msgspec.structs.replace(config, **changes)
+
+
+def test_a_runner_knows_what_the_core_asks(tiny_config: EngineConfig) -> None:
+    runner = load_runner(tiny_config)
+    assert runner.vocab_size == VOCAB_SIZE
+    assert runner.max_model_len == MAX_MODEL_LEN
+    assert runner.num_blocks == 400
+    assert runner.eos_token_ids == frozenset()
+    assert runner.device == torch.device("cpu")
+
+
+def test_progress_never_goes_back_and_ends_at_one(tiny_config: EngineConfig) -> None:
+    seen: list[LoadProgress] = []
+    load_runner(tiny_config, on_progress=seen.append)
+    fractions = [progress.fraction for progress in seen]
+    assert fractions == sorted(fractions)
+    assert fractions[0] == 0.0
+    assert fractions[-1] == 1.0
+    assert all(progress.message for progress in seen)
+
+
+def test_memory_decides_the_number_of_blocks(tiny_config: EngineConfig) -> None:
+    # Two caches of 3 layers of 2 heads of 8 float32, 4 tokens a block.
+    block_bytes = 2 * 3 * 2 * 8 * 4 * 4
+    config = changed(
+        tiny_config, num_gpu_blocks_override=None, kv_cache_memory_bytes=50 * block_bytes + 1
+    )
+    assert load_runner(config).num_blocks == 50
+    default = changed(tiny_config, num_gpu_blocks_override=None)
+    assert load_runner(default).num_blocks == 512 * 1024 * 1024 // block_bytes
+
+
+def test_without_a_length_the_cache_may_shorten_it(tiny_config: EngineConfig) -> None:
+    assert load_runner(changed(tiny_config, num_gpu_blocks_override=10)).max_model_len == 40
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_model_len": MAX_MODEL_LEN + 1}, "exceeds the model's 160"),
+        ({"max_model_len": 41, "num_gpu_blocks_override": 10}, "does not fit the KV cache of 10"),
+        ({"num_gpu_blocks_override": None, "kv_cache_memory_bytes": 9}, "too small"),
+    ],
+)
+def test_impossible_settings_are_refused(
+    tiny_config: EngineConfig, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_runner(changed(tiny_config, **changes))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(tiny_config: EngineConfig) -> None:
+    with pytest.raises(ConfigError, match="torch sees no GPU"):
+        load_runner(changed(tiny_config, device="cuda"))
+
+
+def test_a_missing_model_is_refused(tiny_config: EngineConfig, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="does not exist"):
+        load_runner(changed(tiny_config, model=str(tmp_path / "nowhere")))
+
+
+def test_sharded_tied_biased_checkpoints_load(tmp_path: Path, tiny_config: EngineConfig) -> None:
+    """Everything a checkpoint may vary in, at once, still decodes as transformers does."""
+    from transformers import AutoModelForCausalLM
+
+    save_tiny_llama(
+        tmp_path,
+        seed=3,
+        max_shard_size="20KB",
+        tie_word_embeddings=True,
+        attention_bias=True,
+        mlp_bias=True,
+        head_dim=12,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 300.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 40,
+        },
+    )
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    runner = load_runner(changed(tiny_config, model=str(tmp_path)))
+    generation = Generation("a", list(range(60)), 40)
+    Harness(runner, block_size=4, max_rows=4).run([generation])
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids = model.generate(
+        torch.tensor([generation.prompt]),
+        attention_mask=torch.ones(1, 60, dtype=torch.int64),
+        max_new_tokens=40,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    assert generation.output == ids[0, 60:].tolist()
+
+
+def test_bfloat16_runs_on_a_cpu_when_asked(tiny_config: EngineConfig) -> None:
+    runner = load_runner(changed(tiny_config, dtype="bfloat16"))
+    generations = [Generation(str(i), list(range(5 + 9 * i)), 10) for i in range(3)]
+    Harness(runner, block_size=4, max_rows=4).run(generations, chunk_size=8)
+    assert all(len(g.output) == 10 for g in generations)
+
+
+def test_loading_does_not_import_transformers(tiny_config: EngineConfig) -> None:
+    code = (
+        "import sys\n"
+        "from engine.config import EngineConfig\n"
+        "from engine.runner import load_runner\n"
+        f"load_runner(EngineConfig(model={tiny_config.model!r}, num_gpu_blocks_override=99))\n"
+        "assert 'transformers' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from engine.messages import SamplingParams
+from engine.sampling.sampler import RowMask, Sampler
+from engine.sampling.seeds import request_seed
+
+VOCAB = 101
+EOS = 100
+
+
+def sampler(engine_seed: int = 0) -> Sampler:
+    return Sampler(16, VOCAB, frozenset([EOS]), seed=engine_seed, device=torch.device("cpu"))
+
+
+def logits(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def draw(
+    s: Sampler,
+    rows: list[int],
+    positions: list[int],
+    scores: torch.Tensor,
+    mask: RowMask | None = None,
+) -> list[int]:
+    result: list[int] = s.sample(scores.clone(), np.array(rows), np.array(positions), mask).tolist()
+    return result
+
+
+def mask_of(indices: list[int], allowed: list[list[int]]) -> RowMask:
+    bits = np.zeros((len(indices), 128), bool)
+    for row, tokens in enumerate(allowed):
+        bits[row, tokens] = True
+    packed = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+    return RowMask(np.array(indices), packed)
+
+
+MIX = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, seed=3),
+    SamplingParams(temperature=0.7, top_k=5, seed=4),
+    SamplingParams(temperature=1.5, top_p=0.3, seed=4),
+    SamplingParams(temperature=2.0, min_p=0.2, seed=2**64 - 1),
+    SamplingParams(temperature=1.0),
+]
+
+
+def test_each_row_of_a_mixed_batch_draws_as_if_alone() -> None:
+    s = sampler()
+    for row, params in enumerate(MIX):
+        s.admit(row, f"request-{row}", params, 4)
+    scores = logits(len(MIX))
+    for position in range(4, 40):
+        together = draw(s, list(range(len(MIX))), [position] * len(MIX), scores)
+        alone = [draw(s, [row], [position], scores[row : row + 1])[0] for row in range(len(MIX))]
+        assert together == alone
+        shuffled = [3, 0, 5, 1]
+        assert draw(s, shuffled, [position] * 4, scores[shuffled]) == [
+            together[row] for row in shuffled
+        ]
+
+
+def test_greedy_rows_take_the_best() -> None:
+    s = sampler()
+    for row in range(3):
+        s.admit(row, str(row), SamplingParams(temperature=0.0), 1)
+    scores = logits(3)
+    assert draw(s, [0, 1, 2], [1, 1, 1], scores) == scores.argmax(-1).tolist()
+
+
+def test_the_row_does_not_matter_the_seed_and_position_do() -> None:
+    s = sampler()
+    scores = logits(1)
+    s.admit(2, "a", SamplingParams(seed=9), 1)
+    s.admit(7, "b", SamplingParams(seed=9), 1)
+    s.admit(8, "c", SamplingParams(seed=10), 1)
+
+    def stream(row: int) -> list[int]:
+        return [draw(s, [row], [position], scores)[0] for position in range(30)]
+
+    assert stream(2) == stream(7)
+    assert stream(2) != stream(8)
+    assert len(set(stream(2))) > 10
+
+
+def test_without_a_seed_the_request_id_and_the_engines_seed_decide() -> None:
+    def stream(engine_seed: int, request_id: str) -> list[int]:
+        s = sampler(engine_seed)
+        s.admit(0, request_id, SamplingParams(), 1)
+        return [draw(s, [0], [position], logits(1))[0] for position in range(20)]
+
+    assert stream(0, "a") == stream(0, "a")
+    assert stream(0, "a") != stream(0, "b")
+    assert stream(0, "a") != stream(1, "a")
+    assert request_seed(0, "a") < 2**64
+
+
+def test_top_k_beyond_the_vocabulary_keeps_all() -> None:
+    s = sampler()
+    s.admit(0, "a", SamplingParams(top_k=10**6, seed=1), 1)
+    s.admit(1, "b", SamplingParams(top_k=-1, seed=1), 1)
+    scores = logits(1).expand(2, VOCAB)
+    for position in range(20):
+        first, second = draw(s, [0, 1], [position] * 2, scores)
+        assert first == second
+
+
+def test_drawn_frequencies_match_the_softmax() -> None:
+    s = sampler()
+    s.admit(0, "a", SamplingParams(temperature=0.8, seed=5), 0)
+    draws = 20_000
+    scores = logits(1)
+    tokens = s.sample(
+        scores.expand(draws, VOCAB).clone(), np.zeros(draws, np.int64), np.arange(draws), None
+    )
+    expected = (scores[0].double() / 0.8).softmax(-1) * draws
+    counts = torch.bincount(tokens, minlength=VOCAB)
+    statistic = float(((counts - expected).square() / expected).sum())
+    assert statistic < VOCAB - 1 + 4 * math.sqrt(2 * (VOCAB - 1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_masks_bind_their_rows(temperature: float) -> None:
+    s = sampler()
+    for row in range(3):
+        s.admit(row, str(row), SamplingParams(temperature=temperature, seed=row), 1)
+    scores = logits(3)
+    free = draw(s, [0, 1, 2], [5] * 3, scores)
+    mask = mask_of([0, 2], [[17], [EOS, 2]])
+    masked = draw(s, [0, 1, 2], [5] * 3, scores, mask)
+    assert masked[0] == 17
+    assert masked[1] == free[1]
+    assert masked[2] in (EOS, 2)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_min_tokens_holds_back_eos_and_stop_tokens(temperature: float) -> None:
+    s = sampler()
+    params = SamplingParams(
+        temperature=temperature, min_tokens=3, stop_token_ids=(7, 10**9), seed=1
+    )
+    s.admit(4, "a", params, 10)
+    scores = torch.zeros(1, VOCAB)
+    scores[0, EOS], scores[0, 7], scores[0, 8] = 90.0, 80.0, 70.0
+    assert [draw(s, [4], [position], scores)[0] for position in range(10, 15)] == [8] * 3 + [
+        EOS
+    ] * 2
+
+
+def test_min_tokens_gives_way_where_the_grammar_allows_only_the_end() -> None:
+    s = sampler()
+    s.admit(0, "a", SamplingParams(min_tokens=3, seed=1), 0)
+    assert draw(s, [0], [0], logits(1), mask_of([0], [[EOS]])) == [EOS]
+    assert draw(s, [0], [0], logits(1), mask_of([0], [[EOS, 5]])) == [5]
+
+
+def test_a_row_forgets_min_tokens_when_released_or_taken_again() -> None:
+    scores = torch.zeros(1, VOCAB)
+    scores[0, EOS] = 9.0
+    for release in (True, False):
+        s = sampler()
+        s.admit(0, "a", SamplingParams(temperature=0.0, min_tokens=9), 0)
+        assert draw(s, [0], [0], scores) != [EOS]
+        if release:
+            s.release(0)
+        s.admit(0, "b", SamplingParams(temperature=0.0), 0)
+        assert draw(s, [0], [0], scores) == [EOS]

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from engine.errors import ModelLoadError
+from engine.layers.linear import Linear
+from engine.messages import LoadProgress
+from engine.weights.load import checkpoint_files, load_weights
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv_proj = Linear(
+            4,
+            {"q_proj": 6, "k_proj": 2},
+            bias=True,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        self.lm_head = Linear(
+            4, {"": 3}, bias=False, dtype=torch.float32, device=torch.device("cpu")
+        )
+
+
+def tensors() -> Tensors:
+    return {
+        "q_proj.weight": torch.randn(6, 4),
+        "q_proj.bias": torch.randn(6),
+        "k_proj.weight": torch.randn(2, 4),
+        "k_proj.bias": torch.randn(2),
+        "lm_head.weight": torch.randn(3, 4),
+    }
+
+
+class Model(nn.Module):
+    """The checkpoint's names carry a prefix, as real ones do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Block()
+
+
+def write(folder: Path, content: Tensors, shards: int = 1) -> None:
+    named = {f"model.{name}": tensor for name, tensor in content.items()}
+    if shards == 1:
+        save_file(named, folder / "model.safetensors")
+        return
+    weight_map = {}
+    for i in range(shards):
+        file = f"model-{i:05d}-of-{shards:05d}.safetensors"
+        part = dict(list(named.items())[i::shards])
+        save_file(part, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_every_part_lands_in_its_place(tmp_path: Path, shards: int) -> None:
+    content = tensors()
+    write(tmp_path, content, shards)
+    model = Model()
+    seen: list[LoadProgress] = []
+    load_weights(model, tmp_path, tied=False, on_progress=seen.append)
+    qkv = model.model.qkv_proj
+    assert torch.equal(qkv.weight, torch.cat((content["q_proj.weight"], content["k_proj.weight"])))
+    assert qkv.bias is not None
+    assert torch.equal(qkv.bias, torch.cat((content["q_proj.bias"], content["k_proj.bias"])))
+    assert torch.equal(model.model.lm_head.weight, content["lm_head.weight"])
+    assert [p.fraction for p in seen] == [i / shards for i in range(shards)]
+
+
+def test_other_dtypes_are_converted(tmp_path: Path) -> None:
+    content = tensors()
+    write(tmp_path, {name: t.bfloat16() for name, t in content.items()})
+    model = Model()
+    load_weights(model, tmp_path, tied=False)
+    assert model.model.lm_head.weight.dtype == torch.float32
+    torch.testing.assert_close(
+        model.model.lm_head.weight.data, content["lm_head.weight"], rtol=1e-2, atol=1e-2
+    )
+
+
+def test_missing_tensors_are_named(tmp_path: Path) -> None:
+    content = tensors()
+    del content["k_proj.bias"], content["q_proj.bias"]
+    write(tmp_path, content)
+    with pytest.raises(ModelLoadError, match=r"lacks tensor 'model\.k_proj\.bias' and 1 more"):
+        load_weights(Model(), tmp_path, tied=False)
+
+
+def test_extra_tensors_are_named(tmp_path: Path) -> None:
+    write(tmp_path, {**tensors(), "g_proj.weight": torch.zeros(1)})
+    with pytest.raises(ModelLoadError, match=r"'model\.g_proj\.weight', which the model has no"):
+        load_weights(Model(), tmp_path, tied=False)
+
+
+def test_stored_rotary_frequencies_are_ignored(tmp_path: Path) -> None:
+    write(tmp_path, {**tensors(), "layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(1)})
+    load_weights(Model(), tmp_path, tied=False)
+
+
+def test_a_stored_head_is_ignored_only_when_tied(tmp_path: Path) -> None:
+    block = Block()
+    del block.lm_head
+    save_file(tensors(), tmp_path / "model.safetensors")
+    load_weights(block, tmp_path, tied=True)
+    with pytest.raises(ModelLoadError, match=r"lm_head\.weight"):
+        load_weights(block, tmp_path, tied=False)
+
+
+def test_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    write(tmp_path, {**tensors(), "k_proj.weight": torch.randn(3, 4)})
+    with pytest.raises(
+        ModelLoadError, match=r"'model\.k_proj\.weight' has shape \[3, 4\].*\[2, 4\]"
+    ):
+        load_weights(Model(), tmp_path, tied=False)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    write(tmp_path, tensors(), shards=2)
+    (tmp_path / "model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match="has no model-00001-of-00002"):
+        checkpoint_files(tmp_path)
+
+
+def test_a_folder_without_weights_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"has no model\.safetensors"):
+        checkpoint_files(tmp_path)
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"not a checkpoint")
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors cannot be read"):
+        load_weights(Model(), tmp_path, tied=False)
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(ModelLoadError, match=r"index\.json"):
+        checkpoint_files(tmp_path)
+
+
+def test_saving_what_was_loaded_gives_the_checkpoint_back(tmp_path: Path) -> None:
+    """The test's own writer is honest."""
+    content = tensors()
+    write(tmp_path, content)
+    assert set(load_file(tmp_path / "model.safetensors")) == {f"model.{n}" for n in content}

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from kernels import onednn, ops, reference
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(ops, "_implementations", dict(ops._implementations))
+    yield
+    ops.resolve.cache_clear()
+
+
+def test_every_op_has_a_public_function_and_a_reference() -> None:
+    for op in ops.OPS:
+        assert callable(getattr(ops, op))
+        assert ops.resolve(op, "cpu") is getattr(reference, op)
+
+
+@pytest.mark.usefixtures("registry")
+def test_the_best_backend_of_a_device_serves_it() -> None:
+    def triton() -> None: ...
+
+    def cuda() -> None: ...
+
+    ops.register("silu_mul", "triton", triton)
+    assert ops.resolve("silu_mul", "cuda") is triton
+    ops.register("silu_mul", "cuda", cuda)
+    assert ops.resolve("silu_mul", "cuda") is cuda
+    assert ops.resolve("silu_mul", "cpu") is reference.silu_mul
+    assert ops.resolve("rope", "cuda") is reference.rope
+
+
+@pytest.mark.usefixtures("registry")
+def test_unknown_names_cannot_be_registered() -> None:
+    with pytest.raises(AssertionError, match="unknown op"):
+        ops.register("gelu", "cuda", reference.silu_mul)
+    with pytest.raises(AssertionError, match="unknown backend"):
+        ops.register("silu_mul", "tpu", reference.silu_mul)
+
+
+@pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
+def test_packed_products_do_not_depend_on_the_number_of_rows() -> None:
+    gen = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(70, 48, generator=gen), torch.randn(33, 48, generator=gen)
+    bias = torch.randn(33, generator=gen)
+    packed = onednn.pack(weight)
+    whole = onednn.linear(x, packed, bias)
+    torch.testing.assert_close(whole, x @ weight.T + bias, rtol=1e-5, atol=1e-5)
+    for rows in (1, 2, 7, 16, 33):
+        assert torch.equal(onednn.linear(x[:rows], packed, bias), whole[:rows])
+
+
+def test_transformers_works_with_this_package_on_the_path() -> None:
+    """transformers probes for a package called ``kernels`` and must find nothing in ours."""
+    code = (
+        "import kernels, transformers\n"
+        "from transformers import AutoModelForCausalLM, LlamaConfig\n"
+        "from transformers.utils import is_kernels_available\n"
+        "AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=8, hidden_size=8, "
+        "intermediate_size=8, num_hidden_layers=1, num_attention_heads=2))\n"
+        "assert not is_kernels_available()\n"
+        "assert not hasattr(kernels, '__version__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import sys, kernels; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
