@@ -24,6 +24,7 @@ import msgspec
 
 from engine.client import EngineClient, RequestStream
 from engine.detokenize import Detokenizer
+from engine.errors import EngineDead
 from engine.messages import GenerateRequest, RequestOutput, SamplingParams
 from engine.tokenizer import Tokenizer
 from gateway.assembler import Delta
@@ -32,6 +33,7 @@ from gateway.errors import (
     GenerationFailed,
     InternalError,
     InvalidRequestError,
+    Overloaded,
     to_api_error,
 )
 from gateway.metrics import Metrics
@@ -124,6 +126,7 @@ class Generation:
         self._owner = owner
         self._choices = choices
         self._began_at = time.monotonic()
+        self._heard: RequestOutput | None = None  # by first_word, of choice 0
         self._has_tokens = False
         self._cancelled = False
         self._failure: ApiError | None = None
@@ -136,6 +139,26 @@ class Generation:
     @property
     def num_generated_tokens(self) -> int:
         return sum(choice.stream.num_generated_tokens for choice in self._choices)
+
+    async def first_word(self, within_s: float) -> None:
+        """Wait for the engine's first output, ``within_s`` at most; ``deltas`` still has it.
+
+        Raises ``ApiError`` when it is a refusal: then the answer has not begun, and may still be
+        one with a real status.
+        """
+        choice = self._choices[0]
+        try:
+            async with asyncio.timeout(within_s):
+                output = await anext(choice.stream)
+        except TimeoutError:
+            return
+        except EngineDead as exc:
+            self._failure = to_api_error(exc)
+            raise self._failure from exc
+        if output.finish_reason == "error":
+            self._failure = _engine_error(output)
+            raise self._failure
+        self._heard = output
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """All that the choices gain, each choice's last one with its finish reason.
@@ -234,7 +257,7 @@ class Generation:
         loop, interval_s = asyncio.get_running_loop(), self._owner.flush_interval_s
         while choice.finish_reason is None:
             # The first output comes at once; while we sleep, the client merges those that follow.
-            output = await anext(choice.stream)
+            output = await self._next(choice)
             flushed_at = loop.time()
             yield choice, output
             if choice.finish_reason is None and (
@@ -261,9 +284,15 @@ class Generation:
                 task.cancel()
             await asyncio.gather(*reading, return_exceptions=True)
 
+    async def _next(self, choice: Choice) -> RequestOutput:
+        if choice.index == 0 and self._heard is not None:
+            heard, self._heard = self._heard, None
+            return heard
+        return await anext(choice.stream)
+
     def _read(self, choice: Choice) -> asyncio.Task[RequestOutput]:
         async def read() -> RequestOutput:
-            return await anext(choice.stream)
+            return await self._next(choice)
 
         return asyncio.create_task(read(), name=f"read {choice.stream.request_id}")
 
@@ -397,4 +426,6 @@ def _engine_error(output: RequestOutput) -> ApiError:
     message = output.error or "The engine could not finish this request."
     if output.error_code == "invalid_request":
         return InvalidRequestError(message)
+    if output.error_code == "queue_full":
+        return Overloaded(message, retry_after_s=1)
     return GenerationFailed(message)

@@ -19,6 +19,10 @@ from gateway.generation import Generation, Generations
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.streaming import ChatEventStream
 
+FIRST_WORD_S = 0.1
+"""A refusal of the engine within this time is a real status; later ones are an event of the stream.
+"""
+
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
 
 
@@ -40,6 +44,11 @@ def chat_route(admission: Admission, generations: Generations, config: ServerCon
         generation = generations.begin(admitted)
         if not body.stream:
             return await until_disconnect(request.receive, _collect(generation, body))
+        try:
+            await until_disconnect(request.receive, generation.first_word(FIRST_WORD_S))
+        except BaseException:
+            generation.close()
+            raise
         options = body.stream_options
         chunks = ChatChunks(
             completion_id=completion_id(generation),

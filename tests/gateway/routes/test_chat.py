@@ -252,7 +252,9 @@ async def test_the_engine_gets_what_the_tenant_is_worth(
 async def test_an_engine_error_is_never_a_clean_end(
     gateway: Gateway, double: EngineDouble, stream: bool
 ) -> None:
-    double.script = lambda prompt: Play(error="the mask went wrong", error_code="internal")
+    double.script = lambda prompt: Play(
+        error="the mask went wrong", error_code="internal", queued_s=0.2
+    )
     answer = await chat(gateway, chat_body(stream=stream))
     if stream:
         *_, last = events(answer.body)
@@ -266,11 +268,21 @@ async def test_an_engine_error_is_never_a_clean_end(
     assert (totals.prompt_tokens, totals.completion_tokens) == (0, 0)
 
 
-async def test_an_engine_may_blame_the_request(gateway: Gateway, double: EngineDouble) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_of_the_engine_has_a_real_status(
+    gateway: Gateway, double: EngineDouble, stream: bool
+) -> None:
     double.script = lambda prompt: Play(error="no such token", error_code="invalid_request")
-    answer = await chat(gateway, chat_body())
+    answer = await chat(gateway, chat_body(stream=stream))
     assert answer.status == 400
     assert answer.error["message"] == "no such token"
+    double.script = lambda prompt: Play(error="too many wait", error_code="queue_full")
+    answer = await chat(gateway, chat_body(stream=stream))
+    assert answer.status == 503
+    assert answer.error["code"] == "overloaded"
+    assert answer.headers["retry-after"] == "1"
+    assert "x-should-retry" not in answer.headers
+    assert (await gateway.usage(2)).prompt_tokens == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
