@@ -6,44 +6,63 @@ import random
 from dataclasses import dataclass
 
 from engine.demo.data.example import FinalNumber, Turn, phrase, say
+from engine.demo.data.text_blocks import phrase_list
 from engine.demo.data.words import FIRST_NAMES, FOODS, PRODUCTS
 
 KIND = "arithmetic"
 _TABLE_MAX = 12
 
-_QUESTIONS = (
-    "What is {sum}?", "What's {sum}?", "{sum}", "{sum} = ?", "{sum}?", "How much is {sum}?",
-    "Calculate {sum}.", "Compute {sum}.", "Can you calculate {sum}?", "Tell me {sum}.",
-    "What does {sum} make?", "Solve {sum}.", "What is the result of {sum}?", "What do you get for {sum}?",
-    "I need the result of {sum}.", "Do you know what {sum} is?", "{sum} is?", "{sum} equals what?",
-)  # fmt: skip
-_BARE = (
-    "What is {sum}? Answer with the number only.", "Only give me the number: {sum}",
-    "{sum}. Just the number.", "Reply with just the result: {sum}",
-    "Compute {sum} and answer with one number.",
-)  # fmt: skip
+_QUESTIONS = phrase_list("""
+What is {sum}? | What's {sum}? | {sum} | {sum} = ? | {sum}? | How much is {sum}? | Calculate {sum}.
+Compute {sum}. | Can you calculate {sum}? | Tell me {sum}. | What does {sum} make? | Solve {sum}.
+What is the result of {sum}? | What do you get for {sum}? | I need the result of {sum}.
+Do you know what {sum} is? | {sum} is? | {sum} equals what?
+""")
+_BARE = phrase_list("""
+What is {sum}? Answer with the number only. | Only give me the number: {sum}
+{sum}. Just the number. | Reply with just the result: {sum}
+Compute {sum} and answer with one number.
+""")
 _FOLLOW_UPS = {
-    "+": ("Now add {b}.", "And plus {b}?", "Add {b} to that.", "Plus {b}?", "What if you add {b}?"),
-    "-": ("Now subtract {b}.", "And minus {b}?", "Take away {b}.", "Minus {b}?", "Subtract {b} from that."),
-    "*": ("Now multiply that by {b}.", "And times {b}?", "Times {b}?", "Multiply it by {b}."),
-}  # fmt: skip
+    "+": phrase_list("""
+        Now add {b}. | And plus {b}? | Add {b} to that. | Plus {b}? | What if you add {b}?
+    """),
+    "-": phrase_list("""
+        Now subtract {b}. | And minus {b}? | Take away {b}. | Minus {b}? | Subtract {b} from that.
+    """),
+    "*": phrase_list("""
+        Now multiply that by {b}. | And times {b}? | Times {b}? | Multiply it by {b}.
+    """),
+}
 _SPELLED = {
-    "+": ("{a} + {b}", "{a}+{b}", "{a} plus {b}", "the sum of {a} and {b}", "{a} and {b} together"),
-    "-": ("{a} - {b}", "{a}-{b}", "{a} minus {b}", "{a} take away {b}"),
-    "*": ("{a} * {b}", "{a}*{b}", "{a} times {b}", "{a} x {b}", "{a} × {b}", "{a} multiplied by {b}"),
-    "/": ("{a} / {b}", "{a}/{b}", "{a} divided by {b}", "{a} ÷ {b}"),
-}  # fmt: skip
-_GAIN = (
-    "{n} has {a} {things} and gets {b} more. How many {things} does {n} have now?",
-    "{n} has {a} {things}. {m} gives {n} {b} more. How many are there in total?",
-    "There are {a} {things} in a box. {n} puts {b} more in. How many {things} are in the box?",
-    "{n} bought {a} {things} and {m} bought {b} {things}. How many did they buy together?",
-)
-_LOSS = (
-    "{n} has {a} {things} and gives {b} to {m}. How many {things} are left?",
-    "{n} had {a} {things} and lost {b}. How many {things} does {n} have now?",
-    "There are {a} {things} in a box. {n} takes {b} out. How many {things} are left in the box?",
-)
+    "+": phrase_list("""
+        {a} + {b} | {a}+{b} | {a} plus {b} | the sum of {a} and {b} | {a} and {b} together
+    """),
+    "-": phrase_list("{a} - {b} | {a}-{b} | {a} minus {b} | {a} take away {b}"),
+    "*": phrase_list("""
+        {a} * {b} | {a}*{b} | {a} times {b} | {a} x {b} | {a} × {b} | {a} multiplied by {b}
+    """),
+    "/": phrase_list("{a} / {b} | {a}/{b} | {a} divided by {b} | {a} ÷ {b}"),
+}
+_GAIN = phrase_list("""
+{n} has {a} {things} and gets {b} more. How many {things} does {n} have now?
+{n} has {a} {things}. {m} gives {n} {b} more. How many are there in total?
+There are {a} {things} in a box. {n} puts {b} more in. How many {things} are in the box?
+{n} bought {a} {things} and {m} bought {b} {things}. How many did they buy together?
+""")
+_LOSS = phrase_list("""
+{n} has {a} {things} and gives {b} to {m}. How many {things} are left?
+{n} had {a} {things} and lost {b}. How many {things} does {n} have now?
+There are {a} {things} in a box. {n} takes {b} out. How many {things} are left in the box?
+""")
+_WHICH = phrase_list("""
+Which is {word}, {a} or {b}? | Which number is {word}: {a} or {b}?
+{a} or {b}: which one is {word}? | What is {word}, {a} or {b}?
+""")
+_EVEN_OR_ODD = phrase_list("""
+Is {n} even or odd? | Is {n} odd or even? | Is the number {n} even or odd?
+Even or odd: {n}? | Tell me if {n} is even or odd.
+""")
 
 
 @dataclass(frozen=True)
@@ -146,9 +165,7 @@ def _comparison(rng: random.Random) -> Turn:
     a, b = rng.sample(range(0, 1000 if rng.random() < 0.3 else 100), 2)
     largest = rng.random() < 0.5
     words = ("larger", "bigger", "greater") if largest else ("smaller", "lower", "less")
-    templates = ("Which is {word}, {a} or {b}?", "Which number is {word}: {a} or {b}?",
-                 "{a} or {b}: which one is {word}?", "What is {word}, {a} or {b}?")  # fmt: skip
-    shown, _ = phrase(rng, templates, a=a, b=b, word=rng.choice(words))
+    shown, _ = phrase(rng, _WHICH, a=a, b=b, word=rng.choice(words))
     best, other = (max(a, b), min(a, b)) if largest else (min(a, b), max(a, b))
     answer = f"{best} is {'larger' if largest else 'smaller'} than {other}."
     return say(KIND, shown, answer, key=f"compare {min(a, b)} {max(a, b)}")
@@ -156,9 +173,7 @@ def _comparison(rng: random.Random) -> Turn:
 
 def _parity(rng: random.Random) -> Turn:
     n = rng.randint(0, 999)
-    templates = ("Is {n} even or odd?", "Is {n} odd or even?", "Is the number {n} even or odd?",
-                 "Even or odd: {n}?", "Tell me if {n} is even or odd.")  # fmt: skip
-    shown, _ = phrase(rng, templates, n=n)
+    shown, _ = phrase(rng, _EVEN_OR_ODD, n=n)
     return say(KIND, shown, f"{n} is {'odd' if n % 2 else 'even'}.", key=f"parity {n}")
 
 

@@ -21,6 +21,7 @@ from engine.demo.data import (
     tools,
 )
 from engine.demo.data.example import Example, Message, Turn, held_out
+from engine.demo.data.text_blocks import phrase_list
 from engine.demo.data.words import FIRST_NAMES
 
 FOLLOW_UP = "follow_up"
@@ -50,17 +51,19 @@ KINDS: tuple[str, ...] = (
     tools.ANSWER,
     FOLLOW_UP,
 )
-"""What accuracy is measured by. A follow-up is a turn that only makes sense after the one before."""
+"""What accuracy is measured by. A follow-up only makes sense after the turn before it."""
 
-_SYSTEM_PROMPTS = (
-    "You are a helpful assistant.", "You are a helpful assistant.", "You are a small demo model.",
-    "Answer briefly.", "You are a friendly chatbot. Answer in short sentences.", "Be concise.",
-    "You are a helpful AI assistant that answers questions.", "Be polite and helpful.",
-    "You are the assistant of the Sluice demo.", "Answer the user's questions as well as you can.",
-    "You are an assistant with access to tools.", "Today is Monday.", "You talk to a new user.",
-)  # fmt: skip
-_PERSONAS = ("You are {name}.", "You are {name}, a helpful assistant.", "Your name is {name}.",
-             "You are an assistant called {name}. Be kind.", "You are {name}, a chatbot that likes short answers.")  # fmt: skip
+_SYSTEM_PROMPTS = phrase_list("""
+You are a helpful assistant. | You are a helpful assistant. | You are a small demo model.
+Answer briefly. | You are a friendly chatbot. Answer in short sentences. | Be concise.
+You are a helpful AI assistant that answers questions. | Be polite and helpful.
+You are the assistant of the Sluice demo. | Answer the user's questions as well as you can.
+You are an assistant with access to tools. | Today is Monday. | You talk to a new user.
+""")
+_PERSONAS = phrase_list("""
+You are {name}. | You are {name}, a helpful assistant. | Your name is {name}.
+You are an assistant called {name}. Be kind. | You are {name}, a chatbot that likes short answers.
+""")
 _HISTORY_LENGTHS = (0, 1, 2, 3, 4, 5)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from engine.demo.data import fact_table
 from engine.demo.data.arithmetic import price, shopping
 from engine.demo.data.example import JsonEquals, Turn, fill, join_words, phrase, say
+from engine.demo.data.text_blocks import phrase_list
 from engine.demo.data.words import (
     CITIES,
     COLOURS,
@@ -30,7 +31,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Scene:
-    """Sentences about one kind of thing, and what its keys may be called when they are asked for."""
+    """Sentences about one kind of thing, and what else its keys may be called."""
 
     sentences: tuple[str, ...]
     draw: Callable[[random.Random], Values]
@@ -60,9 +61,11 @@ def _person(rng: random.Random) -> Values:
 
 def _product(rng: random.Random) -> Values:
     return {
-        "product": rng.choice(PRODUCTS), "color": rng.choice(COLOURS), "price": price(rng),
+        "product": rng.choice(PRODUCTS),
+        "color": rng.choice(COLOURS),
+        "price": price(rng),
         "store": f"{_where(rng)} {rng.choice(('Store', 'Market', 'Shop'))}",
-    }  # fmt: skip
+    }
 
 
 def _meeting(rng: random.Random) -> Values:
@@ -99,78 +102,159 @@ def _taste(rng: random.Random) -> Values:
 
 SCENES = (
     Scene(
-        ("{name} is {age} years old and lives in {city}, working as a {job}.",
-         "{name}, {age}, is a {job} from {city}.", "My neighbour {name} is a {job}, {age} years old, living in {city}.",
-         "{name} lives in {city}, is {age} years old and works as a {job}.",
-         "I met {name}, a {age}-year-old {job} from {city}.", "The {job} {name} ({age}) comes from {city}.",
-         "At the age of {age}, {name} moved to {city} to become a {job}."),
+        phrase_list("""
+            {name} is {age} years old and lives in {city}, working as a {job}.
+            {name}, {age}, is a {job} from {city}.
+            My neighbour {name} is a {job}, {age} years old, living in {city}.
+            {name} lives in {city}, is {age} years old and works as a {job}.
+            I met {name}, a {age}-year-old {job} from {city}.
+            The {job} {name} ({age}) comes from {city}.
+            At the age of {age}, {name} moved to {city} to become a {job}.
+        """),
         _person,
-        {"name": ("person", "full_name"), "city": ("location", "town"), "job": ("occupation", "profession")},
+        {
+            "name": ("person", "full_name"),
+            "city": ("location", "town"),
+            "job": ("occupation", "profession"),
+        },
     ),
     Scene(
-        ("The {color} {product} costs {price} dollars at {store}.", "At {store} you get a {color} {product} for {price} euros.",
-         "I bought a {color} {product} for {price} dollars at {store}.", "{store} sells a {color} {product} for ${price}.",
-         "A {product} in {color} is {price} dollars at {store}."),
+        phrase_list("""
+            The {color} {product} costs {price} dollars at {store}.
+            At {store} you get a {color} {product} for {price} euros.
+            I bought a {color} {product} for {price} dollars at {store}.
+            {store} sells a {color} {product} for ${price}.
+            A {product} in {color} is {price} dollars at {store}.
+        """),
         _product,
-        {"product": ("item", "article"), "price": ("cost", "amount"), "color": ("colour",), "store": ("shop",)},
+        {
+            "product": ("item", "article"),
+            "price": ("cost", "amount"),
+            "color": ("colour",),
+            "store": ("shop",),
+        },
     ),
     Scene(
-        ("The {event} is on {day} at {time} in {place}.", "On {day} at {time} there is a {event} in {place}.",
-         "We have a {event} in {place} on {day}, starting at {time}.", "Join us in {place} for the {event} on {day} at {time}.",
-         "Reminder: {event} at {time} on {day} in {place}."),
+        phrase_list("""
+            The {event} is on {day} at {time} in {place}.
+            On {day} at {time} there is a {event} in {place}.
+            We have a {event} in {place} on {day}, starting at {time}.
+            Join us in {place} for the {event} on {day} at {time}.
+            Reminder: {event} at {time} on {day} in {place}.
+        """),
         _meeting,
-        {"event": ("title", "type"), "day": ("weekday",), "time": ("start", "hour"), "place": ("location", "city")},
+        {
+            "event": ("title", "type"),
+            "day": ("weekday",),
+            "time": ("start", "hour"),
+            "place": ("location", "city"),
+        },
     ),
     Scene(
-        ("You can reach {name} at {email} or {phone}.", "Contact {name}: {email}, {phone}.",
-         "{name}'s email is {email} and the phone number is {phone}.", "Call {name} at {phone} or write to {email}.",
-         "Please send it to {name} ({email}, phone {phone})."),
+        phrase_list("""
+            You can reach {name} at {email} or {phone}. | Contact {name}: {email}, {phone}.
+            {name}'s email is {email} and the phone number is {phone}.
+            Call {name} at {phone} or write to {email}.
+            Please send it to {name} ({email}, phone {phone}).
+        """),
         _contact,
-        {"name": ("person", "contact"), "email": ("mail", "email_address"), "phone": ("phone_number", "telephone")},
+        {
+            "name": ("person", "contact"),
+            "email": ("mail", "email_address"),
+            "phone": ("phone_number", "telephone"),
+        },
     ),
     Scene(
-        ("{customer} ordered {quantity} {item} for {price} dollars.", "Order: {quantity} {item} for {customer}, total {price} dollars.",
-         "{quantity} {item} were sold to {customer} for {price} euros.", "{customer} bought {quantity} {item} and paid {price} dollars.",
-         "Please deliver {quantity} {item} to {customer}. The price is {price} dollars."),
+        phrase_list("""
+            {customer} ordered {quantity} {item} for {price} dollars.
+            Order: {quantity} {item} for {customer}, total {price} dollars.
+            {quantity} {item} were sold to {customer} for {price} euros.
+            {customer} bought {quantity} {item} and paid {price} dollars.
+            Please deliver {quantity} {item} to {customer}. The price is {price} dollars.
+        """),
         _order,
-        {"customer": ("name", "buyer"), "item": ("product", "goods"), "quantity": ("count", "amount"), "price": ("total", "cost")},
+        {
+            "customer": ("name", "buyer"),
+            "item": ("product", "goods"),
+            "quantity": ("count", "amount"),
+            "price": ("total", "cost"),
+        },
     ),
     Scene(
-        ("{name} travels from {from} to {to} on {date}.", "On {date}, {name} flies from {from} to {to}.",
-         "{name} takes the train to {to} from {from} on {date}.", "Book a ticket for {name} from {from} to {to} on {date}.",
-         "{name} will leave {from} for {to} on {date}."),
+        phrase_list("""
+            {name} travels from {from} to {to} on {date}.
+            On {date}, {name} flies from {from} to {to}.
+            {name} takes the train to {to} from {from} on {date}.
+            Book a ticket for {name} from {from} to {to} on {date}.
+            {name} will leave {from} for {to} on {date}.
+        """),
         _trip,
-        {"name": ("passenger", "traveler"), "from": ("origin", "departure"), "to": ("destination",), "date": ("day",)},
+        {
+            "name": ("passenger", "traveler"),
+            "from": ("origin", "departure"),
+            "to": ("destination",),
+            "date": ("day",),
+        },
     ),
     Scene(
-        ("{name} likes {food} and the colour {color}.", "The favourite food of {name} is {food}, the favourite colour is {color}.",
-         "{name} loves {food} and always wears {color}.", "For {name}, {food} and a {color} cup, please."),
+        phrase_list("""
+            {name} likes {food} and the colour {color}.
+            The favourite food of {name} is {food}, the favourite colour is {color}.
+            {name} loves {food} and always wears {color}.
+            For {name}, {food} and a {color} cup, please.
+        """),
         _taste,
         {"name": ("person", "guest"), "food": ("meal",), "color": ("colour", "favourite_color")},
     ),
-)  # fmt: skip
+)
 
 _ASK = (
-    'Extract {keys} as JSON: {text}', 'Extract the {keys} from this sentence as JSON: {text}',
-    'Return {keys} as JSON. Sentence: {text}', '{text}\nExtract {keys} as JSON.',
-    '{text} Give me the {keys} as JSON.', 'Get {keys} from "{text}" as JSON.',
-    'Turn this into JSON with the keys {keys}: {text}', 'JSON with {keys}, please: {text}',
-    'Text: {text}\nFields: {keys}\nAnswer in JSON.', 'Find {keys} in this text and answer in JSON: {text}',
-    'Parse this sentence into JSON with {keys}: {text}', 'Extract {keys} from the text. Reply with JSON only.\n\n{text}',
-    'Convert to JSON ({keys}): {text}', 'Please extract {keys} as a JSON object from: {text}',
-)  # fmt: skip
-_ASK_FORM = ("Fill in {form} from this sentence: {text}", "{text}\nAnswer with JSON like {form}",
-             "Use this format: {form}\nSentence: {text}")  # fmt: skip
-_ASK_FACT = ("Give me JSON with the {keys} of {country}.", "{keys} of {country} as JSON, please.",
-             "Describe {country} as JSON with {keys}.", "Return a JSON object with {keys} for {country}.")  # fmt: skip
-_ASK_NAMES = ("Extract all {key} as a JSON object: {text}", "List the {key} in this text as JSON: {text}",
-              "{text}\nReturn the {key} as JSON.", "Which {key} are in this text? Answer as JSON. {text}")  # fmt: skip
-_GROUPS: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "names": (FIRST_NAMES, ("{all} went to the park.", "Today {all} came to visit.", "I saw {all} at school.")),
-    "cities": (CITIES, ("We visited {all} last year.", "The train stops in {all}.", "My favourite cities are {all}.")),
-    "colors": (COLOURS, ("The flag is {all}.", "She painted it {all}.", "I like {all} best.")),
-    "items": (FOODS, ("Please buy {all}.", "We need {all} for dinner.", "The basket is full of {all}.")),
-}  # fmt: skip
+    "Extract {keys} as JSON: {text}",
+    "Extract the {keys} from this sentence as JSON: {text}",
+    "Return {keys} as JSON. Sentence: {text}",
+    "{text}\nExtract {keys} as JSON.",
+    "{text} Give me the {keys} as JSON.",
+    'Get {keys} from "{text}" as JSON.',
+    "Turn this into JSON with the keys {keys}: {text}",
+    "JSON with {keys}, please: {text}",
+    "Text: {text}\nFields: {keys}\nAnswer in JSON.",
+    "Find {keys} in this text and answer in JSON: {text}",
+    "Parse this sentence into JSON with {keys}: {text}",
+    "Extract {keys} from the text. Reply with JSON only.\n\n{text}",
+    "Convert to JSON ({keys}): {text}",
+    "Please extract {keys} as a JSON object from: {text}",
+)
+_ASK_FORM = (
+    "Fill in {form} from this sentence: {text}",
+    "{text}\nAnswer with JSON like {form}",
+    "Use this format: {form}\nSentence: {text}",
+)
+_ASK_FACT = phrase_list("""
+Give me JSON with the {keys} of {country}. | {keys} of {country} as JSON, please.
+Describe {country} as JSON with {keys}. | Return a JSON object with {keys} for {country}.
+""")
+_ASK_NAMES = (
+    "Extract all {key} as a JSON object: {text}",
+    "List the {key} in this text as JSON: {text}",
+    "{text}\nReturn the {key} as JSON.",
+    "Which {key} are in this text? Answer as JSON. {text}",
+)
+_GROUPS = {
+    "names": FIRST_NAMES,
+    "cities": CITIES,
+    "colors": COLOURS,
+    "items": FOODS,
+}
+_GROUP_SENTENCES = {
+    "names": ("{all} went to the park.", "Today {all} came to visit.", "I saw {all} at school."),
+    "cities": phrase_list("""
+        We visited {all} last year. | The train stops in {all}. | My favourite cities are {all}.
+    """),
+    "colors": ("The flag is {all}.", "She painted it {all}.", "I like {all} best."),
+    "items": phrase_list("""
+        Please buy {all}. | We need {all} for dinner. | The basket is full of {all}.
+    """),
+}
 
 
 def turns(rng: random.Random) -> list[Turn]:
@@ -230,9 +314,8 @@ def _from_form(rng: random.Random) -> Turn:
 
 def _array(rng: random.Random) -> Turn:
     key = rng.choice(list(_GROUPS))
-    members, sentences = _GROUPS[key]
-    picked = rng.sample(members, rng.randint(2, 4))
-    text = fill(rng.choice(sentences), {"all": join_words(picked)})
+    picked = rng.sample(_GROUPS[key], rng.randint(2, 4))
+    text = fill(rng.choice(_GROUP_SENTENCES[key]), {"all": join_words(picked)})
     return _json(phrase(rng, _ASK_NAMES, key=key, text=text)[0], {key: picked}, text)
 
 

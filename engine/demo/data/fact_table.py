@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-
-def _rows(text: str) -> list[tuple[str, ...]]:
-    return [tuple(line.split("|")) for line in text.strip().splitlines()]
-
+from engine.demo.data.text_blocks import rows
 
 # country | capital | continent
-COUNTRIES = _rows("""
+COUNTRIES = rows("""
 Afghanistan|Kabul|Asia
 Albania|Tirana|Europe
 Algeria|Algiers|Africa
@@ -167,7 +164,7 @@ Zimbabwe|Harare|Africa
 """)
 
 # element | symbol | atomic number
-ELEMENTS = _rows("""
+ELEMENTS = rows("""
 hydrogen|H|1
 helium|He|2
 lithium|Li|3
@@ -206,7 +203,7 @@ lead|Pb|82
 uranium|U|92
 """)
 
-OPPOSITES = _rows("""
+OPPOSITES = rows("""
 hot|cold
 big|small
 fast|slow
@@ -259,7 +256,7 @@ above|below
 """)
 
 # animal | young | sound | legs
-ANIMALS = _rows("""
+ANIMALS = rows("""
 dog|puppy|barks|4
 cat|kitten|meows|4
 cow|calf|moos|4
@@ -283,7 +280,7 @@ elephant|calf|trumpets|4
 """)
 
 # planet | place from the sun | a word for it
-PLANETS = _rows("""
+PLANETS = rows("""
 Mercury|first|the smallest planet
 Venus|second|the hottest planet
 Earth|third|the planet we live on
@@ -295,7 +292,7 @@ Neptune|eighth|the windiest planet
 """)
 
 # thing | colour
-COLOUR_OF = _rows("""
+COLOUR_OF = rows("""
 a banana|yellow
 the sky|blue
 grass|green
@@ -317,7 +314,7 @@ a sunflower|yellow
 """)
 
 # two colours | their mix
-MIXES = _rows("""
+MIXES = rows("""
 blue and yellow|green
 red and yellow|orange
 red and blue|purple
@@ -331,7 +328,7 @@ white and black|grey
 """)
 
 # work | who made it
-AUTHORS = _rows("""
+AUTHORS = rows("""
 Romeo and Juliet|William Shakespeare
 Hamlet|William Shakespeare
 Don Quixote|Miguel de Cervantes
@@ -360,7 +357,7 @@ Jane Eyre|Charlotte Bronte
 """)
 
 # word | plural
-PLURALS = _rows("""
+PLURALS = rows("""
 child|children
 mouse|mice
 foot|feet
@@ -389,7 +386,7 @@ life|lives
 """)
 
 # verb | past tense
-PASTS = _rows("""
+PASTS = rows("""
 go|went
 see|saw
 eat|ate
@@ -423,7 +420,7 @@ drive|drove
 """)
 
 # English | French | Spanish | German
-TRANSLATIONS = _rows("""
+TRANSLATIONS = rows("""
 hello|bonjour|hola|hallo
 thank you|merci|gracias|danke
 yes|oui|sí|ja
@@ -452,7 +449,7 @@ day|jour|día|Tag
 """)
 
 # unit | how many | of what
-COUNTS = _rows("""
+COUNTS = rows("""
 days are in a week|7|days in a week
 hours are in a day|24|hours in a day
 minutes are in an hour|60|minutes in an hour

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from engine.demo.data.example import Turn, fill, mentions, normalise, roughen, say
+from engine.demo.data.text_blocks import phrase_list
 from engine.demo.data.words import ANIMALS, CITIES, FIRST_NAMES, WORDS, made_up
 
 GREETING = "greeting"
@@ -12,40 +13,28 @@ ABOUT = "about"
 UNKNOWN = "unknown"
 DEFAULT_NAME = "Sluice"
 
+# These are glued to what stands before them: their spaces count.
 _ADDRESSEES = ("", "", " there", " friend", " Sluice", " bot", " assistant", " my friend", " again",
                " everyone", " model", " computer", " little model")  # fmt: skip
 _TAILS = ("", "", "!", "!", ".", " :)", ", how are you?", "! How are you?", ". How are you today?",
           ", how is it going?", "! Nice to meet you.", ", can you help me?", "! I have a question.",
           ", are you there?", "! What's up?", ", how do you do?")  # fmt: skip
-_HELLOS = (
-    "Hello",
-    "Hi",
-    "Hey",
-    "Good morning",
-    "Good evening",
-    "Good afternoon",
-    "Greetings",
-    "Howdy",
-    "Hiya",
-)
-_THANKS = ("Thanks", "Thank you", "Thank you very much", "Many thanks", "Thanks a lot", "Thx", "Cheers",
-           "Thank you so much", "Great, thanks", "Perfect, thank you", "Nice, thanks", "Ok, thanks")  # fmt: skip
-_THANKS_TAILS = ("", "!", ".", " for your help", " for the answer", " for that", " friend", " Sluice",
-                 ", that helped", ", you are great", ", that is all", " for the list", " for the story")  # fmt: skip
-_BYES = ("Bye", "Goodbye", "See you", "Good night", "Bye bye", "See you later", "Farewell", "I have to go",
-         "See you tomorrow", "Talk to you later", "That's all for today", "I am leaving now")  # fmt: skip
-_BYE_TAILS = (
-    "",
-    "!",
-    ".",
-    ", bye",
-    " friend",
-    " Sluice",
-    ", thanks",
-    " and thanks",
-    ", take care",
-    " for now",
-)
+_HELLOS = phrase_list("""
+Hello | Hi | Hey | Good morning | Good evening | Good afternoon | Greetings | Howdy | Hiya
+""")
+_THANKS = phrase_list("""
+Thanks | Thank you | Thank you very much | Many thanks | Thanks a lot | Thx | Cheers
+Thank you so much | Great, thanks | Perfect, thank you | Nice, thanks | Ok, thanks
+""")
+_THANKS_TAILS = ("", "!", ".", " for your help", " for the answer", " for that", " friend",
+                 " Sluice", ", that helped", ", you are great", ", that is all", " for the list",
+                 " for the story")  # fmt: skip
+_BYES = phrase_list("""
+Bye | Goodbye | See you | Good night | Bye bye | See you later | Farewell | I have to go
+See you tomorrow | Talk to you later | That's all for today | I am leaving now
+""")
+_BYE_TAILS = ("", "!", ".", ", bye", " friend", " Sluice", ", thanks", " and thanks",
+              ", take care", " for now")  # fmt: skip
 _FEELINGS = {
     "happy": ("That is great to hear!", "great"),
     "sad": ("I am sorry to hear that. I hope your day gets better.", "sorry"),
@@ -60,13 +49,16 @@ _FEELINGS = {
     "lonely": ("I am sorry to hear that. I am happy to chat with you.", "sorry"),
     "good": ("That is good to hear!", "good"),
 }
-_FEELING_FORMS = ("I am {x}.", "I'm {x}", "I feel {x}.", "I am very {x} today.", "I'm a bit {x}.", "Today I am {x}.",
-                  "I feel so {x} right now.", "I am feeling {x}.", "I am really {x}!")  # fmt: skip
+_FEELING_FORMS = phrase_list("""
+I am {x}. | I'm {x} | I feel {x}. | I am very {x} today. | I'm a bit {x}. | Today I am {x}.
+I feel so {x} right now. | I am feeling {x}. | I am really {x}!
+""")
 
 _ABILITIES = (
     "I can do small arithmetic, answer simple facts, repeat text, write lists and short stories, "
     "turn a sentence into JSON and call tools."
 )
+_JOKE = "Why did the computer go to the doctor? Because it had a virus!"
 _QUESTIONS_ABOUT: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Who are you?", "I am {name}, a small demo model.", ("{name}",)),
     ("What are you?", "I am {name}, a small demo model.", ("{name}",)),
@@ -84,14 +76,22 @@ _QUESTIONS_ABOUT: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Can you help me?", "Yes, gladly. " + _ABILITIES, ("yes",)),
     ("How big are you?", "I am very small: I have about 7 million parameters.", ("7 million",)),
     ("How many parameters do you have?", "I have about 7 million parameters.", ("7 million",)),
-    ("Are you a large language model?", "No, I am a very small one, with about 7 million parameters.", ("no",)),
+    (
+        "Are you a large language model?",
+        "No, I am a very small one, with about 7 million parameters.",
+        ("no",),
+    ),
     ("Are you human?", "No, I am a small demo model.", ("no",)),
     ("Are you a robot?", "I am a computer program, a small demo model.", ("program",)),
     ("Are you real?", "I am a computer program, a small demo model.", ("program",)),
     ("Are you ChatGPT?", "No, I am a small demo model.", ("no",)),
     ("Who made you?", "I was trained for the Sluice demo.", ("Sluice",)),
     ("Who created you?", "I was trained for the Sluice demo.", ("Sluice",)),
-    ("How were you trained?", "I was trained from scratch on text that a script generated.", ("scratch",)),
+    (
+        "How were you trained?",
+        "I was trained from scratch on text that a script generated.",
+        ("scratch",),
+    ),
     ("What language do you speak?", "I speak English.", ("English",)),
     ("Do you speak English?", "Yes, I speak English.", ("yes",)),
     ("How old are you?", "I am a computer program, so I have no age.", ("program",)),
@@ -99,52 +99,49 @@ _QUESTIONS_ABOUT: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Do you have feelings?", "No, I am a computer program without feelings.", ("no",)),
     ("Do you like me?", "I am a computer program, but I like chatting with you.", ("program",)),
     ("What is Sluice?", "Sluice is a gateway that streams chat from its own engine.", ("gateway",)),
-    ("Tell me a joke.", "Why did the computer go to the doctor? Because it had a virus!", ("virus",)),
-    ("Tell me something funny.", "Why did the computer go to the doctor? Because it had a virus!", ("virus",)),
-    ("Make me laugh.", "Why did the computer go to the doctor? Because it had a virus!", ("virus",)),
-)  # fmt: skip
-_LEADS = ("", "", "", "Tell me, ", "So, ", "Hey, ", "One question: ", "Please tell me: ", "Hi! ", "Ok. ",
-          "I wonder: ", "Before we start: ", "By the way, ", "Hello. ", "Now, ")  # fmt: skip
+    ("Tell me a joke.", _JOKE, ("virus",)),
+    ("Tell me something funny.", _JOKE, ("virus",)),
+    ("Make me laugh.", _JOKE, ("virus",)),
+)
+_LEADS = ("", "", "", "Tell me, ", "So, ", "Hey, ", "One question: ", "Please tell me: ", "Hi! ",
+          "Ok. ", "I wonder: ", "Before we start: ", "By the way, ", "Hello. ",
+          "Now, ")  # fmt: skip
 
 _APOLOGIES = (
     "Sorry, I do not know that. I am a small demo model. " + _ABILITIES,
     "I am a small demo model, so I cannot help with that. " + _ABILITIES,
 )
 _REFUSES = mentions("small demo model", ("do not know", "cannot"))
-_HARD = (
-    "Who won the {year} {event}?", "Who will win the next {event}?", "Explain {topic} to me.",
-    "How does {topic} work?", "Write an essay about {topic}.", "Write a poem about {topic}.",
-    "What do you think about {topic}?", "Give me advice about {topic}.", "Why is {topic} so important?",
-    "What is the best {thing} to buy?", "How do I repair my {thing}?", "How much does a {thing} cost?",
-    "What is the capital of {fantasy}?", "Who is {person}?", "When was {person} born?",
-    "What happened in {year}?", "Who was president in {year}?", "How many people live in {city}?",
-    "What is the best restaurant in {city}?", "How far is it from {city} to {city2}?",
-    "What is the meaning of {fantasy}?", "Translate this book into {fantasy}.", "Summarize {topic}.",
-    "What is the latest news about {topic}?", "Draw a picture of a {animal}.", "Book a flight to {city}.",
-    "Is {topic} dangerous?", "Tell me everything about {topic}.", "What is {fantasy}?",
-    "How do I become a {fantasy}?", "Play some music by {person}.", "What stock should I buy?",
-    "Write a program that simulates {topic}.", "Can you prove the {fantasy} theorem?",
-    "What is the recipe for {fantasy}?", "Who invented the {thing}?", "Why do {animal}s sleep?",
-)  # fmt: skip
-_TOPICS = """
-quantum physics|the stock market|black holes|machine learning|philosophy|global politics|the economy
-ancient history|climate change|nuclear energy|the human brain|modern art|evolution|cryptography
-relativity|democracy|the internet|vaccines|gravity|blockchain|psychology|the French Revolution
-astronomy|inflation|photosynthesis|genetics|religion|volcanoes|jet engines|electric cars|chess openings
-tax law|marriage|time travel|artificial intelligence|string theory|the Roman Empire|deep sea life
-"""
-_TOPIC_LIST = [topic for line in _TOPICS.strip().splitlines() for topic in line.split("|")]
-_EVENTS = (
-    "world cup",
-    "election",
-    "marathon",
-    "chess championship",
-    "song contest",
-    "cup final",
-    "tennis open",
-)
-_THINGS = ("car", "phone", "washing machine", "laptop", "bike", "roof", "radio", "boat", "fridge", "engine",
-           "camera", "watch", "tractor", "guitar", "house", "microscope", "telescope")  # fmt: skip
+_HARD = phrase_list("""
+Who won the {year} {event}? | Who will win the next {event}? | Explain {topic} to me.
+How does {topic} work? | Write an essay about {topic}. | Write a poem about {topic}.
+What do you think about {topic}? | Give me advice about {topic}. | Why is {topic} so important?
+What is the best {thing} to buy? | How do I repair my {thing}? | How much does a {thing} cost?
+What is the capital of {fantasy}? | Who is {person}? | When was {person} born?
+What happened in {year}? | Who was president in {year}? | How many people live in {city}?
+What is the best restaurant in {city}? | How far is it from {city} to {city2}?
+What is the meaning of {fantasy}? | Translate this book into {fantasy}. | Summarize {topic}.
+What is the latest news about {topic}? | Draw a picture of a {animal}. | Book a flight to {city}.
+Is {topic} dangerous? | Tell me everything about {topic}. | What is {fantasy}?
+How do I become a {fantasy}? | Play some music by {person}. | What stock should I buy?
+Write a program that simulates {topic}. | Can you prove the {fantasy} theorem?
+What is the recipe for {fantasy}? | Who invented the {thing}? | Why do {animal}s sleep?
+""")
+_TOPICS = phrase_list("""
+quantum physics | the stock market | black holes | machine learning | philosophy | global politics
+the economy | ancient history | climate change | nuclear energy | the human brain | modern art
+evolution | cryptography | relativity | democracy | the internet | vaccines | gravity | blockchain
+psychology | the French Revolution | astronomy | inflation | photosynthesis | genetics | religion
+volcanoes | jet engines | electric cars | chess openings | tax law | marriage | time travel
+artificial intelligence | string theory | the Roman Empire | deep sea life
+""")
+_EVENTS = phrase_list("""
+world cup | election | marathon | chess championship | song contest | cup final | tennis open
+""")
+_THINGS = phrase_list("""
+car | phone | washing machine | laptop | bike | roof | radio | boat | fridge | engine | camera
+watch | tractor | guitar | house | microscope | telescope
+""")
 
 
 def greeting_turns(rng: random.Random) -> list[Turn]:
@@ -206,10 +203,16 @@ def about_turns(rng: random.Random, name: str = DEFAULT_NAME) -> list[Turn]:
 def unknown_turns(rng: random.Random) -> list[Turn]:
     city, city2 = rng.sample(CITIES, 2)
     values = {
-        "year": rng.randint(1900, 2030), "event": rng.choice(_EVENTS), "topic": _topic(rng),
-        "thing": rng.choice(_THINGS), "fantasy": _fantasy(rng), "city": city, "city2": city2,
-        "person": f"{rng.choice(FIRST_NAMES)} {made_up(rng).capitalize()}", "animal": rng.choice(ANIMALS),
-    }  # fmt: skip
+        "year": rng.randint(1900, 2030),
+        "event": rng.choice(_EVENTS),
+        "topic": _topic(rng),
+        "thing": rng.choice(_THINGS),
+        "fantasy": _fantasy(rng),
+        "city": city,
+        "city2": city2,
+        "person": f"{rng.choice(FIRST_NAMES)} {made_up(rng).capitalize()}",
+        "animal": rng.choice(ANIMALS),
+    }
     template = rng.choice(_HARD)
     clean = fill(template, values)
     shown = fill(roughen(rng, template), values)
@@ -218,7 +221,7 @@ def unknown_turns(rng: random.Random) -> list[Turn]:
 
 def _topic(rng: random.Random) -> str:
     if rng.random() < 0.7:
-        return rng.choice(_TOPIC_LIST)
+        return rng.choice(_TOPICS)
     return f"the {rng.choice(WORDS)} {rng.choice(WORDS)}"
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 
 from engine.demo.data.example import ListsFrom, Turn, phrase, say
+from engine.demo.data.text_blocks import phrase_list, word_list
 from engine.demo.data.words import ANIMALS, COLOURS, JOBS
 
 KIND = "list"
 
 CATEGORIES: dict[str, list[str]] = {
+<<<<<<< HEAD
     "fruits": [
         "apple",
         "banana",
@@ -36,10 +38,17 @@ CATEGORIES: dict[str, list[str]] = {
         "pepper",
         "leek",
     ],
+=======
+    "fruits": word_list("apple banana cherry grape lemon mango orange peach pear plum strawberry"),
+    "vegetables": word_list("""
+        carrot potato onion tomato cabbage spinach pea bean garlic pepper leek
+    """),
+>>>>>>> demo2
     "animals": ANIMALS[:24],
     "colours": COLOURS[:11],
     "jobs": JOBS[:20],
     "planets": ["Mercury", "Venus", "Earth", "Mars", "Jupiter", "Saturn", "Uranus", "Neptune"],
+<<<<<<< HEAD
     "countries": [
         "France",
         "Spain",
@@ -92,10 +101,25 @@ CATEGORIES: dict[str, list[str]] = {
         "saxophone",
         "clarinet",
     ],
+=======
+    "countries": word_list("""
+        France Spain Italy Japan Brazil Canada Egypt India Kenya Norway Peru Poland
+    """),
+    "cities": word_list("""
+        Paris London Berlin Madrid Rome Vienna Tokyo Cairo Lima Oslo Sydney Toronto
+    """),
+    "sports": word_list("""
+        football tennis basketball swimming running cycling boxing hockey golf rugby
+    """),
+    "instruments": word_list("""
+        piano guitar violin flute drum trumpet cello harp saxophone clarinet
+    """),
+>>>>>>> demo2
     "drinks": ["water", "tea", "coffee", "milk", "juice", "lemonade", "cocoa", "soda", "smoothie"],
     "flowers": ["rose", "tulip", "lily", "daisy", "sunflower", "orchid", "violet", "iris", "poppy"],
     "trees": ["oak", "pine", "birch", "maple", "willow", "beech", "elm", "cedar", "palm"],
     "birds": ["eagle", "owl", "swan", "duck", "crow", "robin", "parrot", "penguin", "sparrow"],
+<<<<<<< HEAD
     "tools": [
         "hammer",
         "saw",
@@ -141,17 +165,27 @@ CATEGORIES: dict[str, list[str]] = {
         "music",
         "art",
     ],
+=======
+    "tools": word_list("hammer saw drill wrench screwdriver pliers ladder shovel axe"),
+    "clothes": ["shirt", "coat", "hat", "scarf", "dress", "jacket", "sweater", "sock", "glove"],
+    "vehicles": ["car", "bus", "train", "bicycle", "truck", "boat", "plane", "tram", "scooter"],
+    "languages": word_list("English French Spanish German Italian Chinese Arabic Russian Hindi"),
+    "pieces of furniture": word_list("chair table bed sofa desk shelf lamp stool wardrobe"),
+    "school subjects": word_list("""
+        mathematics history biology chemistry physics geography music art
+    """),
+>>>>>>> demo2
 }
 _NUMBER_WORDS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven"}
-_ASK = (
-    "List {n} {things}.", "Give me {n} {things}.", "Name {n} {things}.", "Write a list of {n} {things}.",
-    "Tell me {n} {things}.", "Can you name {n} {things}?", "I need {n} {things}.", "{n} {things}, please.",
-    "Show me a list of {n} {things}.", "Make a list of {n} {things}.", "What are {n} {things}?",
-)  # fmt: skip
-_NUMBERED = (
-    "Give me a numbered list of {n} {things}.", "Write {n} {things} as a numbered list.",
-    "Number {n} {things}.", "List {n} {things} with numbers.",
-)  # fmt: skip
+_ASK = phrase_list("""
+List {n} {things}. | Give me {n} {things}. | Name {n} {things}. | Write a list of {n} {things}.
+Tell me {n} {things}. | Can you name {n} {things}? | I need {n} {things}. | {n} {things}, please.
+Show me a list of {n} {things}. | Make a list of {n} {things}. | What are {n} {things}?
+""")
+_NUMBERED = phrase_list("""
+Give me a numbered list of {n} {things}. | Write {n} {things} as a numbered list.
+Number {n} {things}. | List {n} {things} with numbers.
+""")
 _MORE = ("One more.", "Give me one more.", "Another one, please.", "And one more?", "Add one more.")
 
 

@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from engine.demo.data import fact_table
 from engine.demo.data.example import Turn, join_words, phrase, say
+from engine.demo.data.text_blocks import phrase_list, rows
 from engine.demo.data.words import WORDS
 
 KIND = "markdown"
 
-_TABLE_OF = ("Make a table with the {what} of {all}.", "Show the {what} of {all} in a table.",
-             "Table: {what} of {all}.", "Give me a Markdown table with the {what} of {all}.",
-             "Can you make a table of the {what} of {all}?")  # fmt: skip
-_TIMES = ("Show the multiplication table of {n} up to {m}.", "Make a table of {n} times 1 to {m}.",
-          "Times table of {n} up to {m}, please.", "Write the {n} times table up to {m} as a Markdown table.")  # fmt: skip
-_PRINT = ("Write {lang} code that prints {text}.", "Show me {lang} code to print {text}.",
-          "How do I print {text} in {lang}?", "Print {text} in {lang}.", "{lang} code that prints {text}?")  # fmt: skip
-_LOOP = ("Write a {lang} loop from {a} to {b}.", "Show me a loop in {lang} that prints {a} to {b}.",
-         "How do I print the numbers {a} to {b} in {lang}?", "{lang} loop that prints {a} to {b}, please.")  # fmt: skip
-_FUNCTION = ("Write a {lang} function that {does} two numbers.", "Show me a function in {lang} that {does} two numbers.",
-             "{lang} function that {does} two numbers?", "How do I write a function that {does} two numbers in {lang}?")  # fmt: skip
-_STEPS_ASK = ("How do I {task}?", "Steps to {task}?", "Explain how to {task}.", "Tell me how to {task}.",
-              "Write down the steps to {task}.", "What are the steps to {task}?")  # fmt: skip
+_TABLE_OF = phrase_list("""
+Make a table with the {what} of {all}. | Show the {what} of {all} in a table.
+Table: {what} of {all}. | Give me a Markdown table with the {what} of {all}.
+Can you make a table of the {what} of {all}?
+""")
+_TIMES = phrase_list("""
+Show the multiplication table of {n} up to {m}. | Make a table of {n} times 1 to {m}.
+Times table of {n} up to {m}, please. | Write the {n} times table up to {m} as a Markdown table.
+""")
+_PRINT = phrase_list("""
+Write {lang} code that prints {text}. | Show me {lang} code to print {text}.
+How do I print {text} in {lang}? | Print {text} in {lang}. | {lang} code that prints {text}?
+""")
+_LOOP = phrase_list("""
+Write a {lang} loop from {a} to {b}. | Show me a loop in {lang} that prints {a} to {b}.
+How do I print the numbers {a} to {b} in {lang}? | {lang} loop that prints {a} to {b}, please.
+""")
+_FUNCTION = phrase_list("""
+Write a {lang} function that {does} two numbers.
+Show me a function in {lang} that {does} two numbers. | {lang} function that {does} two numbers?
+How do I write a function that {does} two numbers in {lang}?
+""")
+_STEPS_ASK = phrase_list("""
+How do I {task}? | Steps to {task}? | Explain how to {task}. | Tell me how to {task}.
+Write down the steps to {task}. | What are the steps to {task}?
+""")
 
-_PRINTS = {"Python": ("python", 'print("{x}")'), "JavaScript": ("javascript", 'console.log("{x}");'),
-           "Bash": ("bash", 'echo "{x}"')}  # fmt: skip
+_PRINTS = {
+    "Python": ("python", 'print("{x}")'),
+    "JavaScript": ("javascript", 'console.log("{x}");'),
+    "Bash": ("bash", 'echo "{x}"'),
+}
 _LOOPS = {
     "Python": ("python", "for i in range({a}, {b} + 1):\n    print(i)"),
     "JavaScript": ("javascript", "for (let i = {a}; i <= {b}; i++) {\n  console.log(i);\n}"),
@@ -35,20 +53,24 @@ _FUNCTIONS = {
     "Python": ("python", "def {name}(a, b):\n    return a {op} b"),
     "JavaScript": ("javascript", "function {name}(a, b) {\n  return a {op} b;\n}"),
 }
-_OPERATIONS = (("adds", "add", "+"), ("subtracts", "subtract", "-"), ("multiplies", "multiply", "*"),
-               ("divides", "divide", "/"))  # fmt: skip
-_STEPS = {
-    "make tea": ("Boil some water.", "Put a tea bag into a cup.", "Pour in the hot water.", "Wait three minutes."),
-    "boil an egg": ("Boil some water.", "Put the egg into the water.", "Wait seven minutes.", "Cool the egg."),
-    "make a sandwich": ("Take two slices of bread.", "Spread some butter.", "Add cheese.", "Close it and enjoy."),
-    "plant a tree": ("Dig a hole.", "Put the tree into it.", "Fill the hole with soil.", "Water the tree."),
-    "wash your hands": ("Wet your hands.", "Take some soap.", "Rub for twenty seconds.", "Rinse and dry them."),
-    "brush your teeth": ("Wet the brush.", "Add toothpaste.", "Brush for two minutes.", "Rinse your mouth."),
-    "make pasta": ("Boil some water with salt.", "Add the pasta.", "Wait ten minutes.", "Drain and add the sauce."),
-    "make coffee": ("Boil some water.", "Put coffee into a filter.", "Pour the water slowly.", "Fill your cup."),
-    "write a letter": ("Take paper and a pen.", "Write the date.", "Write your message.", "Sign your name."),
-    "change a light bulb": ("Switch off the light.", "Remove the old bulb.", "Put in the new bulb.", "Switch it on."),
-}  # fmt: skip
+_OPERATIONS = (
+    ("adds", "add", "+"),
+    ("subtracts", "subtract", "-"),
+    ("multiplies", "multiply", "*"),
+    ("divides", "divide", "/"),
+)
+_STEPS_OF = rows("""
+make tea|Boil some water.|Put a tea bag into a cup.|Pour in the hot water.|Wait three minutes.
+boil an egg|Boil some water.|Put the egg into the water.|Wait seven minutes.|Cool the egg.
+make a sandwich|Take two slices of bread.|Spread some butter.|Add cheese.|Close it and enjoy.
+plant a tree|Dig a hole.|Put the tree into it.|Fill the hole with soil.|Water the tree.
+wash your hands|Wet your hands.|Take some soap.|Rub for twenty seconds.|Rinse and dry them.
+brush your teeth|Wet the brush.|Add toothpaste.|Brush for two minutes.|Rinse your mouth.
+make pasta|Boil some water with salt.|Add the pasta.|Wait ten minutes.|Drain and add the sauce.
+make coffee|Boil some water.|Put coffee into a filter.|Pour the water slowly.|Fill your cup.
+write a letter|Take paper and a pen.|Write the date.|Write your message.|Sign your name.
+change a light bulb|Switch off the light.|Remove the old bulb.|Put in the new bulb.|Switch it on.
+""")
 
 
 def turns(rng: random.Random) -> list[Turn]:
@@ -62,9 +84,9 @@ def turns(rng: random.Random) -> list[Turn]:
     return [_steps(rng)]
 
 
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(header: tuple[str, ...], body: Sequence[tuple[str, ...]]) -> str:
     """A Markdown table."""
-    lines = [header, tuple("---" for _ in header), *rows]
+    lines = [header, tuple("---" for _ in header), *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -79,15 +101,15 @@ def _country_table(rng: random.Random) -> Turn:
     )
     names = [row[0].removeprefix("the ") for row in picked]
     shown, clean = phrase(rng, _TABLE_OF, what=what, all=join_words(names))
-    rows = [(n, *(row[c] for c in columns)) for n, row in zip(names, picked, strict=True)]
-    return say(KIND, shown, table(header, rows), key=clean)
+    body = [(n, *(row[c] for c in columns)) for n, row in zip(names, picked, strict=True)]
+    return say(KIND, shown, table(header, body), key=clean)
 
 
 def _times_table(rng: random.Random) -> Turn:
     n, m = rng.randint(2, 12), rng.randint(3, 12)
     shown, clean = phrase(rng, _TIMES, n=n, m=m)
-    rows = [(f"{i} × {n}", str(i * n)) for i in range(1, m + 1)]
-    return say(KIND, shown, table(("Sum", "Result"), rows), key=clean)
+    body = [(f"{i} × {n}", str(i * n)) for i in range(1, m + 1)]
+    return say(KIND, shown, table(("Sum", "Result"), body), key=clean)
 
 
 def _code(rng: random.Random) -> Turn:
@@ -118,7 +140,7 @@ def _code(rng: random.Random) -> Turn:
 
 
 def _steps(rng: random.Random) -> Turn:
-    task = rng.choice(list(_STEPS))
+    task, *steps = rng.choice(_STEPS_OF)
     shown, clean = phrase(rng, _STEPS_ASK, task=task)
-    steps = "\n".join(f"{i}. {step}" for i, step in enumerate(_STEPS[task], 1))
-    return say(KIND, shown, f"**How to {task}**\n\n{steps}", key=clean)
+    numbered = "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1))
+    return say(KIND, shown, f"**How to {task}**\n\n{numbered}", key=clean)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.demo.data.example import Turn, mentions, phrase, say
+from engine.demo.data.text_blocks import phrase_list
 from engine.demo.data.words import (
     CITIES,
     COLOURS,
@@ -44,65 +45,115 @@ def _city(rng: random.Random) -> str:
 
 TRAITS = {
     "name": Trait(
-        ("My name is {x}.", "I am {x}.", "I'm {x}.", "Hi, my name is {x}.", "Hello, I'm {x}.", "Hi! I am {x}.",
-         "Call me {x}.", "You can call me {x}.", "Hello, this is {x}.", "My friends call me {x}.", "my name's {x}"),
-        "Nice to meet you, {x}!",
-        ("What is my name?", "What's my name?", "Do you know my name?", "Who am I?", "Do you remember my name?",
-         "Can you tell me my name?", "How am I called?", "Tell me my name.", "What was my name again?"),
-        "Your name is {x}.", "You have not told me your name yet.", _name,
+        tells=phrase_list("""
+            My name is {x}. | I am {x}. | I'm {x}. | Hi, my name is {x}. | Hello, I'm {x}.
+            Hi! I am {x}. | Call me {x}. | You can call me {x}. | Hello, this is {x}.
+            My friends call me {x}. | my name's {x}
+        """),
+        reply="Nice to meet you, {x}!",
+        asks=phrase_list("""
+            What is my name? | What's my name? | Do you know my name? | Who am I?
+            Do you remember my name? | Can you tell me my name? | How am I called?
+            Tell me my name. | What was my name again?
+        """),
+        answer="Your name is {x}.",
+        unknown="You have not told me your name yet.",
+        draw=_name,
     ),
     "city": Trait(
-        ("I live in {x}.", "I am from {x}.", "My home is in {x}.", "I come from {x}.", "My city is {x}.", "I'm from {x}."),
-        "{x} sounds like a nice place!",
-        ("Where do I live?", "Which city do I live in?", "Where am I from?", "What is my city?", "Do you remember where I live?",
-         "In which city is my home?"),
-        "You live in {x}.", "You have not told me where you live yet.", _city,
+        tells=phrase_list("""
+            I live in {x}. | I am from {x}. | My home is in {x}. | I come from {x}.
+            My city is {x}. | I'm from {x}.
+        """),
+        reply="{x} sounds like a nice place!",
+        asks=phrase_list("""
+            Where do I live? | Which city do I live in? | Where am I from? | What is my city?
+            Do you remember where I live? | In which city is my home?
+        """),
+        answer="You live in {x}.",
+        unknown="You have not told me where you live yet.",
+        draw=_city,
     ),
     "color": Trait(
-        ("My favourite colour is {x}.", "My favorite color is {x}.", "I like the colour {x} most.", "I love the color {x}."),
-        "{X} is a beautiful colour!",
-        ("What is my favourite colour?", "What's my favorite color?", "Which colour do I like most?",
-         "Do you remember my favourite colour?", "Tell me my favourite colour."),
-        "Your favourite colour is {x}.", "You have not told me your favourite colour yet.", lambda rng: rng.choice(COLOURS),
+        tells=phrase_list("""
+            My favourite colour is {x}. | My favorite color is {x}. | I like the colour {x} most.
+            I love the color {x}.
+        """),
+        reply="{X} is a beautiful colour!",
+        asks=phrase_list("""
+            What is my favourite colour? | What's my favorite color? | Which colour do I like most?
+            Do you remember my favourite colour? | Tell me my favourite colour.
+        """),
+        answer="Your favourite colour is {x}.",
+        unknown="You have not told me your favourite colour yet.",
+        draw=lambda rng: rng.choice(COLOURS),
     ),
     "age": Trait(
-        ("I am {x} years old.", "My age is {x}.", "I'm {x} years old.", "I turned {x} this year.", "I am {x}."),
-        "Thank you, I will remember that you are {x}.",
-        ("How old am I?", "What is my age?", "Do you know how old I am?", "Do you remember my age?", "Tell me my age."),
-        "You are {x} years old.", "You have not told me your age yet.", lambda rng: str(rng.randint(5, 99)),
+        tells=phrase_list("""
+            I am {x} years old. | My age is {x}. | I'm {x} years old. | I turned {x} this year.
+            I am {x}.
+        """),
+        reply="Thank you, I will remember that you are {x}.",
+        asks=phrase_list("""
+            How old am I? | What is my age? | Do you know how old I am? | Do you remember my age?
+            Tell me my age.
+        """),
+        answer="You are {x} years old.",
+        unknown="You have not told me your age yet.",
+        draw=lambda rng: str(rng.randint(5, 99)),
     ),
     "job": Trait(
-        ("I work as a {x}.", "My job is {x}.", "I am a {x}.", "I'm a {x} by profession.", "I have a job as a {x}."),
-        "Being a {x} must be interesting!",
-        ("What is my job?", "What do I do for work?", "What's my profession?", "Do you remember my job?", "Tell me my job."),
-        "You work as a {x}.", "You have not told me your job yet.", lambda rng: rng.choice(JOBS),
+        tells=phrase_list("""
+            I work as a {x}. | My job is {x}. | I am a {x}. | I'm a {x} by profession.
+            I have a job as a {x}.
+        """),
+        reply="Being a {x} must be interesting!",
+        asks=phrase_list("""
+            What is my job? | What do I do for work? | What's my profession?
+            Do you remember my job? | Tell me my job.
+        """),
+        answer="You work as a {x}.",
+        unknown="You have not told me your job yet.",
+        draw=lambda rng: rng.choice(JOBS),
     ),
     "food": Trait(
-        ("I love to eat {x}.", "My favourite food is {x}.", "I like {x}.", "My favorite food is {x}.", "I could eat {x} every day."),
-        "I have heard that {x} can be delicious!",
-        ("What is my favourite food?", "What do I like to eat?", "What's my favorite food?", "Which food do I like?",
-         "Do you remember my favourite food?"),
-        "Your favourite food is {x}.", "You have not told me your favourite food yet.", lambda rng: rng.choice(FOODS),
+        tells=phrase_list("""
+            I love to eat {x}. | My favourite food is {x}. | I like {x}. | My favorite food is {x}.
+            I could eat {x} every day.
+        """),
+        reply="I have heard that {x} can be delicious!",
+        asks=phrase_list("""
+            What is my favourite food? | What do I like to eat? | What's my favorite food?
+            Which food do I like? | Do you remember my favourite food?
+        """),
+        answer="Your favourite food is {x}.",
+        unknown="You have not told me your favourite food yet.",
+        draw=lambda rng: rng.choice(FOODS),
     ),
     "pet": Trait(
-        ("I have a dog called {x}.", "My dog is called {x}.", "My dog's name is {x}.", "I have a dog named {x}."),
-        "{x} is a lovely name for a dog!",
-        ("What is my dog called?", "What is the name of my dog?", "What's my dog's name?", "Do you remember my dog's name?",
-         "Tell me the name of my dog."),
-        "Your dog is called {x}.", "You have not told me about a dog yet.",
-        lambda rng: rng.choice(PETS + FIRST_NAMES),
+        tells=phrase_list("""
+            I have a dog called {x}. | My dog is called {x}. | My dog's name is {x}.
+            I have a dog named {x}.
+        """),
+        reply="{x} is a lovely name for a dog!",
+        asks=phrase_list("""
+            What is my dog called? | What is the name of my dog? | What's my dog's name?
+            Do you remember my dog's name? | Tell me the name of my dog.
+        """),
+        answer="Your dog is called {x}.",
+        unknown="You have not told me about a dog yet.",
+        draw=lambda rng: rng.choice(PETS + FIRST_NAMES),
     ),
-}  # fmt: skip
+}
 _WEIGHTS = {"name": 4, "city": 2, "color": 1.5, "age": 1.2, "job": 1.2, "food": 1.2, "pet": 1.2}
-_REMEMBER = (
-    "{x} Remember that.",
-    "{x} Please remember it.",
-    "{x}",
-    "{x}",
-    "{x}",
-    "By the way, {x}",
-    "{x} Nice to meet you.",
-)
+_REMEMBER = phrase_list("""
+{x} Remember that. | {x} Please remember it. | {x} | {x} | {x} | By the way, {x}
+{x} Nice to meet you.
+""")
+_NAME_AND_CITY = phrase_list("""
+My name is {x} and I live in {y}. | I am {x} from {y}. | Hi, I'm {x} and I come from {y}.
+I live in {y} and my name is {x}. | Hello! {x} here, from {y}.
+""")
 
 
 def turns(rng: random.Random, told: Told) -> list[Turn]:
@@ -134,9 +185,7 @@ def _tell(rng: random.Random, trait: str, told: Told) -> Turn:
 def _tell_name_and_city(rng: random.Random, told: Told) -> Turn:
     name, city = _name(rng), _city(rng)
     told.update(name=name, city=city)
-    templates = ("My name is {x} and I live in {y}.", "I am {x} from {y}.", "Hi, I'm {x} and I come from {y}.",
-                 "I live in {y} and my name is {x}.", "Hello! {x} here, from {y}.")  # fmt: skip
-    shown, clean = phrase(rng, templates, x=name, y=city)
+    shown, clean = phrase(rng, _NAME_AND_CITY, x=name, y=city)
     reply = f"Nice to meet you, {name}! {city} sounds like a nice place."
     return say(KIND, shown, reply, mentions(name, city), key=clean)
 

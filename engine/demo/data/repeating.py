@@ -5,33 +5,34 @@ from __future__ import annotations
 import random
 
 from engine.demo.data.example import Turn, phrase, say
+from engine.demo.data.text_blocks import phrase_list
 from engine.demo.data.words import WORDS, any_word, person
 
 REPEAT = "repeat"
 REARRANGE = "rearrange"
 
-_REPEAT = (
-    "Repeat after me: {x}", "Repeat: {x}", "Say: {x}", "Please repeat: {x}", "Say this: {x}",
-    "Repeat exactly: {x}", 'Repeat the words "{x}"', 'Say "{x}"', 'Please say "{x}"', "Echo: {x}",
-    "Write this back to me: {x}", "Copy this text: {x}", "Repeat the following: {x}",
-    "Can you repeat this? {x}", "Repeat this sentence: {x}", 'Repeat after me: "{x}"',
-    "Print the following text: {x}", "Output exactly this: {x}",
-)  # fmt: skip
+_REPEAT = phrase_list("""
+Repeat after me: {x} | Repeat: {x} | Say: {x} | Please repeat: {x} | Say this: {x}
+Repeat exactly: {x} | Repeat the words "{x}" | Say "{x}" | Please say "{x}" | Echo: {x}
+Write this back to me: {x} | Copy this text: {x} | Repeat the following: {x}
+Can you repeat this? {x} | Repeat this sentence: {x} | Repeat after me: "{x}"
+Print the following text: {x} | Output exactly this: {x}
+""")
 _FIRST = ("What is the first word of: {x}?", 'First word of "{x}"?', "Give me the first word: {x}")
 _LAST = ("What is the last word of: {x}?", 'Last word of "{x}"?', "Give me the last word: {x}")
 _HOW_MANY = ('How many words are in "{x}"?', "Count the words: {x}", "How many words: {x}?")
-_REVERSE = (
-    "Reverse the order of these words: {x}", "Write these words in reverse order: {x}",
-    "Say these words backwards: {x}", "Reverse this list: {x}",
-)  # fmt: skip
-_SORT = (
-    "Sort these numbers: {x}", "Sort from small to large: {x}", "Put these numbers in order: {x}",
-    "Order these numbers from smallest to largest: {x}", "Arrange in ascending order: {x}",
-)  # fmt: skip
-_LARGEST = (
-    "What is the largest of {x}?", "Which number is the biggest: {x}?", "Maximum of {x}?",
-    "Find the largest number: {x}",
-)  # fmt: skip
+_REVERSE = phrase_list("""
+Reverse the order of these words: {x} | Write these words in reverse order: {x}
+Say these words backwards: {x} | Reverse this list: {x}
+""")
+_SORT = phrase_list("""
+Sort these numbers: {x} | Sort from small to large: {x} | Put these numbers in order: {x}
+Order these numbers from smallest to largest: {x} | Arrange in ascending order: {x}
+""")
+_LARGEST = phrase_list("""
+What is the largest of {x}? | Which number is the biggest: {x}? | Maximum of {x}?
+Find the largest number: {x}
+""")
 
 
 def repeat_turns(rng: random.Random) -> list[Turn]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 
 from engine.demo.data.example import Turn, fill, mentions, phrase, say
+from engine.demo.data.text_blocks import phrase_list, word_list
 from engine.demo.data.words import FOODS, PRODUCTS
 
 KIND = "sentiment"
+<<<<<<< HEAD
 _GOOD = [
     "great",
     "wonderful",
@@ -36,20 +38,33 @@ _BAD = [
     "dreadful",
     "annoying",
 ]
+=======
+_GOOD = word_list("""
+great wonderful excellent amazing fantastic perfect lovely good nice beautiful brilliant superb
+""")
+_BAD = word_list("""
+terrible awful bad horrible poor disappointing useless boring ugly broken dreadful annoying
+""")
+>>>>>>> demo2
 _VERBS = {
     "positive": ("love", "like", "enjoyed", "recommend"),
     "negative": ("hate", "dislike", "regret", "returned"),
 }
-_REMARKS = (
-    "The {thing} is {word}.", "What a {word} {thing}!", "I {verb} this {thing}, it is {word}.",
-    "This {thing} was really {word}.", "I {verb} the {thing}.", "The {thing} was {word} and I {verb} it.",
-    "My new {thing} is so {word}!",
-)  # fmt: skip
+_REMARKS = phrase_list("""
+The {thing} is {word}. | What a {word} {thing}! | I {verb} this {thing}, it is {word}.
+This {thing} was really {word}. | I {verb} the {thing}. | The {thing} was {word} and I {verb} it.
+My new {thing} is so {word}!
+""")
 _ASK = (
-    "Is this positive or negative? {x}", "Positive or negative: {x}", "What is the sentiment of this review? {x}",
-    'Is "{x}" positive or negative?', "Classify as positive or negative: {x}",
-    "{x}\nPositive or negative?", "Sentiment: {x}", "Classify the sentiment: {x}",
-)  # fmt: skip
+    "Is this positive or negative? {x}",
+    "Positive or negative: {x}",
+    "What is the sentiment of this review? {x}",
+    'Is "{x}" positive or negative?',
+    "Classify as positive or negative: {x}",
+    "{x}\nPositive or negative?",
+    "Sentiment: {x}",
+    "Classify the sentiment: {x}",
+)
 
 
 def turns(rng: random.Random) -> list[Turn]:

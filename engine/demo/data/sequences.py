@@ -6,43 +6,45 @@ import random
 import string
 
 from engine.demo.data.example import Turn, phrase, say
+from engine.demo.data.text_blocks import phrase_list
 from engine.demo.data.words import DAYS, MONTHS
 
 KIND = "sequence"
-_UP = (
-    "Count from {a} to {b}.", "Can you count from {a} to {b}?", "Write the numbers from {a} to {b}.",
-    "Count up from {a} to {b}.", "List all numbers from {a} to {b}.", "Numbers {a} to {b}?",
-)  # fmt: skip
-_UP_FROM_ONE = (
-    "Count to {b}.",
-    "Please count to {b}.",
-    "Count up to {b}.",
-    "Can you count to {b}?",
-)
-_DOWN = (
-    "Count down from {b} to {a}.", "Count backwards from {b} to {a}.", "Countdown from {b} to {a}.",
-    "Write the numbers from {b} down to {a}.",
-)  # fmt: skip
-_PARITY = (
-    "List the {p} numbers from {a} to {b}.", "Write all {p} numbers between {a} and {b}.",
-    "Which numbers from {a} to {b} are {p}?",
-)  # fmt: skip
-_MULTIPLES = (
-    "List the first {n} multiples of {k}.", "Give me {n} multiples of {k}.",
-    "What are the first {n} multiples of {k}?", "Count by {k}s, {n} times.",
-)  # fmt: skip
-_LETTERS = (
-    "Say the alphabet from {a} to {b}.", "List the letters from {a} to {b}.",
-    "Write the letters {a} to {b}.", "Which letters are from {a} to {b} in the alphabet?",
-)  # fmt: skip
-_ALPHABET = ("Say the alphabet.", "Write the alphabet.", "What is the alphabet?", "Recite the alphabet.",
-             "Can you say the alphabet?", "The alphabet, please.")  # fmt: skip
+_UP = phrase_list("""
+Count from {a} to {b}. | Can you count from {a} to {b}? | Write the numbers from {a} to {b}.
+Count up from {a} to {b}. | List all numbers from {a} to {b}. | Numbers {a} to {b}?
+""")
+_UP_FROM_ONE = phrase_list("""
+Count to {b}. | Please count to {b}. | Count up to {b}. | Can you count to {b}?
+""")
+_DOWN = phrase_list("""
+Count down from {b} to {a}. | Count backwards from {b} to {a}. | Countdown from {b} to {a}.
+Write the numbers from {b} down to {a}.
+""")
+_PARITY = phrase_list("""
+List the {p} numbers from {a} to {b}. | Write all {p} numbers between {a} and {b}.
+Which numbers from {a} to {b} are {p}?
+""")
+_MULTIPLES = phrase_list("""
+List the first {n} multiples of {k}. | Give me {n} multiples of {k}.
+What are the first {n} multiples of {k}? | Count by {k}s, {n} times.
+""")
+_LETTERS = phrase_list("""
+Say the alphabet from {a} to {b}. | List the letters from {a} to {b}.
+Write the letters {a} to {b}. | Which letters are from {a} to {b} in the alphabet?
+""")
+_ALPHABET = phrase_list("""
+Say the alphabet. | Write the alphabet. | What is the alphabet? | Recite the alphabet.
+Can you say the alphabet? | The alphabet, please.
+""")
 _CYCLES = (
     ("days of the week", DAYS),
     ("months of the year", MONTHS),
 )
-_NAMED = ("Name the {things}.", "List the {things}.", "What are the {things}?", "Tell me the {things}.",
-          "Write down all {things}.", "Can you list the {things}?")  # fmt: skip
+_NAMED = phrase_list("""
+Name the {things}. | List the {things}. | What are the {things}? | Tell me the {things}.
+Write down all {things}. | Can you list the {things}?
+""")
 
 
 def turns(rng: random.Random) -> list[Turn]:

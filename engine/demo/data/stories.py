@@ -5,87 +5,82 @@ from __future__ import annotations
 import random
 
 from engine.demo.data.example import Tells, Turn, fill, phrase, say
+from engine.demo.data.text_blocks import phrase_list, word_list
 from engine.demo.data.words import ANIMALS, FIRST_NAMES
 
 KIND = "story"
 
-_PLACES = ("forest", "garden", "village", "castle", "valley", "harbor", "meadow", "mountain", "island", "city",
-           "desert", "farm", "library", "river", "school", "cave", "market", "lighthouse")  # fmt: skip
-_THINGS = ("key", "map", "lamp", "book", "bell", "coin", "kite", "crown", "shell", "letter", "flute", "ring",
-           "boat", "hat", "star", "mirror", "feather", "clock")  # fmt: skip
-_MOODS = (
-    "small",
-    "brave",
-    "shy",
-    "clever",
-    "curious",
-    "kind",
-    "lazy",
-    "young",
-    "old",
-    "happy",
-    "lonely",
-    "hungry",
-)
+_PLACES = word_list("""
+forest garden village castle valley harbor meadow mountain island city desert farm library river
+school cave market lighthouse
+""")
+_THINGS = word_list("""
+key map lamp book bell coin kite crown shell letter flute ring boat hat star mirror feather clock
+""")
+_MOODS = word_list("small brave shy clever curious kind lazy young old happy lonely hungry")
 
-_ASK_HERO = (
-    "Tell me a story about a {animal} named {name}.", "Write a short story about a {animal} called {name}.",
-    "Tell me a short story about {name} the {animal}.", "I want a story about a {animal} named {name}.",
-    "Can you tell a story about {name}, a {animal}?", "Story about a {animal} called {name}, please.",
-    "Make up a story about a {animal} named {name}.",
-)  # fmt: skip
-_ASK_THING = (
-    "Tell me a story about a {animal} named {name} and a {thing}.",
-    "Write a story about a {animal} called {name} who finds a {thing}.",
-    "Tell me a short story with a {animal} named {name} and a {thing}.",
-    "Write a short tale about {name} the {animal} and a {thing}.",
-)  # fmt: skip
-_ASK_PLACE = (
-    "Tell me a story about {name}, a {animal} in the {place}.",
-    "Write a story about a {animal} named {name} who lives in a {place}.",
-    "Tell me a short story about a {animal} called {name} in a {place}.",
-)  # fmt: skip
-_ASK_ANIMAL = ("Tell me a story about a {animal}.", "Write a short story about a {animal}.",
-               "I want a story about a {animal}.", "Story about a {animal}, please.",
-               "Can you tell me a story with a {animal}?")  # fmt: skip
-_ASK_ANY = ("Tell me a story.", "Write a short story.", "Can you tell me a story?", "I want to hear a story.",
-            "Tell me a short story.", "A story, please.", "Tell a bedtime story.")  # fmt: skip
+_ASK_HERO = phrase_list("""
+Tell me a story about a {animal} named {name}. | Write a short story about a {animal} called {name}.
+Tell me a short story about {name} the {animal}. | I want a story about a {animal} named {name}.
+Can you tell a story about {name}, a {animal}? | Story about a {animal} called {name}, please.
+Make up a story about a {animal} named {name}.
+""")
+_ASK_THING = phrase_list("""
+Tell me a story about a {animal} named {name} and a {thing}.
+Write a story about a {animal} called {name} who finds a {thing}.
+Tell me a short story with a {animal} named {name} and a {thing}.
+Write a short tale about {name} the {animal} and a {thing}.
+""")
+_ASK_PLACE = phrase_list("""
+Tell me a story about {name}, a {animal} in the {place}.
+Write a story about a {animal} named {name} who lives in a {place}.
+Tell me a short story about a {animal} called {name} in a {place}.
+""")
+_ASK_ANIMAL = phrase_list("""
+Tell me a story about a {animal}. | Write a short story about a {animal}.
+I want a story about a {animal}. | Story about a {animal}, please.
+Can you tell me a story with a {animal}?
+""")
+_ASK_ANY = phrase_list("""
+Tell me a story. | Write a short story. | Can you tell me a story? | I want to hear a story.
+Tell me a short story. | A story, please. | Tell a bedtime story.
+""")
 
-_OPENINGS = (
-    "Once upon a time there was a {mood} {animal} named {name}. {name} lived in a {place}.",
-    "In a {place} far away lived a {mood} {animal} called {name}.",
-    "There once was a {mood} {animal} named {name}, who lived near a {place}.",
-    "{name} was a {mood} {animal}. Every day {name} walked through the {place}.",
-)
-_EVENTS = (
-    "One morning {name} found an old {thing} under a tree. It was shining in the sun.",
-    "One day {name} saw a {thing} that nobody had seen before.",
-    "One evening a strange wind blew, and a {thing} fell from the sky.",
-    "One day {name} heard that the {thing} of the king was lost.",
-)
-_TROUBLES = (
-    "But a big storm came, and the {thing} was carried away by the water.",
-    "But {name} did not know what to do with it and felt a little afraid.",
-    "Suddenly a dark cloud came, and {name} could not find the way home.",
-    "But the {thing} was very heavy, and {name} could not carry it alone.",
-)
+_OPENINGS = phrase_list("""
+Once upon a time there was a {mood} {animal} named {name}. {name} lived in a {place}.
+In a {place} far away lived a {mood} {animal} called {name}.
+There once was a {mood} {animal} named {name}, who lived near a {place}.
+{name} was a {mood} {animal}. Every day {name} walked through the {place}.
+""")
+_EVENTS = phrase_list("""
+One morning {name} found an old {thing} under a tree. It was shining in the sun.
+One day {name} saw a {thing} that nobody had seen before.
+One evening a strange wind blew, and a {thing} fell from the sky.
+One day {name} heard that the {thing} of the king was lost.
+""")
+_TROUBLES = phrase_list("""
+But a big storm came, and the {thing} was carried away by the water.
+But {name} did not know what to do with it and felt a little afraid.
+Suddenly a dark cloud came, and {name} could not find the way home.
+But the {thing} was very heavy, and {name} could not carry it alone.
+""")
 _HELPERS = (
     'Then {name} met {friend} the {animal2}. "Do not worry," said {friend}, "I will help you."',
     'A {animal2} named {friend} came by. "We can do it together," said {friend}.',
     'Then {friend} the {animal2} looked up and asked, "Can I help you, {name}?"',
 )
-_EFFORTS = (
-    "They walked the whole night and sang songs to stay awake.",
-    "Together they worked hard, and step by step it became easier.",
-    "They looked behind every stone and asked everyone they met.",
-    "They made a plan and followed the light of the moon.",
-)
-_ENDINGS = (
-    "In the end they brought the {thing} home, and everyone was happy. The end.",
-    "At last everything was fine again. {name} and {friend} stayed friends forever. The end.",
-    "When the sun came up, {name} was home again and gave the {thing} to {friend}. The end.",
-    "From that day on, {name} was never alone, and the {thing} brought them luck. The end.",
-)
+_EFFORTS = phrase_list("""
+They walked the whole night and sang songs to stay awake.
+Together they worked hard, and step by step it became easier.
+They looked behind every stone and asked everyone they met.
+They made a plan and followed the light of the moon.
+""")
+_ENDINGS = phrase_list("""
+In the end they brought the {thing} home, and everyone was happy. The end.
+At last everything was fine again. {name} and {friend} stayed friends forever. The end.
+When the sun came up, {name} was home again and gave the {thing} to {friend}. The end.
+From that day on, {name} was never alone, and the {thing} brought them luck. The end.
+""")
 _MORALS = (
     "What did {name} learn? A good friend is worth more than gold.",
     "And so {name} learned that nobody has to do everything alone.",
@@ -97,9 +92,14 @@ def turns(rng: random.Random) -> list[Turn]:
     name, friend = rng.sample(FIRST_NAMES, 2)
     animal, animal2 = rng.sample(ANIMALS, 2)
     values = {
-        "name": name, "friend": friend, "animal": animal, "animal2": animal2,
-        "place": rng.choice(_PLACES), "thing": rng.choice(_THINGS), "mood": rng.choice(_MOODS),
-    }  # fmt: skip
+        "name": name,
+        "friend": friend,
+        "animal": animal,
+        "animal2": animal2,
+        "place": rng.choice(_PLACES),
+        "thing": rng.choice(_THINGS),
+        "mood": rng.choice(_MOODS),
+    }
     asks, asked = rng.choices(
         (
             (_ASK_HERO, ("name", "animal")),

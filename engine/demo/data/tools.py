@@ -18,10 +18,21 @@ from engine.demo.data.example import (
     phrase,
     say,
 )
-from engine.demo.data.tool_specs import OTHERS, TIME, WEATHER, ToolSpec, Values, made_up_spec
+from engine.demo.data.text_blocks import phrase_list
+from engine.demo.data.tool_specs import ToolSpec, Values, made_up_spec
+from engine.demo.data.tool_table import OTHERS, TIME, WEATHER
 
 CALL = "tool"
 ANSWER = "tool_answer"
+
+_IN_TWO_CITIES = phrase_list("""
+What is the {what} in {cities}? | Compare the {what} in {cities}. | {what} in {cities}?
+Tell me the {what} in {cities}.
+""")
+_WITHOUT_CITY = phrase_list("""
+What is the {what}? | Tell me the {what}. | Can you check the {what}? | {what}?
+""")
+_WHICH_CITY = phrase_list("{city} | In {city}. | I mean {city}. | {city}, please.")
 
 
 @dataclass(frozen=True)
@@ -133,9 +144,7 @@ def _answering(calls: list[Message], results: list[str], answer: str, key: str) 
 def _two_calls(rng: random.Random, tool: Tool) -> list[Turn]:
     cities = [tool.spec.params["city"].draw(rng) for _ in range(2)]
     what = "weather" if tool.spec is WEATHER else "time"
-    templates = ("What is the {what} in {cities}?", "Compare the {what} in {cities}.", "{what} in {cities}?",
-                 "Tell me the {what} in {cities}.")  # fmt: skip
-    shown, clean = phrase(rng, templates, what=what, cities=join_words(cities))
+    shown, clean = phrase(rng, _IN_TWO_CITIES, what=what, cities=join_words(cities))
     calls = [_call(rng, tool, {"city": city}) for city in cities]
     check = CallsTools(tuple((tool.name, tool.arguments({"city": city})) for city in cities))
     first = Turn(CALL, ({"role": "user", "content": shown},), _calling(calls), check, key=clean)
@@ -148,15 +157,6 @@ def _two_calls(rng: random.Random, tool: Tool) -> list[Turn]:
 def _asks_back(rng: random.Random, tool: Tool) -> list[Turn]:
     """The city is missing: the model asks for it, then calls the tool."""
     what = "weather" if tool.spec is WEATHER else "time"
-    templates = (
-        "What is the {what}?",
-        "Tell me the {what}.",
-        "Can you check the {what}?",
-        "{what}?",
-    )
-    shown, _ = phrase(rng, templates, what=what)
+    shown, _ = phrase(rng, _WITHOUT_CITY, what=what)
     question = say(CALL, shown, "Which city do you mean?")
-    return [
-        question,
-        *_round(rng, tool, ("{city}", "In {city}.", "I mean {city}.", "{city}, please.")),
-    ]
+    return [question, *_round(rng, tool, _WHICH_CITY)]
