@@ -28,6 +28,7 @@ from rich.table import Table
 from engine.errors import ConfigError, EngineError
 from engine.llm import LLM, TokensPrompt
 from engine.messages import SamplingParams
+from engine.transport import IDLE_THREADS
 
 CONCURRENCIES = (1, 16, 64)
 REPEATS = 2
@@ -324,6 +325,7 @@ def _bench(options: argparse.Namespace, console: Console) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     options = _parse(arguments)
+    os.environ.update({**IDLE_THREADS, **os.environ})  # as the engine process runs; for all alike
     if options.num_threads is not None:
         # torch.set_num_threads holds for the calling thread; transformers-cb generates in another.
         os.environ["OMP_NUM_THREADS"] = str(options.num_threads)

@@ -41,6 +41,10 @@ SEND_HIGH_WATER_MARK = 4096
 LAST_WORDS_S = 0.2
 """How long a message sent just before an orderly exit may take to come through."""
 
+IDLE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Environment in which torch's CPU threads sleep between two operators. By default they spin, on
+cores that the gateway needs: with as many threads as cores, that costs up to 8 times the speed."""
+
 OnMessage = Callable[[EngineMessage], None]
 OnExit = Callable[[str], None]
 
@@ -145,7 +149,7 @@ class EngineProcess:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", self.module],
             stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**IDLE_THREADS, **os.environ, "PYTHONPATH": path},
             process_group=0,  # Ctrl-C in a terminal is for the gateway, which stops the engine
         )
         assert process.stdin is not None

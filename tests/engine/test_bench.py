@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -11,6 +12,14 @@ from engine import bench
 from engine.bench import Case, Workload
 from engine.errors import EngineError
 from tests.engine import toys
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``bench.main`` sets these for its process."""
+    for name in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, os.environ.get(name, "1" if "NUM" in name else "PASSIVE"))
+
 
 CASE = Case("c", n=8, isl=(4, 9), osl=(2, 5), shared_prefix=3)
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 
 import msgspec
+import psutil
 import pytest
 
 from engine import transport
@@ -74,6 +75,21 @@ async def test_a_long_tmpdir_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> 
         await owner.message(Ready)
         await engine.stop(5)
         assert os.listdir(parent) == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("chosen", [None, "ACTIVE"])
+async def test_the_engines_threads_sleep_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", chosen)
+    owner = Owner()
+    engine = StandInProcess(CONFIG, owner.on_message, owner.on_exit)
+    await owner.message(Ready)
+    assert psutil.Process(engine.pid).environ()["OMP_WAIT_POLICY"] == (chosen or "PASSIVE")
+    await engine.stop(5)
 
 
 def test_no_folder_fits(monkeypatch: pytest.MonkeyPatch) -> None:
