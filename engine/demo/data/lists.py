@@ -11,97 +11,14 @@ from engine.demo.data.words import ANIMALS, COLOURS, JOBS
 KIND = "list"
 
 CATEGORIES: dict[str, list[str]] = {
-<<<<<<< HEAD
-    "fruits": [
-        "apple",
-        "banana",
-        "cherry",
-        "grape",
-        "lemon",
-        "mango",
-        "orange",
-        "peach",
-        "pear",
-        "plum",
-        "strawberry",
-    ],
-    "vegetables": [
-        "carrot",
-        "potato",
-        "onion",
-        "tomato",
-        "cabbage",
-        "spinach",
-        "pea",
-        "bean",
-        "garlic",
-        "pepper",
-        "leek",
-    ],
-=======
     "fruits": word_list("apple banana cherry grape lemon mango orange peach pear plum strawberry"),
     "vegetables": word_list("""
         carrot potato onion tomato cabbage spinach pea bean garlic pepper leek
     """),
->>>>>>> demo2
     "animals": ANIMALS[:24],
     "colours": COLOURS[:11],
     "jobs": JOBS[:20],
     "planets": ["Mercury", "Venus", "Earth", "Mars", "Jupiter", "Saturn", "Uranus", "Neptune"],
-<<<<<<< HEAD
-    "countries": [
-        "France",
-        "Spain",
-        "Italy",
-        "Japan",
-        "Brazil",
-        "Canada",
-        "Egypt",
-        "India",
-        "Kenya",
-        "Norway",
-        "Peru",
-        "Poland",
-    ],
-    "cities": [
-        "Paris",
-        "London",
-        "Berlin",
-        "Madrid",
-        "Rome",
-        "Vienna",
-        "Tokyo",
-        "Cairo",
-        "Lima",
-        "Oslo",
-        "Sydney",
-        "Toronto",
-    ],
-    "sports": [
-        "football",
-        "tennis",
-        "basketball",
-        "swimming",
-        "running",
-        "cycling",
-        "boxing",
-        "hockey",
-        "golf",
-        "rugby",
-    ],
-    "instruments": [
-        "piano",
-        "guitar",
-        "violin",
-        "flute",
-        "drum",
-        "trumpet",
-        "cello",
-        "harp",
-        "saxophone",
-        "clarinet",
-    ],
-=======
     "countries": word_list("""
         France Spain Italy Japan Brazil Canada Egypt India Kenya Norway Peru Poland
     """),
@@ -114,58 +31,10 @@ CATEGORIES: dict[str, list[str]] = {
     "instruments": word_list("""
         piano guitar violin flute drum trumpet cello harp saxophone clarinet
     """),
->>>>>>> demo2
     "drinks": ["water", "tea", "coffee", "milk", "juice", "lemonade", "cocoa", "soda", "smoothie"],
     "flowers": ["rose", "tulip", "lily", "daisy", "sunflower", "orchid", "violet", "iris", "poppy"],
     "trees": ["oak", "pine", "birch", "maple", "willow", "beech", "elm", "cedar", "palm"],
     "birds": ["eagle", "owl", "swan", "duck", "crow", "robin", "parrot", "penguin", "sparrow"],
-<<<<<<< HEAD
-    "tools": [
-        "hammer",
-        "saw",
-        "drill",
-        "wrench",
-        "screwdriver",
-        "pliers",
-        "ladder",
-        "shovel",
-        "axe",
-    ],
-    "clothes": ["shirt", "coat", "hat", "scarf", "dress", "jacket", "sweater", "sock", "glove"],
-    "vehicles": ["car", "bus", "train", "bicycle", "truck", "boat", "plane", "tram", "scooter"],
-    "languages": [
-        "English",
-        "French",
-        "Spanish",
-        "German",
-        "Italian",
-        "Chinese",
-        "Arabic",
-        "Russian",
-        "Hindi",
-    ],
-    "pieces of furniture": [
-        "chair",
-        "table",
-        "bed",
-        "sofa",
-        "desk",
-        "shelf",
-        "lamp",
-        "stool",
-        "wardrobe",
-    ],
-    "school subjects": [
-        "mathematics",
-        "history",
-        "biology",
-        "chemistry",
-        "physics",
-        "geography",
-        "music",
-        "art",
-    ],
-=======
     "tools": word_list("hammer saw drill wrench screwdriver pliers ladder shovel axe"),
     "clothes": ["shirt", "coat", "hat", "scarf", "dress", "jacket", "sweater", "sock", "glove"],
     "vehicles": ["car", "bus", "train", "bicycle", "truck", "boat", "plane", "tram", "scooter"],
@@ -174,7 +43,6 @@ CATEGORIES: dict[str, list[str]] = {
     "school subjects": word_list("""
         mathematics history biology chemistry physics geography music art
     """),
->>>>>>> demo2
 }
 _NUMBER_WORDS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven"}
 _ASK = phrase_list("""

@@ -9,43 +9,12 @@ from engine.demo.data.text_blocks import phrase_list, word_list
 from engine.demo.data.words import FOODS, PRODUCTS
 
 KIND = "sentiment"
-<<<<<<< HEAD
-_GOOD = [
-    "great",
-    "wonderful",
-    "excellent",
-    "amazing",
-    "fantastic",
-    "perfect",
-    "lovely",
-    "good",
-    "nice",
-    "beautiful",
-    "brilliant",
-    "superb",
-]
-_BAD = [
-    "terrible",
-    "awful",
-    "bad",
-    "horrible",
-    "poor",
-    "disappointing",
-    "useless",
-    "boring",
-    "ugly",
-    "broken",
-    "dreadful",
-    "annoying",
-]
-=======
 _GOOD = word_list("""
 great wonderful excellent amazing fantastic perfect lovely good nice beautiful brilliant superb
 """)
 _BAD = word_list("""
 terrible awful bad horrible poor disappointing useless boring ugly broken dreadful annoying
 """)
->>>>>>> demo2
 _VERBS = {
     "positive": ("love", "like", "enjoyed", "recommend"),
     "negative": ("hate", "dislike", "regret", "returned"),
