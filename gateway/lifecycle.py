@@ -61,6 +61,7 @@ class Lifecycle:
         self._generations = generations
         self._compiler = compiler
         self._timeout_s = shutdown_timeout_s
+        self._hurried = asyncio.Event()
         self._closed = False
 
     @property
@@ -76,11 +77,26 @@ class Lifecycle:
         for session in list(self.sessions):
             session.drain()
         logger.info("shutdown: wait for %d requests", len(self._generations))
-        await self._generations.wait_idle(self._timeout_s)
+        await self._wait_idle_or_hurry()
         if len(self._generations):
             logger.warning("shutdown: abort %d requests", len(self._generations))
             self._generations.fail_all(Draining("The server is shutting down.", retry_after_s=1))
             await self._generations.wait_idle(ABORT_S)
+
+    def hurry(self) -> None:
+        """Wait for nobody any more: what still runs is aborted now."""
+        self._hurried.set()
+
+    async def _wait_idle_or_hurry(self) -> None:
+        waiting = (
+            asyncio.create_task(self._generations.wait_idle(self._timeout_s)),
+            asyncio.create_task(self._hurried.wait()),
+        )
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
 
     async def close(self) -> None:
         if self._closed:

@@ -76,9 +76,8 @@ class Server(uvicorn.Server):
             while not draining.done():
                 await asyncio.wait((draining,), timeout=0.1)
                 if self.force_exit:  # a second Ctrl-C
-                    draining.cancel()
-            if not draining.cancelled():
-                draining.result()
+                    self._lifecycle.hurry()
+            draining.result()
         finally:
             await super().shutdown(sockets)
 

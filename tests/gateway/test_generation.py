@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.errors import QueueFull
+from engine.messages import SamplingParams
+from engine.tokenizer import Tokenizer
+from gateway.assembler import Delta
+from gateway.errors import ApiError, Draining, EngineUnavailable
+from gateway.generation import Admitted, Generation, Generations
+from gateway.metrics import Metrics
+from tenants.errors import StoreUnavailable
+from tenants.keys import mint
+from tenants.memory import MemoryStore
+from tenants.types import Principal, UsageEvent
+from tenants.usage import Ledger
+from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.serving import until
+
+pytestmark = pytest.mark.asyncio
+
+
+class RecordingStore(MemoryStore):
+    """Remembers every event it was given, and can be away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[UsageEvent] = []
+        self.away = False
+
+    async def record_usage(self, event: UsageEvent) -> bool:
+        if self.away:
+            raise StoreUnavailable("gone")
+        self.events.append(event)
+        return await super().record_usage(event)
+
+
+@dataclass
+class Bench:
+    generations: Generations
+    double: EngineDouble
+    store: RecordingStore
+    principal: Principal
+    ledger: Ledger
+    tokens: list[int] = field(default_factory=lambda: [1, 2, 3])
+
+    def begin(self, **fields: object) -> Generation:
+        values: dict[str, object] = {
+            "id": uuid4(),
+            "principal": self.principal,
+            "model": "tiny",
+            "prompt_token_ids": self.tokens,
+            "params": SamplingParams(max_tokens=1000),
+            "stop": (),
+            "num_choices": 1,
+            "make_parser": None,
+            "skip_special_tokens": True,
+            "cache_salt": "",
+        }
+        return self.generations.begin(Admitted(**(values | fields)))  # type: ignore[arg-type]
+
+    async def event(self) -> UsageEvent:
+        """The one event there is."""
+        await until(lambda: self.store.events)
+        (event,) = self.store.events
+        return event
+
+
+@asynccontextmanager
+async def bench(
+    model_dir: Path, *, flush_interval_s: float = 0.0, max_queued: int = 100
+) -> AsyncIterator[Bench]:
+    tokenizer = Tokenizer.load(model_dir)
+    double = EngineDouble(tokenizer, script=lambda prompt: Play(text="hello"))
+    engine = EngineClient(
+        EngineConfig(model=str(model_dir)), transport=double, max_num_queued_reqs=max_queued
+    )
+    await engine.start()
+    store = RecordingStore()
+    tenant = await store.create_tenant("acme")
+    minted = mint(b"p" * 32)
+    key = await store.create_key(
+        tenant.id,
+        public_id=minted.public_id,
+        key_hash=minted.key_hash,
+        name="key",
+        scopes=["chat"],
+    )
+    ledger = Ledger(store)
+    generations = Generations(
+        engine=engine,
+        tokenizer=tokenizer,
+        ledger=ledger,
+        metrics=Metrics(),
+        flush_interval_s=flush_interval_s,
+    )
+    yield Bench(generations, double, store, Principal(tenant=tenant, key=key), ledger)
+    await engine.close()
+    assert await generations.drain(5) == 0
+    assert await ledger.drain(5) == 0
+    assert not len(generations)
+
+
+async def read(generation: Generation) -> list[Delta]:
+    async with aclosing(generation.deltas()) as deltas:
+        return [delta async for delta in deltas]
+
+
+async def test_a_whole_answer(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        generation = here.begin()
+        assert len(here.generations) == 1
+        deltas = await read(generation)
+        assert "".join(delta.content for delta in deltas) == "hello"
+        assert [delta.finish_reason for delta in deltas] == [None] * 5 + ["stop"]
+        assert (await generation.usage()).completion_tokens == 5
+        generation.close()
+        event = await here.event()
+    assert event.request_id == generation.admitted.id
+    assert (event.status, event.prompt_tokens, event.completion_tokens) == ("stop", 3, 5)
+    assert event.tenant_id == here.principal.tenant.id
+    assert event.key_id == here.principal.key.id
+
+
+async def test_closing_twice_settles_once(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        generation = here.begin()
+        await read(generation)
+        generation.close()
+        generation.close()
+        await here.generations.drain(5)
+        generation.close()
+        await asyncio.sleep(0.01)
+        assert len(here.store.events) == 1
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"), [("cancel", "cancelled"), ("close", "disconnected"), ("fail", "error")]
+)
+async def test_an_end_before_the_end_bills_what_was_generated(
+    model_dir: Path, ending: str, status: str
+) -> None:
+    async with bench(model_dir) as here:
+        here.double.script = lambda prompt: Play(text="x" * 500, interval_s=0.001)
+        generation = here.begin()
+        async with aclosing(generation.deltas()) as deltas:
+            await anext(deltas)
+            if ending == "cancel":
+                generation.cancel()
+                rest = [delta async for delta in deltas]
+                assert rest[-1].finish_reason == "cancelled"
+            elif ending == "fail":
+                generation.fail(Draining("bye"))
+                with pytest.raises(Draining):
+                    _ = [delta async for delta in deltas]
+        generation.close()
+        event = await here.event()
+        assert event.status == status
+        assert event.completion_tokens == sum(here.double.generated.values()) < 500
+        assert not here.double.running
+
+
+async def test_a_cancel_that_comes_too_late_changes_nothing(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        generation = here.begin()
+        deltas = await read(generation)
+        generation.cancel()
+        generation.close()
+        assert deltas[-1].finish_reason == "stop"
+        assert (await here.event()).status == "stop"
+
+
+async def test_nobody_reads_and_it_is_still_settled(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        here.double.script = lambda prompt: Play(text="x", queued_s=60)
+        generation = here.begin()
+        await until(lambda: here.double.running)
+        generation.close()
+        event = await here.event()
+        assert (event.status, event.prompt_tokens, event.completion_tokens) == (
+            "disconnected",
+            3,
+            0,
+        )
+
+
+async def test_a_crash_bills_what_came_and_a_failed_start_nothing(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        plays = iter([Play(text="x" * 500, interval_s=0.001), Play(text="x", queued_s=60)])
+        here.double.script = lambda prompt: next(plays)
+        begun, waiting = here.begin(), here.begin()
+        reading = asyncio.create_task(read(begun))
+        await until(lambda: here.double.generated)
+        here.double.crash()
+        for outcome in await asyncio.gather(reading, read(waiting), return_exceptions=True):
+            assert isinstance(outcome, EngineUnavailable)
+        begun.close()
+        waiting.close()
+        await until(lambda: len(here.store.events) == 2)
+        events = {event.request_id: event for event in here.store.events}
+        assert events[begun.admitted.id].completion_tokens == sum(here.double.generated.values())
+        assert events[begun.admitted.id].prompt_tokens == 3
+        assert events[waiting.admitted.id].prompt_tokens == 0
+        assert {event.status for event in events.values()} == {"error"}
+
+
+async def test_all_choices_begin_or_none(model_dir: Path) -> None:
+    async with bench(model_dir, max_queued=2) as here:
+        here.double.script = lambda prompt: Play(text="x", queued_s=60)
+        with pytest.raises(QueueFull):
+            here.begin(num_choices=3)
+        await until(lambda: len(here.double.aborted) == 2)
+        assert not here.double.running
+        assert not len(here.generations)
+        assert not here.store.events
+
+
+async def test_choices_run_side_by_side(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        texts = iter(["aaa", "bb", "c"])
+        here.double.script = lambda prompt: Play(text=next(texts), interval_s=0.001)
+        generation = here.begin(num_choices=3)
+        deltas = await read(generation)
+        generation.close()
+        joined = ["".join(d.content for d in deltas if d.index == i) for i in range(3)]
+        assert joined == ["aaa", "bb", "c"]
+        event = await here.event()
+        assert (event.prompt_tokens, event.completion_tokens) == (3, 6)
+
+
+async def test_one_failed_choice_fails_the_request(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        plays = iter([Play(text="x" * 500, interval_s=0.001), Play(error="broken", queued_s=0.02)])
+        here.double.script = lambda prompt: next(plays)
+        generation = here.begin(num_choices=2)
+        with pytest.raises(ApiError, match="broken"):
+            await read(generation)
+        generation.close()
+        event = await here.event()
+        assert event.status == "error"
+        assert event.completion_tokens == sum(here.double.generated.values()) > 0
+        assert not here.double.running
+
+
+async def test_the_first_word_is_not_lost(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        for num_choices in (1, 2):
+            generation = here.begin(num_choices=num_choices)
+            await generation.first_word(1)
+            deltas = await read(generation)
+            generation.close()
+            joined = "".join(delta.content for delta in deltas if delta.index == 0)
+            assert joined == "hello"
+
+
+async def test_a_late_first_word_is_not_waited_for(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        here.double.script = lambda prompt: Play(text="hello", queued_s=0.1)
+        generation = here.begin()
+        await generation.first_word(0.01)
+        assert "".join(delta.content for delta in await read(generation)) == "hello"
+        generation.close()
+
+
+async def test_a_crash_before_the_first_word(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        here.double.script = lambda prompt: Play(text="hello", queued_s=60)
+        generation = here.begin()
+        asyncio.get_running_loop().call_later(0.02, here.double.crash)
+        with pytest.raises(EngineUnavailable):
+            await generation.first_word(5)
+        generation.close()
+        assert (await here.event()).status == "error"
+
+
+async def test_leaving_mid_stream_leaves_no_reader_behind(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        here.double.script = lambda prompt: Play(text="x" * 500, interval_s=0.001)
+        generation = here.begin(num_choices=3)
+        async with aclosing(generation.deltas()) as deltas:
+            await anext(deltas)
+        generation.close()
+        await here.generations.drain(5)
+        names = {task.get_name() for task in asyncio.all_tasks()}
+        assert not any(name.startswith("read ") for name in names)
+
+
+async def test_slow_flushes_merge_and_lose_nothing(model_dir: Path) -> None:
+    async with bench(model_dir, flush_interval_s=0.05) as here:
+        here.double.script = lambda prompt: Play(text="0123456789" * 20, interval_s=0.001)
+        for num_choices in (1, 2):
+            generation = here.begin(num_choices=num_choices)
+            deltas = [delta for delta in await read(generation) if delta.index == 0]
+            generation.close()
+            assert "".join(delta.content for delta in deltas) == "0123456789" * 20
+            assert len(deltas) < 60
+
+
+async def test_usage_waits_for_a_store_that_is_away(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        here.store.away = True
+        generation = here.begin()
+        await read(generation)
+        generation.close()
+        await here.generations.drain(5)
+        assert here.ledger.num_pending == 1
+        here.store.away = False
+        assert (await here.event()).completion_tokens == 5
+
+
+async def test_a_key_that_is_gone_is_logged_and_harms_nobody(
+    model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench(model_dir) as here:
+        here.store._keys.clear()
+        generation = here.begin()
+        await read(generation)
+        generation.close()
+        assert await here.generations.drain(5) == 0
+    assert str(generation.admitted.id) in caplog.text
+
+
+async def test_waiting_for_idleness(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        await here.generations.wait_idle(1)
+        here.double.script = lambda prompt: Play(text="x" * 50, interval_s=0.002)
+        generation = here.begin()
+        await here.generations.wait_idle(0.01)  # gives up in time
+        assert len(here.generations) == 1
+        waiting = asyncio.create_task(here.generations.wait_idle(5))
+        await read(generation)
+        assert not waiting.done()
+        generation.close()
+        await waiting
+
+
+async def test_failing_all(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        here.double.script = lambda prompt: Play(text="x" * 500, interval_s=0.01)
+        running = [here.begin() for _ in range(3)]
+        reading = [asyncio.create_task(read(generation)) for generation in running]
+        await until(lambda: len(here.double.generated) == 3)
+        here.generations.fail_all(Draining("bye"))
+        for outcome in await asyncio.gather(*reading, return_exceptions=True):
+            assert isinstance(outcome, Draining)
+        for generation in running:
+            generation.close()
+        await until(lambda: len(here.store.events) == 3)
