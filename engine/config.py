@@ -20,9 +20,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str
     """A folder in Hugging Face layout."""
     device: Device = "auto"
+    """Where the model runs; ``auto`` takes a GPU when there is one."""
     dtype: Dtype = "auto"
     """``auto``: float32 on a CPU, the checkpoint's own on a GPU."""
     skip_tokenizer_init: bool = False
+    """Offline only: token ids in, token ids out, no tokenizer needed."""
     max_model_len: int | None = None
     """Tokens of prompt and output together; None takes the model's own limit."""
     block_size: int = 16
@@ -30,15 +32,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_gpu_blocks_override: int | None = None
     """Blocks in the KV cache; None sizes it from the memory."""
     gpu_memory_utilization: float = 0.92
+    """Share of the GPU's memory for weights, activations and KV cache together."""
     kv_cache_memory_bytes: int | None = None
     """Bytes for the KV cache; on a CPU None means 512 MiB."""
     enable_prefix_caching: bool = True
+    """Keep the KV of finished requests for others of the same tenant that start alike."""
     prefix_cache_tenant_floor: float = 0.0
     """Share of the blocks that one tenant's cached prefixes keep while other tenants have more."""
     prefix_cache_tenant_ceiling: float = 1.0
     """Share of the blocks that one tenant's cached prefixes may take when no request uses them."""
     max_num_batched_tokens: int = 2048
+    """Tokens computed in one step at most."""
     max_num_seqs: int = 256
+    """Requests running at once at most."""
     long_prefill_token_threshold: int = 0
     """A longer prefill is cut into chunks of this many tokens; 0 leaves the budget alone to cut."""
     max_num_partial_prefills: int | None = None
@@ -50,19 +56,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fair_share_input_cost: float = 1.0
     """What ``fair_share`` charges for a prompt token that is computed."""
     fair_share_output_cost: float = 2.0
-    """... for a generated token."""
+    """What ``fair_share`` charges for a generated token."""
     fair_share_cached_cost: float = 0.1
-    """... for a prompt token found in the prefix cache."""
+    """What ``fair_share`` charges for a prompt token found in the prefix cache."""
     fair_share_quantum: float = 2048.0
     """How far above the least a tenant's counter may be for its request with a longer cached prefix
     to go first; 0 never lets the cache change the order."""
     max_num_queued_reqs: int | None = None
     """Requests that may wait for their first admission; more are refused (``QueueFull``)."""
     max_num_queued_tokens: int | None = None
-    """... and their prompt tokens in sum."""
+    """Prompt tokens of the requests that wait for their first admission, in sum."""
     max_num_queued_reqs_per_tenant: int | None = None
-    """The same for the requests of one ``fair_key``."""
+    """As ``max_num_queued_reqs``, for the requests of one tenant."""
     max_num_queued_tokens_per_tenant: int | None = None
+    """As ``max_num_queued_tokens``, for the requests of one tenant."""
     scheduler_reserve_full_isl: bool = True
     """Admit a request only when its whole prompt fits into the free blocks, and reserve them."""
     watermark: float = 0.0
@@ -72,6 +79,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_threads: int | None = None
     """Torch's CPU threads; None leaves torch's choice."""
     seed: int = 0
+    """Decides the sampling of requests that bring no seed of their own."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"):

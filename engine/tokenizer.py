@@ -59,9 +59,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``. A rendered chat already holds its BOS: encode it without."""
         # Only the batch calls let other threads run meanwhile: a long text takes most of a second.
-        (encoding,) = self._backend.encode_batch_fast(
-            [text], add_special_tokens=add_special_tokens
-        )
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
