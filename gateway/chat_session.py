@@ -9,7 +9,6 @@ reader ──► turn ──┐
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from contextlib import aclosing
 from typing import NoReturn
@@ -20,7 +19,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from engine.client import EngineClient
 from engine.errors import EngineDead
-from gateway import bodies, protocol
+from gateway import bodies
 from gateway.admission import Admission
 from gateway.assembler import TurnFrames
 from gateway.config import ServerConfig
@@ -40,8 +39,6 @@ from gateway.schemas import ws
 from tenants.authenticator import Authenticator
 from tenants.errors import AuthenticationFailed, TenantsError
 from tenants.types import Principal
-
-logger = logging.getLogger(__name__)
 
 FLUSH_S = 1.0
 """How long the last frames may take before the socket is closed."""
@@ -98,9 +95,7 @@ class ChatSession:
         self._authenticator = authenticator
         self._admission = admission
         self._generations = generations
-        self._outbox = Outbox(
-            max_bytes=config.ws_outbox_bytes, send_timeout_s=config.send_timeout_s
-        )
+        self._outbox = Outbox(max_bytes=config.ws_outbox_bytes)
         self._turns: dict[str, Turn] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._may_close = asyncio.Event()
@@ -140,10 +135,7 @@ class ChatSession:
     async def _close(self, writer: asyncio.Task[None], reader: asyncio.Task[None]) -> None:
         if writer.done():
             error = writer.exception()
-            if isinstance(error, TimeoutError):
-                logger.info("a client stopped reading its WebSocket")
-                protocol.abort(self._socket.scope)
-            elif error is not None and not isinstance(error, WebSocketDisconnect):
+            if error is not None and not isinstance(error, WebSocketDisconnect):
                 raise error
             return
         code, reason = 1012, "the server is shutting down"

@@ -52,7 +52,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     keep_alive_timeout_s: Positive = 75
     """Idle time after which a connection is closed."""
     send_timeout_s: Seconds = 30.0
-    """A client that reads nothing for this long loses its stream."""
+    """A client that takes no bytes for this long is dropped, its requests with it."""
     heartbeat_s: Seconds = 15.0
     """Silence on a stream after which a chunk without content is sent."""
     flush_interval_ms: Annotated[float, msgspec.Meta(ge=0)] = 15.0

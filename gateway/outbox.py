@@ -15,9 +15,8 @@ class Outbox:
     the engine client merges what is generated meanwhile.
     """
 
-    def __init__(self, *, max_bytes: int, send_timeout_s: float) -> None:
+    def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._send_timeout_s = send_timeout_s
         self._frames: deque[tuple[str | None, str, int]] = deque()
         self._unsent: defaultdict[str | None, int] = defaultdict(int)
         self._filled = asyncio.Event()
@@ -34,14 +33,13 @@ class Outbox:
         self._filled.set()
 
     async def run(self, send: Callable[[str], Awaitable[None]]) -> None:
-        """Send for ever. Raises ``TimeoutError`` when one frame takes ``send_timeout_s``."""
+        """Send for ever."""
         while True:
             if not self._frames:
                 self._filled.clear()
                 await self._filled.wait()
             turn, frame, size = self._frames.popleft()
-            async with asyncio.timeout(self._send_timeout_s):
-                await send(frame)
+            await send(frame)
             self._unsent[turn] -= size
             if not self._unsent[turn]:
                 del self._unsent[turn]

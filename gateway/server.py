@@ -99,15 +99,12 @@ class Server(uvicorn.Server):
 
 
 def _uvicorn_config(app: Starlette, config: ServerConfig) -> uvicorn.Config:
+    http_protocol, ws_protocol = protocol.limited(config)
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=protocol.http_protocol(
-            max_header_bytes=config.max_header_bytes,
-            header_timeout_s=config.header_timeout_s,
-            max_connections=config.max_connections,
-        ),
-        ws=protocol.AbortableWebSocketProtocol,
+        http=http_protocol,
+        ws=ws_protocol,
         ws_max_size=config.ws_max_message_bytes,
         ws_per_message_deflate=False,
         lifespan="on",

@@ -1,26 +1,22 @@
 """A generation as server-sent events.
 
-Whatever ends a stream, the generation is closed: its end, an error, the client's leaving, a client
-that stopped reading, the server's shutdown. These race in the task group of sse-starlette's
-``EventSourceResponse``; the first to end cancels the rest.
+Whatever ends a stream, the generation is closed: its end, an error, the client's leaving (one that
+stops reading is dropped by ``protocol``), the server's shutdown. These race in the task group of
+sse-starlette's ``EventSourceResponse``; the first to end cancels the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from sse_starlette.sse import AppStatus, EventSourceResponse, SendTimeoutError
+from sse_starlette.sse import AppStatus, EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway import protocol
 from gateway.assembler import ChatChunks
 from gateway.errors import ApiError
 from gateway.generation import Generation
-
-logger = logging.getLogger(__name__)
 
 # The library would cut all streams at the first SIGTERM; ``lifecycle`` lets them end instead.
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
@@ -34,21 +30,10 @@ class ChatEventStream(EventSourceResponse):
     SDKs cannot read; and it comes also while the stream flows).
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        chunks: ChatChunks,
-        *,
-        heartbeat_s: float,
-        send_timeout_s: float,
-    ) -> None:
+    def __init__(self, generation: Generation, chunks: ChatChunks, *, heartbeat_s: float) -> None:
         self._chunks = _body(generation, chunks)
         super().__init__(
-            self._chunks,
-            headers={"cache-control": "no-cache"},
-            ping=heartbeat_s,
-            send_timeout=send_timeout_s,
-            sep="\n",
+            self._chunks, headers={"cache-control": "no-cache"}, ping=heartbeat_s, sep="\n"
         )
         self._generation = generation
         self._heartbeat: Message = {
@@ -57,14 +42,10 @@ class ChatEventStream(EventSourceResponse):
             "more_body": True,
         }
         self._sent_at = 0.0
-        self._sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
-        except SendTimeoutError:
-            logger.info("a client stopped reading its stream")
-            protocol.abort(scope)
         finally:
             self._generation.close()
 
@@ -79,33 +60,25 @@ class ChatEventStream(EventSourceResponse):
         )
         async with aclosing(self._chunks) as chunks:
             async for chunk in chunks:
-                self._sent_at, self._sending = loop.time(), True
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                self._sending = False
+                self._sent_at = loop.time()
         async with self._send_lock:
             self.active = False
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _ping(self, send: Send) -> None:
-        """Watches the time since the last chunk: too long in sending, or too long without one."""
+        """A heartbeat whenever nothing was sent for so long."""
         loop = asyncio.get_running_loop()
-        assert self.send_timeout is not None
-        self._sent_at = max(self._sent_at, loop.time())
+        self._sent_at = loop.time()
         while self.active:
-            limit_s = self.send_timeout if self._sending else self._ping_interval
-            wait_s = self._sent_at + limit_s - loop.time()
+            wait_s = self._sent_at + self._ping_interval - loop.time()
             if wait_s > 0:
-                await asyncio.sleep(min(wait_s, self.send_timeout, self._ping_interval))
-            elif self._sending:
-                raise SendTimeoutError
-            else:
-                await self._send_heartbeat(send)
-
-    async def _send_heartbeat(self, send: Send) -> None:
-        async with self._send_lock:
-            if self.active:
-                self._sent_at = asyncio.get_running_loop().time()
-                await self._send_with_timeout(send, self._heartbeat)
+                await asyncio.sleep(wait_s)
+                continue
+            async with self._send_lock:
+                if self.active:
+                    await send(self._heartbeat)
+                    self._sent_at = loop.time()
 
 
 async def _body(generation: Generation, chunks: ChatChunks) -> AsyncGenerator[bytes, None]:

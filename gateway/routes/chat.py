@@ -57,12 +57,7 @@ def chat_route(admission: Admission, generations: Generations, config: ServerCon
             num_choices=generation.num_choices,
             has_usage=options is not None and bool(options.include_usage),
         )
-        return ChatEventStream(
-            generation,
-            chunks,
-            heartbeat_s=config.heartbeat_s,
-            send_timeout_s=config.send_timeout_s,
-        )
+        return ChatEventStream(generation, chunks, heartbeat_s=config.heartbeat_s)
 
     return Route("/v1/chat/completions", create, methods=["POST"])
 

@@ -56,9 +56,9 @@ Order
 Close codes
     1000 the client's own close · 1001 or 1012 the server drains: reconnect (running turns got
     ``error`` or ``done`` first) · 1007 or 1003 not UTF-8 or not text · 1009 a message above
-    ``max_message_bytes`` · 1013 overload: reconnect later, with a pause; also a client that
-    stopped reading for ``send_timeout_s`` · 4401 no or bad authentication (never 1011: SDKs would
-    reconnect) · 4403 the key may not chat.
+    ``max_message_bytes`` · 1013 overload: reconnect later, with a pause · 4401 no or bad
+    authentication (never 1011: SDKs would reconnect) · 4403 the key may not chat. A client that
+    takes no bytes for ``send_timeout_s`` is dropped without a code.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ class Play:
     """Before the first token."""
     interval_s: float = 0.0
     """Between tokens."""
+    at_once: bool = False
+    """All tokens in one output."""
     error: str | None = None
     error_code: str | None = None
     num_cached_tokens: int = 0
@@ -139,6 +141,10 @@ class Life:
         tokens = tokenizer.encode(play.text, add_special_tokens=False)
         limit = request.params.max_tokens
         assert limit is not None
+        if play.at_once:
+            self._double.generated[request.request_id] = len(tokens[:limit])
+            self._end(request.request_id, tokens[:limit], play)
+            return
         for token in tokens[:limit]:
             self._double.generated[request.request_id] = (
                 self._double.generated.get(request.request_id, 0) + 1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -174,10 +175,9 @@ async def test_grammars_are_compiled_before_anything_runs(model_dir: Path) -> No
 
 
 async def test_a_template_may_refuse(model_dir: Path, tmp_path: Path) -> None:
-    for file in model_dir.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('odd roles') }}")
-    async with Gate(tmp_path) as gate:
+    folder = shutil.copytree(model_dir, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('odd roles') }}")
+    async with Gate(folder) as gate:
         with pytest.raises(InvalidRequest, match="odd roles"):
             await gate.admit()
 

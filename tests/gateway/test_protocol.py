@@ -176,3 +176,18 @@ async def test_pipelined_requests_are_answered_in_order(
     answers = [(await client.answer()).json() for _ in range(2)]
     assert [a["choices"][0]["message"]["content"] for a in answers] == ["one", "two"]
     await client.close()
+
+
+async def test_an_answer_that_nobody_reads_does_not_stay(model_dir: Path) -> None:
+    """Not a stream: it is in the server's memory as a whole, and the connection is closing."""
+    async with served_double(model_dir, send_timeout_s=0.3, max_model_len=10**7) as (
+        gateway,
+        double,
+    ):
+        double.script = lambda prompt: Play(text="x" * 1_000_000, at_once=True)
+        client = await RawClient.connect(gateway)
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(20):  # pipelined: more than the kernel's buffers take
+            client.send(post(gateway, BODY))
+        await until(lambda: not gateway.server.server_state.connections, within_s=30)
+        client.reset()
