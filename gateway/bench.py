@@ -367,7 +367,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _served_model(address: Address) -> str:
     """The first model of ``/v1/models``. Raises ``ClientError``."""
-    from urllib.error import HTTPError, URLError
+    from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
     request = Request(
@@ -381,9 +381,10 @@ def _served_model(address: Address) -> str:
         try:
             message = msgspec.json.decode(exc.read())["error"]["message"]
         except (msgspec.DecodeError, KeyError, TypeError):
-            message = f"HTTP {exc.code}"
+            message = f"HTTP {exc.code}; is this a Sluice server?"
         raise ClientError(f"{address.url}: {message}") from None
-    except (URLError, OSError) as exc:
-        raise ClientError(f"{address.url} does not answer ({exc}); is it running?") from None
+    except OSError as exc:
+        reason = getattr(exc, "reason", exc)
+        raise ClientError(f"{address.url} does not answer ({reason}); is it running?") from None
     except (msgspec.DecodeError, LookupError, TypeError):
         raise ClientError(f"{address.url} is not a Sluice server") from None

@@ -11,7 +11,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -28,6 +28,9 @@ from gateway.errors import ClientError
 
 POLL_S = 0.1
 OPEN_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 2.0
+PROMPT = "\n\x01\x1b[1;35m\x02›\x01\x1b[0m\x02 "
+"""Between \\x01 and \\x02 stands what takes no room: readline must know the prompt's width."""
 _REASONS = {"length": "cut off at the token limit", "cancelled": "stopped"}
 
 
@@ -59,8 +62,8 @@ class ChatClient:
         self._history: list[dict[str, Any]] = []
         self._console = Console()
         self._interrupts = 0
-        self._socket = _open(address)
-        self.ready = self._receive()
+        self._connection = ExitStack()
+        self._reconnect()
 
     @classmethod
     @contextmanager
@@ -70,7 +73,11 @@ class ChatClient:
         try:
             yield client
         finally:
-            client._socket.close()
+            client.close()
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._connection.close()
 
     def ask_once(self, question: str) -> None:
         """Ask one question. Raises ``ClientError`` when the turn fails."""
@@ -84,7 +91,8 @@ class ChatClient:
             model = ", ".join(self.ready["models"])
             self._console.print(
                 f"[bold]{model}[/] at {self._address.url}. "
-                "[dim]/new forgets, Ctrl-C stops an answer, Ctrl-D leaves.[/]"
+                "[dim]/new forgets, Ctrl-C stops an answer, Ctrl-D leaves.[/]",
+                highlight=False,
             )
         while (question := self._prompt()) is not None:
             if question == "/new":
@@ -100,7 +108,7 @@ class ChatClient:
                 return input().strip()
             import readline  # noqa: F401  (line editing and history in input())
 
-            return self._console.input("\n[bold magenta]›[/] ").strip()
+            return input(PROMPT).strip()
         except (EOFError, KeyboardInterrupt):
             return None
 
@@ -108,10 +116,9 @@ class ChatClient:
         try:
             outcome = self._turn(question)
         except ClientError as exc:
-            # The connection is gone; the conversation is not. The next question needs a new one.
+            # The connection is gone, the conversation is not.
             outcome = Outcome("", str(exc), failed=True)
-            self._socket = _open(self._address)
-            self.ready = self._receive()
+            self._reconnect()
         if outcome.failed:
             Console(stderr=True).print(f"sluice: {outcome.note}", style="red", markup=False)
 
@@ -204,6 +211,12 @@ class ChatClient:
 
     # -- the socket
 
+    def _reconnect(self) -> None:
+        """Raises ``ClientError``."""
+        self._connection.close()
+        self._socket = _open(self._address, self._connection)
+        self.ready = self._receive()
+
     def _send(self, **message: Any) -> None:
         try:
             self._socket.send(json.dumps(message))
@@ -230,12 +243,19 @@ class ChatClient:
         return message
 
 
-def _open(address: Address) -> ClientConnection:
+def _open(address: Address, stack: ExitStack) -> ClientConnection:
+    """A connection that ``stack`` closes."""
     url = "ws" + address.url.removeprefix("http") + "/v1/chat"
     headers = {"Authorization": f"Bearer {address.key}"}
     try:
-        return connect(
-            url, additional_headers=headers, open_timeout=OPEN_TIMEOUT_S, compression=None
+        return stack.enter_context(
+            connect(
+                url,
+                additional_headers=headers,
+                open_timeout=OPEN_TIMEOUT_S,
+                close_timeout=CLOSE_TIMEOUT_S,
+                compression=None,
+            )
         )
     except InvalidStatus as exc:
         raise ClientError(f"{address.url}: {_refusal(exc)}") from None

@@ -26,10 +26,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(tenant.app, name="tenant")
-app.add_typer(key.app, name="key")
-app.command("migrate")(database.migrate)
-
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Url = Annotated[str | None, typer.Option(help="The server, as http://host:port.")]
@@ -113,10 +109,15 @@ def bench(
     benchmark.run(url, key, levels, num_requests=requests, max_tokens=max_tokens, output=output)
 
 
+app.command("migrate")(database.migrate)
+app.add_typer(tenant.app, name="tenant")
+app.add_typer(key.app, name="key")
+
+
 def main() -> NoReturn:
     """The entry point of the console script; never returns, never shows a traceback."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="sluice", standalone_mode=False)
     except typer.TyperException as exc:
         _fail(_usage(exc), exc.exit_code)
     except (KeyboardInterrupt, typer.Abort):
@@ -125,7 +126,7 @@ def main() -> NoReturn:
         if not isinstance(exc, _foreseen()):
             logging.getLogger(__name__).debug("unforeseen", exc_info=exc)
             _fail(f"unexpected {type(exc).__name__}: {exc}; please report it")
-        _fail(str(exc))
+        _fail(_with_mend(exc))
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -138,13 +139,23 @@ def _foreseen() -> tuple[type[Exception], ...]:
     return (SetupError, EngineError, TenantsError, OSError)
 
 
+def _with_mend(exc: Exception) -> str:
+    from tenants.errors import StoreUnavailable
+
+    if isinstance(exc, StoreUnavailable):
+        return f"{exc}; start it, or correct tenants.dsn"
+    return str(exc)
+
+
 def _usage(exc: typer.TyperException) -> str:
     context = getattr(exc, "ctx", None)
     command = "sluice" if context is None else context.command_path
     message = exc.format_message().rstrip(".")
-    return f"{message}; `{command} --help` lists what there is"
+    return message and f"{message}; `{command} --help` lists what there is"
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:
-    print(f"sluice: {' '.join(message.split())}", file=sys.stderr)
+    """An empty message says that help was shown instead."""
+    if message:
+        print(f"sluice: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)

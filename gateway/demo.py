@@ -36,7 +36,7 @@ from engine.messages import LoadProgress
 from gateway import logs, provisioning, server
 from gateway.config import Config, ModelsConfig, ServerConfig, TenantsConfig
 from gateway.data_dir import DataDir, Keys, Running
-from gateway.errors import SetupError
+from gateway.errors import AddressInUse, SetupError
 from tenants.authenticator import Authenticator
 from tenants.embedded import EmbeddedPostgres
 from tenants.errors import AuthenticationFailed
@@ -57,7 +57,7 @@ class Demo:
     def __init__(self, *, host: str, port: int, data_dir: Path, ready_file: Path | None) -> None:
         self._listen = ServerConfig(host=host, port=port, shutdown_timeout_s=SHUTDOWN_TIMEOUT_S)
         self._folder = DataDir(data_dir)
-        self._ready_file = ready_file
+        self._ready_files = [self._folder.ready_file, *([ready_file] if ready_file else [])]
         self._console = Console()
         self._num_signals = 0
         self._serving = False
@@ -79,8 +79,11 @@ class Demo:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         # A taken port is found before anything is started; the server binds it again itself.
-        server.bind(self._listen).close()
+        self._check_address()
         self._folder.create()
+        # A demo that was killed leaves its ready file; nobody must take it for ours.
+        for file in self._ready_files:
+            file.unlink(missing_ok=True)
         postgres = EmbeddedPostgres(self._folder.postgres)
         try:
             with self._progress() as say:
@@ -102,15 +105,24 @@ class Demo:
             await _in_thread(postgres.stop)
 
     def _on_signal(self) -> None:
-        """The server listens for signals too: the first one is its to act on while it serves."""
+        """While it serves, the server acts on signals itself; before that, we do."""
         self._num_signals += 1
         assert self._task is not None
-        if self._num_signals == 1 and self._serving:
+        if self._num_signals > 1:
+            return
+        if self._serving:
             self._console.print("\nStopping; press Ctrl-C again to stop at once", style="dim")
         else:
             self._task.cancel()
 
     # -- stages
+
+    def _check_address(self) -> None:
+        try:
+            server.bind(self._listen).close()
+        except AddressInUse as exc:
+            cause = str(exc).partition(";")[0]
+            raise AddressInUse(f"{cause}; choose another --port or --host") from None
 
     async def _keys(self, dsn: str) -> Keys:
         """The keys of the last run while they work, else new ones."""
@@ -194,15 +206,14 @@ class Demo:
 
     @contextlib.contextmanager
     def _announced(self, running: Running) -> Iterator[None]:
-        files = [self._folder.ready_file, *([self._ready_file] if self._ready_file else [])]
-        for file in files:
+        for file in self._ready_files:
             running.write(file)
         self._serving = True
         self._print(running)
         try:
             yield
         finally:
-            for file in files:
+            for file in self._ready_files:
                 running.remove(file)
 
     def _print(self, running: Running) -> None:
@@ -249,10 +260,9 @@ async def _in_thread(work: Callable[[], T]) -> T:
 
 
 async def _end(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait until it has cleaned up."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait((task,), timeout=SHUTDOWN_TIMEOUT_S)
+    """Cancel a task and wait until it has cleaned up, whatever comes of it."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _probe(url: str, api_key: str) -> None:

@@ -80,6 +80,9 @@ class Server(uvicorn.Server):
             draining.result()
         finally:
             await super().shutdown(sockets)
+            if self.force_exit:
+                # uvicorn would leave the lifespan hanging, and its cancellation a traceback.
+                await self.lifespan.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -126,6 +129,8 @@ async def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM, then shut down in order; no process is left behind.
 
+    Cancelling it is like a signal; a second SIGINT does not wait for running requests.
+
     Listens before the model is loaded, so that probes are answered meanwhile. ``on_ready`` gets
     the server's URL once chats are served.
 
@@ -164,11 +169,11 @@ async def _serve(
             logger.info("serving on %s", url)
             if on_ready is not None:
                 on_ready(url)
-        if not starting.done():  # a signal came first
-            starting.cancel()
-        elif starting.exception() is not None:
-            server.should_exit = True
+            await asyncio.wait((serving,))
     finally:
+        # A signal, a model that does not load, a caller that cancels us: one way down for all.
+        server.should_exit = True
+        starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await serving
     if not starting.cancelled():

@@ -112,8 +112,9 @@ def with_store(database: Database, work: Callable[[Store], Awaitable[T]]) -> T:
 
 
 def migrate(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
-    """Bring the database's schema up to this version."""
+    """Bring the database's schema up to date; make the server's secrets if there are none."""
     import migrations
+    from gateway import secrets
 
     async def upgrade(dsn: str) -> tuple[str | None, str | None]:
         before = await migrations.current(dsn)
@@ -122,6 +123,9 @@ def migrate(config: ConfigOption = None, data_dir: DataDirOption = None) -> None
 
     with opened(config, data_dir) as database:
         before, after = asyncio.run(upgrade(database.dsn))
+        if not database.secrets_file.exists():
+            secrets.create(database.secrets_file)
+            print(f"Made {database.secrets_file}: every gateway on this database needs this file.")
     if before == after:
         print(f"The schema is at {after} already.")
     else:

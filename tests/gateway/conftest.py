@@ -1,80 +1,35 @@
-"""The chat page under test: served by a scripted server, watched for anything that goes wrong."""
+"""The gateway under test: on a port, over a scripted engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
-from tests.gateway.fixtures import double, gateway, model_dir, pair
-from tests.gateway.scripted_server import KEY, ScriptedServer
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
-
-__all__ = ["double", "gateway", "model_dir", "pair"]
-
-OpenPage = Callable[..., "Page"]
+from tests.gateway import tiny_model
+from tests.gateway.engine_double import EngineDouble
+from tests.gateway.serving import Gateway, served_double
 
 
-@pytest.fixture(scope="module")
-def _running_server() -> Iterator[ScriptedServer]:
-    with ScriptedServer().serve() as server:
-        yield server
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model.build(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture
-def server(_running_server: ScriptedServer) -> ScriptedServer:
-    _running_server.reset()
-    return _running_server
+@pytest_asyncio.fixture
+async def pair(model_dir: Path) -> AsyncIterator[tuple[Gateway, EngineDouble]]:
+    """A gateway on a port, and the engine double under it."""
+    async with served_double(model_dir) as pair:
+        yield pair
 
 
 @pytest.fixture
-def open_page(chromium: Browser, server: ScriptedServer) -> Iterator[OpenPage]:
-    """``open_page(key=KEY, **context options)``: the page in a profile of its own, connected.
-
-    The test fails if the page logs an error, breaks its own content security policy, throws, or
-    asks any other host for anything.
-    """
-    faults: list[str] = []
-    contexts: list[BrowserContext] = []
-
-    def watch(page: Page) -> None:
-        page.on("pageerror", lambda error: faults.append(f"threw {error}"))
-        page.on("console", lambda message: faults.append(message.text) if _bad(message) else None)
-        page.on(
-            "request",
-            lambda request: (
-                None if request.url.startswith(server.url) else faults.append(request.url)
-            ),
-        )
-        page.on(
-            "dialog", lambda dialog: (faults.append(f"dialog {dialog.message}"), dialog.dismiss())
-        )
-
-    def open_(*, key: str | None = KEY, path: str = "/", **options: Any) -> Page:
-        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-        context.set_default_timeout(5_000)
-        contexts.append(context)
-        page = context.new_page()
-        watch(page)
-        page.goto(server.url + path + (f"#key={key}" if key else ""))
-        if key == KEY:
-            page.wait_for_selector("#link-state[data-state=open]")
-        return page
-
-    yield open_
-    for context in contexts:
-        context.close()
-    assert not faults
-
-
-def _bad(message: Any) -> bool:
-    # A dropped WebSocket is logged by Chromium itself; several tests drop it on purpose.
-    return message.type in ("error", "warning") and "WebSocket connection" not in message.text
+def gateway(pair: tuple[Gateway, EngineDouble]) -> Gateway:
+    return pair[0]
 
 
 @pytest.fixture
-def page(open_page: OpenPage) -> Page:
-    return open_page()
+def double(pair: tuple[Gateway, EngineDouble]) -> EngineDouble:
+    return pair[1]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from tests.gateway.conftest import OpenPage
-from tests.gateway.scripted_server import Call, Done, Fail, ScriptedServer, Wait
+from tests.gateway.web.conftest import OpenPage
+from tests.gateway.web.scripted_server import Call, Done, Fail, ScriptedServer, Wait
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.gateway.conftest import OpenPage
+from tests.gateway.web.conftest import OpenPage
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

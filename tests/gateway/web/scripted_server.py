@@ -9,20 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
+from starlette.responses import JSONResponse
 from starlette.routing import Mount, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 import gateway
+from tests.gateway.web.served import served
 
 WEB = Path(gateway.__file__).parent / "web"
 KEY = "sk-slc-scripted"
@@ -110,6 +109,8 @@ class ScriptedServer:
         self._loop = asyncio.new_event_loop()
         self.gate = Gate(self._loop)
         self.accepting = True
+        self.deaf = False
+        """Ignore cancels."""
         self.url = ""
         self._sockets: set[WebSocket] = set()
 
@@ -133,7 +134,7 @@ class ScriptedServer:
         asyncio.run_coroutine_threadsafe(close(), self._loop).result(5)
 
     def reset(self) -> None:
-        self.__dict__.update(script=lambda _: [Say("Hello."), Done()], accepting=True)
+        self.__dict__.update(script=lambda _: [Say("Hello."), Done()], accepting=True, deaf=False)
         self.received.clear()
         self.gate.shut()
 
@@ -145,30 +146,16 @@ class ScriptedServer:
                 Mount("/", StaticFiles(directory=WEB, html=True)),
             ]
         )
-        config = uvicorn.Config(
-            app, port=0, log_level="error", ws="websockets-sansio", lifespan="off"
-        )
-        server = uvicorn.Server(config)
-        # Not this thread's business: signal handlers belong to the test runner.
-        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
-        thread = threading.Thread(target=self._loop.run_until_complete, args=(server.serve(),))
-        thread.start()
-        try:
-            deadline = time.monotonic() + 10
-            while not server.started:
-                assert time.monotonic() < deadline, "the scripted server did not start"
-                time.sleep(0.01)
-            port = server.servers[0].sockets[0].getsockname()[1]
-            self.url = f"http://127.0.0.1:{port}"
+        with served(app, self._loop) as self.url:
             yield self
-        finally:
-            server.should_exit = server.force_exit = True
-            thread.join(10)
-            self._loop.close()
 
     async def _chat(self, socket: WebSocket) -> None:
         if not self.accepting:
             await socket.close()
+            return
+        if socket.headers.get("authorization", f"Bearer {KEY}") != f"Bearer {KEY}":
+            body = {"error": {"message": "This API key is unknown."}}
+            await socket.send_denial_response(JSONResponse(body, 401))
             return
         await socket.accept()
         self._sockets.add(socket)
@@ -183,7 +170,7 @@ class ScriptedServer:
                     await socket.send_json({"type": "pong"})
                 elif message["type"] == "chat":
                     turns[message["id"]] = asyncio.create_task(self._turn(socket, message))
-                elif message["type"] == "cancel" and message["id"] in turns:
+                elif message["id"] in turns and not self.deaf:
                     turns[message["id"]].cancel()
         except (WebSocketDisconnect, RuntimeError):
             pass
@@ -193,7 +180,10 @@ class ScriptedServer:
                 turn.cancel()
 
     async def _authenticate(self, socket: WebSocket) -> bool:
-        message = json.loads(await socket.receive_text())
+        if "authorization" in socket.headers:  # checked before the upgrade
+            message = {"type": "auth", "api_key": KEY}
+        else:
+            message = json.loads(await socket.receive_text())
         self.received.append(message)
         if message == {"type": "auth", "api_key": KEY}:
             await socket.send_json(

@@ -1,0 +1,158 @@
+"""The chat page of a real demo in real Chromium: browser, gateway, engine and model together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.e2e.demo_process import DemoProcess
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [pytest.mark.browser, pytest.mark.pg]
+
+STORY = "Tell me a story about a fox named Ada."
+
+
+@pytest.fixture
+def page(chromium: Browser, demo: dict[str, Any]) -> Iterator[Page]:
+    """The page as the demo's printed address opens it; fails on any error it logs."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: faults.append(message.text) if _bad(message) else None)
+    page.goto(f"{demo['url']}/#key={demo['api_key']}")
+    page.wait_for_selector("#link-state[data-state=open]")
+    yield page
+    context.close()
+    assert not faults
+
+
+def _bad(message: Any) -> bool:
+    return message.type in ("error", "warning") and "WebSocket connection" not in message.text
+
+
+def ask(page: Page, text: str) -> None:
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+
+
+def begun(page: Page) -> None:
+    """Wait for the answer's first words."""
+    expect(page.locator(".prose").last).to_have_text(re.compile(r".{20}"), timeout=30_000)
+
+
+def ended(page: Page) -> None:
+    page.wait_for_selector(".turn:last-child[aria-busy=false]", timeout=60_000)
+
+
+def test_a_question_is_answered(page: Page, demo: dict[str, Any]) -> None:
+    assert page.url == demo["url"] + "/"  # the key has left the address bar
+    assert page.inner_text("#model") == "demo"
+    ask(page, "What is the capital of France?")
+    ended(page)
+    assert "Paris" in page.inner_text(".prose")
+    assert "tokens in" in page.inner_text(".meta")
+    assert int(page.get_attribute("#gauge", "aria-valuenow") or 0) > 5
+
+
+def test_tokens_arrive_one_after_the_other(page: Page) -> None:
+    page.evaluate(
+        """() => {
+          window.lengths = new Set();
+          const list = document.getElementById("transcript");
+          new MutationObserver(() => {
+            const prose = list.querySelector(".prose");
+            if (prose) lengths.add(prose.textContent.length);
+          }).observe(list, {childList: true, subtree: true, characterData: true});
+        }"""
+    )
+    ask(page, STORY)
+    ended(page)
+    lengths = page.evaluate("[...lengths]")
+    assert len(lengths) > 10
+    assert "Ada" in page.inner_text(".prose")
+
+
+def test_stop_keeps_the_beginning_and_the_next_question_is_answered(page: Page) -> None:
+    ask(page, STORY)
+    begun(page)
+    page.click("#stop")
+    ended(page)
+    assert "stopped" in page.inner_text(".meta")
+    assert len(page.inner_text(".prose")) > 20
+    ask(page, "What is 17 plus 25?")
+    expect(page.locator(".turn")).to_have_count(4)
+    ended(page)
+    assert "42" in page.locator(".prose").last.inner_text()
+
+
+def test_an_opener_becomes_a_table(page: Page) -> None:
+    page.click("text=Make a table")
+    ended(page)
+    cells = page.locator(".prose td").all_inner_texts()
+    assert cells == ["France", "Paris", "Spain", "Madrid", "Italy", "Rome"]
+
+
+def test_a_second_turn_knows_the_first(page: Page) -> None:
+    ask(page, "My name is Ida.")
+    ended(page)
+    ask(page, "What is my name?")
+    expect(page.locator(".turn")).to_have_count(4)
+    ended(page)
+    assert "Ida" in page.locator(".prose").last.inner_text()
+
+
+def test_reload_keeps_the_conversation_and_goes_on(page: Page) -> None:
+    ask(page, "My name is Ida.")
+    ended(page)
+    answer = page.inner_text(".prose")
+    page.reload()
+    page.wait_for_selector("#link-state[data-state=open]")
+    assert page.inner_text(".prose") == answer
+    ask(page, "What is my name?")
+    expect(page.locator(".turn")).to_have_count(4)
+    ended(page)
+    assert "Ida" in page.locator(".prose").last.inner_text()
+
+
+def test_markup_in_a_question_comes_back_as_text(page: Page) -> None:
+    ask(page, "Repeat after me: <img src=x onerror=alert(1)>")
+    ended(page)
+    assert page.locator("#transcript img").count() == 0
+
+
+def test_a_wrong_key_is_refused_in_words(chromium: Browser, demo: dict[str, Any]) -> None:
+    context = chromium.new_context()
+    page = context.new_page()
+    page.goto(demo["url"] + "/#key=sk-slc-wrong")
+    expect(page.locator("#key-error")).to_contain_text("API key")
+    page.fill("#key-input", demo["api_key"])
+    page.press("#key-input", "Enter")
+    page.wait_for_selector("#link-state[data-state=open]")
+    context.close()
+
+
+def test_an_engine_killed_in_mid_answer_is_told_and_mended(
+    page: Page, demo_process: DemoProcess
+) -> None:
+    """kill -9 of the engine: words, not silence; then the same page gets its answer."""
+    ask(page, STORY)
+    begun(page)
+    demo_process.engine().kill()
+    expect(page.locator(".fault p")).to_contain_text("engine", timeout=10_000)
+    assert len(page.inner_text(".prose")) > 20  # what had come is still there
+    for _ in range(40):  # until the engine is back, trying again says so in words too
+        page.click("text=Try again")
+        ended(page)
+        if page.locator(".fault").count() == 0:
+            break
+        assert page.inner_text(".fault p")
+        page.wait_for_timeout(500)
+    assert "Ada" in page.inner_text(".prose")

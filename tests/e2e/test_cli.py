@@ -1,0 +1,153 @@
+"""``sluice migrate``, ``tenant`` and ``key`` in processes of their own, on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway import secrets
+from tenants.authenticator import Authenticator
+from tenants.embedded import EmbeddedPostgres
+from tenants.errors import AuthenticationFailed
+from tenants.postgres import PostgresStore
+from tenants.types import Principal
+
+pytestmark = pytest.mark.pg
+
+ROOT = Path(__file__).parents[2]
+
+
+class Folder:
+    """A folder with a ``sluice.toml`` that names a database."""
+
+    def __init__(self, root: Path, dsn: str) -> None:
+        self.root = root
+        self.dsn = dsn
+        (root / "sluice.toml").write_text(
+            f'[engine]\nmodel = "m"\n[tenants]\ndsn = "{dsn}"\nsecrets_file = "secrets.json"\n'
+        )
+
+    def sluice(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-W", "error", "-m", "gateway", *arguments],
+            cwd=self.root,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def ok(self, *arguments: str) -> str:
+        done = self.sluice(*arguments)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        return done.stdout
+
+    def complaint(self, *arguments: str) -> str:
+        done = self.sluice(*arguments)
+        assert done.returncode == 1
+        assert len(done.stderr.splitlines()) == 1
+        return done.stderr
+
+    def authenticate(self, key: str) -> Principal:
+        """What a gateway makes of a key."""
+
+        async def ask() -> Principal:
+            store = await PostgresStore.connect(self.dsn, max_size=1)
+            try:
+                pepper = secrets.load(self.root / "secrets.json").key_pepper
+                return await Authenticator(store, pepper).authenticate(key)
+            finally:
+                await store.close()
+
+        return asyncio.run(ask())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+    with EmbeddedPostgres(tmp_path_factory.mktemp("pg"), database="cli") as postgres:
+        yield Folder(tmp_path_factory.mktemp("cli"), postgres.start())
+
+
+@pytest.fixture(scope="module")
+def migrated(folder: Folder) -> Folder:
+    """Also the test of a first and a second migration: the others build on it."""
+    assert "run `sluice migrate`" in folder.complaint("tenant", "list")
+    first = folder.ok("migrate")
+    assert "Migrated from an empty database to" in first
+    assert "secrets.json" in first
+    assert (folder.root / "secrets.json").stat().st_mode & 0o777 == 0o600
+    second = folder.ok("migrate")
+    assert re.fullmatch(r"The schema is at \w+ already\.\n", second)
+    return folder
+
+
+def test_tenants_are_created_and_listed(migrated: Folder) -> None:
+    created = migrated.ok("tenant", "create", "acme", "--weight", "2.5", "--priority", "-1")
+    assert created.startswith("Created tenant acme (")
+    migrated.ok("tenant", "create", "Büro 7")
+    rows = [line.split("\t") for line in migrated.ok("tenant", "list").splitlines()]
+    assert {row[0]: row[2:4] for row in rows}.items() >= {
+        "acme": ["2.5", "-1"],
+        "Büro 7": ["1", "0"],
+    }.items()
+    assert "exists already; choose another name" in migrated.complaint("tenant", "create", "acme")
+    assert "weight" in migrated.complaint("tenant", "create", "x", "--weight", "0")
+
+
+def test_a_key_lives_and_is_revoked(migrated: Folder) -> None:
+    migrated.ok("tenant", "create", "keys")
+    key = migrated.ok("key", "create", "keys", "--name", "ci").strip()
+    principal = migrated.authenticate(key)
+    assert (principal.tenant.name, principal.key.name) == ("keys", "ci")
+    assert principal.key.scopes == ("chat",)
+
+    (row,) = [line.split("\t") for line in migrated.ok("key", "list", "keys").splitlines()]
+    assert row[:3] == [principal.key.public_id, "ci", "chat"]
+    assert row[5] == ""
+    assert key not in "".join(row)
+
+    assert "Revoked" in migrated.ok("key", "revoke", principal.key.public_id)
+    (row,) = [line.split("\t") for line in migrated.ok("key", "list", "keys").splitlines()]
+    assert row[5] != ""
+    with pytest.raises(AuthenticationFailed):
+        migrated.authenticate(key)
+
+
+def test_scopes_and_expiry(migrated: Folder) -> None:
+    migrated.ok("tenant", "create", "scoped")
+    both = ("--scope", "chat", "--scope", "admin")
+    key = migrated.ok("key", "create", "scoped", *both, "--expires-in-days", "1").strip()
+    principal = migrated.authenticate(key)
+    assert principal.key.scopes == ("chat", "admin")
+    assert principal.key.expires_at is not None
+    old = migrated.ok("key", "create", "scoped", "--expires-in-days", "-1").strip()
+    with pytest.raises(AuthenticationFailed):
+        migrated.authenticate(old)
+    assert "'root' is no scope" in migrated.complaint("key", "create", "scoped", "--scope", "root")
+
+
+def test_who_is_not_there_is_named(migrated: Folder) -> None:
+    assert "no tenant 'nobody'" in migrated.complaint("key", "create", "nobody")
+    assert "no tenant 'nobody'" in migrated.complaint("key", "list", "nobody")
+    assert "no key 'abc'" in migrated.complaint("key", "revoke", "abc")
+
+
+def test_a_table_on_a_terminal_has_headings(migrated: Folder) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway", "tenant", "list"],
+        cwd=migrated.root,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "FORCE_COLOR": "1", "TERM": "xterm"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "weight" in done.stdout

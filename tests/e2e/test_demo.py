@@ -1,0 +1,225 @@
+"""``sluice demo`` from the outside: what it prints works, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.demo_process import DemoProcess, maps_torch
+
+pytestmark = pytest.mark.pg
+
+
+def ask(ready: dict[str, Any]) -> dict[str, Any]:
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+    request = urllib.request.Request(
+        f"{ready['url']}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Authorization": f"Bearer {ready['api_key']}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        answer: dict[str, Any] = json.loads(response.read())
+        return answer
+
+
+def begin_endless_stream(ready: dict[str, Any]) -> socket.socket:
+    """A stream that runs until the model's length; returns once its first bytes are there."""
+    body = json.dumps(
+        {
+            "model": "demo",
+            "messages": [{"role": "user", "content": "Hello!"}],
+            "stream": True,
+            "ignore_eos": True,
+        }
+    )
+    host, port = ready["url"].removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection.sendall(
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
+        f"Authorization: Bearer {ready['api_key']}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+    )
+    assert b"200 OK" in connection.recv(4096)
+    return connection
+
+
+def test_a_user_can_chat_within_fifteen_seconds(demo_process: DemoProcess) -> None:
+    """With the install done. Measured: 6 s for the first run of a folder on 2 idle cores."""
+    assert demo_process.ready_after_s < 15
+
+
+def test_the_ready_file_says_where_everything_is(
+    demo: dict[str, Any], demo_process: DemoProcess
+) -> None:
+    assert set(demo) == {"url", "ws_url", "api_key", "admin_key", "pid"}
+    assert demo["pid"] == demo_process.process.pid
+    assert demo["ws_url"] == demo["url"].replace("http", "ws") + "/v1/chat"
+    assert ask(demo)["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_what_holds_keys_is_for_its_owner_only(demo_process: DemoProcess) -> None:
+    folder = demo_process.data_dir
+    for name in ("keys.json", "secrets.json", "ready.json"):
+        assert (folder / name).stat().st_mode & 0o777 == 0o600
+    assert demo_process.ready_file.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_curl_line_works_as_printed(demo_process: DemoProcess) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("no curl on the PATH")
+    demo_process.wait_ready()
+    (line,) = [line for line in demo_process.output().splitlines() if line.startswith("curl ")]
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    events = [event for event in done.stdout.split("\n\n") if event]
+    assert events[-1] == "data: [DONE]"
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+
+def test_the_page_it_names_is_the_chat_page(
+    demo: dict[str, Any], demo_process: DemoProcess
+) -> None:
+    url = f"{demo['url']}/#key={demo['api_key']}"
+    assert url in demo_process.output()
+    with urllib.request.urlopen(demo["url"], timeout=10) as response:
+        assert b"<title>Sluice</title>" in response.read()
+
+
+def test_torch_is_in_the_engine_and_not_in_the_gateway(demo_process: DemoProcess) -> None:
+    demo_process.wait_ready()
+    assert demo_process.engine().is_running()
+    assert not maps_torch(demo_process.process.pid)
+
+
+@pytest.fixture(scope="module")
+def used_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The data folder of a demo that ran and was asked something, and its ready file."""
+    folder = tmp_path_factory.mktemp("used") / "data"
+    with DemoProcess(folder) as first:
+        ready = first.wait_ready()
+        ask(ready)
+        assert first.stop() == 0
+    return folder, ready
+
+
+def test_a_second_run_reuses_keys_and_data(used_folder: tuple[Path, dict[str, Any]]) -> None:
+    folder, before = used_folder
+    with DemoProcess(folder) as again:
+        after = again.wait_ready()
+        assert (after["api_key"], after["admin_key"]) == (before["api_key"], before["admin_key"])
+        ask(after)
+        assert again.stop() == 0
+    assert not (folder / "ready.json").exists()
+
+
+def test_ctrl_c_takes_everything_down_in_order(
+    used_folder: tuple[Path, dict[str, Any]],
+) -> None:
+    """A terminal sends SIGINT to the whole group at once, engine and all."""
+    with DemoProcess(used_folder[0]) as demo:
+        demo.wait_ready()
+        names = {process.name() for process in demo.look()}
+        assert "postgres" in names
+        begun = time.monotonic()
+        demo.interrupt_group()
+        assert demo.wait() == 0
+        assert time.monotonic() - begun < 10
+        assert demo.survivors() == []
+        assert "Traceback" not in demo.output()
+    assert not demo.ready_file.exists()
+
+
+def test_a_second_ctrl_c_does_not_wait_for_requests(
+    used_folder: tuple[Path, dict[str, Any]],
+) -> None:
+    with DemoProcess(used_folder[0]) as demo:
+        stream = begin_endless_stream(demo.wait_ready())
+        demo.interrupt_group()
+        time.sleep(0.3)
+        begun = time.monotonic()
+        demo.interrupt_group()
+        assert demo.wait() == 0
+        assert time.monotonic() - begun < 4
+        assert demo.survivors() == []
+        assert "Traceback" not in demo.output()
+        stream.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (signal.SIGINT, "Starting PostgreSQL"),
+        (signal.SIGTERM, "Starting the engine"),
+        (signal.SIGINT, "Loading"),
+    ],
+)
+def test_it_can_be_stopped_while_it_starts(
+    tmp_path: Path, number: signal.Signals, moment: str
+) -> None:
+    with DemoProcess(tmp_path / "data") as demo:
+        while moment not in demo.output():
+            assert demo.process.poll() is None, demo.output()
+            time.sleep(0.01)
+        demo.look()
+        demo.process.send_signal(number)
+        assert demo.wait() == 0
+        assert demo.survivors() == []
+        assert "Traceback" not in demo.output()
+
+
+def test_a_killed_demo_leaves_no_engine_and_the_next_one_starts(
+    used_folder: tuple[Path, dict[str, Any]],
+) -> None:
+    """kill -9 of the gateway: the engine follows it; the database waits for the next run."""
+    with DemoProcess(used_folder[0]) as demo:
+        ready = demo.wait_ready()
+        engine = demo.engine()
+        demo.process.kill()
+        demo.process.wait()
+        engine.wait(timeout=10)
+        with DemoProcess(used_folder[0]) as after:
+            again = after.wait_ready()
+            assert again["api_key"] == ready["api_key"]
+            ask(again)
+            assert after.stop() == 0
+            assert after.survivors() == []
+
+
+def test_two_demos_share_a_folder(used_folder: tuple[Path, dict[str, Any]]) -> None:
+    """The database is one; the first to end must not take it from the other."""
+    folder = used_folder[0]
+    with DemoProcess(folder, name="one") as one, DemoProcess(folder, name="two") as two:
+        one.wait_ready()
+        ready = two.wait_ready()
+        assert one.stop() == 0
+        ask(ready)
+        assert two.stop() == 0
+        assert [p for p in (*one.survivors(), *two.survivors()) if p.name() == "postgres"] == []
+
+
+def test_an_engine_that_dies_comes_back(demo: dict[str, Any], demo_process: DemoProcess) -> None:
+    engine = demo_process.engine()
+    engine.kill()
+    _eventually(lambda: ask(demo)["choices"], within_s=30)
+    assert demo_process.engine().pid != engine.pid
+
+
+def _eventually(attempt: Callable[[], Any], *, within_s: float) -> Any:
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return attempt()
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)

@@ -1,0 +1,176 @@
+"""``sluice bench``: its arithmetic, and its client against servers that behave and that do not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from gateway import bench
+from gateway.bench import Load, Sample, percentile, summarize
+from gateway.commands.database import Address
+from gateway.errors import ClientError, ConfigError
+from tests.gateway.web.served import served
+
+FIRST_TOKEN_S = 0.05
+TOKENS = 7
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(1, 100))
+def test_a_percentile_is_a_measured_value_with_its_share_below(
+    values: list[float], rank: float
+) -> None:
+    found = percentile(values, rank)
+    assert found in values
+    assert sum(value <= found for value in values) >= rank / 100 * len(values) - 1e-6
+    assert sum(value < found for value in values) < rank / 100 * len(values) + 1e-6
+
+
+def test_percentiles_of_nothing_and_of_one() -> None:
+    assert math.isnan(percentile([], 50))
+    assert percentile([3.0], 1) == percentile([3.0], 99) == 3.0
+    assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.0
+
+
+def test_failed_requests_do_not_count_as_work() -> None:
+    samples = [
+        Sample(ttft_s=0.1, total_s=1.0, tokens=10),
+        Sample(ttft_s=0.3, total_s=2.0, tokens=30),
+        Sample(ttft_s=0.0, total_s=0.0, tokens=99, error="HTTP 503"),
+    ]
+    level = summarize(2, samples, 2.0)
+    assert (level.requests, level.errors) == (3, 1)
+    assert level.requests_per_s == 1.0
+    assert level.tokens_per_s == 20.0
+    assert level.ttft_p50_ms == pytest.approx(100)
+    assert level.ttft_p99_ms == pytest.approx(300)
+    assert level.latency_p99_ms == pytest.approx(2000)
+
+
+class Server:
+    """Streams completions as the gateway does; counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, object]] = []
+        self.running = self.most_running = 0
+        self.connections: set[tuple[str, int]] = set()
+        self.fault = ""
+
+    async def models(self, request: Request) -> Response:
+        if request.headers["authorization"] != "Bearer k":
+            return JSONResponse({"error": {"message": "Incorrect API key."}}, 401)
+        return JSONResponse({"data": [{"id": "scripted"}]})
+
+    async def completions(self, request: Request) -> Response:
+        self.bodies.append(await request.json())
+        assert request.client is not None
+        self.connections.add(tuple(request.client))
+        if self.fault == "503":
+            return JSONResponse({"error": {"message": "busy"}}, 503)
+        return StreamingResponse(self.events(), media_type="text/event-stream")
+
+    async def events(self) -> AsyncIterator[bytes]:
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            yield event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+            await asyncio.sleep(FIRST_TOKEN_S)
+            first = event({"choices": [{"delta": {"content": "a"}}]})
+            yield first[:10]  # an event may come in pieces, and several in one
+            yield first[10:] + event({"choices": [{"delta": {"content": "b"}}]})
+            if self.fault == "error":
+                yield event({"error": {"message": "the engine died"}})
+                return
+            if self.fault == "cut":
+                raise ConnectionResetError
+            yield event({"choices": [], "usage": {"completion_tokens": TOKENS}})
+            yield b"data: [DONE]\n\n"
+        finally:
+            self.running -= 1
+
+    @contextmanager
+    def address(self) -> Iterator[Address]:
+        app = Starlette(
+            routes=[
+                Route("/v1/models", self.models),
+                Route("/v1/chat/completions", self.completions, methods=["POST"]),
+            ]
+        )
+        with served(app) as url:
+            yield Address(url, "k")
+
+
+def event(data: object) -> bytes:
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+def test_a_level_keeps_its_streams_busy() -> None:
+    server = Server()
+    with server.address() as address:
+        level = asyncio.run(Load(address, "scripted", max_tokens=7).level(4, 20))
+    assert (level.requests, level.errors) == (20, 0)
+    assert server.most_running == 4
+    assert len(server.connections) == 4  # kept alive, not opened for each request
+    assert level.tokens_per_s == pytest.approx(20 * TOKENS / level.duration_s)
+    assert FIRST_TOKEN_S * 1000 <= level.ttft_p50_ms <= level.latency_p50_ms
+    assert all(body["max_tokens"] == 7 for body in server.bodies)
+    assert len({json.dumps(body["messages"]) for body in server.bodies}) == 20
+
+
+@pytest.mark.parametrize("fault", ["503", "error", "cut"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_faults_are_counted_not_averaged_in(fault: str) -> None:
+    server = Server()
+    server.fault = fault
+    with server.address() as address:
+        level = asyncio.run(Load(address, "scripted", max_tokens=7).level(2, 6))
+    assert (level.requests, level.errors) == (6, 6)
+    assert level.tokens_per_s == 0
+
+
+def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "figures.json"
+    with Server().address() as address:
+        bench.run(address.url, "k", [1, 2], num_requests=3, max_tokens=7, output=output)
+    table = capsys.readouterr().out
+    assert "tokens/s" in table
+    report = json.loads(output.read_text())
+    assert report["model"] == "scripted"
+    assert [level["concurrency"] for level in report["levels"]] == [1, 2]
+    assert all(level["requests"] == 3 for level in report["levels"])
+
+
+def test_a_report_on_stdout_is_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with Server().address() as address:
+        bench.run(address.url, "k", [1], num_requests=2, max_tokens=7, output=Path("-"))
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["levels"][0]["errors"] == 0
+    assert "tokens/s" in captured.err
+
+
+def test_failed_requests_fail_the_command() -> None:
+    server = Server()
+    server.fault = "503"
+    with server.address() as address, pytest.raises(ClientError, match="3 requests failed"):
+        bench.run(address.url, "k", [1], num_requests=3, max_tokens=7, output=None)
+
+
+def test_a_refused_key_is_told_in_the_servers_words() -> None:
+    with Server().address() as address, pytest.raises(ClientError, match="Incorrect API key"):
+        bench.run(address.url, "x", [1], num_requests=1, max_tokens=7, output=None)
+
+
+def test_a_server_needs_its_key() -> None:
+    with pytest.raises(ConfigError, match="--key"):
+        bench.run("http://127.0.0.1:1", None, [1], num_requests=1, max_tokens=7, output=None)

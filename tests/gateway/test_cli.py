@@ -1,0 +1,226 @@
+"""The console script's failures: one line with cause and mend, an exit code, no traceback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def sluice(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "gateway", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def complaint(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
+    """The one line on stderr of a command that failed as it should."""
+    assert done.returncode == code, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("sluice: ")
+    assert "Traceback" not in done.stderr + done.stdout
+    return lines[0].removeprefix("sluice: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause", "mend"),
+    [
+        (["demo", "--prot", "1"], "No such option: --prot", "`sluice demo --help`"),
+        (["demo", "--port", "x"], "'--port'", "valid integer"),
+        (["demo", "--port", "65536"], "'--port'", "less than or equal to 65535"),
+        (["serv"], "No such command 'serv'", "`sluice --help`"),
+        (["tenant", "create"], "Missing argument", "`sluice tenant create --help`"),
+        (["key", "create", "t", "extra"], "extra", "`sluice key create --help`"),
+        (["bench", "-c", "0"], "'-c'", "greater than or equal to 1"),
+        (["chat", "--temperature", "-1", "hi"], "'--temperature'", "greater than or equal to 0"),
+    ],
+)
+def test_a_wrong_command_line(tmp_path: Path, arguments: list[str], cause: str, mend: str) -> None:
+    line = complaint(sluice(*arguments, cwd=tmp_path), code=2)
+    assert cause in line
+    assert mend in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["tenant"], ["key"]])
+def test_without_a_command_it_shows_help(tmp_path: Path, arguments: list[str]) -> None:
+    done = sluice(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Usage: sluice" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "-h"], ["key", "revoke", "--help"]])
+def test_help_is_not_an_error(tmp_path: Path, arguments: list[str]) -> None:
+    done = sluice(*arguments, cwd=tmp_path)
+    assert done.returncode == 0
+    assert "Usage: sluice" in done.stdout
+
+
+SERVE_ERRORS = {
+    "unknown key": ("[server]\nprot = 1\n[engine]\nmodel = 'm'", "server.prot", "port?"),
+    "unknown section": ("[sever]\nport = 1\n[engine]\nmodel = 'm'", "[sever]", "server?"),
+    "wrong type": ("[server]\nport = 'x'\n[engine]\nmodel = 'm'", "server.port", "int"),
+    "no model": ("[server]\nport = 0\n", "engine.model is missing", "set it"),
+    "impossible": ("[engine]\nmodel = 'm'\nblock_size = 0", "block_size", "at least 1"),
+    "no TOML": ("[engine", "sluice.toml", "not valid TOML"),
+}
+
+
+@pytest.mark.parametrize("case", SERVE_ERRORS)
+def test_a_wrong_settings_file(tmp_path: Path, case: str) -> None:
+    text, cause, mend = SERVE_ERRORS[case]
+    (tmp_path / "sluice.toml").write_text(text)
+    line = complaint(sluice("serve", cwd=tmp_path))
+    assert cause in line
+    assert mend in line
+
+
+def test_no_settings_file(tmp_path: Path) -> None:
+    assert "sluice.toml: no such file" in complaint(sluice("serve", cwd=tmp_path))
+    assert "x.toml: no such file" in complaint(sluice("serve", "--config", "x.toml", cwd=tmp_path))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("command", [["migrate"], ["tenant", "list"], ["key", "list", "demo"]])
+def test_postgres_is_down(tmp_path: Path, command: list[str]) -> None:
+    dsn = f"postgresql://me:secret@127.0.0.1:{free_port()}/db"
+    (tmp_path / "sluice.toml").write_text(f"[engine]\nmodel='m'\n[tenants]\ndsn='{dsn}'")
+    line = complaint(sluice(*command, cwd=tmp_path))
+    assert "does not answer" in line
+    assert "tenants.dsn" in line
+    assert "secret" not in line
+
+
+def test_settings_without_a_database(tmp_path: Path) -> None:
+    (tmp_path / "sluice.toml").write_text("[engine]\nmodel='m'")
+    line = complaint(sluice("tenant", "list", cwd=tmp_path))
+    assert "sluice.toml: tenants.dsn is missing; set it" in line
+
+
+def test_neither_settings_nor_a_demo(tmp_path: Path) -> None:
+    line = complaint(sluice("tenant", "list", cwd=tmp_path))
+    assert "--config or --data-dir" in line
+    assert "`sluice demo`" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_databases_at_once(tmp_path: Path) -> None:
+    line = complaint(sluice("migrate", "--config", "a", "--data-dir", "b", cwd=tmp_path))
+    assert "give one of them" in line
+
+
+def test_a_folder_that_is_no_demos(tmp_path: Path) -> None:
+    line = complaint(sluice("tenant", "list", "--data-dir", str(tmp_path), cwd=tmp_path))
+    assert "is not the folder of a demo; `sluice demo` makes one" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_taken_port_is_found_before_anything_is_started(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        line = complaint(sluice("demo", "--port", port, "--data-dir", "d", cwd=tmp_path))
+    assert f"127.0.0.1:{port} is taken; choose another --port" in line
+    assert not (tmp_path / "d").exists()
+
+
+def test_an_address_that_is_not_ours(tmp_path: Path) -> None:
+    line = complaint(sluice("demo", "--host", "192.0.2.1", "--port", "0", cwd=tmp_path))
+    assert "192.0.2.1:0 is not an address of this machine; choose another" in line
+
+
+def test_a_data_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    line = complaint(sluice("demo", "--port", "0", "--data-dir", "file/x", cwd=tmp_path))
+    assert "file/x cannot be made" in line
+    assert "--data-dir" in line
+
+
+@pytest.mark.parametrize("command", [["chat", "hi"], ["bench", "-c", "1"]])
+def test_no_server_answers(tmp_path: Path, command: list[str]) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    line = complaint(sluice(*command, "--url", url, "--key", "k", cwd=tmp_path))
+    assert f"{url} does not answer" in line
+    assert "running?" in line
+
+
+@pytest.mark.parametrize("command", [["chat", "hi"], ["bench"]])
+def test_a_url_that_is_none(tmp_path: Path, command: list[str]) -> None:
+    line = complaint(sluice(*command, "--url", "localhost:8000", "--key", "k", cwd=tmp_path))
+    assert "--url must look like http://host:port" in line
+
+
+@pytest.mark.parametrize("command", [["chat", "hi"], ["bench"]])
+def test_a_server_without_a_key(tmp_path: Path, command: list[str]) -> None:
+    done = sluice(*command, "--url", "http://127.0.0.1:1", cwd=tmp_path, SLUICE_API_KEY="")
+    assert "--key or SLUICE_API_KEY" in complaint(done)
+
+
+def test_chat_without_a_demo(tmp_path: Path) -> None:
+    line = complaint(sluice("chat", "hi", cwd=tmp_path))
+    assert "no demo of .sluice is running; start `sluice demo`" in line
+
+
+def test_something_that_is_no_sluice_server(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = subprocess.Popen(
+            [sys.executable, "-c", _GREETER, str(listener.fileno())],
+            pass_fds=[listener.fileno()],
+        )
+        try:
+            for command in (["chat", "hi"], ["bench", "-c", "1"]):
+                line = complaint(sluice(*command, "--url", url, "--key", "k", cwd=tmp_path))
+                assert url in line
+                assert "Sluice server" in line
+        finally:
+            server.kill()
+            server.wait()
+
+
+_GREETER = """
+import socket, sys
+listener = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    connection, _ = listener.accept()
+    connection.recv(4096)
+    connection.sendall(b"HTTP/1.1 404 Not Found\\r\\nContent-Length: 2\\r\\n\\r\\nno")
+    connection.close()
+"""
+
+
+def test_importing_the_command_line_is_light() -> None:
+    """`sluice --help` must not load the server, let alone torch."""
+    code = (
+        "import sys, gateway.cli;"
+        "heavy = {'torch', 'transformers', 'numpy', 'asyncpg', 'starlette', 'uvicorn', 'alembic'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_the_demo_never_imports_torch() -> None:
+    code = "import sys, gateway.demo; print({'torch', 'transformers'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert done.stdout == "set()\n"
