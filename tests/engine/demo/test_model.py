@@ -60,7 +60,8 @@ def test_the_weights_are_seven_million_finite_bf16_numbers() -> None:
 
 
 def test_transformers_loads_it_whole() -> None:
-    model, loading = AutoModelForCausalLM.from_pretrained(MODEL_DIR, output_loading_info=True)
+    load: Any = AutoModelForCausalLM.from_pretrained
+    model, loading = load(MODEL_DIR, output_loading_info=True)
     assert sum(p.numel() for p in model.parameters()) == 6_951_168
     assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert model.lm_head.weight is model.model.embed_tokens.weight
