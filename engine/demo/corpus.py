@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from engine.demo.data import Example, examples
 from engine.demo.template import render
-from engine.demo.vocabulary import MAX_LENGTH, TURN_START
+from engine.demo.vocabulary import MAX_LENGTH, TURN_END, TURN_START, token_id
 
 _CHATS_PER_CHUNK = 6000
 _LENGTH_MULTIPLE = 16
@@ -44,7 +44,7 @@ class Encoder:
         self._tokenizer = tokenizer
         self._lead = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False).ids
         self._start = self._lead[0]
-        self._end = tokenizer.token_to_id("<|im_end|>")
+        self._end = token_id(tokenizer, TURN_END)
 
     def encode(self, chats: list[Example]) -> list[tuple[Ids, npt.NDArray[np.bool_]]]:
         """Token ids of each chat and which of them the loss counts. Too long chats are left out."""

@@ -1,7 +1,8 @@
 """Trains the demo model from scratch: `python3 -m engine.demo.train --out FOLDER`.
 
 Generates chats, learns a tokenizer, trains a Llama of 7 million parameters on what the assistant
-says in them, writes a Hugging Face folder and measures it on held-out prompts.
+says in them, writes a Hugging Face folder and measures it on held-out prompts. What it printed,
+and where the time went, is kept beside the folder in FOLDER.log.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -23,15 +25,17 @@ from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from engine.demo.corpus import Batch, Corpus
-from engine.demo.data import KINDS, examples
-from engine.demo.evaluate import Accuracy, evaluate, held_out_examples
+from engine.demo.data import examples
+from engine.demo.evaluate import Accuracy
+from engine.demo.log import Log
+from engine.demo.measure import measure
 from engine.demo.template import render
 from engine.demo.vocabulary import (
     END_OF_TEXT,
     MAX_LENGTH,
     TURN_END,
-    VOCAB_SIZE,
     save_tokenizer,
+    token_id,
     train_tokenizer,
 )
 
@@ -55,28 +59,15 @@ class Options:
     size: str
 
 
-class Log:
-    """Prints a line and keeps it for train.log."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._start = time.monotonic()
-        path.write_text("", encoding="utf-8")
-
-    def __call__(self, text: str) -> None:
-        line = f"[{time.monotonic() - self._start:6.1f} s] {text}"
-        print(line, flush=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+# `demo` has 7 million parameters; `tiny` is for trying the script on a CPU.
+_SHAPES: dict[str, dict[str, Any]] = {
+    "demo": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8},
+    "tiny": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3},
+}
 
 
 def config_of(size: str, vocab_size: int, eos_id: int, pad_id: int) -> LlamaConfig:
-    """`demo` has 7 million parameters; `tiny` is for trying the script on a CPU."""
-    shape = {
-        "demo": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8},
-        "tiny": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3},
-    }[size]
-    heads = shape["hidden_size"] // 32
+    heads = _SHAPES[size]["hidden_size"] // 32
     return LlamaConfig(
         vocab_size=vocab_size,
         num_attention_heads=heads,
@@ -89,7 +80,7 @@ def config_of(size: str, vocab_size: int, eos_id: int, pad_id: int) -> LlamaConf
         eos_token_id=eos_id,
         pad_token_id=pad_id,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        **shape,
+        **_SHAPES[size],
     )
 
 
@@ -105,7 +96,8 @@ class Trainer:
     """AdamW on fp32 weights with bf16 arithmetic, the rate falling to zero when time is up."""
 
     def __init__(self, model: LlamaForCausalLM, options: Options, log: Log) -> None:
-        self.model = model.to(options.device).train()
+        # `transformers` wraps to() so that mypy takes its argument for the model.
+        self.model = model.to(options.device).train()  # type: ignore[arg-type]
         self.options, self.log = options, log
         self.device = torch.device(options.device)
         matrices = [p for p in model.parameters() if p.ndim >= 2]
@@ -204,8 +196,8 @@ def save_model(model: LlamaForCausalLM, out: Path, eos_ids: list[int], pad_id: i
     """Writes config.json, generation_config.json and model.safetensors in bf16."""
     plain = LlamaForCausalLM(model.config)
     plain.load_state_dict({k: v.cpu() for k, v in model.state_dict().items()})
-    plain = plain.to(torch.bfloat16)
-    plain.generation_config = GenerationConfig(
+    plain = plain.to(torch.bfloat16)  # type: ignore[arg-type]  # as in Trainer
+    plain.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]  # their lack
         do_sample=True,
         temperature=0.3,
         top_p=0.9,
@@ -215,61 +207,18 @@ def save_model(model: LlamaForCausalLM, out: Path, eos_ids: list[int], pad_id: i
     plain.save_pretrained(out)
 
 
-def greedy(model: LlamaForCausalLM, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    """Batched greedy decoding through `transformers`, padded on the left, longest prompts first."""
-    order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
-    answers: list[list[int]] = [[] for _ in prompts]
-    pad = model.config.pad_token_id
-    for at in range(0, len(order), 256):
-        rows = order[at : at + 256]
-        length = len(prompts[rows[0]])
-        ids = [[pad] * (length - len(prompts[i])) + prompts[i] for i in rows]
-        mask = [[0] * (length - len(prompts[i])) + [1] * len(prompts[i]) for i in rows]
-        with torch.inference_mode():
-            out = model.generate(
-                input_ids=torch.tensor(ids, device=model.device),
-                attention_mask=torch.tensor(mask, device=model.device),
-                max_new_tokens=min(max_tokens, MAX_LENGTH - length),
-                do_sample=False,
-                temperature=None,
-                top_p=None,
-            )
-        for i, row in zip(rows, out[:, length:].tolist(), strict=True):
-            answers[i] = row
-    return answers
-
-
-def measure(options: Options, tokenizer: Tokenizer, log: Log) -> Accuracy:
-    """Loads what was saved, in float32, and measures it."""
-    model = LlamaForCausalLM.from_pretrained(options.out, dtype=torch.float32).to(options.device)
-    accuracy = evaluate(
-        lambda prompts, max_tokens: greedy(model.eval(), prompts, max_tokens),
-        tokenizer,
-        held_out_examples(options.eval_per_kind),
-    )
-    accuracy.save(options.out / "accuracy.json")
-    for kind in KINDS:
-        first = next(o for o in accuracy.outcomes if o.example.kind == kind)
-        log(f"[{kind}] {first.example.prompt[-1]['content']!r} -> {first.answer!r}")
-    for kind in KINDS:
-        for outcome in accuracy.wrong(kind, 5):
-            asked, wanted = outcome.example.messages[-2:]
-            expected = wanted.get("tool_calls") or wanted["content"]
-            answer = outcome.answer[:300]
-            log(f"WRONG [{kind}] {asked['content']!r} -> {answer!r}, not {expected!r}")
-    log("accuracy on held-out prompts\n" + accuracy.table())
-    return accuracy
-
-
 def run(options: Options) -> Accuracy:
+    """Writes the model folder, and beside it FOLDER.log. Returns how accurate the model is."""
     options.out.mkdir(parents=True, exist_ok=True)
-    log = Log(options.out / "train.log")
+    out = options.out.resolve()
+    log = Log(out.with_name(f"{out.name}.log"))
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
     log(f"torch {torch.__version__} on {options.device}, {os.cpu_count()} cores")
-    tokenizer = make_tokenizer(options, log)
-    eos, end, pad = (tokenizer.token_to_id(t) for t in (TURN_END, END_OF_TEXT, END_OF_TEXT))
-    model = LlamaForCausalLM(config_of(options.size, VOCAB_SIZE, eos, pad))
+    with log.stage("tokenizer"):
+        tokenizer = make_tokenizer(options, log)
+    eos, pad = token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)
+    model = LlamaForCausalLM(config_of(options.size, tokenizer.get_vocab_size(), eos, pad))
     log(f"{sum(p.numel() for p in model.parameters()):,} parameters")
     corpus = Corpus(
         tokenizer,
@@ -278,15 +227,28 @@ def run(options: Options) -> Accuracy:
         num_workers=options.workers,
     )
     try:
-        trainer = Trainer(model, options, log)
-        trainer.warm_up([corpus.take() for _ in range(3)])
-        trainer.train(corpus)
+        train(model, corpus, options, log)
     finally:
         corpus.close()
-        save_model(model, options.out, [eos, end], pad)
+        with log.stage("saving"):
+            save_model(model, options.out, [eos, pad], pad)
         size = sum(file.stat().st_size for file in options.out.iterdir())
         log(f"saved {options.out}: {size / 1e6:.2f} MB")
-    return measure(options, tokenizer, log)
+    with log.stage("measuring"):
+        accuracy = measure(options.out, options.eval_per_kind, log, options.device)
+    log("where the time went\n" + log.summary())
+    return accuracy
+
+
+def train(model: LlamaForCausalLM, corpus: Corpus, options: Options, log: Log) -> None:
+    with log.stage("model to the device"):
+        trainer = Trainer(model, options, log)
+    with log.stage("first batches"):
+        batches = [corpus.take() for _ in range(3)]
+    with log.stage("compiling, warm-up"):
+        trainer.warm_up(batches)
+    with log.stage("training"):
+        trainer.train(corpus)
 
 
 def parse(argv: Sequence[str] | None = None) -> Options:

@@ -48,6 +48,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Token
     return tokenizer
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that every tokenizer of this package has."""
+    found = tokenizer.token_to_id(token)
+    assert found is not None, token
+    return found
+
+
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)

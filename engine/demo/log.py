@@ -1,0 +1,44 @@
+"""What a training run prints, kept in a file, and where its time went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Log:
+    """Prints lines with the seconds since the start; `stage` measures what is done inside it."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.stages: dict[str, float] = {}
+        self._path = path
+        self._start = time.monotonic()
+        if path is not None:
+            path.write_text("", encoding="utf-8")
+
+    def __call__(self, text: str) -> None:
+        line = f"[{time.monotonic() - self._start:6.1f} s] {text}"
+        print(line, flush=True)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Adds the seconds until the block ends, however it ends, to `stages[name]`."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stages[name] = self.stages.get(name, 0.0) + time.monotonic() - start
+
+    def summary(self) -> str:
+        """A line per stage, in the order they began, with seconds and share of the whole."""
+        total = time.monotonic() - self._start
+        rest = {"everything else": total - sum(self.stages.values())}
+        return "\n".join(
+            f"{name:<20}{seconds:8.1f} s {seconds / total:6.1%}"
+            for name, seconds in {**self.stages, **rest, "in all": total}.items()
+        )
