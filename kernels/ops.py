@@ -1,13 +1,14 @@
-"""The public ops. Each call runs the best implementation registered for its device.
+"""The public ops. Each call runs the best implementation registered for its device and dtype.
 
 Contracts (shapes, dtypes, sources) are those of the functions of the same name in ``reference``.
-A backend joins with ``register("rms_norm", "cuda", function)``; the reference serves every device.
+A backend joins with ``register``; the reference serves every device and dtype.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,76 +20,83 @@ Implementation = Callable[..., Any]
 
 _PREFERENCE: dict[str, tuple[str, ...]] = {
     "cuda": ("cuda", "triton", "reference"),
-    "cpu": ("reference",),
+    "cpu": ("cpu", "reference"),
 }
 OPS = (
     "rms_norm",
-    "fused_add_rms_norm",
-    "rope",
     "silu_mul",
-    "write_kv",
+    "rope_and_cache",
     "apply_token_bitmask",
     "process_logits",
     "sample",
 )
-_implementations: dict[tuple[str, str], Implementation] = {
-    (op, "reference"): getattr(reference, op) for op in OPS
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    implementation: Implementation
+    dtypes: Set[torch.dtype] | None
+    """None: all."""
+
+
+_registry: dict[tuple[str, str], _Registered] = {
+    (op, "reference"): _Registered(getattr(reference, op), None) for op in OPS
 }
 
 
-def register(op: str, backend: str, implementation: Implementation) -> None:
-    """Offer ``implementation`` of ``op`` wherever ``backend`` is preferred."""
+def register(
+    op: str,
+    backend: str,
+    implementation: Implementation,
+    *,
+    dtypes: Set[torch.dtype] | None = None,
+) -> None:
+    """Offer ``implementation`` of ``op`` wherever ``backend`` is preferred, for these dtypes."""
     assert op in OPS, f"unknown op {op!r}"
     assert any(backend in order for order in _PREFERENCE.values()), f"unknown backend {backend!r}"
-    _implementations[op, backend] = implementation
+    _registry[op, backend] = _Registered(implementation, dtypes)
     resolve.cache_clear()
 
 
 @functools.cache
-def resolve(op: str, device_type: str) -> Implementation:
-    """The implementation of ``op`` that a device of this type runs."""
-    backends = _PREFERENCE.get(device_type, ("reference",))
-    return next(
-        _implementations[op, backend] for backend in backends if (op, backend) in _implementations
-    )
+def resolve(op: str, device_type: str, dtype: torch.dtype) -> Implementation:
+    """The implementation of ``op`` that tensors of this device and dtype run."""
+    for backend in _PREFERENCE.get(device_type, ("reference",)):
+        found = _registry.get((op, backend))
+        if found is not None and (found.dtypes is None or dtype in found.dtypes):
+            return found.implementation
+    raise AssertionError(f"{op} has no reference")
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    out: torch.Tensor = resolve("rms_norm", x.device.type)(x, weight, eps)
-    return out
-
-
-def fused_add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    out: tuple[torch.Tensor, torch.Tensor] = resolve("fused_add_rms_norm", x.device.type)(
-        x, residual, weight, eps
-    )
-    return out
-
-
-def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = resolve("rope", x.device.type)(x, cos, sin)
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    out: torch.Tensor = resolve("rms_norm", x.device.type, x.dtype)(x, weight, eps, residual)
     return out
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = resolve("silu_mul", gate_up.device.type)(gate_up)
+    out: torch.Tensor = resolve("silu_mul", gate_up.device.type, gate_up.dtype)(gate_up)
     return out
 
 
-def write_kv(
+def rope_and_cache(
+    q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
 ) -> None:
-    resolve("write_kv", k.device.type)(k, v, k_cache, v_cache, slot_mapping)
+    resolve("rope_and_cache", q.device.type, q.dtype)(
+        q, k, v, k_cache, v_cache, cos_sin, positions, slots
+    )
 
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
-    resolve("apply_token_bitmask", logits.device.type)(logits, bitmask, rows)
+    resolve("apply_token_bitmask", logits.device.type, logits.dtype)(logits, bitmask, rows)
 
 
 def process_logits(
@@ -98,7 +106,7 @@ def process_logits(
     top_p: torch.Tensor | None,
     min_p: torch.Tensor | None,
 ) -> torch.Tensor:
-    out: torch.Tensor = resolve("process_logits", logits.device.type)(
+    out: torch.Tensor = resolve("process_logits", logits.device.type, logits.dtype)(
         logits, temperature, top_k, top_p, min_p
     )
     return out
@@ -113,7 +121,7 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    out: torch.Tensor = resolve("sample", logits.device.type)(
+    out: torch.Tensor = resolve("sample", logits.device.type, logits.dtype)(
         logits, temperature, top_k, top_p, min_p, seeds, positions
     )
     return out

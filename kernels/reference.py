@@ -10,28 +10,18 @@ from kernels import philox
 _NEG_INF = float("-inf")
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x: [num_tokens, hidden]; the mean square is taken in float32 (arXiv 1910.07467)."""
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """RMSNorm (arXiv 1910.07467) of x: [num_tokens, width], the mean square taken in float32.
+
+    With ``residual`` of that shape: add x to it in place, then norm the sum.
+    """
+    if residual is not None:
+        x = residual.add_(x)
     x32 = x.float()
     scale = x32.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     return (x32 * scale).to(x.dtype).mul_(weight)
-
-
-def fused_add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``(rms_norm(x + residual), x + residual)``; the sum is rounded to x's dtype first."""
-    residual = x + residual
-    return rms_norm(residual, weight, eps), residual
-
-
-def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate pairs (i, i + head_dim/2) of each head: the NeoX layout (arXiv 2104.09864).
-
-    x: [num_tokens, num_heads, head_dim]. cos, sin: [num_tokens, 1, head_dim]; the first half of sin
-    is negated, so that rotation is ``x * cos + swap_halves(x) * sin``.
-    """
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -40,23 +30,37 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate).mul_(up)
 
 
-def write_kv(
+def rope_and_cache(
+    q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
 ) -> None:
-    """Store k, v: [num_tokens, num_kv_heads, head_dim] at their slots; slot -1 stores nothing.
+    """Rotate q in place and k on its way into the paged cache, next to v (arXiv 2104.09864).
 
-    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]; slot_mapping: [num_tokens].
+    q, k, v: [num_tokens, heads, head_dim], views of one fused projection. k_cache, v_cache:
+    [num_blocks, block_size, num_kv_heads, head_dim]. cos_sin: [max_positions, head_dim] float32,
+    cosines then sines; dimension i turns with i + head_dim / 2. positions, slots: [num_tokens]
+    int64; slot = block * block_size + offset, -1 stores nothing.
     """
-    padding = slot_mapping < 0
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)
+    q.copy_(_rotate(q, cos, sin))
+    k = _rotate(k, cos, sin).to(k.dtype)
+    padding = slots < 0
     if padding.any():
         kept = ~padding
-        k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
-    k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, slot_mapping, k)
-    v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slot_mapping, v)
+        k, v, slots = k[kept], v[kept], slots[kept]
+    k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, slots, k)
+    v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slots, v)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x.float().chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
 def paged_attention(

@@ -18,10 +18,10 @@ class AttentionBatch:
     """[batch], on the host: the step's tokens of each sequence, at least 1."""
     seq_lens: npt.NDArray[np.int64]
     """[batch], on the host: known tokens of each sequence, the step's included."""
+    rows: npt.NDArray[np.int64]
+    """[batch], on the host: each sequence's row of the block table."""
     block_table: torch.Tensor
-    """[batch, max_blocks] int32; entries past a sequence's end mean nothing."""
-    slot_mapping: torch.Tensor
-    """[num_tokens] int64: where each token's key and value go; -1 for padding."""
+    """[num_rows, max_blocks] int32; entries past a sequence's end mean nothing."""
 
 
 class StepAttention(Protocol):
@@ -30,15 +30,13 @@ class StepAttention(Protocol):
     def __call__(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        """Write k, v to the cache, then attend causally: [num_tokens, num_q_heads, head_dim].
+        """Attend causally to the cache, the step's own keys included, which it holds already.
 
-        q: [num_tokens, num_q_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim];
+        q: [num_tokens, num_q_heads, head_dim], heads contiguous; returns that shape, contiguous.
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim].
         """
 

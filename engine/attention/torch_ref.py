@@ -17,7 +17,6 @@ import torch
 from torch.nn import functional as F
 
 from engine.attention.base import AttentionBatch
-from kernels import ops
 
 _GROUP_COST = 8192
 """What one more group costs, in cells of its query-key matrix (measured on a CPU)."""
@@ -56,12 +55,18 @@ class TorchAttention:
         self.device = device
         self.dtype = dtype
 
-    def prepare(self, batch: AttentionBatch, block_size: int) -> TorchStepAttention:
-        groups = _partition(batch.query_lens, batch.seq_lens)
+    def prepare(
+        self, batch: AttentionBatch, block_size: int, members: Ints | None = None
+    ) -> TorchStepAttention:
+        """members: the sequences to serve, ascending; None: all."""
+        if members is None:
+            groups = _partition(batch.query_lens, batch.seq_lens)
+        else:
+            within = _partition(batch.query_lens[members], batch.seq_lens[members])
+            groups = [members[group] for group in within]
         first_tokens = np.cumsum(batch.query_lens) - batch.query_lens
         return TorchStepAttention(
-            batch.slot_mapping,
-            [self._build(batch, members, first_tokens, block_size) for members in groups],
+            [self._build(batch, group, first_tokens, block_size) for group in groups]
         )
 
     def _build(
@@ -71,8 +76,7 @@ class TorchAttention:
         query_len, kv_len = int(query_lens.max()), int(seq_lens.max())
         num_blocks = -(-kv_len // block_size)
         whole = len(members) == len(batch.query_lens)  # Then they are in their order.
-        table = batch.block_table if whole else batch.block_table[self._tensor(members)]
-        table = table[:, :num_blocks]
+        table = batch.block_table[:, :num_blocks][self._tensor(batch.rows[members])]
         blocks_used = -(-seq_lens // block_size)
         if (blocks_used != num_blocks).any():
             unused = np.arange(num_blocks) >= blocks_used[:, None]
@@ -119,22 +123,26 @@ class TorchAttention:
 
 @dataclass(frozen=True, slots=True)
 class TorchStepAttention:
-    slot_mapping: torch.Tensor
     groups: list[_Group]
 
     def __call__(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        if self.groups[0].token_index is None:
+            return _attend(self.groups[0], q, k_cache, v_cache, scale)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        self.attend_into(out, q, k_cache, v_cache, scale)
+        return out
+
+    def attend_into(
         self,
+        out: torch.Tensor,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         scale: float,
-    ) -> torch.Tensor:
-        ops.write_kv(k, v, k_cache, v_cache, self.slot_mapping)
-        if len(self.groups) == 1 and self.groups[0].token_index is None:
-            return _attend(self.groups[0], q, k_cache, v_cache, scale)
-        out = torch.empty_like(q)
+    ) -> None:
+        """Write the tokens of the groups, and no others."""
         for group in self.groups:
             assert group.token_index is not None
             assert group.out_tokens is not None
@@ -142,14 +150,13 @@ class TorchStepAttention:
             if group.out_rows is not None:
                 attended = attended[group.out_rows]
             out.index_copy_(0, group.out_tokens, attended)
-        return out
 
 
 def _attend(
     group: _Group, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """q, result: [B * query_len, num_q_heads, head_dim]."""
-    grouped = q.view(-1, group.query_len, *q.shape[1:]).transpose(1, 2)
+    grouped = q.reshape(-1, group.query_len, *q.shape[1:]).transpose(1, 2)
     out = F.scaled_dot_product_attention(
         grouped,
         _gather(group, k_cache, grouped.shape[0]),

@@ -19,9 +19,10 @@ KVCache = list[tuple[torch.Tensor, torch.Tensor]]
 class StepContext:
     """What the layers of one step share."""
 
-    cos: torch.Tensor
-    sin: torch.Tensor
-    """[num_tokens, 1, head_dim], see ``ops.rope``."""
+    positions: torch.Tensor
+    """[num_tokens] int64"""
+    slots: torch.Tensor
+    """[num_tokens] int64: where each token's key and value go; -1 for padding."""
     attend: StepAttention
     kv_cache: KVCache
 
@@ -57,12 +58,12 @@ class SelfAttention(nn.Module):
         )
         self.o_proj = Linear(q_size, {"": hidden_size}, bias=bias, dtype=dtype, device=device)
 
-    def forward(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """x: [num_tokens, hidden]; cos_sin: see ``ops.rope_and_cache``."""
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        num_rotated = self.num_heads + self.num_kv_heads
-        rotated = ops.rope(qkv[:, :num_rotated], step.cos, step.sin)
-        q, k, v = rotated[:, : self.num_heads], rotated[:, self.num_heads :], qkv[:, num_rotated:]
+        q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         k_cache, v_cache = step.kv_cache[self.layer]
-        attended = step.attend(q, k, v, k_cache, v_cache, self.scale)
-        out: torch.Tensor = self.o_proj(attended.reshape(x.shape[0], -1))
+        ops.rope_and_cache(q, k, v, k_cache, v_cache, cos_sin, step.positions, step.slots)
+        attended = step.attend(q, k_cache, v_cache, self.scale)
+        out: torch.Tensor = self.o_proj(attended.view(x.shape[0], -1))
         return out

@@ -17,10 +17,6 @@ class RMSNorm(nn.Module):
         self.weight = Weight(torch.empty(hidden_size, dtype=dtype, device=device))
         self.eps = eps
 
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the normed sum of x and residual, and the sum itself: the next residual."""
-        if residual is None:
-            return ops.rms_norm(x, self.weight, self.eps), x
-        return ops.fused_add_rms_norm(x, residual, self.weight, self.eps)
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """The norm of x, or of residual + x, which residual then holds."""
+        return ops.rms_norm(x, self.weight, self.eps, residual)

@@ -25,28 +25,13 @@ class RopeConfig:
     """What the scaling needs, with the checkpoint's names."""
 
 
-class RotaryEmbedding:
-    """Cosines and sines of the positions [0, max_positions), float32 then ``dtype``."""
-
-    def __init__(
-        self,
-        config: RopeConfig,
-        head_dim: int,
-        max_positions: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        inv_freq = inverse_frequencies(config, head_dim)
-        angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * inv_freq
-        cos, sin = angles.cos(), angles.sin()
-        self._cos = torch.cat((cos, cos), -1).unsqueeze(1).to(device, dtype)
-        # The first half's sign belongs to ``ops.rope``.
-        self._sin = torch.cat((-sin, sin), -1).unsqueeze(1).to(device, dtype)
-
-    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions: [num_tokens] int64; returns cos, sin: [num_tokens, 1, head_dim]."""
-        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+def cos_sin_table(
+    config: RopeConfig, head_dim: int, max_positions: int, device: torch.device
+) -> torch.Tensor:
+    """[max_positions, head_dim] float32: cosines, then sines, see ``ops.rope_and_cache``."""
+    inv_freq = inverse_frequencies(config, head_dim)
+    angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * inv_freq
+    return torch.cat((angles.cos(), angles.sin()), -1).to(device)
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:

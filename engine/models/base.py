@@ -7,8 +7,7 @@ from typing import Protocol
 
 import torch
 
-from engine.attention.base import StepAttention
-from engine.layers.attention import KVCache
+from engine.layers.attention import StepContext
 from engine.layers.rope import RopeConfig
 
 
@@ -38,14 +37,8 @@ class ModelConfig:
 class Model(Protocol):
     """A decoder. Modules beyond this protocol (``named_parameters``) come from ``nn.Module``."""
 
-    def hidden_states(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attend: StepAttention,
-        kv_cache: KVCache,
-    ) -> torch.Tensor:
-        """token_ids, positions: [num_tokens] int64; returns [num_tokens, hidden], normed."""
+    def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """token_ids: [num_tokens] int64; returns [num_tokens, hidden], normed."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [num_rows, hidden]; returns [num_rows, vocab] float32."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.attention.base import StepAttention
-from engine.layers.attention import KVCache, SelfAttention, StepContext
+from engine.layers.attention import SelfAttention, StepContext
 from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
-from engine.layers.rope import RotaryEmbedding
+from engine.layers.rope import cos_sin_table
 from engine.models.base import ModelConfig
 
 
@@ -38,12 +37,20 @@ class LlamaDecoderLayer(nn.Module):
         )
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, step: StepContext
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        cos_sin: torch.Tensor,
+        step: StepContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x and residual are added by the next norm; the layer's input is their sum."""
-        x, residual = self.input_layernorm(x, residual)
-        x, residual = self.post_attention_layernorm(self.self_attn(x, step), residual)
-        return self.mlp(x), residual
+        """The layer's input is x + residual, its output the sum of the two results.
+
+        So each addition is fused into the norm after it.
+        """
+        normed = self.input_layernorm(x, residual)
+        residual = x if residual is None else residual
+        attended = self.self_attn(normed, cos_sin, step)
+        return self.mlp(self.post_attention_layernorm(attended, residual)), residual
 
 
 class LlamaModel(nn.Module):
@@ -59,25 +66,15 @@ class LlamaModel(nn.Module):
             for i in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
-        self.rotary = RotaryEmbedding(
-            config.rope, config.head_dim, max_model_len, dtype=dtype, device=device
-        )
+        self.cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len, device)
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attend: StepAttention,
-        kv_cache: KVCache,
-    ) -> torch.Tensor:
-        cos, sin = self.rotary(positions)
-        step = StepContext(cos, sin, attend, kv_cache)
+    def forward(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         x: torch.Tensor = self.embed_tokens(token_ids)
         residual: torch.Tensor | None = None
         for layer in self.layers:
-            x, residual = layer(x, residual, step)
-        x, _ = self.norm(x, residual)
-        return x
+            x, residual = layer(x, residual, self.cos_sin, step)
+        out: torch.Tensor = self.norm(x, residual)
+        return out
 
 
 class LlamaForCausalLM(nn.Module):
@@ -105,14 +102,8 @@ class LlamaForCausalLM(nn.Module):
             )
         )
 
-    def hidden_states(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attend: StepAttention,
-        kv_cache: KVCache,
-    ) -> torch.Tensor:
-        out: torch.Tensor = self.model(token_ids, positions, attend, kv_cache)
+    def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
+        out: torch.Tensor = self.model(token_ids, step)
         return out
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,8 @@ class StepInputs:
     """[num_tokens] int64"""
     positions: torch.Tensor
     """[num_tokens] int64"""
+    slots: torch.Tensor
+    """[num_tokens] int64"""
     attention: AttentionBatch
     sampled_chunks: Ints
     """[num_sampled], on the host: the chunks that sample, ascending."""
@@ -43,7 +45,7 @@ def build_inputs(chunks: Sequence[Chunk], table: RowTable, block_size: int) -> S
         [(c.row, c.num_computed_tokens, c.num_scheduled_tokens, c.samples) for c in chunks],
         np.int64,
     )
-    rows, computed, query_lens, samples = fields.T
+    rows, computed, query_lens, samples = np.ascontiguousarray(fields.T)
     seq_lens = computed + query_lens
     if int(query_lens.max()) == 1:
         token_rows, positions, last_tokens = rows, computed, np.arange(len(rows))
@@ -62,12 +64,8 @@ def build_inputs(chunks: Sequence[Chunk], table: RowTable, block_size: int) -> S
     return StepInputs(
         token_ids=table.tokens[token_rows_d, positions_d],
         positions=positions_d,
-        attention=AttentionBatch(
-            query_lens=query_lens,
-            seq_lens=seq_lens,
-            block_table=table.block_table[torch.from_numpy(rows.copy()).to(device)],
-            slot_mapping=blocks * block_size + positions_d % block_size,
-        ),
+        slots=blocks * block_size + positions_d % block_size,
+        attention=AttentionBatch(query_lens, seq_lens, rows, table.block_table),
         sampled_chunks=sampled,
         sampled_rows=rows[sampled],
         sampled_positions=seq_lens[sampled],

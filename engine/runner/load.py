@@ -20,6 +20,7 @@ from engine.runner.rows import RowTable
 from engine.runner.runner import TorchRunner
 from engine.sampling.sampler import Sampler
 from engine.weights.load import load_weights
+from kernels import cpu
 
 OnProgress = Callable[[LoadProgress], None]
 
@@ -36,7 +37,9 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     dtype = _dtype(config, model_config, device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    attention = select_backend(device, dtype, config.block_size)
+    if device.type == "cpu" and cpu.available():
+        cpu.register()
+    attention = select_backend(device, dtype, config.block_size, model_config.head_dim)
     num_blocks = cpu_num_blocks(config, model_config, dtype)
     max_model_len = fit_max_model_len(config, model_config, num_blocks)
 

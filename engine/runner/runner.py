@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from engine.attention.base import AttentionBackend
+from engine.layers.attention import StepContext
 from engine.models.base import Model
 from engine.runner.inputs import StepInputs, build_inputs
 from engine.runner.memory import PagedCache
@@ -78,12 +79,13 @@ class TorchRunner:
         assert len(self._sampled) < 2, "forward with two steps not collected"
         self._apply(plan)
         inputs = build_inputs(plan.chunks, self._table, self._block_size)
-        hidden = self._model.hidden_states(
-            inputs.token_ids,
+        step = StepContext(
             inputs.positions,
+            inputs.slots,
             self._attention.prepare(inputs.attention, self._block_size),
             self._cache.layers,
         )
+        hidden = self._model.hidden_states(inputs.token_ids, step)
         logits = None
         if len(inputs.sampled_chunks):
             if inputs.logits_index is not None:

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
@@ -10,75 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.attention import torch_ref
-from engine.attention.base import AttentionBatch
 from engine.attention.torch_ref import TorchAttention
-from kernels import reference
+from tests.engine.attention.cases import SHAPES, attend
 
-BLOCK_SIZE, KV_HEADS, HEAD_DIM = 4, 2, 8
-
-
-def attend(
-    shapes: Sequence[tuple[int, int]], heads: int, seed: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run (query_len, seq_len) sequences through the backend and the oracle.
-
-    Whatever no sequence owns is NaN in the cache and nonsense in the block table.
-    """
-    gen = torch.Generator().manual_seed(seed)
-    query_lens = np.array([q for q, _ in shapes])
-    seq_lens = np.array([kv for _, kv in shapes])
-    blocks_used = -(-seq_lens // BLOCK_SIZE)
-    num_blocks = int(blocks_used.sum()) + 5
-    order = torch.randperm(num_blocks, generator=gen, dtype=torch.int64).to(torch.int32)
-    table = torch.full((len(shapes), int(blocks_used.max()) + 2), 2**30, dtype=torch.int32)
-    shape = (2, num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
-    k_cache, v_cache = torch.full(shape, math.nan).unbind()
-    slots, new_k, new_v, taken = [], [], [], 0
-    for i, (query_len, seq_len) in enumerate(shapes):
-        used = int(blocks_used[i])
-        table[i, :used] = order[taken : taken + used]
-        taken += used
-        k, v = torch.randn(2, seq_len, KV_HEADS, HEAD_DIM, generator=gen).unbind()
-        position = torch.arange(seq_len)
-        where = table[i, position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE
-        old = seq_len - query_len
-        reference.write_kv(k[:old], v[:old], k_cache, v_cache, where[:old])
-        slots.append(where[old:])
-        new_k.append(k[old:])
-        new_v.append(v[old:])
-    q = torch.randn(int(query_lens.sum()), heads, HEAD_DIM, generator=gen)
-    batch = AttentionBatch(query_lens, seq_lens, table, torch.cat(slots))
-    step = TorchAttention(torch.device("cpu"), torch.float32).prepare(batch, BLOCK_SIZE)
-    out = step(q, torch.cat(new_k), torch.cat(new_v), k_cache, v_cache, 0.4)
-    expected = reference.paged_attention(
-        q,
-        k_cache,
-        v_cache,
-        table,
-        torch.from_numpy(seq_lens),
-        torch.from_numpy(np.concatenate(([0], query_lens.cumsum()))),
-        scale=0.4,
-    )
-    return out, expected
+BACKEND = TorchAttention(torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize("heads", [2, 6, 8])
-@pytest.mark.parametrize(
-    "shapes",
-    [
-        [(1, 1)],
-        [(1, 9)],
-        [(1, 8), (1, 8)],
-        [(1, 3), (1, 17), (1, 4), (1, 30)],
-        [(7, 7)],
-        [(5, 21)],
-        [(6, 6), (3, 3), (1, 1)],
-        [(4, 12), (4, 12)],
-        [(1, 12), (9, 9), (1, 2), (5, 33), (1, 40), (2, 13)],
-    ],
-)
+@pytest.mark.parametrize("shapes", SHAPES)
 def test_equals_the_oracle(shapes: list[tuple[int, int]], heads: int) -> None:
-    out, expected = attend(shapes, heads)
+    out, expected = attend(BACKEND, shapes, heads)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -95,7 +33,7 @@ def test_any_batch_in_any_grouping_equals_the_oracle(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_ref, "_GROUP_COST", group_cost)
-        out, expected = attend([(q, q + past) for q, past in shapes], 4, seed)
+        out, expected = attend(BACKEND, [(q, q + past) for q, past in shapes], 4, seed=seed)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.layers.rope import RopeConfig, RotaryEmbedding, inverse_frequencies
+from engine.layers.rope import RopeConfig, cos_sin_table, inverse_frequencies
 from kernels import reference
 
 LLAMA3 = {
@@ -45,10 +45,13 @@ def test_rotations_equal_transformers(scaling: str, parameters: dict[str, Any]) 
     config = RopeConfig(500.0, scaling, parameters)
     torch.testing.assert_close(inverse_frequencies(config, 32), theirs.inv_freq, rtol=1e-6, atol=0)
 
-    rotary = RotaryEmbedding(config, 32, 512, dtype=torch.float32, device=torch.device("cpu"))
     positions = torch.tensor([0, 1, 100, 511])
     x = torch.randn(4, 3, 32, generator=torch.Generator().manual_seed(0))
     cos, sin = theirs(x, positions[None])
     expected, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos, sin)
-    ours = reference.rope(x, *rotary(positions))
+    table = cos_sin_table(config, 32, 512, torch.device("cpu"))
+    cache = torch.zeros(1, 4, 3, 32)
+    ours = x.clone()
+    reference.rope_and_cache(ours, x, x, cache, cache.clone(), table, positions, torch.arange(4))
     torch.testing.assert_close(ours, expected[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(cache[0], ours)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.runner import TorchRunner, load_runner
+from kernels import cpu, ops
 from tests.engine.runner.tiny_llama import save_tiny_llama
 
 MAX_ROWS = 32
@@ -35,9 +36,20 @@ def tiny_config(tiny_dir: Path) -> EngineConfig:
     )
 
 
-@pytest.fixture
-def runner(tiny_config: EngineConfig) -> TorchRunner:
-    return load_runner(tiny_config)
+@pytest.fixture(params=["kernels", "torch"])
+def runner(
+    request: pytest.FixtureRequest, tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TorchRunner]:
+    """With our CPU kernels, and as it runs where they cannot be built."""
+    monkeypatch.setattr(ops, "_registry", dict(ops._registry))
+    ops.resolve.cache_clear()
+    if request.param == "kernels" and not cpu.available():
+        pytest.skip("no compiler for CPU kernels")
+    if request.param == "torch":
+        monkeypatch.setattr(cpu, "available", lambda: False)
+        ops._registry.update({(op, "cpu"): ops._registry[op, "reference"] for op in ops.OPS})
+    yield load_runner(tiny_config)
+    ops.resolve.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -41,11 +41,12 @@ def test_mixed_chunks_become_flat_tensors() -> None:
     inputs = build_inputs(chunks, table(), BLOCK_SIZE)
     assert inputs.token_ids.tolist() == [402, 103, 104, 105, 106, *range(200, 206)]
     assert inputs.positions.tolist() == [2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5]
-    assert inputs.attention.slot_mapping.tolist() == [
+    assert inputs.slots.tolist() == [
         *(10, 31, 12, 13, 14, 36, 37, 38, 39, 32, 33),
     ]
     assert inputs.attention.query_lens.tolist() == [1, 4, 6]
     assert inputs.attention.seq_lens.tolist() == [3, 7, 6]
+    assert inputs.attention.rows.tolist() == [4, 1, 2]
     assert inputs.attention.block_table[1, :3].tolist() == [7, 3, 5]
     assert inputs.sampled_chunks.tolist() == [0, 2]
     assert inputs.sampled_rows.tolist() == [4, 2]
@@ -57,7 +58,7 @@ def test_mixed_chunks_become_flat_tensors() -> None:
 def test_a_decode_batch_needs_the_logits_of_every_token() -> None:
     inputs = build_inputs([chunk(2, 5, 1, True), chunk(1, 8, 1, True)], table(), BLOCK_SIZE)
     assert inputs.token_ids.tolist() == [205, 108]
-    assert inputs.attention.slot_mapping.tolist() == [33, 20]
+    assert inputs.slots.tolist() == [33, 20]
     assert inputs.logits_index is None
     assert inputs.sampled_positions.tolist() == [6, 9]
 
@@ -68,7 +69,7 @@ def test_blocks_are_appended_behind_those_a_row_has() -> None:
     assert rows.block_table[4, :3].tolist() == [2, 11, 12]
     assert rows.block_table[2, :3].tolist() == [9, 8, 13]
     inputs = build_inputs([chunk(4, 8, 1, False)], rows, BLOCK_SIZE)
-    assert inputs.attention.slot_mapping.tolist() == [48]
+    assert inputs.slots.tolist() == [48]
 
 
 def test_an_admission_starts_the_row_afresh() -> None:

@@ -1,0 +1,250 @@
+"""Python face of the CPU kernels: built by the machine's own C++ compiler on first use.
+
+Without a compiler that can build them ``available()`` is False, says why once in the log, and the
+engine runs on ``reference``. They are called through ctypes: a call costs about two microseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels import ops
+from kernels.build import BuildError, cache_dir
+
+SOURCE = Path(__file__).parent / "csrc" / "cpu.cpp"
+MAX_HEAD_DIM = 256
+
+# Not -ffast-math: it would change how the whole process rounds. Compiling and linking are separate
+# steps, so that OpenMP is torch's own copy, already loaded, and not a second one.
+_COMPILE = (
+    *("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp"),
+    *("-fno-math-errno", "-fno-trapping-math"),
+)
+
+_logger = logging.getLogger(__name__)
+_pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+Ints = npt.NDArray[np.int64]
+
+
+@functools.cache
+def available() -> bool:
+    """Whether the kernels are built and loaded here, building them if needed."""
+    try:
+        _library()
+    except BuildError as error:
+        _logger.info("CPU kernels are off: %s", error)
+        return False
+    return True
+
+
+def register() -> None:
+    """Serve float32 tensors on CPUs with these kernels wherever ``ops`` is called."""
+    for op in (rms_norm, silu_mul, rope_and_cache):
+        ops.register(op.__name__, "cpu", op, dtypes={torch.float32})
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    _library().sluice_rms_norm(
+        out.data_ptr(),
+        x.data_ptr(),
+        None if residual is None else residual.data_ptr(),
+        weight.data_ptr(),
+        rows,
+        width,
+        eps,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, width)
+    _library().sluice_silu_mul(
+        out.data_ptr(), gate_up.data_ptr(), rows, width, torch.get_num_threads()
+    )
+    return out
+
+
+def rope_and_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    num_tokens, num_q_heads, head_dim = q.shape
+    _library().sluice_rope_and_cache(
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        cos_sin.data_ptr(),
+        positions.data_ptr(),
+        slots.data_ptr(),
+        num_tokens,
+        num_q_heads,
+        k.shape[1],
+        head_dim,
+        q.stride(0),
+        torch.get_num_threads(),
+    )
+
+
+class _AttentionStep(ctypes.Structure):
+    """``AttentionStep`` of cpu.cpp."""
+
+    _fields_ = (
+        ("block_table", _pointer),
+        ("rows", _pointer),
+        ("first_token", _pointer),
+        ("query_lens", _pointer),
+        ("seq_lens", _pointer),
+        ("num_sequences", _int),
+        ("table_stride", _int),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSequences:
+    """The sequences of a step that ``paged_attention`` serves; keeps alive what C points to."""
+
+    block_table: torch.Tensor
+    """[num_rows, max_blocks] int32, contiguous"""
+    rows: Ints
+    """[num_sequences]: each sequence's row of the block table"""
+    first_token: Ints
+    """[num_sequences]: where each sequence's queries start"""
+    query_lens: Ints
+    seq_lens: Ints
+    """[num_sequences], the step's queries included"""
+
+    def struct(self) -> ctypes.Structure:
+        arrays = (self.rows, self.first_token, self.query_lens, self.seq_lens)
+        assert all(array.flags.c_contiguous and array.dtype == np.int64 for array in arrays)
+        return _AttentionStep(
+            self.block_table.data_ptr(),
+            *(array.ctypes.data for array in arrays),
+            len(self.rows),
+            self.block_table.stride(0),
+        )
+
+
+def paged_attention(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    step: ctypes.Structure,
+    scale: float,
+) -> None:
+    """Causal attention of the sequences of ``step`` (see ``reference.paged_attention``), into out.
+
+    q, out: [num_tokens, num_q_heads, head_dim] float32, head_dim up to 256, out contiguous;
+    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] float32. Rows of out that
+    belong to no sequence of the step are left alone. Meant for few queries a sequence.
+    """
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    _library().sluice_paged_attention(
+        out.data_ptr(),
+        q.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        ctypes.addressof(step),
+        q.shape[1],
+        num_kv_heads,
+        head_dim,
+        block_size,
+        q.stride(0),
+        scale,
+        torch.get_num_threads(),
+    )
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """Raises ``BuildError``."""
+    try:
+        library = ctypes.CDLL(str(build()))
+    except OSError as error:
+        raise BuildError(f"the built library does not load: {error}") from error
+    for name, arguments in {
+        "sluice_rms_norm": [_pointer] * 4 + [_int] * 2 + [_float, _int],
+        "sluice_silu_mul": [_pointer] * 2 + [_int] * 3,
+        "sluice_rope_and_cache": [_pointer] * 8 + [_int] * 6,
+        "sluice_paged_attention": [_pointer] * 5 + [_int] * 5 + [_float, _int],
+    }.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+    return library
+
+
+def build() -> Path:
+    """The shared object for this source, compiler and processor, built if it is not there yet.
+
+    Processes that build at the same time build the same file; the last one to finish wins.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise BuildError("no C++ compiler: install g++ or set CXX")
+    folder = cache_dir() / "cpu"
+    built = folder / f"{_fingerprint(compiler)}.so"
+    if built.exists():
+        return built
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            unit, linked = Path(scratch) / "cpu.o", Path(scratch) / "cpu.so"
+            _run([compiler, *_COMPILE, "-c", str(SOURCE), "-o", str(unit)])
+            _run([compiler, "-shared", str(unit), "-o", str(linked)])
+            linked.rename(built)
+    except OSError as error:
+        raise BuildError(f"cannot write to {folder}: {error}") from error
+    return built
+
+
+def _fingerprint(compiler: str) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    digest = hashlib.sha256(SOURCE.read_bytes())
+    for part in (version, repr(_COMPILE).encode(), _processor()):
+        digest.update(part + b"\0")
+    return digest.hexdigest()[:24]
+
+
+def _processor() -> bytes:
+    """What ``-march=native`` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    except OSError:
+        return platform.processor().encode()
+    kept = (b"model name", b"flags", b"Features")
+    return b"\n".join(sorted({line for line in lines if line.startswith(kept)}))
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise BuildError(f"{' '.join(command)} failed:\n{result.stderr}")

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.attention.base import AttentionBatch
+from engine.attention.cpu import CpuAttention
+from kernels import cpu
+from tests.engine.attention.cases import SHAPES, attend
+
+pytestmark = pytest.mark.skipif(not cpu.available(), reason="no compiler for CPU kernels")
+
+
+@pytest.mark.parametrize("heads", [2, 6, 8])
+@pytest.mark.parametrize("head_dim", [6, 16, 48, 64, 72])
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_equals_the_oracle(shapes: list[tuple[int, int]], heads: int, head_dim: int) -> None:
+    out, expected = attend(CpuAttention(), shapes, heads, head_dim=head_dim)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    shapes=st.lists(
+        st.tuples(st.sampled_from([1, 1, 1, 2, 5, 8, 9, 19]), st.integers(0, 70)),
+        min_size=1,
+        max_size=9,
+    ),
+    num_threads=st.integers(1, 4),
+    seed=st.integers(0, 100),
+)
+def test_any_batch_on_any_number_of_threads_equals_the_oracle(
+    shapes: list[tuple[int, int]], num_threads: int, seed: int
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        out, expected = attend(
+            CpuAttention(), [(q, q + past) for q, past in shapes], 4, head_dim=16, seed=seed
+        )
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_sequence_gets_the_same_bits_in_any_batch_and_chunking() -> None:
+    """Queries 20..26 of one sequence: alone, one by one, and among others on other threads."""
+    gen = torch.Generator().manual_seed(0)
+    heads, head_dim, block_size = 4, 32, 4
+    k_cache, v_cache = torch.randn(2, 30, block_size, 2, head_dim, generator=gen).unbind()
+    table = torch.randperm(30, generator=gen)[:14].view(2, 7).to(torch.int32)
+    q = torch.randn(7, heads, head_dim, generator=gen)
+
+    def attend_batch(lens: list[tuple[int, int]], queries: torch.Tensor) -> torch.Tensor:
+        query_lens, seq_lens = np.array(lens).T.copy()
+        batch = AttentionBatch(query_lens, seq_lens, np.arange(len(lens)), table)
+        return CpuAttention().prepare(batch, block_size)(queries, k_cache, v_cache, 0.3)
+
+    chunk = attend_batch([(7, 27)], q)
+    single = torch.cat([attend_batch([(1, 21 + i)], q[i : i + 1]) for i in range(7)])
+    beside = attend_batch([(7, 27), (1, 9)], torch.cat((q, q[:1])))[:7]
+    assert torch.equal(chunk, single)
+    assert torch.equal(chunk, beside)
