@@ -15,7 +15,13 @@ from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig
 from engine.models.config import DTYPES, read_config
 from engine.models.registry import create_model
-from engine.runner.memory import PagedCache, cpu_num_blocks, fit_max_model_len
+from engine.runner.memory import (
+    PagedCache,
+    count_blocks,
+    fit_max_model_len,
+    requested_max_model_len,
+)
+from engine.runner.profile import measure_activation_bytes
 from engine.runner.rows import RowTable
 from engine.runner.runner import TorchRunner
 from engine.sampling.sampler import Sampler
@@ -40,11 +46,24 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     if device.type == "cpu" and cpu.available():
         cpu.register()
     attention = select_backend(device, dtype, config.block_size, model_config.head_dim)
-    num_blocks = cpu_num_blocks(config, model_config, dtype)
-    max_model_len = fit_max_model_len(config, model_config, num_blocks)
-
-    model = create_model(model_config, max_model_len=max_model_len, dtype=dtype, device=device)
+    asked_len = requested_max_model_len(config, model_config)
+    model = create_model(model_config, max_model_len=asked_len, dtype=dtype, device=device)
     _load_weights(config, model_config, model, report)
+
+    def activation_bytes() -> int:
+        report(LoadProgress("Measuring the largest step", 0.9))
+        return measure_activation_bytes(
+            model,
+            model_config,
+            config,
+            attention,
+            max_model_len=asked_len,
+            dtype=dtype,
+            device=device,
+        )
+
+    num_blocks = count_blocks(config, model_config, dtype, device, activation_bytes)
+    max_model_len = fit_max_model_len(config, model_config, num_blocks)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
     runner = TorchRunner(
         model,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from engine.config import EngineConfig
@@ -18,28 +20,56 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     return block_size * per_token
 
 
-def cpu_num_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+def count_blocks(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    activation_bytes: Callable[[], int],
+) -> int:
+    """Blocks in the KV cache.
+
+    ``num_gpu_blocks_override`` wins, then ``kv_cache_memory_bytes``. Else a CPU takes a fixed
+    amount, a GPU what ``gpu_memory_utilization`` leaves beside all memory in use and the
+    activations of the largest step, which ``activation_bytes`` measures.
+    """
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override
-    budget = config.kv_cache_memory_bytes or CPU_KV_CACHE_BYTES
-    return budget // block_bytes(model, config.block_size, dtype)
+    budget = config.kv_cache_memory_bytes
+    if budget is None:
+        if device.type == "cpu":
+            budget = CPU_KV_CACHE_BYTES
+        else:
+            needed = activation_bytes()
+            free, total = torch.cuda.mem_get_info(device)
+            budget = int(total * config.gpu_memory_utilization) - (total - free) - needed
+    num_blocks = budget // block_bytes(model, config.block_size, dtype)
+    if num_blocks < 1:
+        raise ConfigError(
+            f"{max(budget, 0)} bytes hold no block of the KV cache: raise kv_cache_memory_bytes "
+            "or, on a GPU, gpu_memory_utilization"
+        )
+    return num_blocks
+
+
+def requested_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """What the config asks for, the model's own limit by default."""
+    asked, limit = config.max_model_len, model.max_position_embeddings
+    if asked is not None and asked > limit:
+        raise ConfigError(
+            f"max_model_len {asked} exceeds the model's {limit} (max_position_embeddings)"
+        )
+    return asked or limit
 
 
 def fit_max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
     """The longest request to serve. One such request alone always fits the cache.
 
-    Raises ``ConfigError`` when a length was asked for that the model or the cache cannot hold.
+    Raises ``ConfigError`` when a length was asked for that the cache cannot hold.
     """
-    model_limit, capacity = model.max_position_embeddings, num_blocks * config.block_size
-    asked = config.max_model_len
+    asked, capacity = config.max_model_len, num_blocks * config.block_size
     if asked is None:
-        if capacity == 0:
-            raise ConfigError("kv_cache_memory_bytes is too small for a single block")
-        return min(model_limit, capacity)
-    if asked > model_limit:
-        raise ConfigError(
-            f"max_model_len {asked} exceeds the model's {model_limit} (max_position_embeddings)"
-        )
+        return min(model.max_position_embeddings, capacity)
     if asked > capacity:
         raise ConfigError(
             f"max_model_len {asked} does not fit the KV cache of {num_blocks} blocks of "

@@ -60,7 +60,7 @@ def test_without_a_length_the_cache_may_shorten_it(tiny_config: EngineConfig) ->
     [
         ({"max_model_len": MAX_MODEL_LEN + 1}, "exceeds the model's 160"),
         ({"max_model_len": 41, "num_gpu_blocks_override": 10}, "does not fit the KV cache of 10"),
-        ({"num_gpu_blocks_override": None, "kv_cache_memory_bytes": 9}, "too small"),
+        ({"num_gpu_blocks_override": None, "kv_cache_memory_bytes": 9}, "9 bytes hold no block"),
     ],
 )
 def test_impossible_settings_are_refused(
