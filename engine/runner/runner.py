@@ -109,12 +109,15 @@ class TorchRunner:
         token_ids = self._sampler.sample(logits, rows, positions, _row_mask(inputs, mask))
         where = torch.from_numpy(np.stack((rows, positions))).to(self.device, non_blocking=True)
         self._table.tokens[where[0], where[1]] = token_ids
-        arrived = None
         if self.device.type == "cuda":
-            token_ids = token_ids.to("cpu", non_blocking=True)
+            # Only a copy to pinned memory leaves the host free.
+            on_host = torch.empty(token_ids.shape, dtype=torch.int64, pin_memory=True)
+            on_host.copy_(token_ids, non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
-        self._sampled.append(_Sampled(plan, inputs, token_ids, arrived))
+            self._sampled.append(_Sampled(plan, inputs, on_host, arrived))
+        else:
+            self._sampled.append(_Sampled(plan, inputs, token_ids, None))
 
     def collect(self) -> StepResult:
         step = self._sampled.popleft()
