@@ -124,8 +124,12 @@ class ChatSession:
     # -- ending
 
     def _close_if_drained(self) -> None:
-        if self._draining and not self._turns:
+        if self._draining and not self._tasks:
             self._may_close.set()
+
+    def _turn_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._close_if_drained()
 
     async def _end_turns(self) -> None:
         for task in self._tasks:
@@ -159,7 +163,10 @@ class ChatSession:
     async def _read(self) -> None:
         if self._api_key is None:
             self._api_key = await self._receive_key()
-        principal = await self._authenticate(self._api_key)
+        try:
+            principal = await self._authenticate(self._api_key)
+        except ApiError as exc:
+            await self._refuse(exc)
         self._context.principal = principal
         if "chat" not in principal.key.scopes:
             await self._refuse(PermissionDenied("This API key may not chat."))
@@ -211,7 +218,7 @@ class ChatSession:
             message = _decode(text)
             match message:
                 case ws.Chat():
-                    await self._begin(message, await self._authenticate(api_key))
+                    self._begin(message, await self._authenticate(api_key))
                 case ws.Cancel():
                     if (turn := self._turns.get(message.id)) is not None:
                         turn.cancel()
@@ -228,7 +235,7 @@ class ChatSession:
 
     # -- turns
 
-    async def _begin(self, message: ws.Chat, principal: Principal) -> None:
+    def _begin(self, message: ws.Chat, principal: Principal) -> None:
         if _TURN_ID.fullmatch(message.id) is None:
             raise InvalidRequestError(
                 "Must be 1 to 64 characters of A-Z, a-z, 0-9 and _ . : -", param="id"
@@ -248,7 +255,7 @@ class ChatSession:
         self._turns[message.id] = turn
         task = asyncio.create_task(self._run_turn(turn, principal), name=f"turn {message.id}")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._turn_ended)
 
     async def _run_turn(self, turn: Turn, principal: Principal) -> None:
         turn_id = turn.message.id
@@ -262,7 +269,6 @@ class ChatSession:
             # Before the last frame: who has read it may use the id again.
             del self._turns[turn_id]
         await self._outbox.put(turn_id, last)
-        self._close_if_drained()
 
     async def _answer(self, turn: Turn, principal: Principal) -> str:
         """Sends all frames of the turn but the last, which it returns."""

@@ -99,6 +99,14 @@ def make_config(
     return configuration.parse(document)
 
 
+class PromptServer(Server):
+    """Looks more often than every 100 ms whether it should end: tests start and stop many."""
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # noqa: ASYNC110 (uvicorn's flag is no event)
+            await asyncio.sleep(0.005)
+
+
 @asynccontextmanager
 async def served(
     config: Config, engine: EngineClient, *, store: Store | None = None, started: bool = True
@@ -110,7 +118,7 @@ async def served(
         await engine.start()
     app = create_app(config, engine=engine, store=store, secrets=SECRETS)
     listener = bind(config.server)
-    server = Server(app, config.server)
+    server = PromptServer(app, config.server)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     gateway = Gateway(url_of(listener), "", tenant, store, app, server, engine)
     gateway.api_key = await gateway.key("chat")

@@ -7,8 +7,21 @@ from typing import Any
 
 import pytest
 
+from engine.tokenizer import Tokenizer
+from tenants.errors import StoreUnavailable
+from tenants.memory import MemoryStore
+from tenants.types import KeyRecord
 from tests.gateway.engine_double import EngineDouble, Play
-from tests.gateway.serving import MODEL, Gateway, served_double, until
+from tests.gateway.raw_http import get
+from tests.gateway.serving import (
+    MODEL,
+    Gateway,
+    double_client,
+    make_config,
+    served,
+    served_double,
+    until,
+)
 from tests.gateway.ws_client import connected, ready, text_of
 
 pytestmark = pytest.mark.asyncio
@@ -251,6 +264,28 @@ async def test_a_key_that_may_not_chat_closes_4403(gateway: Gateway) -> None:
         await client.send(type="auth", api_key=await gateway.key("admin"))
         assert (await client.receive())["status"] == 403
         assert await client.closed() == 4403
+
+
+class AwayStore(MemoryStore):
+    """Knows nobody, because it does not answer."""
+
+    async def find_key(self, public_id: str) -> KeyRecord | None:
+        raise StoreUnavailable("gone")
+
+
+async def test_keys_that_cannot_be_checked_are_not_called_wrong(model_dir: Path) -> None:
+    config = make_config(model_dir)
+    engine = double_client(config, EngineDouble(Tokenizer.load(model_dir)))
+    async with served(config, engine, store=AwayStore()) as gateway:
+        async with connected(gateway) as client:
+            await client.send(type="auth", api_key=gateway.api_key)
+            frame = await client.receive()
+            assert (frame["status"], frame["retryable"]) == (503, True)
+            assert frame["error"]["code"] == "store_unavailable"
+            assert await client.closed() == 1013
+        answer = await get(gateway, "/v1/models", authorization=f"Bearer {gateway.api_key}")
+        assert answer.status == 503
+        assert answer.headers["retry-after"]
 
 
 async def test_a_revoked_key_takes_no_more_turns(gateway: Gateway) -> None:

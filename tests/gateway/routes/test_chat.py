@@ -570,7 +570,7 @@ async def test_a_client_that_leaves_with_several_choices_running(
 async def test_a_client_that_stops_reading_loses_its_stream(model_dir: Path) -> None:
     limits = {"send_timeout_s": 0.3, "heartbeat_s": 0.1}
     async with served_double(model_dir, max_model_len=10**6, **limits) as (gateway, double):
-        double.script = lambda prompt: Play(text="x" * 200_000)
+        double.script = lambda prompt: Play(text="x" * 80_000)
         client = await RawClient.connect(gateway)
         client.send(post(gateway, json.dumps(chat_body(stream=True)).encode()))
         await until(lambda: double.generated)
