@@ -17,8 +17,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from tenants.errors import ExpiredKey, RevokedKey, StoreUnavailable, UnknownKey
+from tenants.errors import DisabledTenant, ExpiredKey, RevokedKey, StoreUnavailable, UnknownKey
 from tenants.keys import check_pepper, hash_key, parse
+from tenants.last_used import LastUsed
 from tenants.names import KEY_HASH_BYTES
 from tenants.store import Store
 from tenants.types import KeyRecord, Principal
@@ -48,6 +49,7 @@ class Authenticator:
         max_stale_s: float = 60.0,
         max_entries: int = 10_000,
         max_negative_entries: int = 1_000,
+        last_used: LastUsed | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -58,6 +60,7 @@ class Authenticator:
         self._max_stale_s = max(max_stale_s, ttl_s)
         self._max_entries = max_entries
         self._max_negative_entries = max_negative_entries
+        self._last_used = last_used
         self._clock = clock
         self._now = now
         self._known: OrderedDict[str, _Entry] = OrderedDict()
@@ -70,8 +73,8 @@ class Authenticator:
         """Who presents this key.
 
         Raises ``MalformedKey`` (before any query), ``UnknownKey``, ``RevokedKey``, ``ExpiredKey``,
-        or ``StoreUnavailable`` when the store is away and the key is not cached. Whether a key is
-        revoked or expired is only told to who holds its secret.
+        ``DisabledTenant``, or ``StoreUnavailable`` when the store is away and the key is not
+        cached. What is wrong with a key that exists is only told to who holds its secret.
         """
         parsed = parse(text)
         record = await self._find(parsed.public_id)
@@ -93,11 +96,15 @@ class Authenticator:
         self._lookups.pop(public_id, None)
 
     def _judge(self, principal: Principal) -> Principal:
-        key = principal.key
-        if key.revoked_at is not None:
+        key, now = principal.key, self._now()
+        if key.revoked_at is not None or (key.revoke_at is not None and key.revoke_at <= now):
             raise RevokedKey(key.public_id)
-        if key.expires_at is not None and key.expires_at <= self._now():
+        if key.expires_at is not None and key.expires_at <= now:
             raise ExpiredKey(key.public_id)
+        if principal.tenant.disabled_at is not None:
+            raise DisabledTenant(key.public_id)
+        if self._last_used is not None:
+            self._last_used.note(key.id)
         return principal
 
     async def _find(self, public_id: str) -> KeyRecord | None:

@@ -4,17 +4,23 @@ TenantsError
 ├── InvalidValue             a field that can never be stored: names the field
 ├── TenantExists             the name is taken
 ├── TenantNotFound
+├── ProjectExists            the tenant has a project of this name
+├── ProjectNotFound
 ├── KeyExists                the public id is taken
 ├── KeyNotFound
 ├── StoreUnavailable         the database does not answer; trying again later may help
 ├── SchemaMismatch           the database's schema is not the one this version needs
 ├── LedgerFull               the store is away and the backlog of unwritten usage is at its bound
 ├── EmbeddedPostgresError    the private PostgreSQL cannot be started or used
-└── AuthenticationFailed     base of the four answers to a bad key
+├── NotAllowed               base of what a good key may still not do
+│   ├── ScopeMissing
+│   └── ModelNotAllowed
+└── AuthenticationFailed     base of the five answers to a bad key
     ├── MalformedKey         not of our format, or its checksum is wrong: found without a query
     ├── UnknownKey           well formed, but nobody's
-    ├── RevokedKey
-    └── ExpiredKey
+    ├── RevokedKey           or its grace after a rotation is over
+    ├── ExpiredKey
+    └── DisabledTenant
 
 No message ever holds a secret: keys are named by their public id, databases without password.
 """
@@ -49,6 +55,22 @@ class TenantNotFound(TenantsError):
     def __init__(self, name: object) -> None:
         super().__init__(f"There is no tenant {str(name)!r}; `sluice tenant list` shows them all.")
         self.name = str(name)
+
+
+class ProjectExists(TenantsError):
+    """The tenant has a project of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The tenant has a project named {name!r} already; choose another name.")
+        self.name = name
+
+
+class ProjectNotFound(TenantsError):
+    """The tenant has no project with this name or id."""
+
+    def __init__(self, project: object) -> None:
+        super().__init__(f"The tenant has no project {str(project)!r}.")
+        self.project = str(project)
 
 
 class KeyExists(TenantsError):
@@ -92,6 +114,30 @@ class EmbeddedPostgresError(TenantsError):
     """The private PostgreSQL cannot be started or used."""
 
 
+class NotAllowed(TenantsError):
+    """The key is good, but not for this."""
+
+
+class ScopeMissing(NotAllowed):
+    """The key lacks the scope."""
+
+    def __init__(self, scope: str, scopes: tuple[str, ...]) -> None:
+        super().__init__(
+            f"The API key lacks the scope {scope!r}, it has {', '.join(scopes)}; "
+            "use a key made for this."
+        )
+        self.scope = scope
+
+
+class ModelNotAllowed(NotAllowed):
+    """The model is not on the key's list."""
+
+    def __init__(self, model: str, allowed: tuple[str, ...]) -> None:
+        super().__init__(f"The API key may not use {model!r}; it may use {', '.join(allowed)}.")
+        self.model = model
+        self.allowed = allowed
+
+
 class AuthenticationFailed(TenantsError):
     """The key that was presented opens nothing."""
 
@@ -124,4 +170,12 @@ class ExpiredKey(AuthenticationFailed):
 
     def __init__(self, public_id: str) -> None:
         super().__init__(f"The API key {public_id} has expired.")
+        self.public_id = public_id
+
+
+class DisabledTenant(AuthenticationFailed):
+    """All keys of the tenant are shut out."""
+
+    def __init__(self, public_id: str) -> None:
+        super().__init__(f"The tenant of the API key {public_id} is disabled.")
         self.public_id = public_id

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import NamedTuple
 from uuid import UUID, uuid4
 
 import msgspec
 
-from tenants.errors import KeyExists, KeyNotFound, TenantExists, TenantNotFound
+from tenants.errors import (
+    KeyExists,
+    KeyNotFound,
+    ProjectExists,
+    ProjectNotFound,
+    TenantExists,
+    TenantNotFound,
+)
 from tenants.names import (
+    check_aliases,
+    check_grace,
     check_key,
+    check_models,
     check_priority,
     check_scopes,
     check_weight,
@@ -21,6 +33,7 @@ from tenants.types import (
     ApiKey,
     KeyRecord,
     Principal,
+    Project,
     Scope,
     Tenant,
     UsageEvent,
@@ -32,13 +45,19 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
+class _StoredKey(NamedTuple):
+    key: ApiKey
+    key_hash: bytes
+
+
 class MemoryStore(Store):
     """A store that forgets everything when the process ends."""
 
     def __init__(self, *, now: Callable[[], datetime] = _now) -> None:
         self._now = now
         self._tenants: dict[UUID, Tenant] = {}
-        self._keys: dict[str, KeyRecord] = {}
+        self._projects: dict[UUID, Project] = {}
+        self._keys: dict[str, _StoredKey] = {}
         self._ledger: dict[UUID, UsageEvent] = {}
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
@@ -49,10 +68,15 @@ class MemoryStore(Store):
             priority=check_priority(priority),
             created_at=self._now(),
         )
-        if any(other.name == tenant.name for other in self._tenants.values()):
-            raise TenantExists(tenant.name)
+        self._check_free(tenant.name)
         self._tenants[tenant.id] = tenant
+        self._add_project(tenant.id, "default", is_default=True)
         return tenant
+
+    def _check_free(self, name: str, tenant_id: UUID | None = None) -> None:
+        for other in self._tenants.values():
+            if other.name == name and other.id != tenant_id:
+                raise TenantExists(name)
 
     async def get_tenant(self, name: str) -> Tenant:
         normal = normalize_name("name", name)
@@ -64,6 +88,55 @@ class MemoryStore(Store):
     async def list_tenants(self) -> Sequence[Tenant]:
         return sorted(self._tenants.values(), key=lambda tenant: tenant.name)
 
+    async def update_tenant(
+        self,
+        tenant_id: UUID,
+        *,
+        name: str | None = None,
+        weight: float | None = None,
+        priority: int | None = None,
+        disabled: bool | None = None,
+    ) -> Tenant:
+        changes: dict[str, object] = {}
+        if name is not None:
+            changes["name"] = normalize_name("name", name)
+        if weight is not None:
+            changes["weight"] = check_weight(weight)
+        if priority is not None:
+            changes["priority"] = check_priority(priority)
+        tenant = self._tenants.get(tenant_id)
+        if tenant is None:
+            raise TenantNotFound(tenant_id)
+        if disabled is not None:
+            changes["disabled_at"] = (tenant.disabled_at or self._now()) if disabled else None
+        tenant = msgspec.structs.replace(tenant, **changes)
+        self._check_free(tenant.name, tenant_id)
+        self._tenants[tenant_id] = tenant
+        return tenant
+
+    async def create_project(self, tenant_id: UUID, name: str) -> Project:
+        name = normalize_name("name", name)
+        if tenant_id not in self._tenants:
+            raise TenantNotFound(tenant_id)
+        if any(project.name == name for project in await self.list_projects(tenant_id)):
+            raise ProjectExists(name)
+        return self._add_project(tenant_id, name)
+
+    def _add_project(self, tenant_id: UUID, name: str, *, is_default: bool = False) -> Project:
+        project = Project(
+            id=uuid4(),
+            tenant_id=tenant_id,
+            name=name,
+            is_default=is_default,
+            created_at=self._now(),
+        )
+        self._projects[project.id] = project
+        return project
+
+    async def list_projects(self, tenant_id: UUID) -> Sequence[Project]:
+        own = [project for project in self._projects.values() if project.tenant_id == tenant_id]
+        return sorted(own, key=lambda project: project.name)
+
     async def create_key(
         self,
         tenant_id: UUID,
@@ -73,47 +146,100 @@ class MemoryStore(Store):
         name: str,
         scopes: Sequence[Scope],
         expires_at: datetime | None = None,
+        project_id: UUID | None = None,
+        allowed_models: Sequence[str] = (),
+        model_aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> ApiKey:
         check_key(public_id, key_hash, expires_at)
         key = ApiKey(
             id=uuid4(),
             tenant_id=tenant_id,
+            project_id=tenant_id,  # until we know that there is the tenant
             public_id=public_id,
             name=normalize_name("name", name),
             scopes=check_scopes(scopes),
             created_at=self._now(),
             expires_at=expires_at,
+            allowed_models=check_models(allowed_models),
+            model_aliases=check_aliases(model_aliases),
         )
-        tenant = self._tenants.get(tenant_id)
-        if tenant is None:
+        if tenant_id not in self._tenants:
             raise TenantNotFound(tenant_id)
-        if public_id in self._keys:
-            raise KeyExists(public_id)
-        self._keys[public_id] = KeyRecord(Principal(tenant=tenant, key=key), key_hash)
+        project = self._project(tenant_id, project_id)
+        return self._add_key(msgspec.structs.replace(key, project_id=project.id), key_hash)
+
+    def _project(self, tenant_id: UUID, project_id: UUID | None) -> Project:
+        for project in self._projects.values():
+            wanted = project.is_default if project_id is None else project.id == project_id
+            if wanted and project.tenant_id == tenant_id:
+                return project
+        raise ProjectNotFound(project_id)
+
+    def _add_key(self, key: ApiKey, key_hash: bytes) -> ApiKey:
+        if key.public_id in self._keys:
+            raise KeyExists(key.public_id)
+        self._keys[key.public_id] = _StoredKey(key, key_hash)
+        return key
+
+    async def rotate_key(
+        self, public_id: str, *, new_public_id: str, key_hash: bytes, grace: timedelta
+    ) -> ApiKey:
+        check_key(new_public_id, key_hash, None)
+        now = self._now()
+        end = now + check_grace(grace)
+        old = self._keys.get(public_id)
+        if old is None or old.key.revoked_at is not None:
+            raise KeyNotFound(public_id)
+        if old.key.revoke_at is not None and old.key.revoke_at <= now:
+            raise KeyNotFound(public_id)
+        new = msgspec.structs.replace(
+            old.key,
+            id=uuid4(),
+            public_id=new_public_id,
+            created_at=now,
+            revoke_at=None,
+            last_used_at=None,
+            replaces_key_id=old.key.id,
+        )
+        self._add_key(new, key_hash)
+        self._change_key(public_id, revoke_at=min(old.key.revoke_at or end, end))
+        return new
+
+    def _change_key(self, public_id: str, **changes: object) -> ApiKey:
+        stored = self._keys[public_id]
+        key = msgspec.structs.replace(stored.key, **changes)
+        self._keys[public_id] = _StoredKey(key, stored.key_hash)
         return key
 
     async def find_key(self, public_id: str) -> KeyRecord | None:
-        return self._keys.get(public_id)
+        stored = self._keys.get(public_id)
+        if stored is None:
+            return None
+        tenant = self._tenants[stored.key.tenant_id]
+        return KeyRecord(Principal(tenant=tenant, key=stored.key), stored.key_hash)
 
     async def list_keys(self, tenant_id: UUID) -> Sequence[ApiKey]:
-        keys = (record.principal.key for record in self._keys.values())
-        own = [key for key in keys if key.tenant_id == tenant_id]
+        own = [stored.key for stored in self._keys.values() if stored.key.tenant_id == tenant_id]
         return sorted(own, key=lambda key: (key.created_at, key.public_id))
 
     async def revoke_key(self, public_id: str) -> ApiKey:
-        record = self._keys.get(public_id)
-        if record is None:
+        stored = self._keys.get(public_id)
+        if stored is None:
             raise KeyNotFound(public_id)
-        key = record.principal.key
-        if key.revoked_at is None:
-            key = msgspec.structs.replace(key, revoked_at=self._now())
-            principal = Principal(tenant=record.principal.tenant, key=key)
-            self._keys[public_id] = KeyRecord(principal, record.key_hash)
-        return key
+        return self._change_key(public_id, revoked_at=stored.key.revoked_at or self._now())
+
+    async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
+        for public_id, stored in self._keys.items():
+            used_at = last_used.get(stored.key.id)
+            if used_at is not None:
+                latest = max(used_at, stored.key.last_used_at or used_at)
+                self._change_key(public_id, last_used_at=latest)
 
     async def record_usage(self, event: UsageEvent) -> bool:
         normalize_name("model", event.model)
-        keys = (record.principal.key for record in self._keys.values())
+        if event.end_user is not None:
+            normalize_name("end_user", event.end_user)
+        keys = (stored.key for stored in self._keys.values())
         if not any(key.id == event.key_id and key.tenant_id == event.tenant_id for key in keys):
             raise KeyNotFound(event.key_id)
         if event.request_id in self._ledger:

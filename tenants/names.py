@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 
 from tenants.errors import InvalidValue
 from tenants.keys import is_public_id
@@ -17,6 +17,7 @@ from tenants.types import SCOPES, Scope
 
 MAX_NAME_LENGTH = 200
 MAX_PRIORITY = 2**15 - 1
+MAX_KEY_MODELS = 100
 KEY_HASH_BYTES = 32
 
 _FORBIDDEN_CATEGORIES = {
@@ -73,3 +74,28 @@ def check_key(public_id: str, key_hash: bytes, expires_at: datetime | None) -> N
         raise InvalidValue("key_hash", f"must have {KEY_HASH_BYTES} bytes, has {len(key_hash)}")
     if expires_at is not None and expires_at.tzinfo is None:
         raise InvalidValue("expires_at", "needs a time zone")
+
+
+def check_models(models: Sequence[str]) -> tuple[str, ...]:
+    """Names of models, each once. Raises ``InvalidValue``."""
+    if len(models) > MAX_KEY_MODELS:
+        raise InvalidValue("allowed_models", f"has {len(models)}, {MAX_KEY_MODELS} is the most")
+    return tuple(dict.fromkeys(normalize_name("allowed_models", model) for model in models))
+
+
+def check_aliases(aliases: Mapping[str, str]) -> dict[str, str]:
+    """What clients may call a model, to the model's name. Raises ``InvalidValue``."""
+    field = "model_aliases"
+    if len(aliases) > MAX_KEY_MODELS:
+        raise InvalidValue(field, f"has {len(aliases)}, {MAX_KEY_MODELS} is the most")
+    return {
+        normalize_name(field, alias): normalize_name(field, model)
+        for alias, model in aliases.items()
+    }
+
+
+def check_grace(grace: timedelta) -> timedelta:
+    """How long a replaced key goes on working: 0 to 366 days. Raises ``InvalidValue``."""
+    if not timedelta() <= grace <= timedelta(days=366):
+        raise InvalidValue("grace", f"must be within 0 and 366 days, is {grace}")
+    return grace

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
+import msgspec
 
 from tenants import queries
 from tenants.dsn import check_dsn, describe
@@ -17,6 +18,8 @@ from tenants.errors import (
     InvalidValue,
     KeyExists,
     KeyNotFound,
+    ProjectExists,
+    ProjectNotFound,
     StoreUnavailable,
     TenantExists,
     TenantNotFound,
@@ -24,7 +27,10 @@ from tenants.errors import (
 )
 from tenants.keys import is_public_id
 from tenants.names import (
+    check_aliases,
+    check_grace,
     check_key,
+    check_models,
     check_priority,
     check_scopes,
     check_weight,
@@ -35,6 +41,7 @@ from tenants.types import (
     ApiKey,
     KeyRecord,
     Principal,
+    Project,
     Scope,
     Tenant,
     UsageEvent,
@@ -126,6 +133,41 @@ class PostgresStore(Store):
     async def list_tenants(self) -> Sequence[Tenant]:
         return [_tenant(row) for row in await self._all("list_tenants")]
 
+    async def update_tenant(
+        self,
+        tenant_id: UUID,
+        *,
+        name: str | None = None,
+        weight: float | None = None,
+        priority: int | None = None,
+        disabled: bool | None = None,
+    ) -> Tenant:
+        name = None if name is None else normalize_name("name", name)
+        weight = None if weight is None else check_weight(weight)
+        priority = None if priority is None else check_priority(priority)
+        row = await self._one(
+            "update_tenant",
+            *(tenant_id, name, weight, priority, disabled),
+            violations={"tenant_name_key": TenantExists(name or "")},
+            missing=TenantNotFound(tenant_id),
+        )
+        return _tenant(row)
+
+    async def create_project(self, tenant_id: UUID, name: str) -> Project:
+        name = normalize_name("name", name)
+        row = await self._one(
+            "create_project",
+            *(uuid4(), tenant_id, name),
+            violations={
+                "project_tenant_id_name_key": ProjectExists(name),
+                "project_tenant_id_fkey": TenantNotFound(tenant_id),
+            },
+        )
+        return _project(row)
+
+    async def list_projects(self, tenant_id: UUID) -> Sequence[Project]:
+        return [_project(row) for row in await self._all("list_projects", tenant_id)]
+
     async def create_key(
         self,
         tenant_id: UUID,
@@ -135,16 +177,39 @@ class PostgresStore(Store):
         name: str,
         scopes: Sequence[Scope],
         expires_at: datetime | None = None,
+        project_id: UUID | None = None,
+        allowed_models: Sequence[str] = (),
+        model_aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> ApiKey:
         check_key(public_id, key_hash, expires_at)
-        values = (normalize_name("name", name), check_scopes(scopes), expires_at)
         row = await self._one(
             "create_key",
-            *(uuid4(), tenant_id, public_id, key_hash, *values),
+            *(uuid4(), tenant_id, project_id, public_id, key_hash),
+            normalize_name("name", name),
+            check_scopes(scopes),
+            check_models(allowed_models),
+            msgspec.json.encode(check_aliases(model_aliases)).decode(),
+            expires_at,
             violations={
                 "api_key_public_id_key": KeyExists(public_id),
                 "api_key_tenant_id_fkey": TenantNotFound(tenant_id),
+                "api_key_project_id_fkey": ProjectNotFound(project_id),
             },
+        )
+        return _key(row)
+
+    async def rotate_key(
+        self, public_id: str, *, new_public_id: str, key_hash: bytes, grace: timedelta
+    ) -> ApiKey:
+        check_key(new_public_id, key_hash, None)
+        missing = KeyNotFound(public_id)
+        if not is_public_id(public_id):
+            raise missing
+        row = await self._one(
+            "rotate_key",
+            *(public_id, uuid4(), new_public_id, key_hash, check_grace(grace)),
+            violations={"api_key_public_id_key": KeyExists(new_public_id)},
+            missing=missing,
         )
         return _key(row)
 
@@ -163,6 +228,9 @@ class PostgresStore(Store):
             raise missing
         return _key(await self._one("revoke_key", public_id, missing=missing))
 
+    async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
+        await self._all("touch_keys", list(last_used), list(last_used.values()))
+
     async def record_usage(self, event: UsageEvent) -> bool:
         rows = await self._all(
             "record_usage",
@@ -175,6 +243,7 @@ class PostgresStore(Store):
             event.cached_tokens,
             event.completion_tokens,
             event.created_at,
+            None if event.end_user is None else normalize_name("end_user", event.end_user),
             violations={"usage_event_key_id_fkey": KeyNotFound(event.key_id)},
         )
         return len(rows) == 1
@@ -239,26 +308,25 @@ def _tenant(row: Mapping[str, Any]) -> Tenant:
     return Tenant(**row)
 
 
+def _project(row: Mapping[str, Any]) -> Project:
+    return Project(**row)
+
+
 def _key(row: Mapping[str, Any]) -> ApiKey:
-    return ApiKey(**{**row, "scopes": tuple(row["scopes"])})
+    values = {name: row[name] for name in ApiKey.__struct_fields__}
+    values["scopes"] = tuple(row["scopes"])
+    values["allowed_models"] = tuple(row["allowed_models"])
+    values["model_aliases"] = msgspec.json.decode(row["model_aliases"], type=dict[str, str])
+    return ApiKey(**values)
 
 
 def _record(row: Mapping[str, Any]) -> KeyRecord:
-    key = ApiKey(
-        id=row["id"],
-        tenant_id=row["tenant_id"],
-        public_id=row["public_id"],
-        name=row["name"],
-        scopes=tuple(row["scopes"]),
-        created_at=row["created_at"],
-        expires_at=row["expires_at"],
-        revoked_at=row["revoked_at"],
-    )
     tenant = Tenant(
         id=row["tenant_id"],
         name=row["tenant_name"],
         weight=row["weight"],
         priority=row["priority"],
         created_at=row["tenant_created_at"],
+        disabled_at=row["disabled_at"],
     )
-    return KeyRecord(Principal(tenant=tenant, key=key), row["key_hash"])
+    return KeyRecord(Principal(tenant=tenant, key=_key(row)), row["key_hash"])

@@ -5,39 +5,93 @@
 -- A new customer; the name is unique.
 INSERT INTO tenant (id, name, weight, priority)
 VALUES ($1, $2, $3, $4)
-RETURNING id, name, weight, priority, created_at;
+RETURNING id, name, weight, priority, created_at, disabled_at;
 
 -- name: get_tenant
 -- A tenant by its name.
-SELECT id, name, weight, priority, created_at
+SELECT id, name, weight, priority, created_at, disabled_at
 FROM tenant
 WHERE name = $1;
 
 -- name: list_tenants
 -- All tenants, ordered by code point whatever the database's collation.
-SELECT id, name, weight, priority, created_at
+SELECT id, name, weight, priority, created_at, disabled_at
 FROM tenant
 ORDER BY name COLLATE "C";
 
+-- name: update_tenant
+-- Values that are null stay as they are; disabling twice keeps the first time.
+UPDATE tenant
+SET
+    name = coalesce($2, name),
+    weight = coalesce($3, weight),
+    priority = coalesce($4, priority),
+    disabled_at = CASE
+        WHEN $5::boolean IS NULL THEN disabled_at
+        WHEN $5 THEN coalesce(disabled_at, now())
+    END
+WHERE id = $1
+RETURNING id, name, weight, priority, created_at, disabled_at;
+
+-- name: create_project
+-- A project besides the default one, which a trigger makes with the tenant.
+INSERT INTO project (id, tenant_id, name)
+VALUES ($1, $2, $3)
+RETURNING id, tenant_id, name, is_default, created_at;
+
+-- name: list_projects
+-- A tenant's projects.
+SELECT id, tenant_id, name, is_default, created_at
+FROM project
+WHERE tenant_id = $1
+ORDER BY name COLLATE "C";
+
 -- name: create_key
--- A key by its hash; the secret never comes here.
-INSERT INTO api_key (id, tenant_id, public_id, key_hash, name, scopes, expires_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
-RETURNING id, tenant_id, public_id, name, scopes, created_at, expires_at, revoked_at;
+-- A key by its hash; the secret never comes here. A trigger fills in the default project.
+INSERT INTO api_key (
+    id, tenant_id, project_id, public_id, key_hash, name, scopes, allowed_models, model_aliases,
+    expires_at
+)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+RETURNING
+    id, tenant_id, project_id, public_id, name, scopes, allowed_models, model_aliases, created_at,
+    expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id;
+
+-- name: rotate_key
+-- The old key's end and the new key in one statement; nothing when the old one has ended.
+WITH old AS (
+    UPDATE api_key
+    SET revoke_at = least(revoke_at, now() + $5::interval)
+    WHERE public_id = $1 AND revoked_at IS NULL AND (revoke_at IS NULL OR revoke_at > now())
+    RETURNING *
+)
+INSERT INTO api_key (
+    id, tenant_id, project_id, public_id, key_hash, name, scopes, allowed_models, model_aliases,
+    expires_at, replaces_key_id
+)
+SELECT
+    $2, tenant_id, project_id, $3, $4, name, scopes, allowed_models, model_aliases, expires_at, id
+FROM old
+RETURNING
+    id, tenant_id, project_id, public_id, name, scopes, allowed_models, model_aliases, created_at,
+    expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id;
 
 -- name: find_key
 -- What a presented key is compared with, and whose it is: one round trip per lookup.
 SELECT
-    k.id, k.tenant_id, k.public_id, k.name, k.scopes, k.created_at, k.expires_at, k.revoked_at,
-    k.key_hash,
-    t.name AS tenant_name, t.weight, t.priority, t.created_at AS tenant_created_at
+    k.id, k.tenant_id, k.project_id, k.public_id, k.name, k.scopes, k.allowed_models,
+    k.model_aliases, k.created_at, k.expires_at, k.revoked_at, k.revoke_at, k.last_used_at,
+    k.replaces_key_id, k.key_hash,
+    t.name AS tenant_name, t.weight, t.priority, t.created_at AS tenant_created_at, t.disabled_at
 FROM api_key AS k
 JOIN tenant AS t ON t.id = k.tenant_id
 WHERE k.public_id = $1;
 
 -- name: list_keys
 -- A tenant's keys, oldest first.
-SELECT id, tenant_id, public_id, name, scopes, created_at, expires_at, revoked_at
+SELECT
+    id, tenant_id, project_id, public_id, name, scopes, allowed_models, model_aliases, created_at,
+    expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id
 FROM api_key
 WHERE tenant_id = $1
 ORDER BY created_at, public_id COLLATE "C";
@@ -47,15 +101,31 @@ ORDER BY created_at, public_id COLLATE "C";
 UPDATE api_key
 SET revoked_at = coalesce(revoked_at, now())
 WHERE public_id = $1
-RETURNING id, tenant_id, public_id, name, scopes, created_at, expires_at, revoked_at;
+RETURNING
+    id, tenant_id, project_id, public_id, name, scopes, allowed_models, model_aliases, created_at,
+    expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id;
+
+-- name: touch_keys
+-- When keys were used last, many in one statement; rows are locked in one order by all callers.
+WITH used AS (
+    SELECT k.id, u.used_at
+    FROM unnest($1::uuid[], $2::timestamptz[]) AS u (id, used_at)
+    JOIN api_key AS k ON k.id = u.id AND (k.last_used_at IS NULL OR k.last_used_at < u.used_at)
+    ORDER BY k.id
+    FOR UPDATE OF k
+)
+UPDATE api_key AS k
+SET last_used_at = greatest(k.last_used_at, used.used_at)
+FROM used
+WHERE k.id = used.id;
 
 -- name: record_usage
 -- One row per request; returns nothing when the request is in the ledger already.
 INSERT INTO usage_event (
     request_id, tenant_id, key_id, model, status,
-    prompt_tokens, cached_tokens, completion_tokens, created_at
+    prompt_tokens, cached_tokens, completion_tokens, created_at, end_user
 )
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
 ON CONFLICT (request_id) DO NOTHING
 RETURNING request_id;
 

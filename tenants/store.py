@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Protocol
 from uuid import UUID
 
-from tenants.types import ApiKey, KeyRecord, Scope, Tenant, UsageEvent, UsageTotals
+from tenants.types import ApiKey, KeyRecord, Project, Scope, Tenant, UsageEvent, UsageTotals
 
 
 class Store(Protocol):
-    """Tenants, keys and the ledger.
+    """Tenants, projects, keys and the ledger.
 
     Every method may raise ``StoreUnavailable``; those that write raise ``InvalidValue`` for a field
     that breaks the rules of ``tenants.names``. Names are kept and found in Unicode NFC.
@@ -26,6 +27,26 @@ class Store(Protocol):
     async def list_tenants(self) -> Sequence[Tenant]:
         """All tenants, by name."""
 
+    async def update_tenant(
+        self,
+        tenant_id: UUID,
+        *,
+        name: str | None = None,
+        weight: float | None = None,
+        priority: int | None = None,
+        disabled: bool | None = None,
+    ) -> Tenant:
+        """Change what is not None; disabling twice keeps the first time.
+
+        Raises ``TenantNotFound``, ``TenantExists``.
+        """
+
+    async def create_project(self, tenant_id: UUID, name: str) -> Project:
+        """Raises ``TenantNotFound``, ``ProjectExists``."""
+
+    async def list_projects(self, tenant_id: UUID) -> Sequence[Project]:
+        """A tenant's projects by name, the default one among them."""
+
     async def create_key(
         self,
         tenant_id: UUID,
@@ -35,8 +56,24 @@ class Store(Protocol):
         name: str,
         scopes: Sequence[Scope],
         expires_at: datetime | None = None,
+        project_id: UUID | None = None,
+        allowed_models: Sequence[str] = (),
+        model_aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> ApiKey:
-        """Store a key by its hash. Raises ``TenantNotFound``, ``KeyExists`` (public id taken)."""
+        """Store a key by its hash, in the tenant's default project unless told another.
+
+        Raises ``TenantNotFound``, ``ProjectNotFound`` (none of the tenant's), ``KeyExists`` (the
+        public id is taken).
+        """
+
+    async def rotate_key(
+        self, public_id: str, *, new_public_id: str, key_hash: bytes, grace: timedelta
+    ) -> ApiKey:
+        """Replace a key by a new one that may do the same; return the new one.
+
+        The old one goes on working for ``grace``, or until the end it had already if that is
+        sooner. Raises ``KeyNotFound`` (also when the old one is revoked), ``KeyExists``.
+        """
 
     async def find_key(self, public_id: str) -> KeyRecord | None:
         """The key, its tenant and its hash, also when revoked or expired; None when unknown."""
@@ -46,6 +83,12 @@ class Store(Protocol):
 
     async def revoke_key(self, public_id: str) -> ApiKey:
         """Idempotent: the first time stays. Raises ``KeyNotFound``."""
+
+    async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
+        """Note when keys were used last, by key id; an earlier time than the one there is dropped.
+
+        Ids that are no key's are passed over.
+        """
 
     async def record_usage(self, event: UsageEvent) -> bool:
         """Append to the ledger; False when this ``request_id`` is there already: the first stays.

@@ -11,7 +11,7 @@ import msgspec
 
 from tenants.errors import InvalidValue
 
-Scope = Literal["chat", "admin"]
+Scope = Literal["chat", "responses", "usage", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 UsageStatus = Literal["stop", "length", "tool_calls", "cancelled", "disconnected", "error"]
 USAGE_STATUSES: tuple[UsageStatus, ...] = get_args(UsageStatus)
@@ -30,6 +30,19 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Priority class; lower goes first."""
     created_at: datetime
+    disabled_at: datetime | None = None
+    """Since when none of its keys opens anything."""
+
+
+class Project(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a tenant that keys belong to, and that limits and usage can be kept for."""
+
+    id: UUID
+    tenant_id: UUID
+    name: str
+    is_default: bool = False
+    """The one that keys get when they name none; each tenant has one from its birth."""
+    created_at: datetime
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,13 +50,23 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
     id: UUID
     tenant_id: UUID
+    project_id: UUID
     public_id: str
     """The 12 characters that name the key in logs."""
     name: str
     scopes: tuple[Scope, ...]
+    allowed_models: tuple[str, ...] = ()
+    """Served models the key may use, after its aliases; empty: all."""
+    model_aliases: dict[str, str] = {}
+    """Names the key's clients may ask for, and the served models they mean."""
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
+    revoke_at: datetime | None = None
+    """When its grace after a rotation ends: from there on it counts as revoked."""
+    last_used_at: datetime | None = None
+    """Within a minute or so: uses are written in batches."""
+    replaces_key_id: UUID | None = None
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +96,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     completion_tokens: int
     created_at: datetime
+    end_user: str | None = None
+    """Whom the tenant says it asked for: the request's ``user``."""
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):

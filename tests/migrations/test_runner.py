@@ -65,6 +65,7 @@ class TestUpgrade:
         first = await schema(empty_pg_dsn)
         assert {row[1] for row in first if row[0] == "column"} == {
             "tenant",
+            "project",
             "api_key",
             "usage_event",
         }
@@ -87,13 +88,66 @@ class TestUpgrade:
             await migrations.upgrade(empty_pg_dsn, revision)
             below = revision
 
+    async def test_rows_of_the_first_version_come_along(self, empty_pg_dsn: str) -> None:
+        """Up with data of 0001, down again, and what 0001 knew is as it was."""
+        await migrations.upgrade(empty_pg_dsn, "0001")
+        await execute(
+            empty_pg_dsn,
+            "INSERT INTO tenant (id, name) SELECT gen_random_uuid(), n "
+            "FROM unnest('{a,b}'::text[]) AS n",
+            "INSERT INTO api_key (id, tenant_id, public_id, key_hash, name, scopes) "
+            "SELECT gen_random_uuid(), id, repeat(name, 12), decode(repeat('00', 32), 'hex'), "
+            "name, '{chat,admin}' FROM tenant",
+            "INSERT INTO usage_event SELECT gen_random_uuid(), tenant_id, id, 'demo', 'stop', "
+            "10, 4, 6, now() FROM api_key",
+        )
+        kept = (
+            "SELECT t.name, k.tenant_id, k.public_id, k.scopes, e.request_id, e.model, e.status, "
+            "e.prompt_tokens, e.cached_tokens, e.completion_tokens, e.created_at FROM tenant t "
+            "JOIN api_key k ON k.tenant_id = t.id JOIN usage_event e ON e.key_id = k.id ORDER BY 1"
+        )
+        connection = await asyncpg.connect(empty_pg_dsn)
+        before = await connection.fetch(kept)
+        assert len(before) == 2
+        await migrations.upgrade(empty_pg_dsn)
+        await connection.reload_schema_state()
+        assert await connection.fetch(kept) == before
+        assert (
+            await connection.fetchval(
+                "SELECT count(*) FROM api_key k JOIN project p ON p.id = k.project_id "
+                "AND p.tenant_id = k.tenant_id AND p.is_default"
+            )
+            == 2
+        )
+        await migrations.downgrade(empty_pg_dsn, "0001")
+        await connection.reload_schema_state()
+        assert await connection.fetch(kept) == before
+        await connection.close()
+
+    async def test_statements_of_the_first_version_work_on_this_schema(
+        self, empty_pg_dsn: str
+    ) -> None:
+        """While a new version is rolled out, workers of the old one still write."""
+        await migrations.upgrade(empty_pg_dsn)
+        await execute(
+            empty_pg_dsn,
+            "INSERT INTO tenant (id, name, weight, priority) "
+            "VALUES ('00000000-0000-0000-0000-000000000001', 'old', 1, 0)",
+            "INSERT INTO api_key (id, tenant_id, public_id, key_hash, name, scopes, expires_at) "
+            "VALUES ('00000000-0000-0000-0000-000000000002', "
+            "'00000000-0000-0000-0000-000000000001', 'AAAAAAAAAAAA', "
+            "decode(repeat('00', 32), 'hex'), 'old', '{chat}', NULL)",
+        )
+
     async def test_again_changes_nothing(self, empty_pg_dsn: str) -> None:
         await migrations.upgrade(empty_pg_dsn)
         before = await schema(empty_pg_dsn)
         await execute(empty_pg_dsn, "INSERT INTO tenant VALUES (gen_random_uuid(), 'kept')")
         await migrations.upgrade(empty_pg_dsn)
         assert await schema(empty_pg_dsn) == before
-        await execute(empty_pg_dsn, "DELETE FROM tenant WHERE name = 'kept'")
+        connection = await asyncpg.connect(empty_pg_dsn)
+        assert await connection.fetchval("SELECT name FROM tenant") == "kept"
+        await connection.close()
 
     async def test_many_at_once_take_turns(self, empty_pg_dsn: str) -> None:
         await asyncio.gather(*(migrations.upgrade(empty_pg_dsn) for _ in range(5)))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tenants import keys
 from tenants.authenticator import RETRY_S, Authenticator
 from tenants.errors import (
+    DisabledTenant,
     ExpiredKey,
     InvalidValue,
     MalformedKey,
@@ -141,6 +142,33 @@ class TestAnswers:
             await authenticator.authenticate(text)
         with pytest.raises(UnknownKey):
             await authenticator.authenticate(forge(principal.key.public_id))
+
+    async def test_replaced_key_ends_with_its_grace(self, store: Store, clock: Clock) -> None:
+        text, principal = await make_key(store)
+        await store.rotate_key(
+            principal.key.public_id,
+            new_public_id="B" * 12,
+            key_hash=bytes(32),
+            grace=timedelta(hours=1),
+        )
+        authenticator = build(store, clock)
+        record = await store.find_key(principal.key.public_id)
+        assert record is not None
+        revoke_at = record.principal.key.revoke_at
+        assert revoke_at is not None
+        clock.elapsed_s += (revoke_at - clock.now()).total_seconds() - 0.001
+        assert (await authenticator.authenticate(text)).key.id == principal.key.id
+        clock.elapsed_s += 0.002
+        with pytest.raises(RevokedKey, match=principal.key.public_id):
+            await authenticator.authenticate(text)
+
+    async def test_disabled_tenant(self, store: Store, clock: Clock) -> None:
+        text, principal = await make_key(store)
+        await store.update_tenant(principal.tenant.id, disabled=True)
+        with pytest.raises(DisabledTenant, match=principal.key.public_id):
+            await build(store, clock).authenticate(text)
+        await store.update_tenant(principal.tenant.id, disabled=False)
+        assert await build(store, clock).authenticate(text) == principal
 
     async def test_expiry_is_seen_at_once_though_cached(self, store: Store, clock: Clock) -> None:
         text, principal = await make_key(store, expires_at=START + timedelta(seconds=5))

@@ -134,6 +134,9 @@ class TestFailures:
                 f"(gen_random_uuid(), '{name}', '{weight}')"
             )
 
+        def project(name: str) -> str:
+            return f"INSERT INTO project (tenant_id, name) VALUES ('{tenant_id}', '{name}')"
+
         await execute(
             pg_dsn,
             f"INSERT INTO tenant (id, name) VALUES ('{tenant_id}', 'acme')",
@@ -159,6 +162,8 @@ class TestFailures:
             ("usage_event_prompt_tokens_check", event("m", "stop", -1, -1, 1)),
             ("usage_event_cached_tokens_check", event("m", "stop", 1, 2, 1)),
             ("usage_event_completion_tokens_check", event("m", "stop", 1, 1, -1)),
+            ("project_name_check", project("")),
+            ("project_tenant_id_name_key", project("default")),
         ]:
             with pytest.raises(asyncpg.IntegrityConstraintViolationError) as caught:
                 await execute(pg_dsn, statement)

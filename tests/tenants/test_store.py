@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
+import msgspec
 import pytest
 
 from tenants import keys
@@ -13,6 +14,8 @@ from tenants.errors import (
     InvalidValue,
     KeyExists,
     KeyNotFound,
+    ProjectExists,
+    ProjectNotFound,
     TenantExists,
     TenantNotFound,
 )
@@ -107,6 +110,200 @@ class TestTenants:
         with pytest.raises(InvalidValue, match="priority"):
             await store.create_tenant("acme", priority=priority)
 
+    async def test_update_changes_what_is_given(self, store: Store) -> None:
+        created = await store.create_tenant("acme", weight=2.0, priority=1)
+        assert await store.update_tenant(created.id) == created
+        changed = await store.update_tenant(created.id, name="beta", weight=3.5, priority=-1)
+        assert (changed.name, changed.weight, changed.priority) == ("beta", 3.5, -1)
+        assert await store.list_tenants() == [changed]
+        assert (changed.id, changed.created_at) == (created.id, created.created_at)
+
+    async def test_update_refuses_what_create_refuses(self, store: Store) -> None:
+        await store.create_tenant("acme")
+        other = await store.create_tenant("other")
+        with pytest.raises(TenantExists):
+            await store.update_tenant(other.id, name="acme")
+        with pytest.raises(InvalidValue, match="weight"):
+            await store.update_tenant(other.id, weight=0.0)
+        with pytest.raises(InvalidValue, match="priority"):
+            await store.update_tenant(other.id, priority=2**15)
+        with pytest.raises(TenantNotFound):
+            await store.update_tenant(uuid4(), name="x")
+        assert await store.get_tenant("other") == other
+
+    async def test_disabling_is_idempotent_and_seen_with_the_key(self, store: Store) -> None:
+        _, principal = await make_key(store)
+        disabled = await store.update_tenant(principal.tenant.id, disabled=True)
+        assert disabled.disabled_at is not None
+        assert await store.update_tenant(principal.tenant.id, disabled=True) == disabled
+        record = await store.find_key(principal.key.public_id)
+        assert record is not None
+        assert record.principal.tenant == disabled
+        enabled = await store.update_tenant(principal.tenant.id, disabled=False)
+        assert enabled == principal.tenant
+
+
+class TestProjects:
+    async def test_tenant_is_born_with_its_default_one(self, store: Store) -> None:
+        tenant = await store.create_tenant("acme")
+        (project,) = await store.list_projects(tenant.id)
+        assert (project.name, project.tenant_id, project.is_default) == ("default", tenant.id, True)
+
+    async def test_keys_belong_to_the_default_or_the_named_one(self, store: Store) -> None:
+        _, principal = await make_key(store)
+        tenant_id = principal.tenant.id
+        web = await store.create_project(tenant_id, "web")
+        assert not web.is_default
+        default, listed = await store.list_projects(tenant_id)
+        assert listed == web
+        assert principal.key.project_id == default.id
+        key = await store.create_key(
+            tenant_id,
+            public_id="A" * 12,
+            key_hash=random_hash(),
+            name="x",
+            scopes=["usage"],
+            project_id=web.id,
+        )
+        assert key.project_id == web.id
+
+    async def test_name_is_unique_in_its_tenant(self, store: Store) -> None:
+        one, two = [await store.create_tenant(name) for name in ("one", "two")]
+        await store.create_project(one.id, "web")
+        await store.create_project(two.id, "web")
+        for name in ("web", "default"):
+            with pytest.raises(ProjectExists, match=name):
+                await store.create_project(one.id, name)
+        with pytest.raises(TenantNotFound):
+            await store.create_project(uuid4(), "web")
+        assert await store.list_projects(uuid4()) == []
+
+    async def test_of_another_tenant_takes_no_key(self, store: Store) -> None:
+        one, two = [await store.create_tenant(name) for name in ("one", "two")]
+        foreign = await store.create_project(two.id, "web")
+        for project_id in (foreign.id, uuid4()):
+            with pytest.raises(ProjectNotFound, match=str(project_id)):
+                await store.create_key(
+                    one.id,
+                    public_id="A" * 12,
+                    key_hash=random_hash(),
+                    name="x",
+                    scopes=["chat"],
+                    project_id=project_id,
+                )
+        assert await store.list_keys(one.id) == []
+
+
+class TestRotation:
+    async def test_new_key_may_do_what_the_old_one_may(self, store: Store) -> None:
+        _, principal = await make_key(store)
+        project = await store.create_project(principal.tenant.id, "web")
+        old = await store.create_key(
+            principal.tenant.id,
+            public_id="A" * 12,
+            key_hash=random_hash(),
+            name="web",
+            scopes=["chat", "responses"],
+            expires_at=datetime(2040, 1, 1, tzinfo=UTC),
+            project_id=project.id,
+            allowed_models=["demo", "other", "demo"],
+            model_aliases={"gpt-4o": "demo"},
+        )
+        assert old.allowed_models == ("demo", "other")
+        new_hash = random_hash()
+        new = await store.rotate_key(
+            old.public_id, new_public_id="B" * 12, key_hash=new_hash, grace=timedelta(hours=24)
+        )
+        assert new.replaces_key_id == old.id
+        own = {"id": old.id, "public_id": old.public_id, "replaces_key_id": None}
+        assert msgspec.structs.replace(new, created_at=old.created_at, **own) == old
+        record = await store.find_key("B" * 12)
+        assert record is not None
+        assert (record.principal.key, record.key_hash) == (new, new_hash)
+        replaced = await store.find_key(old.public_id)
+        assert replaced is not None
+        revoke_at = replaced.principal.key.revoke_at
+        assert revoke_at is not None
+        assert abs(revoke_at - datetime.now(UTC) - timedelta(hours=24)) < timedelta(minutes=1)
+
+    async def test_later_rotation_does_not_lengthen_the_grace(self, store: Store) -> None:
+        _, principal = await make_key(store)
+        public_id = principal.key.public_id
+        ends = []
+        for hours, new_id in ((1, "B" * 12), (24, "C" * 12)):
+            await store.rotate_key(
+                public_id,
+                new_public_id=new_id,
+                key_hash=random_hash(),
+                grace=timedelta(hours=hours),
+            )
+            record = await store.find_key(public_id)
+            assert record is not None
+            ends.append(record.principal.key.revoke_at)
+        assert ends[0] == ends[1]
+
+    async def test_what_has_ended_is_not_rotated(self, store: Store) -> None:
+        _, ended = await make_key(store, "one")
+        _, revoked = await make_key(store, "two")
+        await store.revoke_key(revoked.key.public_id)
+        rotation = {"key_hash": random_hash(), "grace": timedelta()}
+        await store.rotate_key(ended.key.public_id, new_public_id="B" * 12, **rotation)  # type: ignore[arg-type]
+        for public_id in (ended.key.public_id, revoked.key.public_id, "Z" * 12, "\0"):
+            with pytest.raises(KeyNotFound):
+                await store.rotate_key(public_id, new_public_id="C" * 12, **rotation)  # type: ignore[arg-type]
+        assert await store.find_key("C" * 12) is None
+
+    async def test_refused_rotation_leaves_the_old_key_alone(self, store: Store) -> None:
+        _, principal = await make_key(store, "one")
+        _, other = await make_key(store, "two")
+        with pytest.raises(KeyExists):
+            await store.rotate_key(
+                principal.key.public_id,
+                new_public_id=other.key.public_id,
+                key_hash=random_hash(),
+                grace=timedelta(),
+            )
+        for grace in (timedelta(seconds=-1), timedelta(days=367)):
+            with pytest.raises(InvalidValue, match="grace"):
+                await store.rotate_key(
+                    principal.key.public_id,
+                    new_public_id="B" * 12,
+                    key_hash=random_hash(),
+                    grace=grace,
+                )
+        record = await store.find_key(principal.key.public_id)
+        assert record is not None
+        assert record.principal == principal
+
+
+class TestLastUsed:
+    async def test_later_wins_in_any_order(self, store: Store) -> None:
+        _, principal = await make_key(store)
+        public_id, key_id = principal.key.public_id, principal.key.id
+        for day in (2, 3, 1):
+            used_at = datetime(2031, 1, day, tzinfo=UTC)
+            await store.touch_keys({key_id: used_at, uuid4(): used_at})
+        await store.touch_keys({})
+        record = await store.find_key(public_id)
+        assert record is not None
+        assert record.principal.key.last_used_at == datetime(2031, 1, 3, tzinfo=UTC)
+
+    async def test_many_writers_do_not_deadlock(self, store: Store) -> None:
+        keys = [(await make_key(store, f"tenant {index}"))[1].key.id for index in range(8)]
+        now = datetime.now(UTC)
+        async with asyncio.timeout(5):
+            await asyncio.gather(
+                *(
+                    store.touch_keys(
+                        {
+                            key: now + timedelta(seconds=round_)
+                            for key in (keys, keys[::-1])[round_ % 2]
+                        }
+                    )
+                    for round_ in range(30)
+                )
+            )
+
 
 class TestKeys:
     async def test_created_key_is_found_with_tenant_and_hash(self, store: Store) -> None:
@@ -193,6 +390,11 @@ class TestKeys:
             ("scopes", {"scopes": []}),
             ("scopes", {"scopes": ["chat", "root"]}),
             ("expires_at", {"expires_at": datetime(2031, 1, 1)}),
+            ("allowed_models", {"allowed_models": ["a\0b"]}),
+            ("allowed_models", {"allowed_models": [f"m{number}" for number in range(101)]}),
+            ("model_aliases", {"model_aliases": {"a": ""}}),
+            ("model_aliases", {"model_aliases": {"\ud800": "demo"}}),
+            ("model_aliases", {"model_aliases": {f"m{number}": "x" for number in range(101)}}),
         ],
     )
     async def test_what_is_no_key_is_refused_by_field(
@@ -248,6 +450,12 @@ class TestUsage:
             with pytest.raises(KeyNotFound):
                 await store.record_usage(event)
         assert await store.usage_totals(two.tenant.id) == UsageTotals()
+
+    async def test_end_user_is_optional_and_checked(self, store: Store) -> None:
+        _, principal = await make_key(store)
+        assert await store.record_usage(make_event(principal.key, end_user="user-17"))
+        with pytest.raises(InvalidValue, match="end_user"):
+            await store.record_usage(make_event(principal.key, end_user="a\0b"))
 
     async def test_sums_are_wider_than_their_parts(self, store: Store) -> None:
         _, principal = await make_key(store)

@@ -1,0 +1,31 @@
+"""What a good key may do: its scopes, and which model a name stands for."""
+
+from __future__ import annotations
+
+from tenants.errors import ModelNotAllowed, ScopeMissing
+from tenants.types import ApiKey, Scope
+
+
+def require_scope(key: ApiKey, scope: Scope) -> None:
+    """Raises ``ScopeMissing``."""
+    if scope not in key.scopes:
+        raise ScopeMissing(scope, key.scopes)
+
+
+def resolve_model(key: ApiKey, name: str) -> str:
+    """The served model that a client of this key means by ``name``.
+
+    An alias is followed once. The list of allowed models holds served names: it is asked last, so
+    an alias cannot lead around it. Raises ``ModelNotAllowed``, in the words of the client.
+    """
+    model = key.model_aliases.get(name, name)
+    if key.allowed_models and model not in key.allowed_models:
+        raise ModelNotAllowed(name, visible_models(key, key.allowed_models))
+    return model
+
+
+def visible_models(key: ApiKey, served: tuple[str, ...]) -> tuple[str, ...]:
+    """What a listing of models shows to this key: its part of ``served``, then its aliases."""
+    own = tuple(model for model in served if not key.allowed_models or model in key.allowed_models)
+    aliases = (alias for alias, model in key.model_aliases.items() if model in own)
+    return tuple(dict.fromkeys((*own, *aliases)))

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tenants.access import require_scope, resolve_model, visible_models
+from tenants.errors import ModelNotAllowed, ScopeMissing
+from tenants.memory import MemoryStore
+from tenants.types import ApiKey
+from tests.tenants.samples import make_key
+
+pytestmark = pytest.mark.asyncio
+
+
+async def key(**changes: object) -> ApiKey:
+    _, principal = await make_key(MemoryStore())
+    return msgspec.structs.replace(principal.key, **changes)
+
+
+async def test_scope_is_named_with_those_there_are() -> None:
+    own = await key(scopes=("chat", "usage"))
+    require_scope(own, "usage")
+    with pytest.raises(ScopeMissing, match="lacks the scope 'admin', it has chat, usage"):
+        require_scope(own, "admin")
+
+
+async def test_key_without_list_may_use_every_model() -> None:
+    assert resolve_model(await key(), "demo") == "demo"
+
+
+async def test_alias_is_followed_once() -> None:
+    own = await key(model_aliases={"gpt-4o": "demo", "demo": "other"})
+    assert resolve_model(own, "gpt-4o") == "demo"
+
+
+async def test_alias_does_not_lead_around_the_list() -> None:
+    own = await key(allowed_models=("small",), model_aliases={"fast": "small", "sly": "large"})
+    assert resolve_model(own, "fast") == resolve_model(own, "small") == "small"
+    for name in ("sly", "large", "nothing"):
+        with pytest.raises(ModelNotAllowed, match=f"may not use '{name}'; it may use small, fast"):
+            resolve_model(own, name)
+
+
+async def test_listing_shows_what_would_resolve() -> None:
+    own = await key(
+        allowed_models=("small", "gone"),
+        model_aliases={"fast": "small", "sly": "large", "old": "gone"},
+    )
+    assert visible_models(own, ("large", "small")) == ("small", "fast")
+    assert visible_models(await key(), ("large", "small")) == ("large", "small")
