@@ -26,7 +26,7 @@ def settings_table() -> str:
 
 def test_settings_table() -> None:
     found = re.search(
-        r"<!-- settings: [^>]*-->\n(.*)\n<!-- /settings -->", README.read_text(), re.S
+        r"<!-- settings: [^>]*-->\n(.*)\n<!-- /settings -->", README.read_text(), re.DOTALL
     )
     assert found is not None
     assert found[1].strip() == settings_table()
