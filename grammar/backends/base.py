@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from grammar.spec import GrammarSpec
-from grammar.vocabulary import Mask
+from grammar.spec import GrammarSpec, Kind
+from grammar.vocabulary import Mask, Vocabulary
+
+# Enough for an indented document of 64 levels; a model cannot idle in blanks beyond it.
+MAX_WHITESPACE = 130
 
 
 class BackendMatcher(Protocol):
@@ -36,17 +39,34 @@ class BackendMatcher(Protocol):
 class BackendGrammar(Protocol):
     """A compiled grammar, shared by any number of matchers."""
 
-    memory_bytes: int
-    """What keeping it costs, an estimate."""
+    @property
+    def memory_bytes(self) -> int:
+        """What keeping it costs, an estimate."""
+        ...
 
     def matcher(self) -> BackendMatcher: ...
 
+    def dump(self) -> bytes:
+        """What another process needs, besides the source, to have it without the same effort."""
+        ...
+
 
 class Backend(Protocol):
-    """One grammar engine bound to one vocabulary."""
+    """One grammar engine bound to one vocabulary.
+
+    A ``json_schema`` reaches it lowered to its dialect, a ``structural_tag`` with such schemas in
+    it, everything else as the caller wrote it.
+    """
 
     name: str
+    kinds: frozenset[Kind]
+
+    def __init__(self, vocabulary: Vocabulary) -> None: ...
 
     def compile(self, spec: GrammarSpec) -> BackendGrammar:
-        """Raises ``InvalidGrammar``, or ``UnsupportedKeyword`` for what it knowingly refuses."""
+        """Raises ``InvalidGrammar``."""
+        ...
+
+    def load(self, spec: GrammarSpec, data: bytes) -> BackendGrammar:
+        """What ``compile`` made of ``spec``, from its ``dump``."""
         ...

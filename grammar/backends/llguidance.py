@@ -12,12 +12,10 @@ from typing import Any
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
+from grammar.backends.base import MAX_WHITESPACE
 from grammar.errors import GrammarTooLarge, InvalidGrammar, MatcherFailed, UnsupportedKeyword
-from grammar.spec import GrammarSpec
+from grammar.spec import GrammarSpec, Kind
 from grammar.vocabulary import Mask, Vocabulary
-
-# Enough for an indented document of 64 levels; a model cannot idle in blanks beyond it.
-MAX_WHITESPACE = 130
 
 # Where the text is forced, llguidance would allow only its canonical tokens; drafts do that better.
 _EXACT_MASKS = '%llguidance {"no_forcing": true}\n'
@@ -28,6 +26,8 @@ _JSON_OPTIONS = {
     "key_separator": ":",
     "coerce_one_of": False,
     "lenient": False,
+    # One spelling per string, so that no key can come again as another spelling of itself.
+    "json_allowed_escapes": 'nrtbf\\"',
 }
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 _ESTIMATED_BYTES_PER_SOURCE_BYTE = 200
@@ -35,6 +35,7 @@ _ESTIMATED_BYTES_PER_SOURCE_BYTE = 200
 
 class LLGuidanceBackend:
     name = "llguidance"
+    kinds: frozenset[Kind] = frozenset({"json_schema", "json_object", "regex", "choice", "ebnf"})
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokenizer = llguidance.LLTokenizer(
@@ -51,11 +52,21 @@ class LLGuidanceBackend:
             raise _refusal(matcher.get_error())
         return LLGuidanceGrammar(matcher, len(spec.source) * _ESTIMATED_BYTES_PER_SOURCE_BYTE)
 
+    def load(self, spec: GrammarSpec, data: bytes) -> LLGuidanceGrammar:
+        return self.compile(spec)
+
 
 class LLGuidanceGrammar:
     def __init__(self, prototype: llguidance.LLMatcher, memory_bytes: int) -> None:
         self._prototype = prototype
-        self.memory_bytes = memory_bytes
+        self._memory_bytes = memory_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._memory_bytes
+
+    def dump(self) -> bytes:
+        return b""  # compiling again is as quick
 
     def matcher(self) -> LLGuidanceMatcher:
         return LLGuidanceMatcher(self._prototype.deep_copy())
@@ -119,10 +130,7 @@ def _translate(spec: GrammarSpec) -> str:
 
 
 def _from_schema(schema: Any) -> str:
-    if schema is True:
-        schema = {}
-    if "x-guidance" in schema:
-        raise UnsupportedKeyword("x-guidance", "$")
+    schema = {} if schema is True else schema
     return "start: %json " + json.dumps(schema | {"x-guidance": _JSON_OPTIONS})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,18 +18,64 @@ Schema = dict[str, Any] | bool
 DRAFT_2020_12 = "https://json-schema.org/draft/2020-12/schema"
 
 
+# What applies to the same value as the schema it stands in.
+_IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
+
+
 class Document:
-    """A root schema of good form."""
+    """A root schema of good form.
+
+    Raises ``InvalidGrammar`` for a reference that leads nowhere, or back to itself without a member
+    or an item in between: no value could ever be checked against it.
+    """
 
     def __init__(self, root: Schema) -> None:
         self.root = root
-        self._schemas = {id(schema) for schema in _all_schemas(root)}
+        self._schemas: dict[int, str] = {}
         resource = DRAFT202012.create_resource(root)
         uri = resource.id() or ""
         # An explicit registry, because the default one fetches what it does not know.
         registry: Registry[Any] = Registry().with_resource(uri, resource)
         self._resolver = registry.resolver(base_uri=uri)
-        self._validator = jsonschema.Draft202012Validator(root, registry=registry)
+        self._validator = jsonschema.Draft202012Validator(
+            root,
+            registry=registry,
+            format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
+        )
+
+        self._collect()
+        self._check_cycles()
+
+    def _collect(self) -> None:
+        stack: list[tuple[Schema, str]] = [(self.root, ROOT)]
+        while stack:
+            schema, path = stack.pop()
+            self._schemas[id(schema)] = path
+            if isinstance(schema, dict):
+                stack += subschemas(schema, path)
+
+    def _check_cycles(self) -> None:
+        done: set[int] = set()
+        stack = [(self.root, ROOT)]
+        while stack:
+            schema, path = stack.pop()
+            if isinstance(schema, dict):
+                self._visit(schema, path, done, set())
+                stack += subschemas(schema, path)
+
+    def _visit(self, schema: Schema, path: str, done: set[int], above: set[int]) -> None:
+        if isinstance(schema, bool) or id(schema) in done:
+            return
+        if id(schema) in above:
+            raise InvalidGrammar(path, "the reference leads back to itself")
+        above.add(id(schema))
+        for sub, where in subschemas(schema, path, _IN_PLACE):
+            self._visit(sub, where, done, above)
+        if "$ref" in schema:
+            target, where = self.resolve(schema["$ref"], child(path, "$ref"))
+            self._visit(target, where, done, above)
+        above.discard(id(schema))
+        done.add(id(schema))
 
     def resolve(self, reference: str, path: str) -> tuple[Schema, str]:
         """The schema that a ``$ref`` at ``path`` leads to, and that schema's own path.
@@ -46,17 +91,8 @@ class Document:
         return found, _path_of(reference)
 
     def is_valid(self, value: Any, schema: Schema) -> bool:
-        """Whether ``value`` satisfies a subschema of this document; formats are not checked."""
+        """Whether ``value`` satisfies a subschema of this document, formats included."""
         return bool(self._validator.evolve(schema=schema).is_valid(value))
-
-
-def _all_schemas(root: Schema) -> Iterator[Schema]:
-    stack = [root]
-    while stack:
-        schema = stack.pop()
-        yield schema
-        if isinstance(schema, dict):
-            stack += (sub for sub, _ in subschemas(schema, ROOT))
 
 
 def _path_of(reference: str) -> str:

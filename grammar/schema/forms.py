@@ -14,6 +14,52 @@ from grammar.schema.paths import ROOT, child
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
+# The keywords that can make a document invalid.
+CONSTRAINTS = frozenset(
+    {
+        "$dynamicRef",
+        "$ref",
+        "additionalProperties",
+        "allOf",
+        "anyOf",
+        "const",
+        "contains",
+        "dependentRequired",
+        "dependentSchemas",
+        "else",
+        "enum",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "format",
+        "if",
+        "items",
+        "maxContains",
+        "maxItems",
+        "maxLength",
+        "maxProperties",
+        "maximum",
+        "minContains",
+        "minItems",
+        "minLength",
+        "minProperties",
+        "minimum",
+        "multipleOf",
+        "not",
+        "oneOf",
+        "pattern",
+        "patternProperties",
+        "prefixItems",
+        "properties",
+        "propertyNames",
+        "required",
+        "then",
+        "type",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "uniqueItems",
+    }
+)
+
 # Where subschemas are.
 IN_SCHEMA = frozenset(
     {
@@ -32,6 +78,7 @@ IN_SCHEMA = frozenset(
 )
 IN_LIST = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 IN_MAP = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+APPLICATORS = IN_SCHEMA | IN_LIST | IN_MAP
 
 
 def check(schema: Any, *, max_depth: int, max_properties: int, max_enum_values: int) -> None:
@@ -62,14 +109,18 @@ def check(schema: Any, *, max_depth: int, max_properties: int, max_enum_values: 
         stack += ((sub, where, depth + 1) for sub, where in subschemas(node, path))
 
 
-def subschemas(node: dict[str, Any], path: str) -> Iterator[tuple[Any, str]]:
-    """The direct subschemas of a schema object of good form, with their paths."""
+def subschemas(
+    node: dict[str, Any], path: str, keywords: frozenset[str] = APPLICATORS
+) -> Iterator[tuple[Any, str]]:
+    """The direct subschemas of a schema object of good form under ``keywords``, with paths."""
     for keyword, value in node.items():
+        if keyword not in keywords:
+            continue
         if keyword in IN_SCHEMA:
             yield value, child(path, keyword)
         elif keyword in IN_LIST:
             yield from ((sub, child(child(path, keyword), i)) for i, sub in enumerate(value))
-        elif keyword in IN_MAP:
+        else:
             yield from ((sub, child(child(path, keyword), key)) for key, sub in value.items())
 
 

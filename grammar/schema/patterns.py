@@ -70,6 +70,8 @@ class Pattern:
     """In items, counted repetitions written out."""
     prefix: str
     """What every match begins with, as far as it is plain to see."""
+    exact: bool
+    """Whether ECMA-262 and Python agree on every string: nothing lies between their readings."""
 
     @classmethod
     def parse(cls, source: str) -> Pattern:
@@ -92,7 +94,7 @@ class Pattern:
             json = _Emitter(json=True).whole(node)
         except _NotInJson:
             json = None
-        return cls(full, json, node.size, _prefix(node))
+        return cls(full, json, node.size, _prefix(node), _is_exact(node))
 
 
 class _NotInJson(Exception):
@@ -116,6 +118,7 @@ class _Text:
     size: int
     char: str = ""
     """The one character it stands for, if it does."""
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,7 @@ class _Parser:
             case "$":
                 return _Anchor(start=False)
             case ".":
-                return _Text(_DOT, _JSON_DOT, 1)
+                return _Text(_DOT, _JSON_DOT, 1, exact=False)
             case "[":
                 return self._brackets()
             case "(":
@@ -232,7 +235,8 @@ class _Parser:
         char = self._take()
         if char in _CLASSES:
             found = _CLASSES[char]
-            return _Text(f"[{found.inside}]", f"[{found.json}]" if found.json else None, 1)
+            json = f"[{found.json}]" if found.json else None
+            return _Text(f"[{found.inside}]", json, 1, exact=False)
         if char in "bB":
             raise PatternError(f"a word boundary at position {start} cannot be enforced")
         return _char(self._escaped_char(char, start))
@@ -261,6 +265,7 @@ class _Parser:
             raise PatternError(f"']' right after '[' at position {start}: write '\\]'")
         items: list[str] = []
         json: list[str] = []
+        exact = True
         while self._peek() != "]":
             first = self._class_item()
             last = first
@@ -268,6 +273,7 @@ class _Parser:
                 self._at += 1
                 last = self._class_item()
             if isinstance(first, _Class):
+                exact = False
                 # Inside a negation the wider reading is the safe one.
                 items.append(first.around if negated else first.inside)
                 json.append(first.json_around if negated else first.json)
@@ -283,6 +289,7 @@ class _Parser:
             f"[{'^' * negated}{''.join(items)}]",
             f"[{'^' * negated}{''.join(json)}]" if all(json) else None,
             1,
+            exact=exact,
         )
 
     def _class_item(self) -> str | _Class:
@@ -400,6 +407,18 @@ class _Emitter:
             tail, items, right = self.whole(items[-1], False, True), items[:-1], False
         body = head + "".join(map(self.part, items)) + tail
         return f"{self._gap if left else ''}{body}{self._gap if right else ''}"
+
+
+def _is_exact(node: _Node) -> bool:
+    match node:
+        case _Text():
+            return node.exact
+        case _Anchor(start):
+            return start  # Python's "$" also matches before a final newline
+        case _Repeat(body):
+            return _is_exact(body)
+        case _Sequence(children) | _Choice(children):
+            return all(map(_is_exact, children))
 
 
 def _prefix(node: _Node) -> str:

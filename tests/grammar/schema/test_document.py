@@ -49,6 +49,25 @@ def test_all_else_is_refused_and_nothing_is_fetched(reference: str) -> None:
         Document(ROOT_SCHEMA).resolve(reference, "$.here")
 
 
+@pytest.mark.parametrize(
+    ("definition", "path"),
+    [
+        ({"$ref": "#/$defs/x"}, "$.$defs.x"),
+        ({"allOf": [{"$ref": "#/$defs/x"}]}, "$.$defs.x"),
+        ({"anyOf": [{"type": "null"}, {"not": {"$ref": "#/$defs/x"}}]}, "$.$defs.x"),
+        ({"$ref": "#/$defs/y"}, "$.$defs.x"),
+    ],
+)
+def test_references_in_a_circle_are_refused(definition: Any, path: str) -> None:
+    schema = {"$defs": {"x": definition, "y": {"$ref": "#/$defs/x"}}}
+    with pytest.raises(InvalidGrammar, match="back to itself"):
+        Document(schema)
+
+
+def test_recursion_through_a_member_is_no_circle() -> None:
+    Document({"properties": {"next": {"$ref": "#"}}, "items": {"anyOf": [{"$ref": "#"}, True]}})
+
+
 def test_values_are_checked_against_subschemas_in_their_document() -> None:
     document = Document(ROOT_SCHEMA)
     assert document.is_valid(1, {"$ref": "#/$defs/a%20b"})

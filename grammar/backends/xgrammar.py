@@ -1,0 +1,105 @@
+"""xgrammar: a pushdown automaton with masks precomputed for every state.
+
+Importing the library imports torch and transformers, so that this module may only be imported
+where a grammar needs it: in the engine's process, which has torch anyway, and in compile workers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import xgrammar
+
+from grammar.backends.base import MAX_WHITESPACE
+from grammar.errors import InvalidGrammar
+from grammar.spec import GrammarSpec, Kind
+from grammar.vocabulary import Mask, Vocabulary
+
+
+class XGrammarBackend:
+    name = "xgrammar"
+    kinds: frozenset[Kind] = frozenset({"json_schema", "json_object", "regex", "choice", "ebnf"})
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        # A token without bytes is what it calls special: never allowed.
+        specials = vocabulary.special_ids
+        texts = [b"" if i in specials else token for i, token in enumerate(vocabulary.tokens)]
+        self._info = xgrammar.TokenizerInfo(
+            texts, vocab_size=vocabulary.size, stop_token_ids=sorted(vocabulary.eos_token_ids)
+        )
+        self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
+
+    def compile(self, spec: GrammarSpec) -> XGrammarGrammar:
+        try:
+            return XGrammarGrammar(self._compile(spec))
+        except RuntimeError as error:
+            raise InvalidGrammar("$", _message(error)) from None
+
+    def load(self, spec: GrammarSpec, data: bytes) -> XGrammarGrammar:
+        return XGrammarGrammar(xgrammar.CompiledGrammar.deserialize_json(data.decode(), self._info))
+
+    def _compile(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
+        match spec.kind:
+            case "json_schema":
+                return self._compile_schema(spec.source)
+            case "json_object":
+                return self._compile_schema('{"type": "object"}')
+            case "regex":
+                return self._compiler.compile_regex(spec.source)
+            case "choice":
+                options = " | ".join(json.dumps(choice) for choice in spec.document())
+                return self._compiler.compile_grammar(f"root ::= {options}")
+            case "ebnf" if re.search(r"^\s*[\w-]+\s*::=", spec.source, re.MULTILINE):
+                return self._compiler.compile_grammar(spec.source)
+            case "ebnf":
+                return self._compiler.compile_lark(spec.source)
+            case kind:
+                raise InvalidGrammar("$", f"xgrammar does not take {kind}")
+
+    def _compile_schema(self, source: str) -> xgrammar.CompiledGrammar:
+        return self._compiler.compile_json_schema(
+            source, any_whitespace=True, strict_mode=False, max_whitespace_cnt=MAX_WHITESPACE
+        )
+
+
+class XGrammarGrammar:
+    def __init__(self, grammar: xgrammar.CompiledGrammar) -> None:
+        self._grammar = grammar
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self._grammar.memory_size_bytes)
+
+    def matcher(self) -> XGrammarMatcher:
+        return XGrammarMatcher(xgrammar.GrammarMatcher(self._grammar))
+
+    def dump(self) -> bytes:
+        return self._grammar.serialize_json().encode()
+
+
+class XGrammarMatcher:
+    def __init__(self, matcher: xgrammar.GrammarMatcher) -> None:
+        self._matcher = matcher
+
+    def accept(self, token_id: int) -> bool:
+        return bool(self._matcher.accept_token(token_id))
+
+    def rollback(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens)
+
+    def fill(self, row: Mask) -> None:
+        if not self._matcher.fill_next_token_bitmask(row[None], 0):
+            row.fill(-1)
+
+    def is_accepting(self) -> bool:
+        return bool(self._matcher.is_completed())
+
+    def forced_bytes(self) -> bytes:
+        return self._matcher.find_jump_forward_string().encode()
+
+
+def _message(error: RuntimeError) -> str:
+    """The first line of the C++ message, without the time and the source file."""
+    line = str(error).strip().partition("\n")[0]
+    return re.sub(r"^\[[\d:]+\] \S+: ", "", line)

@@ -1,0 +1,89 @@
+"""From the schema an author wrote to one that a backend enforces to the letter.
+
+Each keyword is either told to the backend in a form known to be exact, or dropped and reported with
+the reason. So the lowered schema admits every document the author's does, up to how a value may be
+spelt (the order of members, ``1.0`` for ``1``, escapes that JSON does not need); and if nothing was
+dropped it admits no other. Keywords unknown to the standard are annotations and go no further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from grammar.schema import arrays, combinators, numbers, objects, strings, values
+from grammar.schema.document import Document, Schema
+from grammar.schema.patterns import Pattern
+from grammar.schema.scope import Finding, Scope
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What one backend makes of a JSON schema."""
+
+    name: str
+    merges: bool
+    """Whether it takes the conjunction of all keywords and of ``allOf``, or one family only."""
+    refusals: Callable[[Mapping[str, Any]], dict[str, str]]
+    """The keywords of a subschema that it ignores or misreads in that company, with the reason.
+    Not asked where values are listed: those are checked here."""
+    pattern: Callable[[Pattern], str | None]
+    """How it wants a pattern; None where it cannot take it."""
+    anything: dict[str, Any] = field(default_factory=dict)
+    """How it wants the schema that says nothing."""
+
+
+class Lowered(NamedTuple):
+    schema: Schema
+    findings: tuple[Finding, ...]
+
+    @property
+    def unenforced(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if not finding.enforced)
+
+
+_FAMILIES = (values, numbers, strings, arrays, objects, combinators)
+
+
+def lower(document: Document, dialect: Dialect) -> Lowered:
+    """Raises ``InvalidGrammar`` for a reference that leads nowhere."""
+    lowering = Lowering(document, dialect)
+    return Lowered(lowering.run(), tuple(lowering.findings))
+
+
+class Lowering:
+    """The state of one pass over a document."""
+
+    def __init__(self, document: Document, dialect: Dialect) -> None:
+        self.document = document
+        self.dialect = dialect
+        self.findings: list[Finding] = []
+        self._names: dict[str, str] = {}
+        self._pending: list[tuple[str, Schema, str]] = []
+
+    def run(self) -> Schema:
+        root = self.subschema(self.document.root, "$")
+        definitions: dict[str, Schema] = {}
+        while self._pending:
+            name, schema, path = self._pending.pop()
+            definitions[name] = self.subschema(schema, path)
+        return root | {"$defs": definitions} if definitions and isinstance(root, dict) else root
+
+    def subschema(self, schema: Schema, path: str) -> Schema:
+        if isinstance(schema, bool):
+            return self.dialect.anything if schema else False
+        scope = Scope(self, schema, path)
+        for family in _FAMILIES:
+            if not scope.is_settled:
+                family.lower(scope)
+        result = scope.result()
+        return self.dialect.anything if result == {} else result
+
+    def reference(self, reference: str, path: str) -> str:
+        """The reference to use in the lowered schema, where all definitions lie side by side."""
+        schema, target = self.document.resolve(reference, path)
+        if target not in self._names:
+            self._names[target] = f"d{len(self._names)}"
+            self._pending.append((self._names[target], schema, target))
+        return f"#/$defs/{self._names[target]}"

@@ -1,0 +1,113 @@
+"""One subschema on its way to a backend: what it says, and what of it the backend will be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from grammar.schema.document import Document, Schema
+from grammar.schema.forms import CONSTRAINTS, TYPES
+from grammar.schema.paths import child
+
+if TYPE_CHECKING:
+    from grammar.schema.lowering import Dialect, Lowering
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What becomes of one keyword under one backend."""
+
+    keyword: str
+    path: str
+    """Of the keyword itself."""
+    enforced: bool
+    reason: str = ""
+    """Why it is not."""
+
+
+class Scope:
+    """One subschema: ``schema`` as the author wrote it, ``lowered`` as the backend will get it.
+
+    Every constraint must be reported once, by ``enforce``, ``keep`` or ``drop``. Dropping one only
+    ever admits more documents.
+    """
+
+    def __init__(self, lowering: Lowering, schema: dict[str, Any], path: str) -> None:
+        self.lowering = lowering
+        self.path = path
+        self.lowered: dict[str, Any] = {}
+        self._also: list[Schema] = []
+        self._settled: Schema | None = None
+        listed = "enum" in schema or "const" in schema
+        refusals = {} if listed else lowering.dialect.refusals(schema)
+        self.schema = {key: value for key, value in schema.items() if key not in refusals}
+        for keyword, reason in refusals.items():
+            self.drop(keyword, reason)
+
+    @property
+    def dialect(self) -> Dialect:
+        return self.lowering.dialect
+
+    @property
+    def document(self) -> Document:
+        return self.lowering.document
+
+    @property
+    def types(self) -> frozenset[str]:
+        """The types a value can have here, as far as ``type`` says."""
+        declared = self.schema.get("type", TYPES)
+        return frozenset([declared] if isinstance(declared, str) else declared)
+
+    def present(self, keywords: Iterable[str]) -> list[str]:
+        return [keyword for keyword in keywords if keyword in self.schema]
+
+    def enforce(self, *keywords: str) -> None:
+        """Reports those of ``keywords`` that are there as enforced."""
+        for keyword in self.present(keywords):
+            self.lowering.findings.append(Finding(keyword, child(self.path, keyword), True))
+
+    def keep(self, keyword: str, value: Any) -> None:
+        """Tells the backend ``keyword: value``, and reports it as enforced."""
+        self.lowered[keyword] = value
+        self.enforce(keyword)
+
+    def drop(self, keyword: str, reason: str) -> None:
+        """Reports ``keyword`` as not enforced."""
+        finding = Finding(keyword, child(self.path, keyword), False, reason)
+        self.lowering.findings.append(finding)
+
+    def also(self, schema: Schema) -> None:
+        """Tells the backend a schema that must hold besides; for a dialect that merges."""
+        assert self.dialect.merges
+        self._also.append(schema)
+
+    def settle(self, schema: Schema) -> None:
+        """Makes ``schema`` all that the backend is told here, and reports all keywords enforced."""
+        self.enforce(*(keyword for keyword in self.schema if keyword in CONSTRAINTS))
+        self._settled = schema
+
+    def rule_out(self, kind: str) -> None:
+        """Tells the backend that no value of this type can be."""
+        types = sorted(self.types - {kind})
+        self.lowered["type"] = types
+        if not types:
+            self._settled = False
+
+    @property
+    def is_settled(self) -> bool:
+        return self._settled is not None
+
+    def sub(self, schema: Schema, *steps: str | int) -> Schema:
+        """A subschema lowered; ``steps`` lead to it from here."""
+        path = self.path
+        for step in steps:
+            path = child(path, step)
+        return self.lowering.subschema(schema, path)
+
+    def result(self) -> Schema:
+        if self._settled is not None:
+            return self._settled
+        if self._also:
+            self.lowered["allOf"] = [*self.lowered.get("allOf", ()), *self._also]
+        return self.lowered

@@ -1,0 +1,77 @@
+"""``type``, ``enum``, ``const``: which values there can be at all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from grammar.schema.forms import CONSTRAINTS
+from grammar.schema.scope import Scope
+
+# The escapes of JSON that engines are told to use; other control characters have no spelling.
+_ESCAPABLE = frozenset("\b\f\n\r\t")
+
+
+def lower(scope: Scope) -> None:
+    if "enum" in scope.schema or "const" in scope.schema:
+        _lower_listed(scope)
+    elif "type" in scope.schema:
+        scope.keep("type", scope.schema["type"])
+
+
+def _lower_listed(scope: Scope) -> None:
+    """Leaves of the listed values those that the rest of the schema admits, whatever it says."""
+    keyword = "const" if "const" in scope.schema else "enum"
+    listed = [scope.schema["const"]] if keyword == "const" else scope.schema["enum"]
+    others = {k: v for k, v in scope.schema.items() if k in CONSTRAINTS and k != keyword}
+    # The values satisfy the list itself; with nothing beside it there is nothing to check.
+    admitted = [v for v in listed if not others or scope.document.is_valid(v, others)]
+    spoken = [_spelt(value) for value in admitted if _problem(value) is None]
+    if spoken or not admitted:
+        scope.settle({"enum": spoken} if spoken else False)
+    else:
+        scope.drop(keyword, f"{_problem(admitted[0])}")
+        if "type" in scope.schema:
+            scope.keep("type", scope.schema["type"])
+
+
+def is_plain(text: str) -> bool:
+    """Whether the text has exactly one spelling in JSON as engines write it."""
+    return not any((c < " " and c not in _ESCAPABLE) or c == "\x7f" or _surrogate(c) for c in text)
+
+
+def _surrogate(char: str) -> bool:
+    return "\ud800" <= char <= "\udfff"
+
+
+def _spelt(value: Any) -> Any:
+    """The value as every engine spells it: 1, not 1.0."""
+    match value:
+        case float() if value == int(value):
+            return int(value)
+        case list():
+            return [_spelt(item) for item in value]
+        case dict():
+            return {key: _spelt(item) for key, item in value.items()}
+    return value
+
+
+def _problem(value: Any) -> str | None:
+    """Why the value cannot be enforced literally, if it cannot."""
+    match value:
+        case str():
+            return None if is_plain(value) else "a control character without a short escape"
+        case bool() | None:
+            return None
+        case int():
+            return None if abs(value) < 2**63 else "an integer beyond 64 bits"
+        case float():
+            plain = value == 0 or (math.isfinite(value) and 1e-5 <= abs(value) < 1e15)
+            return None if plain else "a number that takes an exponent"
+        case list():
+            problems = map(_problem, value)
+        case dict():
+            problems = map(_problem, [*value.keys(), *value.values()])
+        case _:
+            raise AssertionError(value)
+    return next((problem for problem in problems if problem), None)
