@@ -71,8 +71,8 @@ class Folder:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
-    with EmbeddedPostgres(tmp_path_factory.mktemp("pg"), database="cli") as postgres:
+def folder(open_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+    with EmbeddedPostgres(open_folder / "pg", database="cli") as postgres:
         yield Folder(tmp_path_factory.mktemp("cli"), postgres.start())
 
 
