@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+OLD_PYTHON = Sluice needs Python 3.11 or newer, and "$(PYTHON)" is not; name one that is: make PYTHON=python3.12
 
-.PHONY: demo serve test lint bench clean
+.PHONY: demo serve test lint bench screenshot clean
 
 demo: $(STAMP)
 	@$(BIN)/sluice demo
@@ -25,11 +26,16 @@ bench: $(STAMP)
 	$(BIN)/python -m engine.bench
 	$(BIN)/sluice bench
 
+# The README's picture of the chat page, from a real demo in a real browser.
+screenshot: $(STAMP)
+	$(BIN)/python -m tests.e2e.screenshot
+
 clean:
 	rm -rf $(VENV) .sluice
 
 # Installed again whenever pyproject.toml changes.
 $(STAMP): pyproject.toml
+	$(if $(shell $(PYTHON) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),,$(error $(OLD_PYTHON)))
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --progress-bar on --editable '.[dev]'

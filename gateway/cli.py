@@ -7,6 +7,7 @@ anything else.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from pathlib import Path
@@ -57,10 +58,18 @@ def serve(
     config: Annotated[Path, typer.Option(help="The settings.")] = database.CONFIG_FILE,
 ) -> None:
     """Start the gateway and its engine with the settings of a file."""
+    import migrations
+    from engine.messages import LoadProgress
     from gateway import config as configuration
     from gateway import server
 
-    server.run(configuration.load(config))
+    def report(progress: LoadProgress) -> None:
+        logging.getLogger("sluice").info("%s (%.0f%%)", progress.message, 100 * progress.fraction)
+
+    settings = configuration.load(config)
+    if settings.tenants.dsn is not None:
+        asyncio.run(migrations.check(settings.tenants.dsn))
+    server.run(settings, on_progress=report)
 
 
 @app.command()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,12 +33,25 @@ async def gateway() -> AsyncIterator[Gateway]:
         yield gateway
 
 
+@pytest.fixture(scope="module")
+def open_folder() -> Iterator[Path]:
+    """A folder for PostgreSQL, which as root runs under another account.
+
+    Not pytest's own: every session of pytest shuts the folder above those to others again.
+    """
+    with tempfile.TemporaryDirectory(prefix="sluice-test-") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(scope="session")
-def demo_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoProcess]:
+def demo_process() -> Iterator[DemoProcess]:
     """``sluice demo``, ready. Who kills a part of it waits until it is whole again."""
     if reason := missing("pg"):
         pytest.skip(reason)
-    with DemoProcess(tmp_path_factory.mktemp("demo") / "data") as demo:
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-test-") as folder,
+        DemoProcess(Path(folder) / "data") as demo,
+    ):
         demo.wait_ready()
         yield demo
 

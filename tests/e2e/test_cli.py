@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.demo import MODEL_DIR
 from gateway import secrets
 from tenants.authenticator import Authenticator
 from tenants.embedded import EmbeddedPostgres
@@ -30,8 +32,12 @@ class Folder:
     def __init__(self, root: Path, dsn: str) -> None:
         self.root = root
         self.dsn = dsn
-        (root / "sluice.toml").write_text(
-            f'[engine]\nmodel = "m"\n[tenants]\ndsn = "{dsn}"\nsecrets_file = "secrets.json"\n'
+        self.write_settings("sluice.toml", model="m")
+
+    def write_settings(self, name: str, *, model: str) -> None:
+        (self.root / name).write_text(
+            f'[engine]\nmodel = "{model}"\n[server]\nport = 0\n'
+            f'[tenants]\ndsn = "{self.dsn}"\nsecrets_file = "secrets.json"\n'
         )
 
     def sluice(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -42,6 +48,15 @@ class Folder:
             capture_output=True,
             text=True,
             timeout=60,
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gateway", *arguments],
+            cwd=self.root,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def ok(self, *arguments: str) -> str:
@@ -71,8 +86,8 @@ class Folder:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
-    with EmbeddedPostgres(tmp_path_factory.mktemp("pg"), database="cli") as postgres:
+def folder(open_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+    with EmbeddedPostgres(open_folder / "pg", database="cli") as postgres:
         yield Folder(tmp_path_factory.mktemp("cli"), postgres.start())
 
 
@@ -151,3 +166,74 @@ def test_a_table_on_a_terminal_has_headings(migrated: Folder) -> None:
         check=True,
     )
     assert "weight" in done.stdout
+
+
+def test_serve_tells_its_progress_answers_and_stops(migrated: Folder) -> None:
+    migrated.ok("tenant", "create", "served")
+    key = migrated.ok("key", "create", "served").strip()
+    migrated.write_settings("serve.toml", model=str(MODEL_DIR))
+    process = migrated.start("serve", "--config", "serve.toml")
+    assert process.stderr is not None
+    try:
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "serving on" in line:
+                break
+        assert any("Loading" in line for line in lines), lines
+        url = lines[-1].split()[-1]
+        answer = migrated.ok(
+            *("chat", "--url", url, "--key", key, "--temperature", "0"),
+            "What is the capital of France?",
+        )
+        assert "Paris" in answer
+    finally:
+        process.terminate()
+        rest = process.communicate(timeout=20)[1]
+    assert process.returncode == 0, rest
+    assert "Traceback" not in rest
+
+
+def damaged(folder: Path, damage: str) -> None:
+    """A copy of the bundled model with one thing wrong."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if damage == "folder":
+        return
+    shutil.copytree(MODEL_DIR, folder)
+    if damage == "model.safetensors":
+        os.truncate(folder / damage, 100_000)
+    elif damage == "config.json":
+        (folder / damage).write_text("{")
+    else:
+        (folder / damage).unlink()
+
+
+@pytest.mark.parametrize("damage", ["folder", "tokenizer.json", "config.json", "model.safetensors"])
+def test_serve_with_an_unreadable_model(migrated: Folder, damage: str) -> None:
+    damaged(migrated.root / "gone", damage)
+    migrated.write_settings("gone.toml", model="gone")
+    done = migrated.sluice("serve", "--config", "gone.toml")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("sluice: ")
+    assert "gone" in line
+    if damage != "folder":
+        assert damage in line
+
+
+def test_serve_without_its_secrets(migrated: Folder, tmp_path: Path) -> None:
+    (tmp_path / "sluice.toml").write_text(
+        f'[engine]\nmodel = "{MODEL_DIR}"\n[tenants]\ndsn = "{migrated.dsn}"\n'
+    )
+    line = Folder.complaint(migrated, "serve", "--config", str(tmp_path / "sluice.toml"))
+    assert "secrets.json: no such file" in line
+
+
+def test_serve_with_a_schema_of_another_version(open_folder: Path, migrated: Folder) -> None:
+    with EmbeddedPostgres(open_folder / "pg", database="fresh") as postgres:
+        (migrated.root / "fresh.toml").write_text(
+            f'[engine]\nmodel = "{MODEL_DIR}"\n[server]\nport = 0\n'
+            f'[tenants]\ndsn = "{postgres.start()}"\nsecrets_file = "secrets.json"\n'
+        )
+        assert "run `sluice migrate`" in migrated.complaint("serve", "--config", "fresh.toml")

@@ -103,9 +103,9 @@ def test_torch_is_in_the_engine_and_not_in_the_gateway(demo_process: DemoProcess
 
 
 @pytest.fixture(scope="module")
-def used_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def used_folder(open_folder: Path) -> tuple[Path, dict[str, Any]]:
     """The data folder of a demo that ran and was asked something, and its ready file."""
-    folder = tmp_path_factory.mktemp("used") / "data"
+    folder = open_folder / "used"
     with DemoProcess(folder) as first:
         ready = first.wait_ready()
         ask(ready)
@@ -165,9 +165,9 @@ def test_a_second_ctrl_c_does_not_wait_for_requests(
     ],
 )
 def test_it_can_be_stopped_while_it_starts(
-    tmp_path: Path, number: signal.Signals, moment: str
+    open_folder: Path, number: signal.Signals, moment: str
 ) -> None:
-    with DemoProcess(tmp_path / "data") as demo:
+    with DemoProcess(open_folder / moment) as demo:
         while moment not in demo.output():
             assert demo.process.poll() is None, demo.output()
             time.sleep(0.01)
