@@ -24,6 +24,7 @@ from tenants.names import (
     check_key,
     check_models,
     check_priority,
+    check_range,
     check_scopes,
     check_weight,
     normalize_name,
@@ -37,6 +38,7 @@ from tenants.types import (
     Scope,
     Tenant,
     UsageEvent,
+    UsageHour,
     UsageTotals,
 )
 
@@ -254,7 +256,40 @@ class MemoryStore(Store):
             prompt_tokens=sum(event.prompt_tokens for event in events),
             cached_tokens=sum(event.cached_tokens for event in events),
             completion_tokens=sum(event.completion_tokens for event in events),
+            cost_micro=sum(event.cost_micro for event in events),
         )
+
+    async def list_usage(
+        self, tenant_id: UUID, start: datetime, end: datetime
+    ) -> Sequence[UsageHour]:
+        check_range(start, end)
+        projects = {stored.key.id: stored.key.project_id for stored in self._keys.values()}
+        hours: dict[tuple[object, ...], UsageHour] = {}
+        for event in self._ledger.values():
+            hour = event.created_at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+            if event.tenant_id != tenant_id or not start <= hour < end:
+                continue
+            project_id = projects[event.key_id]
+            group = (hour, project_id, event.key_id, event.model)
+            sums = hours.get(group) or UsageHour(
+                tenant_id=tenant_id,
+                project_id=project_id,
+                key_id=event.key_id,
+                model=event.model,
+                hour=hour,
+            )
+            hours[group] = msgspec.structs.replace(
+                sums,
+                requests=sums.requests + 1,
+                prompt_tokens=sums.prompt_tokens + event.prompt_tokens,
+                cached_tokens=sums.cached_tokens + event.cached_tokens,
+                completion_tokens=sums.completion_tokens + event.completion_tokens,
+                cost_micro=sums.cost_micro + event.cost_micro,
+            )
+        return [hours[group] for group in sorted(hours)]
+
+    async def maintain(self) -> None:
+        """Memory has no partitions."""
 
     async def ping(self) -> None:
         """Memory always answers."""

@@ -99,3 +99,12 @@ def check_grace(grace: timedelta) -> timedelta:
     if not timedelta() <= grace <= timedelta(days=366):
         raise InvalidValue("grace", f"must be within 0 and 366 days, is {grace}")
     return grace
+
+
+def check_range(start: datetime, end: datetime) -> None:
+    """A time span with its zones, not backwards. Raises ``InvalidValue``."""
+    for field, moment in (("start", start), ("end", end)):
+        if moment.tzinfo is None:
+            raise InvalidValue(field, "needs a time zone")
+    if end < start:
+        raise InvalidValue("end", "must not be before start")

@@ -32,6 +32,7 @@ from tenants.names import (
     check_key,
     check_models,
     check_priority,
+    check_range,
     check_scopes,
     check_weight,
     normalize_name,
@@ -45,6 +46,7 @@ from tenants.types import (
     Scope,
     Tenant,
     UsageEvent,
+    UsageHour,
     UsageTotals,
 )
 
@@ -232,7 +234,7 @@ class PostgresStore(Store):
         await self._all("touch_keys", list(last_used), list(last_used.values()))
 
     async def record_usage(self, event: UsageEvent) -> bool:
-        rows = await self._all(
+        row = await self._one(
             "record_usage",
             event.request_id,
             event.tenant_id,
@@ -244,12 +246,23 @@ class PostgresStore(Store):
             event.completion_tokens,
             event.created_at,
             None if event.end_user is None else normalize_name("end_user", event.end_user),
+            event.cost_micro,
             violations={"usage_event_key_id_fkey": KeyNotFound(event.key_id)},
         )
-        return len(rows) == 1
+        written: bool = row["written"]
+        return written
 
     async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
         return UsageTotals(**await self._one("usage_totals", tenant_id))
+
+    async def list_usage(
+        self, tenant_id: UUID, start: datetime, end: datetime
+    ) -> Sequence[UsageHour]:
+        check_range(start, end)
+        return [UsageHour(**row) for row in await self._all("list_usage", tenant_id, start, end)]
+
+    async def maintain(self) -> None:
+        await self._one("add_partitions")
 
     async def ping(self) -> None:
         await self._one("ping")

@@ -120,24 +120,33 @@ FROM used
 WHERE k.id = used.id;
 
 -- name: record_usage
--- One row per request; returns nothing when the request is in the ledger already.
-INSERT INTO usage_event (
-    request_id, tenant_id, key_id, model, status,
-    prompt_tokens, cached_tokens, completion_tokens, created_at, end_user
-)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
-ON CONFLICT (request_id) DO NOTHING
-RETURNING request_id;
+-- Ledger, sums by the hour and the mark against doubles in one transaction; false when it was there.
+SELECT ledger_append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) AS written;
 
 -- name: usage_totals
--- Sums over a tenant's ledger.
+-- Sums over a tenant's ledger, from the sums by the hour.
 SELECT
-    count(*) AS requests,
+    coalesce(sum(requests), 0)::bigint AS requests,
     coalesce(sum(prompt_tokens), 0)::bigint AS prompt_tokens,
     coalesce(sum(cached_tokens), 0)::bigint AS cached_tokens,
-    coalesce(sum(completion_tokens), 0)::bigint AS completion_tokens
-FROM usage_event
+    coalesce(sum(completion_tokens), 0)::bigint AS completion_tokens,
+    coalesce(sum(cost_micro), 0)::bigint AS cost_micro
+FROM usage_rollup
 WHERE tenant_id = $1;
+
+-- name: list_usage
+-- A tenant's sums by the hour.
+SELECT
+    u.tenant_id, k.project_id, u.key_id, u.model, u.hour,
+    u.requests, u.prompt_tokens, u.cached_tokens, u.completion_tokens, u.cost_micro
+FROM usage_rollup AS u
+JOIN api_key AS k ON k.id = u.key_id
+WHERE u.tenant_id = $1 AND u.hour >= $2 AND u.hour < $3
+ORDER BY u.hour, k.project_id, u.key_id, u.model COLLATE "C";
+
+-- name: add_partitions
+-- The ledger's partitions of this month and the next two.
+SELECT usage_event_add_partitions(now()::date, 3) AS added;
 
 -- name: ping
 -- The cheapest statement that proves the server answers.

@@ -8,7 +8,16 @@ from types import MappingProxyType
 from typing import Protocol
 from uuid import UUID
 
-from tenants.types import ApiKey, KeyRecord, Project, Scope, Tenant, UsageEvent, UsageTotals
+from tenants.types import (
+    ApiKey,
+    KeyRecord,
+    Project,
+    Scope,
+    Tenant,
+    UsageEvent,
+    UsageHour,
+    UsageTotals,
+)
 
 
 class Store(Protocol):
@@ -98,6 +107,14 @@ class Store(Protocol):
 
     async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
         """Sums over the tenant's ledger."""
+
+    async def list_usage(
+        self, tenant_id: UUID, start: datetime, end: datetime
+    ) -> Sequence[UsageHour]:
+        """A tenant's sums by hour, project, key and model, for ``start <= hour < end``."""
+
+    async def maintain(self) -> None:
+        """What has to be done once a day: partitions for the ledger of the months to come."""
 
     async def ping(self) -> None:
         """Return when the store answers."""

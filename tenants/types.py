@@ -16,6 +16,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 UsageStatus = Literal["stop", "length", "tool_calls", "cancelled", "disconnected", "error"]
 USAGE_STATUSES: tuple[UsageStatus, ...] = get_args(UsageStatus)
 
+MAX_COST_MICRO = 10**15
 MAX_TOKENS = 2**31 - 1
 """Of one request; sums are 64 bits wide."""
 
@@ -98,11 +99,15 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     end_user: str | None = None
     """Whom the tenant says it asked for: the request's ``user``."""
+    cost_micro: int = 0
+    """Millionths of the currency of the prices."""
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
             if not 0 <= getattr(self, name) <= MAX_TOKENS:
                 raise InvalidValue(name, f"must be within 0..{MAX_TOKENS}")
+        if not 0 <= self.cost_micro <= MAX_COST_MICRO:
+            raise InvalidValue("cost_micro", f"must be within 0..{MAX_COST_MICRO}")
         if self.cached_tokens > self.prompt_tokens:
             raise InvalidValue("cached_tokens", "cannot exceed prompt_tokens")
         if self.status not in USAGE_STATUSES:
@@ -118,3 +123,19 @@ class UsageTotals(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    cost_micro: int = 0
+
+
+class UsageHour(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over an hour of a tenant's ledger, for one key and model."""
+
+    tenant_id: UUID
+    project_id: UUID
+    key_id: UUID
+    model: str
+    hour: datetime
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost_micro: int = 0

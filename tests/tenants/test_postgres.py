@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
@@ -178,11 +179,27 @@ class TestFailures:
         for statement in (
             "UPDATE usage_event SET completion_tokens = 0",
             "DELETE FROM usage_event",
+            f"DELETE FROM usage_event_{datetime.now(UTC):%Y_%m}",
             "TRUNCATE usage_event",
         ):
             with pytest.raises(asyncpg.RestrictViolationError, match="append-only"):
                 await execute(pg_dsn, statement)
         assert (await pg_store.usage_totals(principal.tenant.id)).completion_tokens == 20
+
+    async def test_ledger_is_kept_by_month(self, pg_dsn: str, pg_store: PostgresStore) -> None:
+        _, principal = await make_key(pg_store)
+        now = datetime.now(UTC)
+        for at in (now, now.replace(year=2001)):
+            await pg_store.record_usage(make_event(principal.key, created_at=at))
+        connection = await asyncpg.connect(pg_dsn)
+        rows = await connection.fetch("SELECT tableoid::regclass::text FROM usage_event ORDER BY 1")
+        assert [row[0] for row in rows] == [f"usage_event_{now:%Y_%m}", "usage_event_default"]
+        await connection.execute("SELECT usage_event_add_partitions('2040-12-31', 2)")
+        for day in (datetime(2040, 12, 1, tzinfo=UTC), datetime(2041, 1, 31, 23, tzinfo=UTC)):
+            await pg_store.record_usage(make_event(principal.key, created_at=day))
+        assert await connection.fetchval("SELECT count(*) FROM usage_event_2040_12") == 1
+        assert await connection.fetchval("SELECT count(*) FROM usage_event_2041_01") == 1
+        await connection.close()
 
 
 class TestOutage:

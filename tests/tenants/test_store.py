@@ -451,6 +451,49 @@ class TestUsage:
                 await store.record_usage(event)
         assert await store.usage_totals(two.tenant.id) == UsageTotals()
 
+    async def test_hours_add_up_to_the_totals(self, store: Store) -> None:
+        _, one = await make_key(store, "one")
+        project = await store.create_project(one.tenant.id, "web")
+        other = await store.create_key(
+            one.tenant.id,
+            public_id="A" * 12,
+            key_hash=random_hash(),
+            name="x",
+            scopes=["chat"],
+            project_id=project.id,
+        )
+        start = datetime(2031, 1, 31, 22, 59, 59, 999999, tzinfo=UTC)
+        for key in (one.key, other):
+            for model in ("demo", "other"):
+                for minutes in range(0, 180, 20):
+                    at = start + timedelta(minutes=minutes)
+                    event = make_event(key, model=model, created_at=at, cost_micro=7)
+                    assert await store.record_usage(event)
+        hours = await store.list_usage(
+            one.tenant.id, start - timedelta(hours=1), start + timedelta(days=1)
+        )
+        assert len(hours) == 2 * 2 * 4
+        assert [hour.requests for hour in hours] == [1] * 4 + [3] * 8 + [2] * 4
+        assert {(hour.key_id, hour.project_id) for hour in hours} == {
+            (key.id, key.project_id) for key in (one.key, other)
+        }
+        totals = await store.usage_totals(one.tenant.id)
+        for field in UsageTotals.__struct_fields__:
+            assert getattr(totals, field) == sum(getattr(hour, field) for hour in hours)
+        assert (totals.requests, totals.cost_micro) == (36, 252)
+
+        from_eleven = start + timedelta(microseconds=1)
+        part = await store.list_usage(one.tenant.id, from_eleven, from_eleven + timedelta(hours=2))
+        assert list(part) == [hour for hour in hours if hour.requests == 3]
+        assert await store.list_usage(uuid4(), start, start + timedelta(days=1)) == []
+
+    async def test_span_of_hours_is_checked(self, store: Store) -> None:
+        now = datetime.now(UTC)
+        with pytest.raises(InvalidValue, match="start"):
+            await store.list_usage(uuid4(), now.replace(tzinfo=None), now)
+        with pytest.raises(InvalidValue, match="end"):
+            await store.list_usage(uuid4(), now, now - timedelta(seconds=1))
+
     async def test_end_user_is_optional_and_checked(self, store: Store) -> None:
         _, principal = await make_key(store)
         assert await store.record_usage(make_event(principal.key, end_user="user-17"))
@@ -507,3 +550,8 @@ async def test_ping_answers(store: Store) -> None:
 async def test_close_is_idempotent(store: Store) -> None:
     await store.close()
     await store.close()
+
+
+async def test_maintenance_is_idempotent(store: Store) -> None:
+    await store.maintain()
+    await store.maintain()
