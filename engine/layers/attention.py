@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from engine.attention.base import StepAttention
 from engine.layers.linear import Linear
+from engine.layers.module import Module
 from kernels import ops
 
 KVCache = list[tuple[torch.Tensor, torch.Tensor]]
@@ -27,7 +27,7 @@ class StepContext:
     kv_cache: KVCache
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Module):
     """Fused QKV, rotary embedding, grouped-query attention, output projection."""
 
     def __init__(
@@ -42,7 +42,6 @@ class SelfAttention(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        super().__init__()
         self.layer = layer
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
@@ -58,12 +57,11 @@ class SelfAttention(nn.Module):
         )
         self.o_proj = Linear(q_size, {"": hidden_size}, bias=bias, dtype=dtype, device=device)
 
-    def forward(self, x: torch.Tensor, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
         """x: [num_tokens, hidden]; cos_sin: see ``ops.rope_and_cache``."""
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
+        q, k, v = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         k_cache, v_cache = step.kv_cache[self.layer]
         ops.rope_and_cache(q, k, v, k_cache, v_cache, cos_sin, step.positions, step.slots)
         attended = step.attend(q, k_cache, v_cache, self.scale)
-        out: torch.Tensor = self.o_proj(attended.view(x.shape[0], -1))
-        return out
+        return self.o_proj(attended.view(x.shape[0], -1))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
+from engine.layers.module import Module
 from engine.layers.parameter import Weight
 
 
-class Embedding(nn.Module):
+class Embedding(Module):
     def __init__(
         self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__()
         self.weight = Weight(torch.empty(vocab_size, hidden_size, dtype=dtype, device=device))
 
-    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids: [num_tokens] int64; returns [num_tokens, hidden]."""
-        return F.embedding(token_ids, self.weight)
+        return F.embedding(token_ids, self.weight.data)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
+from engine.layers.module import Module
 from engine.layers.parameter import Weight
 from kernels import onednn
 
 
-class Linear(nn.Module):
+class Linear(Module):
     """``x @ weight.T + bias``; ``parts`` maps checkpoint names to their output features."""
 
     def __init__(
@@ -24,7 +24,6 @@ class Linear(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        super().__init__()
         out_features = sum(parts.values())
         shape = (out_features, in_features)
         self.weight = Weight(torch.empty(shape, dtype=dtype, device=device), parts)
@@ -34,33 +33,32 @@ class Linear(nn.Module):
         self._packed: torch.Tensor | None = None
 
     def pack(self) -> None:
-        """Call once the weight is loaded: replaces it by a packed copy where that is faster."""
-        if _packs(self.weight):
+        if _packs(self.weight.data):
             self._packed = onednn.pack(self.weight.data)
             self.weight.data = self.weight.data.new_empty(0)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.data
         if self._packed is not None:
-            return onednn.linear(x, self._packed, self.bias)
-        return F.linear(x, self.weight, self.bias)
+            return onednn.linear(x, self._packed, bias)
+        return F.linear(x, self.weight.data, bias)
 
 
-class TiedLinear(nn.Module):
+class TiedLinear(Module):
     """A language model head that shares the weight of the embedding."""
 
     def __init__(self, weight: Weight) -> None:
-        super().__init__()
-        self._weight = [weight]  # In a list, so that it is not a parameter of this module too.
+        self._weight = weight
         self._packed: torch.Tensor | None = None
 
     def pack(self) -> None:
-        if _packs(self._weight[0]):
-            self._packed = onednn.pack(self._weight[0].data)
+        if _packs(self._weight.data):
+            self._packed = onednn.pack(self._weight.data)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             return onednn.linear(x, self._packed, None)
-        return F.linear(x, self._weight[0])
+        return F.linear(x, self._weight.data)
 
 
 def _packs(weight: torch.Tensor) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from engine.layers.linear import Linear
+from engine.layers.module import Module
 from kernels import ops
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Module):
     def __init__(
         self,
         hidden_size: int,
@@ -19,7 +19,6 @@ class GatedMLP(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        super().__init__()
         self.gate_up_proj = Linear(
             hidden_size,
             {"gate_proj": intermediate_size, "up_proj": intermediate_size},
@@ -31,6 +30,5 @@ class GatedMLP(nn.Module):
             intermediate_size, {"": hidden_size}, bias=bias, dtype=dtype, device=device
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down_proj(ops.silu_mul(self.gate_up_proj(x)))
-        return out
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(ops.silu_mul(self.gate_up_proj(x)))

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
 
 
-class Weight(nn.Parameter):
+class Weight:
     """A parameter made of ``parts``: ranges of its first dimension, by checkpoint name.
 
     A fused QKV weight, say, has the parts q_proj, k_proj and v_proj; a plain one has the part "".
     """
 
-    parts: Mapping[str, slice]
+    __slots__ = ("data", "parts")
 
-    def __new__(cls, data: torch.Tensor, parts: Mapping[str, int] | None = None) -> Weight:
+    def __init__(self, data: torch.Tensor, parts: Mapping[str, int] | None = None) -> None:
         """parts: rows of each part, in their order; None: one part, the whole."""
-        weight = super().__new__(cls, data, requires_grad=False)
-        weight.parts = _ranges(parts or {"": data.shape[0]})
-        return weight
+        self.data = data
+        self.parts = _ranges(parts or {"": data.shape[0]})
 
     def part(self, name: str) -> torch.Tensor:
         """The view a checkpoint tensor is copied to. Raises ``KeyError`` for an unknown part."""

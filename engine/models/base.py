@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from engine.layers.attention import StepContext
+from engine.layers.module import Module
 from engine.layers.rope import RopeConfig
 
 
@@ -34,11 +35,24 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
 
 
-class Model(Protocol):
-    """A decoder. Modules beyond this protocol (``named_parameters``) come from ``nn.Module``."""
+class Model(Module, ABC):
+    """A decoder."""
 
+    @abstractmethod
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        max_model_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Lay the weights out, without values yet."""
+
+    @abstractmethod
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         """token_ids: [num_tokens] int64; returns [num_tokens, hidden], normed."""
 
+    @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [num_rows, hidden]; returns [num_rows, vocab] float32."""

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from engine.layers.attention import SelfAttention, StepContext
 from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mlp import GatedMLP
+from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import cos_sin_table
-from engine.models.base import ModelConfig
+from engine.models.base import Model, ModelConfig
 
 
-class LlamaDecoderLayer(nn.Module):
+class LlamaDecoderLayer(Module):
     def __init__(
         self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device)
         self.self_attn = SelfAttention(
@@ -36,7 +35,7 @@ class LlamaDecoderLayer(nn.Module):
             hidden, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, device=device
         )
 
-    def forward(
+    def __call__(
         self,
         x: torch.Tensor,
         residual: torch.Tensor | None,
@@ -53,33 +52,29 @@ class LlamaDecoderLayer(nn.Module):
         return self.mlp(self.post_attention_layernorm(attended, residual)), residual
 
 
-class LlamaModel(nn.Module):
+class LlamaModel(Module):
     def __init__(
         self, config: ModelConfig, max_model_len: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__()
         self.embed_tokens = Embedding(
             config.vocab_size, config.hidden_size, dtype=dtype, device=device
         )
-        self.layers = nn.ModuleList(
+        self.layers = [
             LlamaDecoderLayer(config, i, dtype=dtype, device=device)
             for i in range(config.num_layers)
-        )
+        ]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self.cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len, device)
 
-    def forward(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
-        x: torch.Tensor = self.embed_tokens(token_ids)
+    def __call__(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
+        x = self.embed_tokens(token_ids)
         residual: torch.Tensor | None = None
         for layer in self.layers:
             x, residual = layer(x, residual, self.cos_sin, step)
-        out: torch.Tensor = self.norm(x, residual)
-        return out
+        return self.norm(x, residual)
 
 
-class LlamaForCausalLM(nn.Module):
-    """Implements ``engine.models.base.Model``."""
-
+class LlamaForCausalLM(Model):
     def __init__(
         self,
         config: ModelConfig,
@@ -88,9 +83,8 @@ class LlamaForCausalLM(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        super().__init__()
         self.model = LlamaModel(config, max_model_len, dtype=dtype, device=device)
-        self.lm_head: nn.Module = (
+        self.lm_head: Linear | TiedLinear = (
             TiedLinear(self.model.embed_tokens.weight)
             if config.tie_word_embeddings
             else Linear(
@@ -103,9 +97,7 @@ class LlamaForCausalLM(nn.Module):
         )
 
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
-        out: torch.Tensor = self.model(token_ids, step)
-        return out
+        return self.model(token_ids, step)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.lm_head(hidden)
-        return out.float()
+        return self.lm_head(hidden).float()

@@ -6,7 +6,6 @@ To add a model: write its file, add its line here.
 from __future__ import annotations
 
 import importlib
-from typing import cast
 
 import torch
 
@@ -29,7 +28,5 @@ def create_model(
             f"only {', '.join(_ARCHITECTURES)}"
         )
     module, _, name = target.partition(":")
-    model_class = getattr(importlib.import_module(module), name)
-    return cast(
-        "Model", model_class(config, max_model_len=max_model_len, dtype=dtype, device=device)
-    )
+    model_class: type[Model] = getattr(importlib.import_module(module), name)
+    return model_class(config, max_model_len=max_model_len, dtype=dtype, device=device)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
-from torch import nn
 
 from engine.attention.select import select_backend
 from engine.config import EngineConfig
@@ -107,12 +105,8 @@ def _load_weights(
     def scaled(progress: LoadProgress) -> None:
         report(LoadProgress(progress.message, 0.05 + 0.85 * progress.fraction))
 
-    module = cast("nn.Module", model)  # Every model is one; a protocol cannot say so.
     with torch.inference_mode():
         load_weights(
-            module, config.model_dir, tied=model_config.tie_word_embeddings, on_progress=scaled
+            model, config.model_dir, tied=model_config.tie_word_embeddings, on_progress=scaled
         )
-        for layer in module.modules():
-            pack = getattr(layer, "pack", None)
-            if pack is not None:
-                pack()
+        model.pack()

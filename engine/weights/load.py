@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
 
 from engine.errors import ModelLoadError
+from engine.layers.module import Module
 from engine.messages import LoadProgress
 from engine.weights.names import is_ignored, targets
 from engine.weights.shard import load_shard
@@ -26,7 +26,7 @@ class _Index(msgspec.Struct):
 
 
 def load_weights(
-    model: nn.Module, model_dir: Path, *, tied: bool, on_progress: OnProgress | None = None
+    model: Module, model_dir: Path, *, tied: bool, on_progress: OnProgress | None = None
 ) -> None:
     """Fill every parameter of ``model``. ``ModelLoadError`` names what is missing or too much."""
     missing = targets(model)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
-
+from engine.layers.module import Module
 from engine.layers.parameter import Weight
 
 
@@ -17,15 +16,14 @@ class Target:
     part: str
 
 
-def targets(model: nn.Module) -> dict[str, Target]:
+def targets(model: Module) -> dict[str, Target]:
     """Every checkpoint tensor ``model`` needs, by its name in the checkpoint.
 
     The part q_proj of ``self_attn.qkv_proj.weight`` is ``self_attn.q_proj.weight`` in the
     checkpoint; a parameter of one part bears the same name in both.
     """
     found = {}
-    for name, weight in model.named_parameters():
-        assert isinstance(weight, Weight), f"{name} cannot be loaded"
+    for name, weight in model.named_weights():
         for part in weight.parts:
             found[_checkpoint_name(name, part)] = Target(weight, part)
     return found

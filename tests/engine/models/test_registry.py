@@ -67,10 +67,7 @@ def test_a_llama_wants_exactly_the_tensors_of_transformers(tied: bool, bias: boo
             mlp_bias=bias,
         )
     )
-    wanted = {
-        name: target.weight.part(target.part).shape
-        for name, target in targets(ours).items()  # type: ignore[arg-type]
-    }
+    wanted = {name: target.weight.part(target.part).shape for name, target in targets(ours).items()}
     saved = {
         name: tensor.shape
         for name, tensor in theirs.state_dict().items()

@@ -6,19 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from engine.errors import ModelLoadError
 from engine.layers.linear import Linear
+from engine.layers.module import Module
 from engine.messages import LoadProgress
 from engine.weights.load import checkpoint_files, load_weights
 
 Tensors = dict[str, torch.Tensor]
 
 
-class Block(nn.Module):
+class Block(Module):
     def __init__(self) -> None:
-        super().__init__()
         self.qkv_proj = Linear(
             4,
             {"q_proj": 6, "k_proj": 2},
@@ -41,11 +40,10 @@ def tensors() -> Tensors:
     }
 
 
-class Model(nn.Module):
+class Model(Module):
     """The checkpoint's names carry a prefix, as real ones do."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.model = Block()
 
 
@@ -72,10 +70,12 @@ def test_every_part_lands_in_its_place(tmp_path: Path, shards: int) -> None:
     seen: list[LoadProgress] = []
     load_weights(model, tmp_path, tied=False, on_progress=seen.append)
     qkv = model.model.qkv_proj
-    assert torch.equal(qkv.weight, torch.cat((content["q_proj.weight"], content["k_proj.weight"])))
+    assert torch.equal(
+        qkv.weight.data, torch.cat((content["q_proj.weight"], content["k_proj.weight"]))
+    )
     assert qkv.bias is not None
-    assert torch.equal(qkv.bias, torch.cat((content["q_proj.bias"], content["k_proj.bias"])))
-    assert torch.equal(model.model.lm_head.weight, content["lm_head.weight"])
+    assert torch.equal(qkv.bias.data, torch.cat((content["q_proj.bias"], content["k_proj.bias"])))
+    assert torch.equal(model.model.lm_head.weight.data, content["lm_head.weight"])
     assert [p.fraction for p in seen] == [i / shards for i in range(shards)]
 
 
@@ -84,7 +84,7 @@ def test_other_dtypes_are_converted(tmp_path: Path) -> None:
     write(tmp_path, {name: t.bfloat16() for name, t in content.items()})
     model = Model()
     load_weights(model, tmp_path, tied=False)
-    assert model.model.lm_head.weight.dtype == torch.float32
+    assert model.model.lm_head.weight.data.dtype == torch.float32
     torch.testing.assert_close(
         model.model.lm_head.weight.data, content["lm_head.weight"], rtol=1e-2, atol=1e-2
     )

@@ -1,0 +1,38 @@
+"""The tree that models and layers form.
+
+Not ``torch.nn.Module``: a model that only infers needs nothing of it but the tree, and would pay for
+the rest with two microseconds a call, on a small model a tenth of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.layers.parameter import Weight
+
+
+class Module:
+    """Weights, modules and lists of modules in public attributes make up the tree."""
+
+    def children(self) -> Iterator[tuple[str, Module | Weight]]:
+        for name, value in vars(self).items():
+            if name.startswith("_"):
+                continue
+            if isinstance(value, Module | Weight):
+                yield name, value
+            elif isinstance(value, list):
+                yield from ((f"{name}.{i}", item) for i, item in enumerate(value))
+
+    def named_weights(self, prefix: str = "") -> Iterator[tuple[str, Weight]]:
+        """Every weight with its path, such as ``layers.0.mlp.down_proj.weight``."""
+        for name, child in self.children():
+            if isinstance(child, Weight):
+                yield prefix + name, child
+            else:
+                yield from child.named_weights(f"{prefix}{name}.")
+
+    def pack(self) -> None:
+        """Call once the weights are loaded: puts them into their fastest form."""
+        for _, child in self.children():
+            if isinstance(child, Module):
+                child.pack()
