@@ -165,19 +165,18 @@ async def _serve(
     starting = asyncio.create_task(engine.start(), name="engine start")
     try:
         await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
-        if starting.done() and starting.exception() is None:
+        # After a signal the engine is closed, which may fail its start: that is no error.
+        if starting.done() and not server.should_exit:
+            starting.result()
             logger.info("serving on %s", url)
             if on_ready is not None:
                 on_ready(url)
-            await asyncio.wait((serving,))
+            await asyncio.shield(serving)
     finally:
-        # A signal, a model that does not load, a caller that cancels us: one way down for all.
         server.should_exit = True
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await serving
-    if not starting.cancelled():
-        starting.result()
 
 
 def run(

@@ -61,8 +61,8 @@ class Gateway:
         return int(self.url.rpartition(":")[2])
 
     def openai(self, **options: Any) -> AsyncOpenAI:
-        options = {"api_key": self.api_key, "max_retries": 0} | options
-        return AsyncOpenAI(base_url=f"{self.url}/v1", **options)
+        merged: dict[str, Any] = {"api_key": self.api_key, "max_retries": 0, **options}
+        return AsyncOpenAI(base_url=f"{self.url}/v1", **merged)
 
     async def key(self, *scopes: Scope) -> str:
         minted = mint(SECRETS.key_pepper)

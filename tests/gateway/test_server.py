@@ -116,7 +116,42 @@ async def test_a_broken_model_is_raised_and_nothing_stays(tmp_path: Path, pg_dsn
     with pytest.raises(ModelLoadError):
         await server.serve(config, on_ready=ready.append)
     assert not ready
-    assert not [child for child in psutil.Process().children() if "engine" in child.cmdline()]
+    children = psutil.Process().children()
+    assert not [child for child in children if "engine.process" in " ".join(_cmdline(child))]
+
+
+@pytest.mark.pg
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ready_first", [False, True])
+async def test_cancelling_is_an_orderly_end_too(
+    tmp_path: Path, pg_dsn: str, ready_first: bool
+) -> None:
+    config = sluice_toml(tmp_path, engine={"num_threads": 1}, tenants={"dsn": pg_dsn})
+    loaded, begun = asyncio.Event(), asyncio.Event()
+    urls: list[str] = []
+
+    def on_ready(url: str) -> None:
+        urls.append(url)
+        loaded.set()
+
+    serving = asyncio.create_task(
+        server.serve(config, on_progress=lambda progress: begun.set(), on_ready=on_ready)
+    )
+    await (loaded if ready_first else begun).wait()
+    children = psutil.Process().children()
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(20):
+            await serving
+    assert bool(urls) == ready_first
+    assert not [child for child in children if "engine.process" in " ".join(_cmdline(child))]
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 # -- going down
