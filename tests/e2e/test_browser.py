@@ -76,7 +76,7 @@ def test_tokens_arrive_one_after_the_other(page: Page) -> None:
     ask(page, STORY)
     ended(page)
     lengths = page.evaluate("[...lengths]")
-    assert len(lengths) > 10
+    assert len(lengths) > 4  # as many as frames fit in the answer
     assert "Ada" in page.inner_text(".prose")
 
 
