@@ -43,6 +43,22 @@ def ask(page: Page, text: str) -> None:
     page.press("#prompt", "Enter")
 
 
+def endless(page: Page, on: bool) -> None:
+    """Whether answers go on until the context is full: the model is faster than a test."""
+    page.evaluate(
+        """(on) => {
+          const prototype = WebSocket.prototype;
+          prototype.plainSend ??= prototype.send;
+          prototype.send = function (text) {
+            const message = JSON.parse(text);
+            if (on && message.type === "chat") message.ignore_eos = true;
+            this.plainSend(JSON.stringify(message));
+          };
+        }""",
+        on,
+    )
+
+
 def begun(page: Page) -> None:
     """Wait for the answer's first words."""
     expect(page.locator(".prose").last).to_have_text(re.compile(r".{20}"), timeout=30_000)
@@ -81,10 +97,12 @@ def test_tokens_arrive_one_after_the_other(page: Page) -> None:
 
 
 def test_stop_keeps_the_beginning_and_the_next_question_is_answered(page: Page) -> None:
+    endless(page, True)
     ask(page, STORY)
     begun(page)
     page.click("#stop")
     ended(page)
+    endless(page, False)
     assert "stopped" in page.inner_text(".meta")
     assert len(page.inner_text(".prose")) > 20
     ask(page, "What is 17 plus 25?")
@@ -143,9 +161,12 @@ def test_an_engine_killed_in_mid_answer_is_told_and_mended(
     page: Page, demo_process: DemoProcess
 ) -> None:
     """kill -9 of the engine: words, not silence; then the same page gets its answer."""
+    engine = demo_process.engine()
+    endless(page, True)
     ask(page, STORY)
     begun(page)
-    demo_process.engine().kill()
+    engine.kill()
+    endless(page, False)
     expect(page.locator(".fault p")).to_contain_text("engine", timeout=10_000)
     assert len(page.inner_text(".prose")) > 20  # what had come is still there
     for _ in range(40):  # until the engine is back, trying again says so in words too
