@@ -91,6 +91,7 @@ class Admission:
         tokenizer: Tokenizer,
         template: ChatTemplate,
         compiler: GrammarCompiler,
+        sampling_defaults: Mapping[str, float | int] | None = None,
     ) -> None:
         self.draining = False
         """Set when the server shuts down: nothing more is admitted."""
@@ -102,6 +103,7 @@ class Admission:
         self._tokenizer = tokenizer
         self._template = template
         self._compiler = compiler
+        self._sampling_defaults = sampling_defaults or {}
         # Where the tags of calls are special tokens, hiding those would hide the calls.
         tag = tokenizer.encode(OPEN, add_special_tokens=False)
         self._tags_are_special = not tokenizer.special_ids.isdisjoint(tag)
@@ -166,7 +168,9 @@ class Admission:
             principal=principal,
             model=self._model,
             prompt_token_ids=prompt_token_ids,
-            params=_sampling_params(fields, max_tokens, structured_outputs),
+            params=_sampling_params(
+                fields, max_tokens, structured_outputs, self._sampling_defaults
+            ),
             stop=stop,
             num_choices=num_choices,
             make_parser=HermesParser if has_tools else None,
@@ -326,7 +330,10 @@ _SAMPLING: Mapping[str, Callable[[Any], Any]] = {
 
 
 def _sampling_params(
-    fields: ChatFields, max_tokens: int, structured_outputs: StructuredOutputs | None
+    fields: ChatFields,
+    max_tokens: int,
+    structured_outputs: StructuredOutputs | None,
+    defaults: Mapping[str, float | int],
 ) -> SamplingParams:
     given = {
         name: convert(value)
@@ -334,7 +341,9 @@ def _sampling_params(
         if (value := getattr(fields, name)) is not None
     }
     try:
-        return SamplingParams(max_tokens=max_tokens, structured_outputs=structured_outputs, **given)
+        return SamplingParams(
+            max_tokens=max_tokens, structured_outputs=structured_outputs, **{**defaults, **given}
+        )
     except ValueError as exc:
         raise _field_error(exc, fields) from None
 

@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket
 from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
 from engine.tokenizer import Tokenizer
-from gateway import context
+from gateway import context, sampling_defaults
 from gateway.admission import Admission
 from gateway.chat_session import ChatSession
 from gateway.config import Config
@@ -78,6 +78,11 @@ def create_app(
         tokenizer=tokenizer,
         template=template,
         compiler=compiler,
+        sampling_defaults=(
+            sampling_defaults.load(config.engine.model_dir)
+            if config.models.generation_config == "auto"
+            else None
+        ),
     )
     lifecycle = Lifecycle(
         engine=engine,

@@ -88,6 +88,9 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     served_model_name: str | None = None
     """The model's name in the API; by default the name of its folder."""
+    generation_config: Literal["auto", "ignore"] = "auto"
+    """Where sampling defaults come from when a request sets none: the model's own
+    ``generation_config.json``, or nowhere (temperature 1)."""
     default_max_tokens: Positive | None = None
     """New tokens when a request sets no limit; by default what fits the model."""
 

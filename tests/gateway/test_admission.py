@@ -59,6 +59,7 @@ class Gate:
             tokenizer=self.tokenizer,
             template=ChatTemplate.load(model_dir),
             compiler=self.compiler,
+            sampling_defaults={"temperature": 0.3, "top_p": 0.9},
         )
         self._started = started
 
@@ -91,6 +92,12 @@ class Gate:
         return await self.admission.admit_completion(
             request, request_id=uuid4(), principal=principal or self.principal
         )
+
+
+async def test_a_request_goes_over_the_models_sampling_defaults(model_dir: Path) -> None:
+    async with Gate(model_dir) as gate:
+        params = (await gate.admit(temperature=1.5)).params
+        assert (params.temperature, params.top_p, params.min_p) == (1.5, 0.9, 0.0)
 
 
 async def test_the_prompt_is_the_templates_text_without_another_bos(model_dir: Path) -> None:
