@@ -20,6 +20,8 @@ from engine.demo.vocabulary import MAX_LENGTH, TURN_END, TURN_START, token_id
 
 _CHATS_PER_CHUNK = 6000
 _LENGTH_MULTIPLE = 16
+# The device's own process, its compiler included, must never wait for a core.
+_WORKER_NICENESS = 19
 
 Ids = npt.NDArray[np.int16]
 
@@ -109,6 +111,7 @@ _worker_encoder: Encoder
 def _start_worker(tokenizer_json: str) -> None:
     global _worker_encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.nice(_WORKER_NICENESS)
     _worker_encoder = Encoder(Tokenizer.from_str(tokenizer_json))
 
 

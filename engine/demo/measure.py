@@ -20,7 +20,7 @@ from engine.demo.evaluate import Accuracy, Outcome, evaluate, held_out_examples
 from engine.demo.log import Log
 from engine.demo.vocabulary import MAX_LENGTH
 
-_ROWS_PER_BATCH = 256
+_ROWS_PER_BATCH = 512
 
 
 class Greedy:

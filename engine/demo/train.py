@@ -12,8 +12,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -99,6 +99,7 @@ class Trainer:
         # `transformers` wraps to() so that mypy takes its argument for the model.
         self.model = model.to(options.device).train()  # type: ignore[arg-type]
         self.options, self.log = options, log
+        self._step_times = Log()
         self.device = torch.device(options.device)
         matrices = [p for p in model.parameters() if p.ndim >= 2]
         vectors = [p for p in model.parameters() if p.ndim < 2]
@@ -129,14 +130,16 @@ class Trainer:
     def train(self, corpus: Corpus) -> None:
         options = self.options
         limit_s, start = options.minutes * 60, time.monotonic()
-        step, num_tokens, window, losses = 0, 0, start, []
+        step, num_tokens, window, losses, waited = 0, 0, start, [], 0.0
         while True:
             progress = max((time.monotonic() - start) / limit_s, step / options.max_steps)
             if progress >= 1:
                 break
             rate = self._set_rate(step, progress)
+            begun = time.monotonic()
             batches = [corpus.take() for _ in range(options.batches_per_step)]
-            losses.append(self._step(batches))
+            waited += time.monotonic() - begun
+            losses.append(self._step(batches, timed=step % 100 == 50))
             num_tokens += sum(batch.tokens.size for batch in batches)
             step += 1
             if step % 100 == 0 or step in (1, 10, 30):
@@ -150,6 +153,7 @@ class Trainer:
                 )
                 losses, window = [], now
         self.log(f"trained {step} steps on {num_tokens / 1e6:.0f}M tokens")
+        self.log(f"waited {waited:.1f} s for batches; parts of a step: {self._parts()}")
 
     def _set_rate(self, step: int, progress: float) -> float:
         warm = min(1.0, (step + 1) / _WARMUP_STEPS)
@@ -158,18 +162,44 @@ class Trainer:
             group["lr"] = rate
         return rate
 
-    def _step(self, batches: Sequence[Batch]) -> torch.Tensor:
-        """One update. Returns the mean loss per assistant token, a scalar on the device."""
+    def _step(self, batches: Sequence[Batch], *, timed: bool = False) -> torch.Tensor:
+        """One update. Returns the mean loss per assistant token, a scalar on the device.
+
+        A `timed` step waits for the device after each part, so that its parts can be told apart.
+        """
         num_targets = sum(len(batch.targets) for batch in batches)
         total = torch.zeros((), device=self.device)
         for batch in batches:
-            loss = self._loss(batch) / num_targets
-            loss.backward()  # type: ignore[no-untyped-call]
+            with self._part("forward", timed):
+                loss = self._loss(batch) / num_targets
+            with self._part("backward", timed):
+                loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        with self._part("update", timed):
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
         return total
+
+    @contextmanager
+    def _part(self, name: str, timed: bool) -> Iterator[None]:
+        if not timed:
+            yield
+            return
+        self._synchronize()
+        with self._step_times.stage(name):
+            yield
+            self._synchronize()
+
+    def _parts(self) -> str:
+        """What the timed steps spent where, as shares."""
+        stages = self._step_times.stages
+        whole = sum(stages.values()) or 1.0
+        return ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in stages.items())
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         """Summed cross entropy of the targets. Padding is on the right, so causal is enough."""
@@ -259,10 +289,11 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--device", default="cuda" if cuda else "cpu", choices=("cuda", "cpu"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-steps", type=int, default=1_000_000)
-    parser.add_argument("--tokens-per-batch", type=int, default=65536)
-    parser.add_argument("--batches-per-step", type=int, default=2)
+    parser.add_argument("--tokens-per-batch", type=int, default=131072)
+    parser.add_argument("--batches-per-step", type=int, default=1)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    # A worker makes 0.3M tokens a second: six feed the device, and leave cores to the compiler.
+    parser.add_argument("--workers", type=int, default=max(1, min(6, (os.cpu_count() or 2) - 2)))
     parser.add_argument("--tokenizer-chats", type=int, default=40_000)
     parser.add_argument("--eval-per-kind", type=int, default=100)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=cuda)

@@ -1,4 +1,4 @@
-"""Small arithmetic: sums and differences up to three digits, tables up to 12, word problems."""
+"""Small arithmetic: sums and differences up to four digits, tables up to 20, word problems."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from engine.demo.data.words import FIRST_NAMES, FOODS, PRODUCTS
 
 KIND = "arithmetic"
 _TABLE_MAX = 12
+_LARGEST_FACTOR = 20
 
 _QUESTIONS = phrase_list("""
 What is {sum}? | What's {sum}? | {sum} | {sum} = ? | {sum}? | How much is {sum}? | Calculate {sum}.
 Compute {sum}. | Can you calculate {sum}? | Tell me {sum}. | What does {sum} make? | Solve {sum}.
 What is the result of {sum}? | What do you get for {sum}? | I need the result of {sum}.
-Do you know what {sum} is? | {sum} is? | {sum} equals what?
+Do you know what {sum} is? | {sum} is? | {sum} equals what? | {sum} | {sum}= | {sum} =
+What does {sum} equal? | math: {sum} | What's the answer to {sum}?
 """)
 _BARE = phrase_list("""
 What is {sum}? Answer with the number only. | Only give me the number: {sum}
@@ -49,11 +51,18 @@ _GAIN = phrase_list("""
 {n} has {a} {things}. {m} gives {n} {b} more. How many are there in total?
 There are {a} {things} in a box. {n} puts {b} more in. How many {things} are in the box?
 {n} bought {a} {things} and {m} bought {b} {things}. How many did they buy together?
+I have {a} {things} and buy {b} more. How many do I have?
+If I have {a} {things} and you give me {b}?
+I have {a} {things} and get {b} more. How many now? | {a} {things} and {b} {things} make how many?
+If you have {a} {things} and I give you {b} more, how many {things} do you have?
 """)
 _LOSS = phrase_list("""
 {n} has {a} {things} and gives {b} to {m}. How many {things} are left?
 {n} had {a} {things} and lost {b}. How many {things} does {n} have now?
 There are {a} {things} in a box. {n} takes {b} out. How many {things} are left in the box?
+I have {a} {things} and eat {b}. How many are left? | If I have {a} {things} and lose {b}, how many?
+I had {a} {things} and gave away {b}. How many do I have now?
+If you have {a} {things} and I take {b}, how many {things} do you have left?
 """)
 _WHICH = phrase_list("""
 Which is {word}, {a} or {b}? | Which number is {word}: {a} or {b}?
@@ -104,17 +113,23 @@ def turns(rng: random.Random) -> list[Turn]:
 
 def _draw(rng: random.Random) -> _Sum:
     roll = rng.random()
-    if roll < 0.34:
+    if roll < 0.22:
         return _Sum(rng.randint(0, 99), "+", rng.randint(0, 99))
-    if roll < 0.62:
+    if roll < 0.40:
         a, b = rng.randint(0, 99), rng.randint(0, 99)
         return _Sum(max(a, b), "-", min(a, b)) if rng.random() < 0.85 else _Sum(a, "-", b)
-    if roll < 0.70:
+    if roll < 0.46:
         return _Sum(rng.randint(0, _TABLE_MAX), rng.choice("+-"), rng.randint(0, _TABLE_MAX))
-    if roll < 0.78:
+    if roll < 0.58:
         a, b = sorted((rng.randint(10, 999), rng.randint(10, 999)))
         return _Sum(b, rng.choice("+-"), a)
-    a, b = rng.randint(0, _TABLE_MAX), rng.randint(1, _TABLE_MAX)
+    if roll < 0.80:
+        a, b = sorted((rng.randint(0, 9999), rng.randint(100, 9999)))
+        if rng.random() < 0.45:
+            return _Sum(b, "-", a)
+        return _Sum(a, "+", b) if rng.random() < 0.5 else _Sum(b, "+", a)
+    most = _TABLE_MAX if rng.random() < 0.5 else _LARGEST_FACTOR
+    a, b = rng.randint(0, most), rng.randint(1, most)
     return _Sum(a, "*", b) if rng.random() < 0.75 else _Sum(a * b, "/", b)
 
 
@@ -154,7 +169,10 @@ def _word_problem(rng: random.Random) -> Turn:
     sum_ = _Sum(a, "+" if gain else "-", b)
     n, m = rng.sample(FIRST_NAMES, 2)
     things = rng.choice(
-        ("coins", "stamps", "marbles", "books", "cards", "stickers", "pencils", "apples")
+        (
+            *("coins", "stamps", "marbles", "books", "cards", "stickers", "pencils", "apples"),
+            *("bananas", "cookies", "oranges", "eggs", "dollars", "balls", "candies", "flowers"),
+        )
     )
     shown, clean = phrase(rng, _GAIN if gain else _LOSS, a=a, b=b, n=n, m=m, things=things)
     answer = f"{sum_.shown} = {sum_.value}, so the answer is {sum_.value}."

@@ -10,13 +10,21 @@ from engine.demo.data import (
     arithmetic,
     extraction,
     facts,
+    fun,
     greetings,
+    knowledge,
+    letters,
     lists,
+    lookups,
     markdown,
     memory,
+    numbers,
+    reactions,
     repeating,
+    schemas,
     sentiment,
     sequences,
+    small_talk,
     stories,
     tools,
 )
@@ -28,25 +36,39 @@ FOLLOW_UP = "follow_up"
 Source = Callable[[random.Random], list[Turn]]
 
 _SOURCES: dict[str, tuple[Source, float]] = {
-    arithmetic.KIND: (arithmetic.turns, 17),
-    facts.KIND: (facts.turns, 17),
-    repeating.REPEAT: (repeating.repeat_turns, 9),
-    repeating.REARRANGE: (repeating.rearrange_turns, 6),
-    extraction.KIND: (extraction.turns, 14),
-    lists.KIND: (lists.turns, 5),
+    arithmetic.KIND: (arithmetic.turns, 16),
+    numbers.KIND: (numbers.turns, 6),
+    facts.KIND: (facts.turns, 16),
+    knowledge.KIND: (knowledge.turns, 12),
+    repeating.REPEAT: (repeating.repeat_turns, 6),
+    repeating.REARRANGE: (repeating.rearrange_turns, 4),
+    letters.KIND: (letters.turns, 8),
+    extraction.KIND: (extraction.turns, 7),
+    schemas.KIND: (schemas.turns, 17),
+    lists.KIND: (lists.turns, 4),
     stories.KIND: (stories.turns, 3.5),
-    sequences.KIND: (sequences.turns, 4),
-    markdown.KIND: (markdown.turns, 4),
-    sentiment.KIND: (sentiment.turns, 1.5),
+    sequences.KIND: (sequences.turns, 3.5),
+    markdown.KIND: (markdown.turns, 5),
+    sentiment.KIND: (sentiment.turns, 1.2),
     greetings.GREETING: (greetings.greeting_turns, 3),
-    greetings.UNKNOWN: (greetings.unknown_turns, 3),
+    small_talk.KIND: (small_talk.turns, 4),
+    fun.KIND: (fun.turns, 4),
+    greetings.UNKNOWN: (greetings.unknown_turns, 8),
 }
-_OWN_SOURCES = {memory.KIND: 9.0, greetings.ABOUT: 3.0, tools.CALL: 60.0}
+_OWN_SOURCES = {
+    memory.KIND: 9.0,
+    greetings.ABOUT: 5.0,
+    lookups.KIND: 5.0,
+    reactions.KIND: 5.0,
+    tools.CALL: 60.0,
+}
 
 KINDS: tuple[str, ...] = (
     *_SOURCES,
     memory.KIND,
     greetings.ABOUT,
+    lookups.KIND,
+    reactions.KIND,
     tools.CALL,
     tools.ANSWER,
     FOLLOW_UP,
@@ -90,6 +112,12 @@ class Chat:
     def schemas(self) -> list[dict[str, Any]]:
         return [tool.schema for tool in self.tools]
 
+    @property
+    def last_answer(self) -> str:
+        """What the assistant said last, empty before it said anything."""
+        answers = (m for m in reversed(self.messages) if m["role"] == "assistant")
+        return str(next(answers, {"content": ""})["content"])
+
     def segment(self, kind: str) -> tuple[list[Turn], memory.Told]:
         """Turns of one kind that fit here, and what the user will have told after them."""
         told = dict(self.told)
@@ -97,6 +125,10 @@ class Chat:
             return memory.turns(self.rng, told), told
         if kind == greetings.ABOUT:
             return greetings.about_turns(self.rng, self.name), told
+        if kind == lookups.KIND:
+            return lookups.turns(self.rng, [tool.spec for tool in self.tools]), told
+        if kind == reactions.KIND:
+            return reactions.turns(self.rng, self.last_answer), told
         if kind == tools.CALL:
             return tools.turns(self.rng, self.tools), told
         return _SOURCES[kind][0](self.rng), told
@@ -105,6 +137,8 @@ class Chat:
         weights = {kind: weight for kind, (_, weight) in _SOURCES.items()} | _OWN_SOURCES
         if not self.tools:
             del weights[tools.CALL]
+        if not self.last_answer:
+            del weights[reactions.KIND]
         if self.told:
             weights[memory.KIND] *= 3
         if self.name != greetings.DEFAULT_NAME:
@@ -140,6 +174,8 @@ def held_out_example(rng: random.Random, kind: str) -> Example:
         chat = Chat(rng, with_tools=needs_tools or rng.random() < 0.1)
         for _ in range(rng.choices(_HISTORY_LENGTHS, (60, 14, 10, 7, 5, 4))[0]):
             chat.extend()
+        if kind == reactions.KIND and not chat.last_answer:
+            chat.extend()
         segment, _ = chat.segment(_source_of(rng, kind))
         for index, turn in enumerate(segment):
             if held_out(turn.key) and _kind_of(turn, index) == kind:
@@ -161,6 +197,8 @@ def _source_of(rng: random.Random, kind: str) -> str:
                 extraction.KIND,
                 lists.KIND,
                 stories.KIND,
+                fun.KIND,
+                knowledge.KIND,
             )
         )
     return kind

@@ -116,6 +116,35 @@ class JsonEquals:
 
 
 @dataclass(frozen=True)
+class JsonAbout:
+    """A JSON object, not empty, whose keys may have been chosen freely: its values are right.
+
+    `values` holds every key that one may choose, with what it must have.
+    """
+
+    values: Mapping[str, Any]
+
+    def __call__(self, answer: str) -> bool:
+        try:
+            found = json.loads(answer)
+        except ValueError:
+            return False
+        if not isinstance(found, dict) or not found:
+            return False
+        return all(key in self.values and self.values[key] == found[key] for key in found)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The answer is one of these texts."""
+
+    texts: frozenset[str]
+
+    def __call__(self, answer: str) -> bool:
+        return answer.strip() in self.texts
+
+
+@dataclass(frozen=True)
 class CallsTools:
     """The answer is these calls, as `(name, arguments)`, in this order."""
 
@@ -169,6 +198,12 @@ def _has(answer: str, phrase: str) -> bool:
 # --- phrasing --------------------------------------------------------------------------------
 
 
+_LEADS = ("Please ", "Hey, ", "Ok, ", "Now ", "please ", "So, ", "hey ", "Hi! ", "Hello, ",
+          "can you tell me: ", "pls ", "um, ")  # fmt: skip
+_TAILS = (" please", ", please", " Thanks!", " thanks", " pls", "??", "...", " :)", "!!",
+          " thank you")  # fmt: skip
+
+
 def fill(template: str, values: Mapping[str, object]) -> str:
     """Replaces `{name}` by its value; every other brace stays as it is (templates hold JSON)."""
     return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), template)
@@ -191,12 +226,16 @@ def roughen(rng: random.Random, template: str) -> str:
         return template.rstrip("?!.")
     if roll < 0.85:
         return _outside_placeholders(template, str.lower).rstrip("?!.")
-    if roll < 0.92:
+    if roll < 0.90:
         return _typo(rng, template)
-    if roll < 0.96:
-        lead = rng.choice(("Please ", "Hey, ", "Ok, ", "Now ", "please ", "So, "))
-        return lead + template
-    return template.rstrip(".!") + rng.choice((" please", ", please", " Thanks!", " thanks"))
+    if roll < 0.92:
+        rough = _outside_placeholders(_typo(rng, template), str.lower)
+        return rough.rstrip("?!.").replace("'", "")
+    if roll < 0.93:
+        return _outside_placeholders(template, str.upper)
+    if roll < 0.97:
+        return rng.choice(_LEADS) + template
+    return template.rstrip(".!") + rng.choice(_TAILS)
 
 
 def _outside_placeholders(template: str, change: Callable[[str], str]) -> str:
@@ -206,19 +245,24 @@ def _outside_placeholders(template: str, change: Callable[[str], str]) -> str:
 
 def _typo(rng: random.Random, template: str) -> str:
     words = template.split(" ")
-    long = [i for i, word in enumerate(words) if len(word) >= 5 and word.isalpha()]
-    if not long:
-        return template
-    index = rng.choice(long)
-    word, at = words[index], rng.randrange(1, len(words[index]) - 2)
-    words[index] = rng.choice(
+    long = [i for i, word in enumerate(words) if len(word) >= 4 and word.isalpha()]
+    for index in rng.sample(long, min(len(long), rng.choice((1, 1, 2)))):
+        words[index] = typo(rng, words[index])
+    return " ".join(words)
+
+
+def typo(rng: random.Random, word: str) -> str:
+    """A word of at least four letters with two swapped, one missing, doubled or next to it."""
+    at = rng.randrange(1, len(word) - 2)
+    return rng.choice(
         (
             word[:at] + word[at + 1] + word[at] + word[at + 2 :],
             word[:at] + word[at + 1 :],
+            word[: at + 1] + word[at + 2 :],
             word[:at] + word[at] + word[at:],
+            word[:at] + rng.choice("aeiorstn") + word[at + 1 :],
         )
     )
-    return " ".join(words)
 
 
 def join_words(words: Sequence[str], last: str = "and") -> str:

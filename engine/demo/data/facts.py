@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.demo.data import fact_table as table
+from engine.demo.data import knowledge_table as more
 from engine.demo.data.example import Turn, fill, mentions, phrase, say
 from engine.demo.data.text_blocks import phrase_list
 from engine.demo.data.words import DAYS, MONTHS
@@ -44,9 +45,9 @@ def _translation(language: str, column: int) -> Topic:
             f'Translate "{{x}}" into {language}, please.',
         ),
         (f'"{{x}}" in {language} is "{{y}}".',),
-        _column(table.TRANSLATIONS, 0, column),
+        _column(table.TRANSLATIONS + more.MORE_TRANSLATIONS, 0, column),
         ('And "{x}"?', "What about {x}?"),
-        0.7,
+        1.6,
     )
 
 
@@ -216,7 +217,7 @@ TOPICS = (
             Give me the plural of {x}. | How do you write {x} in the plural?
         """),
         ("The plural of {x} is {y}.",),
-        _column(table.PLURALS, 0, 1),
+        _column(table.PLURALS + more.MORE_PLURALS, 0, 1),
         ("And of {x}?", "And {x}?"),
         0.7,
     ),
@@ -226,7 +227,7 @@ TOPICS = (
             Give me the past tense of {x}. | How do you say {x} in the past?
         """),
         ("The past tense of {x} is {y}.",),
-        _column(table.PASTS, 0, 1),
+        _column(table.PASTS + more.MORE_PASTS, 0, 1),
         ("And of {x}?", "And {x}?"),
         0.8,
     ),
@@ -279,6 +280,47 @@ TOPICS = (
         ("And before {x}?",),
         0.4,
     ),
+    Topic(
+        phrase_list("""
+            What is the currency of {x}? | Which currency does {x} use? | Currency of {x}?
+            What money do they use in {x}? | How do people pay in {x}?
+            What's the currency in {x}? | Tell me the currency of {x}.
+        """),
+        ("The currency of {x} is the {y}.",),
+        _column(more.MONEY, 0, 1),
+        ("And of {x}?", "And in {x}?", "What about {x}?"),
+    ),
+    Topic(
+        phrase_list("""
+            What language do they speak in {x}? | Which language is spoken in {x}?
+            What is the language of {x}? | Language of {x}? | What do people speak in {x}?
+            What's the official language of {x}?
+        """),
+        ("In {x} most people speak {y}.",),
+        _column(more.MONEY, 0, 2),
+        ("And in {x}?", "What about {x}?"),
+    ),
+    Topic(
+        phrase_list("""
+            What is a synonym of {x}? | Synonym for {x}? | Give me a synonym for {x}.
+            What is another word for {x}? | Another word for {x}? | Which word means {x}?
+            Which word has the same meaning as {x}?
+        """),
+        ('A synonym of "{x}" is "{y}".',),
+        _column(more.WORDS_LIKE, 0, 1),
+        ("And for {x}?", "And {x}?"),
+        0.8,
+    ),
+    Topic(
+        phrase_list("""
+            What rhymes with {x}? | Which word rhymes with {x}? | Rhyme for {x}?
+            Give me a rhyme for {x}. | A word that rhymes with {x}? | Find a rhyme for {x}.
+        """),
+        ('"{y}" rhymes with "{x}".',),
+        _column(more.WORDS_LIKE, 0, 2),
+        ("And with {x}?", "And {x}?"),
+        0.8,
+    ),
     _translation("French", 1),
     _translation("Spanish", 2),
     _translation("German", 3),
@@ -300,7 +342,7 @@ def turns(rng: random.Random) -> list[Turn]:
 def _ask(
     rng: random.Random, templates: Sequence[str], topic: Topic, x: str, y: str, context: str = ""
 ) -> Turn:
-    asked = x.lower() if rng.random() < 0.12 and x not in SYMBOLS else x
+    asked = x.lower() if rng.random() < 0.2 and x not in SYMBOLS else x
     shown, clean = phrase(rng, templates, x=asked)
     answer = fill(rng.choice(topic.answers), {"x": x, "y": y})
     answer = answer[0].upper() + answer[1:]

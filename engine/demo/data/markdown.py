@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from engine.demo.data import fact_table
 from engine.demo.data.example import Turn, join_words, phrase, say
+from engine.demo.data.knowledge_table import MONEY
 from engine.demo.data.text_blocks import phrase_list, rows
 from engine.demo.data.words import WORDS
 
@@ -23,6 +24,7 @@ Times table of {n} up to {m}, please. | Write the {n} times table up to {m} as a
 """)
 _PRINT = phrase_list("""
 Write {lang} code that prints {text}. | Show me {lang} code to print {text}.
+{lang} hello world with {text}? | Write a {lang} program that prints {text}.
 How do I print {text} in {lang}? | Print {text} in {lang}. | {lang} code that prints {text}?
 """)
 _LOOP = phrase_list("""
@@ -36,13 +38,31 @@ How do I write a function that {does} two numbers in {lang}?
 """)
 _STEPS_ASK = phrase_list("""
 How do I {task}? | Steps to {task}? | Explain how to {task}. | Tell me how to {task}.
-Write down the steps to {task}. | What are the steps to {task}?
+Write down the steps to {task}. | What are the steps to {task}? | How can I {task}? | How to {task}?
+What is the best way to {task}? | Teach me to {task}. | Can you tell me how to {task}?
+how to {task}
+I want to {task}. How? | Give me instructions to {task}. | Show me how to {task}.
 """)
 
+_KNOWN = phrase_list("""
+Make a table of {what}. | Show me a table of {what}. | Give me a Markdown table of the {what}.
+Table of the {what}, please. | Write a table with {what}. | Can you make a table of some {what}?
+{what} as a table | I want a table of {what}. | Show the {what} in a table. | Markdown table: {what}
+List the {what} in a table. | Draw a table of {what}. | Create a table about {what}.
+""")
+_CAPITALS = [
+    row[:2]
+    for row in fact_table.COUNTRIES
+    if row[0] in ("France", "Germany", "Italy", "Japan", "Spain", "Egypt", "Canada")
+]
 _PRINTS = {
     "Python": ("python", 'print("{x}")'),
     "JavaScript": ("javascript", 'console.log("{x}");'),
     "Bash": ("bash", 'echo "{x}"'),
+    "Java": ("java", 'System.out.println("{x}");'),
+    "C": ("c", '#include <stdio.h>\n\nint main(void) {\n    printf("{x}\\n");\n}'),
+    "Rust": ("rust", 'fn main() {\n    println!("{x}");\n}'),
+    "Go": ("go", 'fmt.Println("{x}")'),
 }
 _LOOPS = {
     "Python": ("python", "for i in range({a}, {b} + 1):\n    print(i)"),
@@ -69,17 +89,49 @@ brush your teeth|Wet the brush.|Add toothpaste.|Brush for two minutes.|Rinse you
 make pasta|Boil some water with salt.|Add the pasta.|Wait ten minutes.|Drain and add the sauce.
 make coffee|Boil some water.|Put coffee into a filter.|Pour the water slowly.|Fill your cup.
 write a letter|Take paper and a pen.|Write the date.|Write your message.|Sign your name.
+bake a cake|Mix flour, sugar, butter and eggs.|Fill a tin.|Bake for forty minutes.|Let it cool.
+make pancakes|Mix flour, milk and eggs.|Heat a pan with butter.|Pour in the batter.|Turn it once.
+make a salad|Wash the leaves.|Cut the vegetables.|Mix oil, vinegar and salt.|Toss everything.
+make soup|Cut the vegetables.|Fry them for a minute.|Add water and salt.|Cook for half an hour.
+cook rice|Rinse the rice.|Add two cups of water per cup.|Bring it to a boil.|Wait fifteen minutes.
+make lemonade|Press four lemons.|Add some sugar.|Fill up with cold water.|Add ice and stir.
+make popcorn|Heat some oil in a pot.|Add the corn.|Close the lid.|Shake until it is quiet.
+ride a bike|Sit down on the bike.|Push off with one foot.|Pedal and look ahead.|Brake gently.
+learn to swim|Start in shallow water.|Learn to float.|Practise the leg kick.|Add the arms.
+fall asleep|Switch off all screens.|Make the room dark.|Breathe slowly.|Think of something calm.
+wake up early|Go to bed early.|Put the alarm far away.|Get up at once.|Open the curtains.
+tie a tie|Cross the wide end over.|Bring it around the back.|Pull it up through.|Tighten the knot.
+tie your shoes|Cross the laces.|Pull one through.|Make two loops.|Cross the loops and pull.
+clean a window|Mix water and soap.|Wipe the glass.|Pull the water off.|Dry the edges.
+wash a car|Rinse off the dirt.|Wash with a soapy sponge.|Rinse again.|Dry with a cloth.
+wash the dishes|Fill the sink with hot water.|Add soap.|Scrub the dishes.|Rinse and dry them.
+make a paper plane|Fold a sheet in half.|Fold the top corners in.|Fold the sides in.|Fold the wings.
+make a snowman|Roll three balls of snow.|Stack them.|Add a carrot as its nose.|Give it a hat.
+build a campfire|Find a safe place.|Lay a ring of stones.|Stack dry wood.|Light the small twigs.
+plant a flower|Dig a small hole.|Put the flower into it.|Press the soil.|Water it.
+learn a language|Learn ten words a day.|Listen every day.|Speak with others.|Do not fear mistakes.
+learn to code|Pick a language.|Write small programs.|Read other code.|Build something.
+write a poem|Pick a topic.|Collect images and words.|Write short lines.|Read it aloud and polish.
+write a book|Find an idea.|Make a plan.|Write a little every day.|Edit it at the end.
+stay healthy|Eat fruit and vegetables.|Move every day.|Sleep enough.|Drink water.
+save money|Write down what you spend.|Make a plan.|Put some away first.|Buy less.
+study for an exam|Make a plan.|Learn in short blocks.|Test yourself.|Sleep well before it.
+pack a suitcase|Make a list.|Put heavy things at the bottom.|Roll your clothes.|Keep papers on top.
+relax|Sit down in a quiet place.|Close your eyes.|Breathe in and out slowly.|Let your thoughts go.
+make friends|Smile and say hello.|Ask questions.|Listen well.|Meet again.
 change a light bulb|Switch off the light.|Remove the old bulb.|Put in the new bulb.|Switch it on.
 """)
 
 
 def turns(rng: random.Random) -> list[Turn]:
     roll = rng.random()
-    if roll < 0.35:
+    if roll < 0.22:
         return [_country_table(rng)]
-    if roll < 0.5:
+    if roll < 0.34:
+        return [_known_table(rng)]
+    if roll < 0.42:
         return [_times_table(rng)]
-    if roll < 0.85:
+    if roll < 0.72:
         return [_code(rng)]
     return [_steps(rng)]
 
@@ -103,6 +155,22 @@ def _country_table(rng: random.Random) -> Turn:
     shown, clean = phrase(rng, _TABLE_OF, what=what, all=join_words(names))
     body = [(n, *(row[c] for c in columns)) for n, row in zip(names, picked, strict=True)]
     return say(KIND, shown, table(header, body), key=clean)
+
+
+def _known_table(rng: random.Random) -> Turn:
+    """A table whose rows we choose."""
+    what, header, body = rng.choice(
+        (
+            ("planets", ("Planet", "Place", "Known as"), fact_table.PLANETS),
+            ("colours", ("Thing", "Colour"), fact_table.COLOUR_OF[:6]),
+            ("animals", ("Animal", "Young", "Sound", "Legs"), fact_table.ANIMALS[:6]),
+            ("elements", ("Element", "Symbol", "Number"), fact_table.ELEMENTS[:8]),
+            ("capitals", ("Country", "Capital"), _CAPITALS),
+            ("currencies", ("Country", "Currency"), [row[:2] for row in MONEY[8:15]]),
+        )
+    )
+    shown, clean = phrase(rng, _KNOWN, what=what)
+    return say(KIND, shown, table(header, body), key=f"table {clean}")
 
 
 def _times_table(rng: random.Random) -> Turn:

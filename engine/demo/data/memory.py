@@ -144,8 +144,23 @@ TRAITS = {
         unknown="You have not told me about a dog yet.",
         draw=lambda rng: rng.choice(PETS + FIRST_NAMES),
     ),
+    "number": Trait(
+        tells=phrase_list("""
+            My lucky number is {x}. | My favourite number is {x}. | My number is {x}.
+            My favorite number is {x}. | I am thinking of the number {x}.
+        """),
+        reply="I will remember the number {x}.",
+        asks=phrase_list("""
+            What is my lucky number? | What is my favourite number? | What's my number?
+            What was my number? | Do you remember my number? | Which number did I tell you?
+        """),
+        answer="Your number is {x}.",
+        unknown="You have not told me a number yet.",
+        draw=lambda rng: str(rng.randint(0, 999)),
+    ),
 }
-_WEIGHTS = {"name": 4, "city": 2, "color": 1.5, "age": 1.2, "job": 1.2, "food": 1.2, "pet": 1.2}
+_WEIGHTS = {"name": 4, "city": 2, "color": 1.5, "age": 1.2, "job": 1.2, "food": 1.2, "pet": 1.2,
+            "number": 1.2}  # fmt: skip
 _REMEMBER = phrase_list("""
 {x} Remember that. | {x} Please remember it. | {x} | {x} | {x} | By the way, {x}
 {x} Nice to meet you.

@@ -12,11 +12,15 @@ KIND = "story"
 
 _PLACES = word_list("""
 forest garden village castle valley harbor meadow mountain island city desert farm library river
-school cave market lighthouse
+school cave market lighthouse ship palace swamp jungle
 """)
 _THINGS = word_list("""
-key map lamp book bell coin kite crown shell letter flute ring boat hat star mirror feather clock
+key map lamp book bell coin kite crown shell letter flute ring boat hat star mirror feather
+clock robot dragon sword treasure
 """)
+_HEROES = ANIMALS + word_list(
+    "dragon robot princess knight wizard pirate king queen boy girl ghost"
+)
 _MOODS = word_list("small brave shy clever curious kind lazy young old happy lonely hungry")
 
 _ASK_HERO = phrase_list("""
@@ -41,9 +45,27 @@ Tell me a story about a {animal}. | Write a short story about a {animal}.
 I want a story about a {animal}. | Story about a {animal}, please.
 Can you tell me a story with a {animal}?
 """)
+_ASK_TWO = phrase_list("""
+Tell me a story about a {animal} and a {animal2}. | Write a story about a {animal} and a {animal2}.
+A story with a {animal} and a {animal2}, please. | Story about a {animal} and a {animal2}?
+""")
+_ASK_SCENE = phrase_list("""
+Tell me a story about a {thing}. | Write a story about a {thing} in a {place}.
+Tell me a story that plays in a {place}. | Write a short story about a {mood} {animal}.
+Tell me a story about a {mood} {animal} in a {place}.
+Write a story about the {thing} of a {animal}.
+Story with a {thing}, a {animal} and a {place}. | Write a story about a {place}.
+""")
+_ASK_NAME = phrase_list("""
+Tell me a story about {name}. | Write a story about {name}.
+Tell me a story about {name} and {friend}.
+Write a short story with {name} and {friend}. | Tell me a bedtime story with {name}.
+""")
 _ASK_ANY = phrase_list("""
 Tell me a story. | Write a short story. | Can you tell me a story? | I want to hear a story.
-Tell me a short story. | A story, please. | Tell a bedtime story.
+Tell me a short story. | A story, please. | Tell a bedtime story. | story | Write me a story.
+Make up a story. | Write a fairy tale. | Tell me something long. | Write a long story.
+Write a long text. | Tell me a long story. | Once upon a time
 """)
 
 _OPENINGS = phrase_list("""
@@ -90,7 +112,7 @@ _PARTS = (_OPENINGS, _EVENTS, _TROUBLES, _HELPERS, _EFFORTS, _ENDINGS)
 
 def turns(rng: random.Random) -> list[Turn]:
     name, friend = rng.sample(FIRST_NAMES, 2)
-    animal, animal2 = rng.sample(ANIMALS, 2)
+    animal, animal2 = rng.sample(_HEROES, 2)
     values = {
         "name": name,
         "friend": friend,
@@ -100,18 +122,17 @@ def turns(rng: random.Random) -> list[Turn]:
         "thing": rng.choice(_THINGS),
         "mood": rng.choice(_MOODS),
     }
-    asks, asked = rng.choices(
+    asks = rng.choices(
         (
-            (_ASK_HERO, ("name", "animal")),
-            (_ASK_THING, ("name", "animal", "thing")),
-            (_ASK_PLACE, ("name", "animal", "place")),
-            (_ASK_ANIMAL, ("animal",)),
-            (_ASK_ANY, ()),
+            *(_ASK_HERO, _ASK_THING, _ASK_PLACE, _ASK_ANIMAL),
+            *(_ASK_TWO, _ASK_SCENE, _ASK_NAME, _ASK_ANY),
         ),
-        (4, 4, 3, 1, 1),
+        (4, 4, 3, 1, 2, 3, 2, 1),
     )[0]
-    shown, clean = phrase(rng, asks, **values)
-    key = clean if len(asked) > 1 else None
+    template = rng.choice(asks)
+    asked = tuple(part for part in values if f"{{{part}}}" in template)
+    shown, clean = phrase(rng, (template,), **values)
+    key = clean if len(asked) > 1 or asked == ("name",) else None
     check = Tells(tuple(values[part] for part in asked))
     result = [say(KIND, shown, _tell(rng, values), check, key=key)]
     if rng.random() < 0.1:

@@ -16,9 +16,11 @@ from engine.demo.data.example import (
     CallsTools,
     Exact,
     FinalNumber,
+    JsonAbout,
     JsonEquals,
     ListsFrom,
     Mentions,
+    OneOf,
     Tells,
     normalise,
 )
@@ -28,7 +30,7 @@ from tests.engine.demo.references import reference
 
 NUM_TRAINING_CHATS = 8000
 # These ask back about what was said before: alone their prompts are the same in both splits.
-NEED_THEIR_CONTEXT = {"memory", "tool_answer", "follow_up"}
+NEED_THEIR_CONTEXT = {"memory", "tool_answer", "follow_up", "reaction"}
 
 
 def training(seed: int, count: int) -> list[Example]:
@@ -139,6 +141,7 @@ def test_every_kind_is_learned_from() -> None:
             "\n- ",
             " + ",
         ),
+        *("too hard", "no tool for it", "haiku", "small model", "letters", '"type": "object"'),
         *("positive", "reverse", "your name is", "small demo model", "<tool_response>", "goodbye"),
     ]
     assert {mark: text.count(mark) for mark in marks if text.count(mark) < 20} == {}
@@ -177,6 +180,12 @@ def corrupted(example: Example) -> list[str]:
             fewer = dict(list(value.items())[1:])
             other = {key: f"{item}?" for key, item in value.items()}
             return [json.dumps(fewer), json.dumps(other), f"Here it is: {answer}", answer[:-1]]
+        case JsonAbout():
+            value = json.loads(answer)
+            other = {key: f"{item}?" for key, item in value.items()}
+            return ["{}", json.dumps(other), json.dumps({**value, "qqq": 1}), answer[:-1]]
+        case OneOf():
+            return [answer[:-1], f"{answer} {answer}"]
         case CallsTools(calls):
             name = calls[-1][0]
             return [

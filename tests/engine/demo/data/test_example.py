@@ -13,8 +13,10 @@ from engine.demo.data.example import (
     Check,
     Exact,
     FinalNumber,
+    JsonAbout,
     JsonEquals,
     ListsFrom,
+    OneOf,
     Tells,
     fill,
     held_out,
@@ -58,6 +60,12 @@ CHECKS: dict[str, tuple[Check, list[str], list[str]]] = {
         ['{"a": 1}'],
         ['Here: {"a": 1}', '```json\n{"a": 1}\n```', '[{"a": 1}]', '{"a": 1} {"a": 1}'],
     ),
+    "free keys": (
+        JsonAbout({"name": "Ada", "person": "Ada", "age": 7}),
+        ['{"person": "Ada"}', '{"age": 7, "name": "Ada"}'],
+        ["", "{}", "7", '["name"]', '{"age": 8}', '{"name": "Ada", "job": 1}', '{"age": 7'],
+    ),
+    "one of": (OneOf(frozenset({"a", "b"})), ["a", "b\n"], ["", "c", "a b"]),
     "a call": (
         CallsTools((("get_weather", {"city": "Rome"}),)),
         [CALL, f"Let me see.\n{CALL}"],
