@@ -76,20 +76,19 @@ def held_out_examples(per_kind: int, seed: int = HELD_OUT_SEED) -> list[Example]
 
 
 def evaluate(generate: Generate, codec: Codec, held_out: Sequence[Example]) -> Accuracy:
-    """Lets `generate` answer the prompts of one kind after the other.
+    """Lets `generate` answer all prompts at once. The outcomes come kind by kind.
 
     An answer that does not end by itself is wrong, whatever it says.
     """
     end = codec.token_to_id("<|im_end|>")
     assert end is not None
+    asked = sorted(held_out, key=lambda example: KINDS.index(example.kind))
+    prompts = [_prompt_ids(codec, example) for example in asked]
     outcomes = []
-    for kind in KINDS:
-        asked = [example for example in held_out if example.kind == kind]
-        prompts = [_prompt_ids(codec, example) for example in asked]
-        for example, ids in zip(asked, generate(prompts, MAX_TOKENS), strict=True):
-            ended = end in ids
-            answer = codec.decode(ids[: ids.index(end)] if ended else ids)
-            outcomes.append(Outcome(example, answer, ended and example.check(answer)))
+    for example, ids in zip(asked, generate(prompts, MAX_TOKENS), strict=True):
+        ended = end in ids
+        answer = codec.decode(ids[: ids.index(end)] if ended else ids)
+        outcomes.append(Outcome(example, answer, ended and example.check(answer)))
     return Accuracy(outcomes)
 
 

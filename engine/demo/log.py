@@ -18,8 +18,13 @@ class Log:
         if path is not None:
             path.write_text("", encoding="utf-8")
 
+    @property
+    def seconds(self) -> float:
+        """Since the log was opened."""
+        return time.monotonic() - self._start
+
     def __call__(self, text: str) -> None:
-        line = f"[{time.monotonic() - self._start:6.1f} s] {text}"
+        line = f"[{self.seconds:6.1f} s] {text}"
         print(line, flush=True)
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
@@ -36,7 +41,7 @@ class Log:
 
     def summary(self) -> str:
         """A line per stage, in the order they began, with seconds and share of the whole."""
-        total = time.monotonic() - self._start
+        total = self.seconds
         rest = {"everything else": total - sum(self.stages.values())}
         return "\n".join(
             f"{name:<20}{seconds:8.1f} s {seconds / total:6.1%}"

@@ -46,6 +46,7 @@ _WARMUP_STEPS = 100
 class Options:
     out: Path
     minutes: float
+    train_until: float
     device: str
     seed: int
     max_steps: int
@@ -129,7 +130,8 @@ class Trainer:
 
     def train(self, corpus: Corpus) -> None:
         options = self.options
-        limit_s, start = options.minutes * 60, time.monotonic()
+        left_s = options.train_until * 60 - self.log.seconds
+        limit_s, start = min(options.minutes * 60, max(left_s, 1.0)), time.monotonic()
         step, num_tokens, window, losses, waited = 0, 0, start, [], 0.0
         while True:
             progress = max((time.monotonic() - start) / limit_s, step / options.max_steps)
@@ -286,11 +288,14 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="engine.demo.train", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the model folder to write")
     parser.add_argument("--minutes", type=float, default=5, help="training time, evaluation apart")
+    parser.add_argument(
+        "--train-until", type=float, default=1e6, help="minutes after the start, at the latest"
+    )
     parser.add_argument("--device", default="cuda" if cuda else "cpu", choices=("cuda", "cpu"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-steps", type=int, default=1_000_000)
-    parser.add_argument("--tokens-per-batch", type=int, default=131072)
-    parser.add_argument("--batches-per-step", type=int, default=1)
+    parser.add_argument("--tokens-per-batch", type=int, default=98304)
+    parser.add_argument("--batches-per-step", type=int, default=2)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     # A worker makes 0.3M tokens a second: six feed the device, and leave cores to the compiler.
     parser.add_argument("--workers", type=int, default=max(1, min(6, (os.cpu_count() or 2) - 2)))

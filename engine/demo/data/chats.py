@@ -50,9 +50,9 @@ _SOURCES: dict[str, tuple[Source, float]] = {
     sequences.KIND: (sequences.turns, 3.5),
     markdown.KIND: (markdown.turns, 5),
     sentiment.KIND: (sentiment.turns, 1.2),
-    greetings.GREETING: (greetings.greeting_turns, 3),
+    greetings.GREETING: (greetings.greeting_turns, 5),
     small_talk.KIND: (small_talk.turns, 4),
-    fun.KIND: (fun.turns, 4),
+    fun.KIND: (fun.turns, 5.5),
     greetings.UNKNOWN: (greetings.unknown_turns, 8),
 }
 _OWN_SOURCES = {

@@ -187,6 +187,17 @@ class Tells:
         )
 
 
+@dataclass(frozen=True)
+class Verse:
+    """A poem of so many lines that mentions what was asked for."""
+
+    asked: str
+    num_lines: int
+
+    def __call__(self, answer: str) -> bool:
+        return len(answer.strip().splitlines()) == self.num_lines and _has(answer, self.asked)
+
+
 def mentions(*groups: str | Sequence[str]) -> Mentions:
     return Mentions(tuple((g,) if isinstance(g, str) else tuple(g) for g in groups))
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from engine.demo.data import fun_table as table
-from engine.demo.data.example import OneOf, Tells, Turn, phrase, say
+from engine.demo.data.example import OneOf, Turn, Verse, phrase, say
 from engine.demo.data.text_blocks import phrase_list
 from engine.demo.data.words import ANIMALS, WORDS
 
@@ -114,7 +114,7 @@ def _poem(rng: random.Random) -> Turn:
     about = topic(rng)
     if rng.random() < 0.5:
         lines = [rng.choice(part).replace("{x}", about) for part in table.HAIKU]
-        asks, words = _HAIKU, 8
+        asks = _HAIKU
     else:
         first, second = rng.randrange(4), rng.randrange(4)
         lines = [
@@ -123,12 +123,12 @@ def _poem(rng: random.Random) -> Turn:
             table.POEM[2][second],
             rng.choice(table.POEM[3][second]),
         ]
-        asks, words = _POEM, 16
+        asks = _POEM
     if rng.random() < 0.1:
         shown, _ = phrase(rng, (_ANY_HAIKU if asks is _HAIKU else _ANY_POEM,))
-        return say(KIND, shown, _verse(lines), Tells((about,), words))
+        return say(KIND, shown, _verse(lines), Verse(about, len(lines)))
     shown, clean = phrase(rng, asks, x=about)
-    return say(KIND, shown, _verse(lines), Tells((about,), words), key=clean)
+    return say(KIND, shown, _verse(lines), Verse(about, len(lines)), key=clean)
 
 
 def _verse(lines: Sequence[object]) -> str:

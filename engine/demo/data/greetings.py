@@ -170,8 +170,8 @@ _LEADS = ("", "", "", "Tell me, ", "So, ", "Hey, ", "One question: ", "Please te
           "Now, ")  # fmt: skip
 
 _APOLOGIES = (
-    "Sorry, I do not know that. I am a small demo model. " + _ABILITIES,
-    "I am a small demo model, so I cannot help with that. " + _ABILITIES,
+    "Sorry, I do not know that. I am a small demo model: ask me what I can do!",
+    "I am a small demo model, so I cannot help with that. Ask me what I can do!",
 )
 _REFUSES = mentions("small demo model", ("do not know", "cannot"))
 _HARD = phrase_list("""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.demo.data import facts, knowledge
 from engine.demo.data.example import (
     Check,
     JsonAbout,
@@ -87,6 +88,12 @@ _SYSTEM_FORM = (
     "Answer with JSON that matches this schema: {form}",
     "Always answer in this format: {form}",
 )
+_ASK_WRAPPED = ("{question} Answer as JSON.", "{question} Reply in JSON.", "{question}\nAs JSON.")
+_ASK_WRAPPED_AS = (
+    '{question} Answer as JSON with the key "{key}".',
+    "{question} Return JSON with the key {key}.",
+    '{question}\nFormat: {"{key}": ""}',
+)
 _ASK_ALL = (
     "Extract all people: {text}",
     "Extract all people as JSON: {text}",
@@ -109,7 +116,9 @@ def turns(rng: random.Random) -> list[Turn]:
     roll = rng.random()
     if roll < 0.06:
         return [_people(rng)]
-    story = _pairs(rng) if roll < 0.2 else _composed(rng, _subject(rng))
+    if roll < 0.1:
+        return [_answer(rng)]
+    story = _pairs(rng) if roll < 0.24 else _composed(rng, _subject(rng))
     if roll < 0.5:
         return [_asked_keys(rng, story)]
     if roll < 0.64:
@@ -337,6 +346,19 @@ def _people(rng: random.Random) -> Turn:
     shown, _ = phrase(rng, _ASK_ALL, text=text)
     story = Story("people", text, ())
     return _json(shown, {"people": people}, story)
+
+
+def _answer(rng: random.Random) -> Turn:
+    """A question about anything, its answer wrapped."""
+    asked = rng.choice((facts.turns, knowledge.turns))(rng)[0]
+    question, answer = asked.inputs[0]["content"], asked.output["content"]
+    key = rng.choice(("answer", "answer", "answer", "result", "response", "text"))
+    template = rng.choice(_ASK_WRAPPED if key == "answer" else _ASK_WRAPPED_AS)
+    prompt = fill(template, {"question": question, "key": key})
+    value = {key: answer}
+    return say(
+        KIND, prompt, json.dumps(value, ensure_ascii=False), JsonEquals(value), key=asked.key
+    )
 
 
 def _user(text: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -22,6 +23,7 @@ from engine.demo.data.example import (
     Mentions,
     OneOf,
     Tells,
+    Verse,
     normalise,
 )
 from engine.demo.evaluate import held_out_examples
@@ -65,8 +67,8 @@ def digest(chats: Iterable[Example]) -> str:
 
 def test_the_data_is_what_the_bundled_model_learned() -> None:
     """Whoever changes the data on purpose trains the model anew, measures it, and changes these."""
-    assert digest(training(2_000_000, 1000)) == "d6ccbaf52f92dada"
-    assert digest(held_out_examples(20)) == "2eacec66b79c03c9"
+    assert digest(training(2_000_000, 1000)) == "ce6b926c09409d03"
+    assert digest(held_out_examples(20)) == "3116e6b398d1cffc"
 
 
 def test_held_out_chats_go_through_the_kinds_in_turn(held_out: list[Example]) -> None:
@@ -186,6 +188,9 @@ def corrupted(example: Example) -> list[str]:
             return ["{}", json.dumps(other), json.dumps({**value, "qqq": 1}), answer[:-1]]
         case OneOf():
             return [answer[:-1], f"{answer} {answer}"]
+        case Verse(asked):
+            gap = re.sub(re.escape(asked), "…", answer, flags=re.IGNORECASE)
+            return [gap, f"{answer}\nMore.", answer.splitlines()[0]]
         case CallsTools(calls):
             name = calls[-1][0]
             return [

@@ -18,6 +18,7 @@ from engine.demo.data.example import (
     ListsFrom,
     OneOf,
     Tells,
+    Verse,
     fill,
     held_out,
     join_words,
@@ -64,6 +65,11 @@ CHECKS: dict[str, tuple[Check, list[str], list[str]]] = {
         JsonAbout({"name": "Ada", "person": "Ada", "age": 7}),
         ['{"person": "Ada"}', '{"age": 7, "name": "Ada"}'],
         ["", "{}", "7", '["name"]', '{"age": 8}', '{"name": "Ada", "job": 1}', '{"age": 7'],
+    ),
+    "a verse": (
+        Verse("the sea", 2),
+        ["I saw The Sea  \nand it saw me."],
+        ["", "the sea", "I saw the seal\nand it saw me.", "the sea\nwas\nblue"],
     ),
     "one of": (OneOf(frozenset({"a", "b"})), ["a", "b\n"], ["", "c", "a b"]),
     "a call": (
