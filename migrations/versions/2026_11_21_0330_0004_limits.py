@@ -147,40 +147,49 @@ _ARITHMETIC = (
         )::bigint
     $$
     """,
-    # Locks the scopes in one order for everybody, moves them to now, and adds.
+    # Moves scopes that are locked to now, and adds.
+    """
+    CREATE FUNCTION limit_add(p_scope_ids uuid[], p_now timestamptz, p_month date,
+        p_requests integer, p_tokens bigint, p_cost_micro bigint, p_running integer,
+        p_queued integer)
+    RETURNS void LANGUAGE plpgsql AS $$
+    BEGIN
+        UPDATE limit_state AS s SET
+            requests_used = limit_charged(limit_refilled(
+                s.requests_used, p.requests_per_minute, s.refilled_at, p_now), CASE
+                WHEN p.requests_per_minute IS NOT NULL THEN p_requests ELSE 0 END),
+            tokens_used = limit_charged(limit_refilled(
+                s.tokens_used, p.tokens_per_minute, s.refilled_at, p_now), CASE
+                WHEN p.tokens_per_minute IS NOT NULL THEN p_tokens ELSE 0 END),
+            refilled_at = greatest(s.refilled_at, p_now),
+            num_running = greatest(0, s.num_running + p_running),
+            num_queued = greatest(0, s.num_queued + p_queued),
+            month = greatest(s.month, limit_month(p_now)),
+            -- What was held in a month that is over is not given back to this one.
+            month_tokens = greatest(0,
+                CASE WHEN s.month >= limit_month(p_now) THEN s.month_tokens ELSE 0 END
+                + CASE WHEN p_tokens > 0 OR p_month = limit_month(p_now)
+                    THEN p_tokens ELSE 0 END),
+            month_cost_micro = greatest(0,
+                CASE WHEN s.month >= limit_month(p_now) THEN s.month_cost_micro ELSE 0 END
+                + CASE WHEN p_cost_micro > 0 OR p_month = limit_month(p_now)
+                    THEN p_cost_micro ELSE 0 END)
+        FROM limit_policy AS p
+        WHERE s.scope_id = ANY (p_scope_ids) AND p.scope_id = s.scope_id;
+    END
+    $$
+    """,
+    # Locks the scopes, in one order for everybody; it is now when it has them.
     """
     CREATE FUNCTION limit_apply(p_scope_ids uuid[], p_now timestamptz, p_month date,
         p_requests integer, p_tokens bigint, p_cost_micro bigint, p_running integer,
         p_queued integer)
     RETURNS void LANGUAGE plpgsql AS $$
-    DECLARE
-        v_now timestamptz;
     BEGIN
         PERFORM 1 FROM limit_state WHERE scope_id = ANY (p_scope_ids)
         ORDER BY scope_id FOR UPDATE;
-        v_now := coalesce(p_now, clock_timestamp());
-        UPDATE limit_state AS s SET
-            requests_used = limit_charged(limit_refilled(
-                s.requests_used, p.requests_per_minute, s.refilled_at, v_now), CASE
-                WHEN p.requests_per_minute IS NOT NULL THEN p_requests ELSE 0 END),
-            tokens_used = limit_charged(limit_refilled(
-                s.tokens_used, p.tokens_per_minute, s.refilled_at, v_now), CASE
-                WHEN p.tokens_per_minute IS NOT NULL THEN p_tokens ELSE 0 END),
-            refilled_at = greatest(s.refilled_at, v_now),
-            num_running = greatest(0, s.num_running + p_running),
-            num_queued = greatest(0, s.num_queued + p_queued),
-            month = greatest(s.month, limit_month(v_now)),
-            -- What was held in a month that is over is not given back to this one.
-            month_tokens = greatest(0,
-                CASE WHEN s.month >= limit_month(v_now) THEN s.month_tokens ELSE 0 END
-                + CASE WHEN p_tokens > 0 OR p_month = limit_month(v_now)
-                    THEN p_tokens ELSE 0 END),
-            month_cost_micro = greatest(0,
-                CASE WHEN s.month >= limit_month(v_now) THEN s.month_cost_micro ELSE 0 END
-                + CASE WHEN p_cost_micro > 0 OR p_month = limit_month(v_now)
-                    THEN p_cost_micro ELSE 0 END)
-        FROM limit_policy AS p
-        WHERE s.scope_id = ANY (p_scope_ids) AND p.scope_id = s.scope_id;
+        PERFORM limit_add(p_scope_ids, coalesce(p_now, clock_timestamp()), p_month, p_requests,
+            p_tokens, p_cost_micro, p_running, p_queued);
     END
     $$
     """,
@@ -237,6 +246,7 @@ _PUT = (
 _DOWN = (
     "DROP FUNCTION limit_put(uuid, text, uuid, bigint, bigint, integer, integer, bigint, bigint, "
     "smallint, double precision, timestamptz)",
+    "DROP FUNCTION limit_add(uuid[], timestamptz, date, integer, bigint, bigint, integer, integer)",
     "DROP FUNCTION limit_apply(uuid[], timestamptz, date, integer, bigint, bigint, integer, "
     "integer)",
     "DROP FUNCTION limit_room(bigint, bigint, bigint, bigint, bigint, bigint)",

@@ -77,6 +77,8 @@ _RESERVE = (
         v_wait bigint;
         v_queue boolean := true;
         v_full boolean;
+        v_is_rated boolean := false;
+        v_is_busy boolean := false;
         s record;
     BEGIN
         -- A crash of the server may forget a hold of the last moments; settling charges without it.
@@ -100,12 +102,16 @@ _RESERVE = (
 
         -- First what no waiting mends, and how large a slice may be.
         FOR s IN
-            SELECT p.*,
+            SELECT p.*, st.num_running, st.num_queued,
                 CASE WHEN st.month >= v_month THEN st.month_tokens ELSE 0 END AS month_tokens,
                 CASE WHEN st.month >= v_month THEN st.month_cost_micro ELSE 0 END AS month_cost
             FROM limit_state AS st JOIN limit_policy AS p USING (scope_id)
             WHERE st.scope_id = ANY (v_scope_ids) ORDER BY p.scope_kind
         LOOP
+            v_is_rated := v_is_rated OR s.requests_per_minute IS NOT NULL
+                OR s.tokens_per_minute IS NOT NULL;
+            v_is_busy := v_is_busy OR s.max_concurrent IS NOT NULL
+                AND (s.num_running >= s.max_concurrent OR s.num_queued > 0);
             v_room := limit_room(p_completion_tokens, p_prompt_tokens, s.tokens_per_minute, NULL,
                 0, 0);
             IF v_room < 1 THEN
@@ -130,7 +136,7 @@ _RESERVE = (
         END LOOP;
 
         -- Then the rates; the longest wait is the true one.
-        IF v_answer.state IS NULL THEN
+        IF v_answer.state IS NULL AND v_is_rated THEN
             FOR s IN
                 SELECT w.scope_kind, w.refused_by, w.wait_us
                 FROM limit_state AS st JOIN limit_policy AS p USING (scope_id)
@@ -153,7 +159,7 @@ _RESERVE = (
 
         -- Then the slots. Leases that ran out hold none, whether or not they are cleared away yet.
         -- Of one key, who came first goes first; keys must not wait for each other's own limits.
-        IF v_answer.state IS NULL THEN
+        IF v_answer.state IS NULL AND v_is_busy THEN
             FOR s IN
                 SELECT p.*, st.num_running, st.num_queued
                 FROM limit_state AS st JOIN limit_policy AS p USING (scope_id)
@@ -192,14 +198,14 @@ _RESERVE = (
         IF v_answer.state IS NULL THEN
             v_answer.state := 'running';
             v_answer.completion_tokens := v_grant;
-            PERFORM limit_apply(v_scope_ids, v_now, v_month, 1, p_prompt_tokens + v_grant,
+            PERFORM limit_add(v_scope_ids, v_now, v_month, 1, p_prompt_tokens + v_grant,
                 limit_cost(p_prompt_tokens, v_grant, p_prompt_price, p_completion_price), 1,
                 CASE WHEN v_old.state = 'queued' THEN -1 ELSE 0 END);
         ELSIF v_answer.state = 'queued' AND v_old.state IS NULL THEN
-            PERFORM limit_apply(v_scope_ids, v_now, v_month, 0, 0, 0, 0, 1);
+            PERFORM limit_add(v_scope_ids, v_now, v_month, 0, 0, 0, 0, 1);
         ELSIF v_answer.state = 'refused' AND v_old.state = 'queued' THEN
             DELETE FROM reservation WHERE request_id = p_request_id;
-            PERFORM limit_apply(v_scope_ids, v_now, v_month, 0, 0, 0, 0, -1);
+            PERFORM limit_add(v_scope_ids, v_now, v_month, 0, 0, 0, 0, -1);
         END IF;
         IF v_answer.state <> 'refused' THEN
             INSERT INTO reservation (
@@ -256,7 +262,7 @@ _REST = (
         FROM limit_state AS s JOIN limit_policy AS p USING (scope_id)
         WHERE s.scope_id = ANY (v_row.scope_ids);
         -- The rates go into debt: a stream under way is not cut for them, the next one waits.
-        PERFORM limit_apply(v_row.scope_ids, v_now, v_row.month, 0, v_grant,
+        PERFORM limit_add(v_row.scope_ids, v_now, v_row.month, 0, v_grant,
             limit_cost(v_row.prompt_tokens, v_row.completion_tokens + v_grant, v_row.prompt_price,
                 v_row.completion_price)
             - limit_cost(v_row.prompt_tokens, v_row.completion_tokens, v_row.prompt_price,
