@@ -124,6 +124,8 @@ class PostgresStore(Store):
                 server_settings={
                     "application_name": "sluice",
                     "timezone": "UTC",
+                    # Every statement finds its rows by an index: no plan depends on a value.
+                    "plan_cache_mode": "force_generic_plan",
                     "statement_timeout": str(int(command_timeout_s * 1000)),
                     "lock_timeout": str(int(command_timeout_s * 500)),
                     "idle_in_transaction_session_timeout": "10000",
