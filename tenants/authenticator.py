@@ -1,9 +1,10 @@
 """From the text of a key to who sends the request, without asking the store every time.
 
 A key's row is kept for ``ttl_s``, an unknown public id for ``negative_ttl_s``; both caches are
-bounded and forget the oldest use first. So a revocation is seen within ``ttl_s``, and expiry at
-once: it is judged at every call. While the store is away, known keys go on working from rows up to
-``max_stale_s`` old; keys that are not cached get ``StoreUnavailable``, never "unknown".
+bounded and forget the oldest use first. A revocation is seen at once where a ``ChangeListener``
+tells of it, else within ``ttl_s``; expiry always at once: it is judged at every call. While the
+store is away, known keys go on working from rows up to ``max_stale_s`` old; keys that are not
+cached get ``StoreUnavailable``, never "unknown".
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from tenants.changes import Change
 from tenants.errors import DisabledTenant, ExpiredKey, RevokedKey, StoreUnavailable, UnknownKey
 from tenants.keys import check_pepper, hash_key, parse
 from tenants.last_used import LastUsed
@@ -94,6 +96,18 @@ class Authenticator:
         self._known.pop(public_id, None)
         self._unknown.pop(public_id, None)
         self._lookups.pop(public_id, None)
+
+    def apply(self, change: Change) -> None:
+        """Forget what changed: the ``on_change`` of a ``ChangeListener``."""
+        if change.tenant_id is None:
+            self.forget(change.public_id)
+            return
+        # Lookups under way may have read the row before the change; whose it is nobody knows yet.
+        self._lookups.clear()
+        for public_id, entry in list(self._known.items()):
+            assert entry.record is not None
+            if entry.record.principal.tenant.id == change.tenant_id:
+                del self._known[public_id]
 
     def _judge(self, principal: Principal) -> Principal:
         key, now = principal.key, self._now()

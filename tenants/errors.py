@@ -8,10 +8,12 @@ TenantsError
 ├── ProjectNotFound
 ├── KeyExists                the public id is taken
 ├── KeyNotFound
+├── ScopeNotFound            the tenant has no such project or key to limit
 ├── StoreUnavailable         the database does not answer; trying again later may help
 ├── SchemaMismatch           the database's schema is not the one this version needs
 ├── LedgerFull               the store is away and the backlog of unwritten usage is at its bound
 ├── EmbeddedPostgresError    the private PostgreSQL cannot be started or used
+├── QuotaExceeded            a limit of the key, its project or its tenant is reached
 ├── NotAllowed               base of what a good key may still not do
 │   ├── ScopeMissing
 │   └── ModelNotAllowed
@@ -26,6 +28,20 @@ No message ever holds a secret: keys are named by their public id, databases wit
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tenants.limits import QuotaAnswer
+
+_LIMITS = {
+    "requests": "requests per minute",
+    "tokens": "tokens per minute",
+    "concurrent": "concurrent requests",
+    "monthly_tokens": "tokens per month",
+    "monthly_cost": "spending per month",
+    None: "quota",
+}
 
 
 class TenantsError(Exception):
@@ -89,6 +105,15 @@ class KeyNotFound(TenantsError):
         self.key = str(key)
 
 
+class ScopeNotFound(TenantsError):
+    """The tenant has no such project or key to limit."""
+
+    def __init__(self, kind: str, scope_id: object) -> None:
+        super().__init__(f"The tenant has no {kind} {scope_id} to limit.")
+        self.kind = kind
+        self.scope_id = scope_id
+
+
 class StoreUnavailable(TenantsError):
     """The database does not answer."""
 
@@ -112,6 +137,32 @@ class LedgerFull(TenantsError):
 
 class EmbeddedPostgresError(TenantsError):
     """The private PostgreSQL cannot be started or used."""
+
+
+class QuotaExceeded(TenantsError):
+    """A limit of the key, its project or its tenant is reached."""
+
+    def __init__(self, answer: QuotaAnswer) -> None:
+        wait = "" if answer.wait_us is None else f"; try again in {answer.wait_us / 1e6:.3f} s"
+        super().__init__(
+            f"The {answer.scope_kind}'s limit of {_LIMITS[answer.refused_by]} is reached{wait}."
+        )
+        self.answer = answer
+
+    @property
+    def is_budget(self) -> bool:
+        """Whether it is a month's limit: ``insufficient_quota``, and retrying is in vain."""
+        return self.answer.refused_by in ("monthly_tokens", "monthly_cost")
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the request alone is above the limit of tokens per minute."""
+        return self.answer.refused_by == "tokens" and self.answer.wait_us is None
+
+    @property
+    def retry_after_us(self) -> int | None:
+        """Microseconds; None when waiting is in vain."""
+        return self.answer.wait_us
 
 
 class NotAllowed(TenantsError):

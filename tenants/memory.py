@@ -15,9 +15,19 @@ from tenants.errors import (
     KeyNotFound,
     ProjectExists,
     ProjectNotFound,
+    ScopeNotFound,
     TenantExists,
     TenantNotFound,
 )
+from tenants.limits import (
+    SCOPE_KINDS,
+    Limits,
+    QuotaAnswer,
+    QuotaRequest,
+    ScopeKind,
+    ScopePolicy,
+)
+from tenants.memory_quota import MemoryQuota, Reservation
 from tenants.names import (
     check_aliases,
     check_grace,
@@ -61,6 +71,7 @@ class MemoryStore(Store):
         self._projects: dict[UUID, Project] = {}
         self._keys: dict[str, _StoredKey] = {}
         self._ledger: dict[UUID, UsageEvent] = {}
+        self._quota = MemoryQuota()
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
         tenant = Tenant(
@@ -217,8 +228,13 @@ class MemoryStore(Store):
         stored = self._keys.get(public_id)
         if stored is None:
             return None
-        tenant = self._tenants[stored.key.tenant_id]
-        return KeyRecord(Principal(tenant=tenant, key=stored.key), stored.key_hash)
+        key = stored.key
+        principal = Principal(
+            tenant=self._tenants[key.tenant_id],
+            key=key,
+            policies=self._quota.policies((key.id, key.project_id, key.tenant_id)),
+        )
+        return KeyRecord(principal, stored.key_hash)
 
     async def list_keys(self, tenant_id: UUID) -> Sequence[ApiKey]:
         own = [stored.key for stored in self._keys.values() if stored.key.tenant_id == tenant_id]
@@ -241,13 +257,102 @@ class MemoryStore(Store):
         normalize_name("model", event.model)
         if event.end_user is not None:
             normalize_name("end_user", event.end_user)
+        key = self._key(event.tenant_id, event.key_id)
+        is_new = event.request_id not in self._ledger
+        tokens = event.prompt_tokens + event.completion_tokens if is_new else 0
+        cost_micro = event.cost_micro if is_new else 0
+        held = self._quota.close(event.request_id, tokens, cost_micro, self._now())
+        if is_new:
+            self._ledger[event.request_id] = event
+            if not held:
+                scope_ids = (key.id, key.project_id, key.tenant_id)
+                self._quota.charge(scope_ids, tokens, cost_micro, self._now())
+        return is_new
+
+    def _key(self, tenant_id: UUID, key_id: UUID) -> ApiKey:
+        for stored in self._keys.values():
+            if stored.key.id == key_id and stored.key.tenant_id == tenant_id:
+                return stored.key
+        raise KeyNotFound(key_id)
+
+    async def put_limits(
+        self, tenant_id: UUID, scope_kind: ScopeKind, scope_id: UUID, limits: Limits
+    ) -> None:
+        if scope_id not in self._scopes(tenant_id, scope_kind):
+            raise ScopeNotFound(scope_kind, scope_id)
+        self._quota.put(scope_kind, scope_id, limits, self._now())
+
+    async def list_limits(self, tenant_id: UUID) -> Sequence[ScopePolicy]:
+        scope_ids = (
+            scope_id for kind in SCOPE_KINDS for scope_id in sorted(self._scopes(tenant_id, kind))
+        )
+        return list(self._quota.policies(scope_ids))
+
+    def _scopes(self, tenant_id: UUID, kind: ScopeKind) -> list[UUID]:
+        if kind == "tenant":
+            return [tenant_id] if tenant_id in self._tenants else []
+        if kind == "project":
+            own = self._projects.values()
+            return [project.id for project in own if project.tenant_id == tenant_id]
         keys = (stored.key for stored in self._keys.values())
-        if not any(key.id == event.key_id and key.tenant_id == event.tenant_id for key in keys):
-            raise KeyNotFound(event.key_id)
-        if event.request_id in self._ledger:
+        return [key.id for key in keys if key.tenant_id == tenant_id]
+
+    async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
+        self._key(request.tenant_id, request.key_id)
+        return self._quota.reserve(request, self._now())
+
+    async def extend(
+        self, tenant_id: UUID, request_id: UUID, *, tokens: int, generated: int, lease: timedelta
+    ) -> int | None:
+        if self._held(tenant_id, request_id) is None:
+            return None
+        return self._quota.extend(request_id, tokens, generated, lease, self._now())
+
+    async def release(self, tenant_id: UUID, request_id: UUID) -> bool:
+        if self._held(tenant_id, request_id) is None:
             return False
-        self._ledger[event.request_id] = event
-        return True
+        return self._quota.release(request_id, self._now())
+
+    def _held(self, tenant_id: UUID, request_id: UUID) -> Reservation | None:
+        held = self._quota.reservations.get(request_id)
+        return held if held is not None and held.request.tenant_id == tenant_id else None
+
+    async def renew(
+        self, owner: UUID, generated: Mapping[UUID, int], lease: timedelta
+    ) -> set[UUID]:
+        renewed = set()
+        for request_id, num_generated in generated.items():
+            held = self._quota.reservations.get(request_id)
+            if held is None or held.request.owner != owner or held.expires_at <= self._now():
+                continue
+            held.expires_at = max(held.expires_at, self._now() + lease)
+            held.generated_tokens = max(held.generated_tokens, num_generated)
+            renewed.add(request_id)
+        return renewed
+
+    async def reap(self) -> UUID | None:
+        held = self._quota.expired(self._now())
+        if held is None:
+            return None
+        request = held.request
+        if held.is_running:
+            await self.record_usage(
+                UsageEvent(
+                    request_id=request.request_id,
+                    tenant_id=request.tenant_id,
+                    key_id=request.key_id,
+                    model=request.model,
+                    status="error",
+                    prompt_tokens=request.prompt_tokens,
+                    cached_tokens=0,
+                    completion_tokens=held.generated_tokens,
+                    created_at=self._now(),
+                    cost_micro=request.price.cost(request.prompt_tokens, 0, held.generated_tokens),
+                )
+            )
+        else:
+            self._quota.release(request.request_id, self._now())
+        return request.request_id
 
     async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
         events = [event for event in self._ledger.values() if event.tenant_id == tenant_id]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -20,12 +20,21 @@ from tenants.errors import (
     KeyNotFound,
     ProjectExists,
     ProjectNotFound,
+    ScopeNotFound,
     StoreUnavailable,
     TenantExists,
     TenantNotFound,
     TenantsError,
 )
 from tenants.keys import is_public_id
+from tenants.limits import (
+    Limits,
+    QuotaAnswer,
+    QuotaRequest,
+    ScopeKind,
+    ScopePolicy,
+    Window,
+)
 from tenants.names import (
     check_aliases,
     check_grace,
@@ -82,9 +91,10 @@ _REFUSED = (
 class PostgresStore(Store):
     """A store over a pool of connections. Made by ``connect``."""
 
-    def __init__(self, pool: asyncpg.Pool, where: str) -> None:
+    def __init__(self, pool: asyncpg.Pool, where: str, now: Callable[[], datetime | None]) -> None:
         self._pool = pool
         self._where = where
+        self._now = now
 
     @classmethod
     async def connect(
@@ -95,11 +105,13 @@ class PostgresStore(Store):
         max_size: int = 8,
         connect_timeout_s: float = 5.0,
         command_timeout_s: float = 5.0,
+        now: Callable[[], datetime | None] = lambda: None,
     ) -> PostgresStore:
         """Open the pool. Raises ``InvalidValue`` (the DSN), ``StoreUnavailable``.
 
         ``command_timeout_s`` bounds each statement on both sides: the client stops waiting, and the
-        server stops working on it.
+        server stops working on it. ``now`` is the clock of limits and leases; None is the
+        server's own, the only one that all workers and hosts share.
         """
         where = describe(check_dsn(dsn))
         with _translated(where):
@@ -112,12 +124,14 @@ class PostgresStore(Store):
                 server_settings={
                     "application_name": "sluice",
                     "timezone": "UTC",
+                    # Every statement finds its rows by an index: no plan depends on a value.
+                    "plan_cache_mode": "force_generic_plan",
                     "statement_timeout": str(int(command_timeout_s * 1000)),
                     "lock_timeout": str(int(command_timeout_s * 500)),
                     "idle_in_transaction_session_timeout": "10000",
                 },
             )
-        return cls(pool, where)
+        return cls(pool, where, now)
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
         name = normalize_name("name", name)
@@ -247,10 +261,73 @@ class PostgresStore(Store):
             event.created_at,
             None if event.end_user is None else normalize_name("end_user", event.end_user),
             event.cost_micro,
+            self._now(),
             violations={"usage_event_key_id_fkey": KeyNotFound(event.key_id)},
         )
         written: bool = row["written"]
         return written
+
+    async def put_limits(
+        self, tenant_id: UUID, scope_kind: ScopeKind, scope_id: UUID, limits: Limits
+    ) -> None:
+        values = msgspec.structs.astuple(limits)
+        row = await self._one("put_limits", tenant_id, scope_kind, scope_id, *values, self._now())
+        if not row["found"]:
+            raise ScopeNotFound(scope_kind, scope_id)
+
+    async def list_limits(self, tenant_id: UUID) -> Sequence[ScopePolicy]:
+        rows = await self._all("list_limits", tenant_id)
+        return [
+            ScopePolicy(
+                scope_kind=row["scope_kind"],
+                scope_id=row["scope_id"],
+                limits=Limits(**{name: row[name] for name in Limits.__struct_fields__}),
+            )
+            for row in rows
+        ]
+
+    async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
+        row = await self._one(
+            "reserve",
+            request.request_id,
+            request.tenant_id,
+            request.project_id,
+            request.key_id,
+            request.model,
+            request.prompt_tokens,
+            request.completion_tokens,
+            request.price.prompt,
+            request.price.completion,
+            request.owner,
+            request.lease,
+            self._now(),
+            violations={"reservation_key_id_fkey": KeyNotFound(request.key_id)},
+        )
+        return _answer(row)
+
+    async def extend(
+        self, tenant_id: UUID, request_id: UUID, *, tokens: int, generated: int, lease: timedelta
+    ) -> int | None:
+        row = await self._one(
+            "extend", request_id, tenant_id, tokens, generated, lease, self._now()
+        )
+        granted: int | None = row["granted"]
+        return granted
+
+    async def release(self, tenant_id: UUID, request_id: UUID) -> bool:
+        found: bool = (await self._one("release", request_id, tenant_id, self._now()))["found"]
+        return found
+
+    async def renew(
+        self, owner: UUID, generated: Mapping[UUID, int], lease: timedelta
+    ) -> set[UUID]:
+        counts = (list(generated), list(generated.values()))
+        rows = await self._all("renew", owner, *counts, lease, self._now())
+        return {row["request_id"] for row in rows}
+
+    async def reap(self) -> UUID | None:
+        request_id: UUID | None = (await self._one("reap", self._now()))["request_id"]
+        return request_id
 
     async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
         return UsageTotals(**await self._one("usage_totals", tenant_id))
@@ -342,4 +419,28 @@ def _record(row: Mapping[str, Any]) -> KeyRecord:
         created_at=row["tenant_created_at"],
         disabled_at=row["disabled_at"],
     )
-    return KeyRecord(Principal(tenant=tenant, key=_key(row)), row["key_hash"])
+    policies = msgspec.json.decode(row["policies"] or "[]", type=tuple[ScopePolicy, ...])
+    principal = Principal(tenant=tenant, key=_key(row), policies=policies)
+    return KeyRecord(principal, row["key_hash"])
+
+
+def _answer(row: Mapping[str, Any]) -> QuotaAnswer:
+    return QuotaAnswer(
+        state=row["state"],
+        completion_tokens=row["completion_tokens"] or 0,
+        refused_by=row["refused_by"],
+        scope_kind=row["scope_kind"],
+        wait_us=row["wait_us"],
+        requests=_window(row, "requests"),
+        tokens=_window(row, "tokens"),
+    )
+
+
+def _window(row: Mapping[str, Any], name: str) -> Window | None:
+    if row[f"limit_{name}"] is None:
+        return None
+    return Window(
+        limit=row[f"limit_{name}"],
+        remaining=row[f"remaining_{name}"],
+        reset_us=row[f"reset_{name}_us"],
+    )

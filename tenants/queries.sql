@@ -82,7 +82,19 @@ SELECT
     k.id, k.tenant_id, k.project_id, k.public_id, k.name, k.scopes, k.allowed_models,
     k.model_aliases, k.created_at, k.expires_at, k.revoked_at, k.revoke_at, k.last_used_at,
     k.replaces_key_id, k.key_hash,
-    t.name AS tenant_name, t.weight, t.priority, t.created_at AS tenant_created_at, t.disabled_at
+    t.name AS tenant_name, t.weight, t.priority, t.created_at AS tenant_created_at, t.disabled_at,
+    (
+        SELECT jsonb_agg(
+            jsonb_build_object(
+                'scope_kind', l.scope_kind,
+                'scope_id', l.scope_id,
+                'limits', to_jsonb(l) - ARRAY['scope_id', 'scope_kind', 'tenant_id']
+            )
+            ORDER BY array_position(ARRAY['key', 'project', 'tenant'], l.scope_kind)
+        )
+        FROM limit_policy AS l
+        WHERE l.scope_id IN (k.id, k.project_id, k.tenant_id)
+    ) AS policies
 FROM api_key AS k
 JOIN tenant AS t ON t.id = k.tenant_id
 WHERE k.public_id = $1;
@@ -120,8 +132,57 @@ FROM used
 WHERE k.id = used.id;
 
 -- name: record_usage
--- Ledger, sums by the hour and the mark against doubles in one transaction; false when it was there.
-SELECT ledger_append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) AS written;
+-- Ledger, sums, limits and the reservation in one transaction; false when it was there.
+SELECT quota_settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS written;
+
+-- name: put_limits
+-- False when the tenant has no such scope.
+SELECT limit_put($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS found;
+
+-- name: list_limits
+-- The limits of a tenant's scopes: tenant, projects, keys.
+SELECT
+    scope_kind, scope_id, requests_per_minute, tokens_per_minute, max_concurrent, max_queued,
+    monthly_tokens, monthly_cost_micro, priority, weight
+FROM limit_policy
+WHERE tenant_id = $1
+ORDER BY array_position(ARRAY['tenant', 'project', 'key'], scope_kind), scope_id;
+
+-- name: reserve
+-- Takes from all scopes of a request, or from none.
+SELECT * FROM quota_reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
+
+-- name: extend
+-- More tokens for a completion that runs; null without its reservation.
+SELECT quota_extend($1, $2, $3, $4, $5, $6) AS granted;
+
+-- name: release
+-- Undoes a reservation that came to nothing.
+SELECT quota_release($1, $2, $3) AS found;
+
+-- name: renew
+-- Leases that have not run out yet go on; rows are locked in one order by all callers.
+WITH given AS (
+    SELECT r.request_id, u.num_generated
+    FROM unnest($2::uuid[], $3::integer[]) AS u (request_id, num_generated)
+    JOIN reservation AS r ON r.request_id = u.request_id
+    WHERE r.owner = $1 AND r.expires_at > coalesce($5::timestamptz, clock_timestamp())
+    ORDER BY r.request_id
+    FOR UPDATE OF r
+)
+UPDATE reservation AS r
+SET
+    expires_at = greatest(
+        r.expires_at, coalesce($5::timestamptz, clock_timestamp()) + $4::interval
+    ),
+    generated_tokens = greatest(r.generated_tokens, given.num_generated)
+FROM given
+WHERE r.request_id = given.request_id
+RETURNING r.request_id;
+
+-- name: reap
+-- Settles one request whose lease ran out.
+SELECT quota_reap($1) AS request_id;
 
 -- name: usage_totals
 -- Sums over a tenant's ledger, from the sums by the hour.

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 from uuid import UUID
 
+from tenants.limits import Limits, QuotaAnswer, QuotaRequest, ScopeKind, ScopePolicy
 from tenants.types import (
     ApiKey,
     KeyRecord,
@@ -102,8 +103,47 @@ class Store(Protocol):
     async def record_usage(self, event: UsageEvent) -> bool:
         """Append to the ledger; False when this ``request_id`` is there already: the first stays.
 
-        Raises ``KeyNotFound`` when the key is not the tenant's.
+        In the same transaction what the request reserved and did not use is given back, and its
+        slot is free; without a reservation it is charged all the same. Raises ``KeyNotFound``
+        when the key is not the tenant's.
         """
+
+    async def put_limits(
+        self, tenant_id: UUID, scope_kind: ScopeKind, scope_id: UUID, limits: Limits
+    ) -> None:
+        """Replace the limits of a scope; what it has used stays. Raises ``ScopeNotFound``."""
+
+    async def list_limits(self, tenant_id: UUID) -> Sequence[ScopePolicy]:
+        """The limits of a tenant's scopes: tenant, projects, keys."""
+
+    async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
+        """Take from all scopes of a request, or from none.
+
+        Asking again with the same ``request_id`` takes nothing twice: it repeats the answer of a
+        running request, and is how a queued one asks whether its turn has come.
+        """
+
+    async def extend(
+        self, tenant_id: UUID, request_id: UUID, *, tokens: int, generated: int, lease: timedelta
+    ) -> int | None:
+        """Hold more tokens for a completion that runs: how many were granted.
+
+        Only the months' limits make it fewer; the rates go into debt. None without a reservation.
+        """
+
+    async def release(self, tenant_id: UUID, request_id: UUID) -> bool:
+        """Undo a reservation that came to nothing; False without one. No row in the ledger."""
+
+    async def renew(
+        self, owner: UUID, generated: Mapping[UUID, int], lease: timedelta
+    ) -> set[UUID]:
+        """Renew the leases of an owner's requests; those that are still held.
+
+        ``generated`` is by request id; it is what is charged should the owner die.
+        """
+
+    async def reap(self) -> UUID | None:
+        """Settle one request whose lease ran out, as ``error``; None when there is none."""
 
     async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
         """Sums over the tenant's ledger."""

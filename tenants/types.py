@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from tenants.errors import InvalidValue
+from tenants.limits import ScopePolicy
 
 Scope = Literal["chat", "responses", "usage", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -75,6 +76,20 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     tenant: Tenant
     key: ApiKey
+    policies: tuple[ScopePolicy, ...] = ()
+    """Limits of its key, project and tenant, in this order; scopes without any are left out."""
+
+    @property
+    def priority(self) -> int:
+        """The most specific scope's priority class; the tenant's own if none has one."""
+        given = (policy.limits.priority for policy in self.policies)
+        return next((value for value in given if value is not None), self.tenant.priority)
+
+    @property
+    def weight(self) -> float:
+        """The most specific scope's share; the tenant's own if none has one."""
+        given = (policy.limits.weight for policy in self.policies)
+        return next((value for value in given if value is not None), self.tenant.weight)
 
 
 @dataclass(frozen=True, slots=True)

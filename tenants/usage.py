@@ -6,7 +6,9 @@
 
 A writer lives while there is something to write. Writing is its task, not the caller's: cancelling
 ``settle`` at any point leaves the write under way. The store refuses a ``request_id`` it has, so
-trying again after an answer that was lost writes nothing twice.
+trying again after an answer that was lost writes nothing twice. With a journal, what is kept while
+the store is away is on the disk before ``settle`` returns, and ``replay`` writes what a process
+that died had kept.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from uuid import UUID
 import msgspec
 
 from tenants.errors import LedgerFull, StoreUnavailable
+from tenants.journal import Journal
 from tenants.store import Store
 from tenants.types import UsageEvent
 
@@ -31,6 +34,7 @@ logger = logging.getLogger(__name__)
 class _Pending:
     event: UsageEvent
     answer: asyncio.Future[bool]
+    is_journaled: bool = False
 
 
 class Ledger:
@@ -44,6 +48,7 @@ class Ledger:
         num_writers: int = 4,
         backoff_s: float = 0.05,
         max_backoff_s: float = 2.0,
+        journal: Journal | None = None,
     ) -> None:
         """``max_pending`` bounds memory (see ``has_room``); ``num_writers`` bounds how many of the
         store's connections a slow ledger can hold, so that it does not starve the key lookups.
@@ -51,11 +56,13 @@ class Ledger:
         assert max_pending > 0
         assert num_writers > 0
         self._store = store
+        self._journal = journal
         self._max_pending = max_pending
         self._num_writers = num_writers
         self._backoff_s = backoff_s
         self._max_backoff_s = max_backoff_s
         self._pending: dict[UUID, _Pending] = {}
+        self._num_journaled = 0  # of the pending; the rest of the file is in the ledger
         self._queue: deque[_Pending] = deque()  # pending, and in no writer's hands
         self._writers: set[asyncio.Task[None]] = set()
         self._num_failures = 0  # in a row; while > 0 the store is away and one writer probes it
@@ -91,14 +98,35 @@ class Ledger:
                 f"{self._max_pending} usage events wait for a store that does not answer; "
                 f"request {event.request_id} is in the log instead"
             )
-        pending = _Pending(event, asyncio.get_running_loop().create_future())
-        self._pending[event.request_id] = pending
-        self._queue.append(pending)
+        pending = self._enqueue(event)
         if self._num_failures > 0:
-            _answer_kept(pending)
+            self._keep(pending)
         self._start_writers()
         # The future is the caller's, the write is a writer's: cancelling ends only the waiting.
         return await pending.answer
+
+    def _enqueue(self, event: UsageEvent) -> _Pending:
+        pending = _Pending(event, asyncio.get_running_loop().create_future())
+        self._pending[event.request_id] = pending
+        self._queue.append(pending)
+        return pending
+
+    def replay(self) -> int:
+        """Queue what dead processes left in the journal's folder; how many settlements it is.
+
+        The bound does not hold for them: they were within one already. Raises ``OSError``.
+        """
+        if self._journal is None:
+            return 0
+        events = self._journal.adopt()
+        for event in events:
+            if event.request_id not in self._pending:
+                pending = self._enqueue(event)
+                pending.is_journaled = True
+                pending.answer.set_result(True)
+                self._num_journaled += 1
+        self._start_writers()
+        return len(events)
 
     async def drain(self, deadline_s: float) -> int:
         """Wait until all is written, ``deadline_s`` at most; return how many events are left.
@@ -155,14 +183,31 @@ class Ledger:
 
     def _put_back(self, pending: _Pending) -> None:
         self._queue.appendleft(pending)
-        _answer_kept(pending)
+        self._keep(pending)
+
+    def _keep(self, *kept: _Pending) -> None:
+        """These are written later, as far as anybody asks."""
+        new = [pending for pending in kept if not pending.is_journaled]
+        if self._journal is not None and new:
+            try:
+                self._journal.append([pending.event for pending in new])
+            except OSError as error:
+                logger.error(
+                    "The journal fails, %d settlements only in memory: %s", len(new), error
+                )
+            else:
+                self._num_journaled += len(new)
+                for pending in new:
+                    pending.is_journaled = True
+        for pending in kept:
+            if not pending.answer.done():
+                pending.answer.set_result(True)
 
     async def _back_off(self, error: StoreUnavailable) -> bool:
         """Wait before the next attempt; False when another writer does the waiting."""
         self._num_failures += 1
         if self._num_failures == 1:
-            for pending in self._queue:
-                _answer_kept(pending)
+            self._keep(*self._queue)
             logger.warning("The ledger keeps usage until the store is back: %s", error)
         if len(self._writers) > 1:
             return False
@@ -186,6 +231,10 @@ class Ledger:
 
     def _finish(self, pending: _Pending, answer: bool | Exception) -> None:
         del self._pending[pending.event.request_id]
+        if pending.is_journaled:
+            self._num_journaled -= 1
+            if self._journal is not None and self._num_journaled == 0:
+                self._journal.clear()
         self._progress.set()
         if isinstance(answer, Exception):
             _log_unwritten(f"the store refused it: {answer}", pending.event)
@@ -195,11 +244,6 @@ class Ledger:
             pending.answer.set_exception(answer)
         else:
             pending.answer.set_result(answer)
-
-
-def _answer_kept(pending: _Pending) -> None:
-    if not pending.answer.done():
-        pending.answer.set_result(True)
 
 
 def _current_task() -> asyncio.Task[None]:

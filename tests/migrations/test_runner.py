@@ -73,6 +73,9 @@ class TestUpgrade:
             "usage_event",
             "usage_seen",
             "usage_rollup",
+            "limit_policy",
+            "limit_state",
+            "reservation",
         }
 
         await migrations.downgrade(empty_pg_dsn)

@@ -5,12 +5,14 @@ import gc
 import json
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenants.errors import KeyNotFound, LedgerFull, StoreUnavailable
+from tenants.journal import Journal
 from tenants.memory import MemoryStore
 from tenants.store import Store
 from tenants.types import ApiKey, UsageEvent
@@ -256,6 +258,88 @@ class TestOutage:
         assert await ledger.drain(5.0) == 0
         assert ledger.has_room
         assert (await store.usage_totals(key.tenant_id)).requests == 4
+
+
+class TestJournal:
+    async def test_what_is_kept_outlives_the_process(self, tmp_path: Path) -> None:
+        store, key = await faulty()
+        store.away = True
+        journal = Journal(tmp_path)
+        ledger = Ledger(store, journal=journal, backoff_s=10, max_backoff_s=10)
+        events = [make_event(key, completion_tokens=number) for number in range(5)]
+        assert all(await asyncio.gather(*(ledger.settle(event) for event in events)))
+        for writer in writers():
+            writer.cancel()
+        journal.close()  # as the end of a process does
+
+        store.away = False
+        heir = Journal(tmp_path)
+        ledger = Ledger(store, journal=heir)
+        assert ledger.replay() == 5
+        assert await ledger.settle(events[0]) is False
+        assert await ledger.drain(5.0) == 0
+        totals = await store.usage_totals(key.tenant_id)
+        assert (totals.requests, totals.completion_tokens) == (5, 10)
+        assert heir.is_empty
+        heir.close()
+        assert await asyncio.to_thread(lambda: list(tmp_path.iterdir())) == []
+
+    async def test_replay_of_what_the_ledger_has_changes_nothing(self, tmp_path: Path) -> None:
+        store, key = await faulty()
+        event = make_event(key)
+        dead = Journal(tmp_path)
+        dead.append([event, event])
+        dead.close()
+        await Ledger(store).settle(event)
+        journal = Journal(tmp_path)
+        ledger = Ledger(store, journal=journal)
+        ledger.replay()
+        assert await ledger.drain(5.0) == 0
+        assert (await store.usage_totals(key.tenant_id)).requests == 1
+        assert journal.is_empty
+        journal.close()
+
+    async def test_nothing_is_journaled_while_the_store_answers(self, tmp_path: Path) -> None:
+        store, key = await faulty()
+        journal = Journal(tmp_path)
+        ledger = Ledger(store, journal=journal)
+        store.gate = asyncio.Event()
+        settling = asyncio.create_task(ledger.settle(make_event(key)))
+        await eventually(lambda: store.num_concurrent == 1)
+        assert journal.is_empty
+        store.gate.set()
+        await settling
+        assert ledger.replay() == 0
+        journal.close()
+
+    async def test_file_is_cleared_though_new_usage_keeps_coming(self, tmp_path: Path) -> None:
+        store, key = await faulty(iter(["before"]))
+        journal = Journal(tmp_path)
+        ledger = Ledger(store, journal=journal, num_writers=1, backoff_s=0, max_backoff_s=0)
+        await ledger.settle(make_event(key))
+        assert not journal.is_empty
+        coming = [asyncio.create_task(ledger.settle(make_event(key))) for _ in range(20)]
+        await eventually(lambda: journal.is_empty)
+        await asyncio.gather(*coming)
+        assert await ledger.drain(5.0) == 0
+        journal.close()
+
+    async def test_full_disk_leaves_it_in_memory_and_says_so(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, key = await faulty(iter(["before"]))
+        journal = Journal(tmp_path)
+
+        def fail(events: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(journal, "append", fail)
+        ledger = Ledger(store, journal=journal, backoff_s=0, max_backoff_s=0)
+        assert await ledger.settle(make_event(key))
+        assert await ledger.drain(5.0) == 0
+        assert "1 settlements only in memory" in caplog.text
+        assert (await store.usage_totals(key.tenant_id)).requests == 1
+        journal.close()
 
 
 class TestDrain:

@@ -1,0 +1,114 @@
+"""A file that holds settlements while the database is away, so that they outlive the process.
+
+One JSON document per line, in the system's hands before the settlement counts as kept: so the death
+of the process loses nothing. It is not synced to the disk, which would stop the event loop: a power
+cut in the middle of an outage of the database may lose its last seconds. A line that was cut short
+is dropped. What is in the file may be in the ledger too; writing it again is harmless, the ledger
+knows its request.
+
+Each process has a file of its own and holds a lock on it; ``adopt`` finds those of dead ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+from uuid import uuid4
+
+import msgspec
+
+from tenants.types import UsageEvent
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".usage"
+
+
+class Journal:
+    """This process's file in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ``OSError`` when the folder cannot be used."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._size = 0
+        self._file: IO[bytes] | None = None
+        while self._file is None:  # somebody may adopt it between its birth and its lock
+            self._path = folder / f"{uuid4().hex}{SUFFIX}"
+            self._file = _locked(self._path)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing would be replayed."""
+        return self._size == 0
+
+    def append(self, events: Sequence[UsageEvent]) -> None:
+        """Return when the events outlive the process. Raises ``OSError``."""
+        assert self._file is not None, "the journal is closed"
+        lines = b"".join(msgspec.json.encode(event) + b"\n" for event in events)
+        self._file.write(lines)
+        self._file.flush()
+        self._size += len(lines)
+
+    def clear(self) -> None:
+        """Everything in it is in the ledger by now."""
+        assert self._file is not None, "the journal is closed"
+        if self._size > 0:
+            self._file.truncate(0)
+            self._file.seek(0)
+            self._size = 0
+
+    def adopt(self) -> Sequence[UsageEvent]:
+        """The settlements that dead processes left in the folder; they are this file's now."""
+        adopted: list[UsageEvent] = []
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            file = None if path == self._path else _locked(path)
+            if file is None:
+                continue
+            with file:
+                file.seek(0)
+                events = list(_events(file, path))
+                self.append(events)
+                path.unlink(missing_ok=True)
+            adopted += events
+        return adopted
+
+    def close(self) -> None:
+        """Let go of the file; it goes with its content, if it has none. Idempotent."""
+        if self._file is not None:
+            if self.is_empty:
+                self._path.unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+
+
+def _locked(path: Path) -> IO[bytes] | None:
+    """The file, locked for as long as it is open; None when it is another process's or gone."""
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(path.open("a+b"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except (BlockingIOError, FileNotFoundError):
+            return None
+        if not is_ours:
+            return None
+        stack.pop_all()
+        return file
+
+
+def _events(file: IO[bytes], path: Path) -> Iterator[UsageEvent]:
+    for number, line in enumerate(file, start=1):
+        try:
+            if line.endswith(b"\n"):
+                yield msgspec.json.decode(line, type=UsageEvent)
+                continue
+        except (msgspec.DecodeError, ValueError) as error:
+            logger.error("%s, line %d is no settlement (%s): %r", path, number, error, line)
+            continue
+        logger.warning("%s, line %d was cut short and is dropped: %r", path, number, line)

@@ -1,0 +1,131 @@
+"""What limits a tenant, a project or a key, and how a request asks for its part.
+
+All limits of a request's scopes hold at once. What a scope leaves open (None) is not limited there.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal, get_args
+from uuid import UUID
+
+import msgspec
+
+from tenants.buckets import MAX_PER_MINUTE
+from tenants.errors import InvalidValue
+
+ScopeKind = Literal["tenant", "project", "key"]
+SCOPE_KINDS: tuple[ScopeKind, ...] = get_args(ScopeKind)
+LimitName = Literal["requests", "tokens", "concurrent", "monthly_tokens", "monthly_cost"]
+
+MAX_MONTHLY = 10**15
+MAX_PRICE = 10**9
+MAX_COUNT = 2**31 - 1
+
+_BOUNDS = {
+    "requests_per_minute": (1, MAX_PER_MINUTE),
+    "tokens_per_minute": (1, MAX_PER_MINUTE),
+    "max_concurrent": (1, MAX_COUNT),
+    "max_queued": (0, MAX_COUNT),
+    "monthly_tokens": (0, MAX_MONTHLY),
+    "monthly_cost_micro": (0, MAX_MONTHLY),
+    "priority": (-(2**15) + 1, 2**15 - 1),
+}
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The limits of one scope. Raises ``InvalidValue`` for a number that cannot be one."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Of prompt and completion. Refilled continuously; the burst is a minute's worth."""
+    max_concurrent: int | None = None
+    max_queued: int | None = None
+    """Requests that may wait for one of ``max_concurrent`` slots; None: nobody waits."""
+    monthly_tokens: int | None = None
+    monthly_cost_micro: int | None = None
+    """Millionths of the currency of the prices. Months are UTC's."""
+    priority: int | None = None
+    """Priority class of its requests; the most specific scope that has one decides."""
+    weight: float | None = None
+    """Share under contention; the most specific scope that has one decides."""
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise InvalidValue(name, f"must be within {least}..{most}, is {value}")
+        if self.weight is not None and not 0 < self.weight < float("inf"):
+            raise InvalidValue("weight", f"must be a finite number above 0, is {self.weight}")
+
+
+class ScopePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of a scope, and which it is."""
+
+    scope_kind: ScopeKind
+    scope_id: UUID
+    limits: Limits
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True):
+    """Millionths of a currency per million tokens: $0.15 per million are 150,000."""
+
+    prompt: int = 0
+    cached: int = 0
+    """Of prompt tokens found in the prefix cache; not above ``prompt``."""
+    completion: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("prompt", "cached", "completion"):
+            if not 0 <= getattr(self, name) <= MAX_PRICE:
+                raise InvalidValue(name, f"must be within 0..{MAX_PRICE}")
+        if self.cached > self.prompt:
+            raise InvalidValue("cached", "must not be above the price of a prompt token")
+
+    def cost(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
+        """Millionths of the currency, rounded up once."""
+        total = (
+            (prompt_tokens - cached_tokens) * self.prompt
+            + cached_tokens * self.cached
+            + completion_tokens * self.completion
+        )
+        return -(-total // 1_000_000)
+
+
+class QuotaRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks of its scopes before it may run."""
+
+    request_id: UUID
+    tenant_id: UUID
+    project_id: UUID
+    key_id: UUID
+    model: str
+    prompt_tokens: int
+    completion_tokens: int
+    """A first slice, at least 1; fewer are granted where a month's limit ends before."""
+    price: Price
+    owner: UUID
+    """The process that renews the lease."""
+    lease: timedelta
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """A rate limit as ``x-ratelimit-*`` tells it: of the scope with the least left."""
+
+    limit: int
+    remaining: int
+    reset_us: int
+    """Until the whole limit is there again."""
+
+
+class QuotaAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scopes say to a ``QuotaRequest``; nothing is taken unless it is ``running``."""
+
+    state: Literal["running", "queued", "refused"]
+    completion_tokens: int = 0
+    refused_by: LimitName | None = None
+    scope_kind: ScopeKind | None = None
+    wait_us: int | None = None
+    """Until it is worth trying again; None when waiting is in vain."""
+    requests: Window | None = None
+    tokens: Window | None = None

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenants.errors import InvalidValue
+from tenants.limits import Limits, Price
+from tenants.memory import MemoryStore
+from tenants.store import Store
+from tests.tenants.samples import make_key
+
+MILLION = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("requests_per_minute", 0),
+        ("requests_per_minute", 2**31),
+        ("tokens_per_minute", 0),
+        ("tokens_per_minute", -5),
+        ("max_concurrent", 0),
+        ("max_queued", -1),
+        ("monthly_tokens", -1),
+        ("monthly_cost_micro", 10**15 + 1),
+        ("priority", 2**15),
+        ("weight", 0.0),
+        ("weight", float("nan")),
+        ("weight", float("inf")),
+    ],
+)
+def test_impossible_limits_are_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        Limits(**{field: value})  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+def test_misspelt_limit_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="requests_per_second"):
+        msgspec.json.decode(b'{"requests_per_second": 5}', type=Limits)
+
+
+@given(*(st.integers(0, 10**6) for _ in range(3)), *(st.integers(0, 10**9) for _ in range(3)))
+def test_cost_is_the_exact_sum_rounded_up_once(
+    prompt: int, cached: int, completion: int, high: int, low: int, price: int
+) -> None:
+    cached = min(cached, prompt)
+    prices = Price(prompt=max(high, low), cached=min(high, low), completion=price)
+    exact = (
+        Fraction(prices.prompt * (prompt - cached), MILLION)
+        + Fraction(prices.cached * cached, MILLION)
+        + Fraction(price * completion, MILLION)
+    )
+    assert prices.cost(prompt, cached, completion) == ceil(exact)
+    assert prices.cost(prompt, cached, completion) <= prices.cost(prompt, 0, completion + 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "prices"),
+    [
+        ("prompt", {"prompt": -1}),
+        ("completion", {"completion": 10**9 + 1}),
+        ("cached", {"cached": 2, "prompt": 1}),
+    ],
+)
+def test_impossible_prices(field: str, prices: dict[str, int]) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        Price(**prices)
+    assert caught.value.field == field
+
+
+@pytest.mark.asyncio
+async def test_most_specific_scope_decides_priority_and_weight(store: Store) -> None:
+    _, principal = await make_key(store)
+    tenant, key = principal.tenant, principal.key
+    assert (principal.priority, principal.weight) == (tenant.priority, tenant.weight)
+    seen = []
+    for kind, scope_id, limits in [
+        ("tenant", tenant.id, Limits(priority=5, weight=2.0)),
+        ("key", key.id, Limits(weight=4.0, max_concurrent=3)),
+        ("project", key.project_id, Limits(priority=-1, weight=3.0)),
+    ]:
+        await store.put_limits(tenant.id, kind, scope_id, limits)  # type: ignore[arg-type]
+        record = await store.find_key(key.public_id)
+        assert record is not None
+        seen.append((record.principal.priority, record.principal.weight))
+    assert seen == [(5, 2.0), (5, 4.0), (-1, 4.0)]
+    assert record is not None
+    assert [policy.scope_kind for policy in record.principal.policies] == [
+        "key",
+        "project",
+        "tenant",
+    ]
+
+
+@pytest.mark.asyncio
+async def test_principal_without_policies_has_none() -> None:
+    _, principal = await make_key(MemoryStore())
+    assert principal.policies == ()

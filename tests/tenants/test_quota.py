@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import pytest
+
+from tenants.errors import QuotaExceeded, StoreUnavailable
+from tenants.limits import QuotaAnswer, QuotaRequest
+from tenants.memory import MemoryStore
+from tenants.quota import Hold, Quota
+from tenants.store import Store
+from tenants.types import Principal
+from tenants.usage import Ledger
+from tests.tenants.samples import make_event, make_key
+from tests.tenants.test_reservations import Clock, put
+
+pytestmark = pytest.mark.asyncio
+
+
+class WatchedStore(MemoryStore):
+    """Counts what is asked about quota, and can be away or slow."""
+
+    def __init__(self) -> None:
+        self.time = Clock()
+        super().__init__(now=self.time)
+        self.away = False
+        self.gate: asyncio.Event | None = None
+        self.num_reserves = 0
+        self.num_extends = 0
+
+    async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
+        self.num_reserves += 1
+        if self.away:
+            raise StoreUnavailable("away")
+        answer = await super().reserve(request)
+        if self.gate is not None:
+            await self.gate.wait()
+        return answer
+
+    async def extend(
+        self, tenant_id: UUID, request_id: UUID, *, tokens: int, generated: int, lease: timedelta
+    ) -> int | None:
+        self.num_extends += 1
+        if self.away:
+            raise StoreUnavailable("away")
+        return await super().extend(
+            tenant_id, request_id, tokens=tokens, generated=generated, lease=lease
+        )
+
+
+async def make(store: Store, kind: str = "tenant", **limits: object) -> Principal:
+    """A principal with these limits, as the authenticator would give it."""
+    _, who = await make_key(store, str(uuid4()))
+    if limits:
+        await put(store, who, kind, **limits)
+    record = await store.find_key(who.key.public_id)
+    assert record is not None
+    return record.principal
+
+
+async def take(quota: Quota, who: Principal, prompt: int = 10, most: int = 1000) -> Hold:
+    return await quota.reserve(
+        who, request_id=uuid4(), model="demo", prompt_tokens=prompt, max_tokens=most
+    )
+
+
+async def settle(store: Store, who: Principal, hold: Hold, prompt: int = 10) -> None:
+    event = make_event(
+        who.key,
+        request_id=hold.request_id,
+        prompt_tokens=prompt,
+        cached_tokens=0,
+        completion_tokens=hold.generated,
+    )
+    await Ledger(store).settle(event)
+    await hold.close()
+
+
+class TestReserve:
+    async def test_without_policies_nobody_is_asked(self) -> None:
+        store = WatchedStore()
+        who = await make(store)
+        quota = Quota(store)
+        hold = await take(quota, who, most=5000)
+        assert hold.allowed == 5000
+        assert hold.note(4999)
+        await quota.release(hold)
+        assert (store.num_reserves, store.num_extends, quota.num_held) == (0, 0, 0)
+
+    async def test_takes_a_slice_and_never_more_than_asked(self, store: Store) -> None:
+        who = await make(store, tokens_per_minute=10_000)
+        quota = Quota(store)
+        assert (await take(quota, who, most=5000)).allowed == 256
+        hold = await take(quota, who, most=7)
+        assert hold.allowed == 7
+        assert hold.answer.tokens is not None
+        assert hold.answer.tokens.remaining in range(9717, 9725)  # 10,000 - 266 - 17, and refill
+
+    async def test_refusal_says_which_limit_and_when(self, store: Store) -> None:
+        who = await make(store, "key", requests_per_minute=1)
+        quota = Quota(store)
+        await take(quota, who)
+        with pytest.raises(
+            QuotaExceeded, match=r"key's limit of requests .* again in \d"
+        ) as caught:
+            await take(quota, who)
+        wait_us = caught.value.retry_after_us
+        assert wait_us is not None
+        assert 0 < wait_us <= 60_000_000
+        assert not caught.value.is_budget
+        assert not caught.value.is_too_large
+
+    async def test_kinds_of_refusal(self, store: Store) -> None:
+        quota = Quota(store)
+        with pytest.raises(QuotaExceeded, match=r"tokens per month is reached\.$") as budget:
+            await take(quota, await make(store, monthly_tokens=10))
+        with pytest.raises(QuotaExceeded, match=r"tokens per minute is reached\.$") as large:
+            await take(quota, await make(store, tokens_per_minute=10))
+        assert (budget.value.is_budget, budget.value.is_too_large) == (True, False)
+        assert (large.value.is_budget, large.value.is_too_large) == (False, True)
+        assert budget.value.retry_after_us is large.value.retry_after_us is None
+        assert quota.num_held == 0
+
+    async def test_release_frees_everything(self, store: Store) -> None:
+        who = await make(store, max_concurrent=1, monthly_tokens=1000)
+        quota = Quota(store)
+        for _ in range(3):
+            hold = await take(quota, who, most=990)
+            assert quota.num_held == 1
+            await quota.release(hold)
+        assert quota.num_held == 0
+        assert (await store.usage_totals(who.tenant.id)).requests == 0
+
+
+class TestQueue:
+    async def test_waits_for_its_turn(self, store: Store) -> None:
+        who = await make(store, max_concurrent=1, max_queued=3)
+        quota = Quota(store)
+        first = await take(quota, who)
+        order: list[int] = []
+
+        async def client(number: int) -> None:
+            hold = await take(quota, who)
+            order.append(number)
+            await settle(store, who, hold)
+
+        clients = []
+        for number in range(3):
+            clients.append(asyncio.create_task(client(number)))
+            await asyncio.sleep(0.03)
+        with pytest.raises(QuotaExceeded, match="concurrent requests"):
+            await take(quota, who)
+        assert order == []
+        await settle(store, who, first)
+        async with asyncio.timeout(5):
+            await asyncio.gather(*clients)
+        assert order == [0, 1, 2]
+
+    async def test_gives_up_in_time_and_leaves_its_place(self, store: Store) -> None:
+        who = await make(store, max_concurrent=1, max_queued=1)
+        quota = Quota(store, queue_timeout_s=0.05)
+        await take(quota, who)
+        for _ in range(2):  # the second finds the place free again
+            with pytest.raises(QuotaExceeded) as caught:
+                await take(quota, who)
+            assert caught.value.answer.state == "refused"
+
+    async def test_cancelled_waiter_leaves_its_place(self, store: Store) -> None:
+        who = await make(store, max_concurrent=1, max_queued=1)
+        quota = Quota(store)
+        first = await take(quota, who)
+        waiter = asyncio.create_task(take(quota, who))
+        await asyncio.sleep(0.05)
+        waiter.cancel()
+        await asyncio.wait([waiter])
+        second = asyncio.create_task(take(quota, who))
+        await asyncio.sleep(0.02)
+        await settle(store, who, first)
+        async with asyncio.timeout(5):
+            await second
+
+    async def test_cancelled_when_it_was_admitted_just_now(self) -> None:
+        store = WatchedStore()
+        who = await make(store, max_concurrent=1)
+        quota = Quota(store)
+        store.gate = asyncio.Event()
+        admitted = asyncio.create_task(take(quota, who))
+        await asyncio.sleep(0.01)
+        admitted.cancel()
+        await asyncio.wait([admitted])
+        store.gate.set()
+        assert (await take(quota, who)).allowed == 256
+
+
+class TestExtension:
+    async def test_runs_ahead_of_the_generation(self, store: Store) -> None:
+        who = await make(store, monthly_tokens=100_000)
+        hold = await take(Quota(store, slice_tokens=100), who, most=1000)
+        for generated in range(1, 1001):
+            assert hold.note(generated)
+            assert generated <= hold.allowed
+            while hold._extending is not None:  # noqa: ASYNC110 - the test drives the clock
+                await asyncio.sleep(0)
+        assert hold.allowed == 1000
+
+    async def test_asks_once_per_slice(self) -> None:
+        store = WatchedStore()
+        who = await make(store, monthly_tokens=100_000)
+        hold = await take(Quota(store, slice_tokens=100), who, most=1000)
+        for generated in range(1, 1001):
+            hold.note(generated)
+            await asyncio.sleep(0)
+        assert store.num_extends == 9
+
+    async def test_stops_where_the_month_ends(self, store: Store) -> None:
+        who = await make(store, "project", monthly_tokens=310)
+        hold = await take(Quota(store), who, prompt=10, most=1000)
+        assert hold.allowed == 256
+        assert hold.note(200)
+        async with asyncio.timeout(5):
+            while hold.allowed == 256:  # noqa: ASYNC110 - the condition is another object's state
+                await asyncio.sleep(0.001)
+        assert hold.allowed == 300
+        assert hold.note(299)
+        assert not hold.note(300)
+        await settle(store, who, hold)
+        with pytest.raises(QuotaExceeded):
+            await take(Quota(store), who, prompt=1)
+
+    async def test_store_away_does_not_cut_a_stream(self) -> None:
+        store = WatchedStore()
+        who = await make(store, monthly_tokens=10_000)
+        hold = await take(Quota(store), who, most=1000)
+        store.away = True
+        for generated in range(1, 1001):
+            assert hold.note(generated)
+            await asyncio.sleep(0)
+        store.away = False
+        await settle(store, who, hold)
+        assert (await store.usage_totals(who.tenant.id)).completion_tokens == 1000
+
+    async def test_close_ends_its_task_and_is_idempotent(self) -> None:
+        store = WatchedStore()
+        who = await make(store, monthly_tokens=10_000)
+        hold = await take(Quota(store), who)
+        hold.note(250)
+        await hold.close()
+        await hold.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class TestLeases:
+    async def test_are_renewed_with_what_was_generated(self) -> None:
+        store = WatchedStore()
+        who = await make(store, max_concurrent=1)
+        quota = Quota(store, lease_s=30)
+        hold = await take(quota, who)
+        for generated in (3, 6, 9):
+            store.time.advance(seconds=20)
+            hold.note(generated)
+            await quota.beat()
+        store.time.advance(seconds=29)
+        with pytest.raises(QuotaExceeded):
+            await take(quota, who)
+        # The process dies; another one's beat settles at the last renewal.
+        store.time.advance(seconds=1)
+        await Quota(store).beat()
+        totals = await store.usage_totals(who.tenant.id)
+        assert (totals.requests, totals.completion_tokens) == (1, 9)
+
+    async def test_run_beats_until_cancelled(self) -> None:
+        store = WatchedStore()
+        who = await make(store, max_concurrent=1)
+        await take(Quota(store, lease_s=0.01), who)
+        store.time.advance(seconds=1)
+        running = asyncio.create_task(Quota(store, lease_s=0.03).run())
+        async with asyncio.timeout(5):
+            while not (await store.usage_totals(who.tenant.id)).requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+
+
+class TestOutage:
+    async def test_overdraft_is_bounded_per_tenant_and_ends_with_the_outage(self) -> None:
+        store = WatchedStore()
+        one, two = await make(store, max_concurrent=99), await make(store, max_concurrent=99)
+        quota = Quota(store, overdraft_tokens=1000)
+        store.away = True
+        for who in (one, two):
+            for _ in range(3):
+                assert (await take(quota, who)).allowed == 256
+            with pytest.raises(StoreUnavailable):
+                await take(quota, who)
+        store.away = False
+        await take(quota, one)
+        store.away = True
+        await take(quota, one)
+        with pytest.raises(StoreUnavailable):
+            await take(quota, two)

@@ -1,0 +1,543 @@
+"""Reserve, extend, settle: one contract for both stores, on a clock moved by hand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import asyncpg
+import msgspec
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tenants.errors import KeyNotFound, ScopeNotFound
+from tenants.limits import Limits, Price, QuotaAnswer, QuotaRequest, ScopePolicy, Window
+from tenants.memory import MemoryStore
+from tenants.postgres import PostgresStore
+from tenants.store import Store
+from tenants.types import ApiKey, Principal
+from tests.tenants.samples import make_event, make_key
+
+pytestmark = pytest.mark.asyncio
+
+LEASE = timedelta(seconds=30)
+MINUTE_US = 60_000_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = datetime(2031, 1, 15, 12, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def advance(self, **by: float) -> None:
+        self.now += timedelta(**by)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest_asyncio.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.pg)])
+async def timed(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[Store]:
+    """Both twins on the same clock."""
+    if request.param == "memory":
+        yield MemoryStore(now=clock)
+        return
+    store = await PostgresStore.connect(request.getfixturevalue("pg_dsn"), now=clock)
+    yield store
+    await store.close()
+
+
+def ask(key: ApiKey, prompt: int = 10, completion: int = 20, **changes: object) -> QuotaRequest:
+    request = QuotaRequest(
+        request_id=uuid4(),
+        tenant_id=key.tenant_id,
+        project_id=key.project_id,
+        key_id=key.id,
+        model="demo",
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        price=Price(),
+        owner=uuid4(),
+        lease=LEASE,
+    )
+    return msgspec.structs.replace(request, **changes)
+
+
+async def limited(store: Store, name: str = "acme", **limits: object) -> ApiKey:
+    """A key of a new tenant with these limits."""
+    _, principal = await make_key(store, name)
+    await put(store, principal, "tenant", **limits)
+    return principal.key
+
+
+async def put(store: Store, who: Principal, kind: str, **limits: object) -> None:
+    scope_id = {"tenant": who.tenant.id, "project": who.key.project_id, "key": who.key.id}[kind]
+    await store.put_limits(who.tenant.id, kind, scope_id, Limits(**limits))  # type: ignore[arg-type]
+
+
+async def settle(store: Store, request: QuotaRequest, completion: int, **changes: object) -> bool:
+    event = make_event(
+        request_id=request.request_id,
+        tenant_id=request.tenant_id,
+        key_id=request.key_id,
+        prompt_tokens=request.prompt_tokens,
+        cached_tokens=0,
+        completion_tokens=completion,
+    )
+    return await store.record_usage(msgspec.structs.replace(event, **changes))
+
+
+class TestPolicies:
+    async def test_put_replaces_and_list_shows(self, timed: Store) -> None:
+        _, who = await make_key(timed)
+        await put(timed, who, "key", requests_per_minute=5)
+        everything = {
+            "requests_per_minute": 1,
+            "tokens_per_minute": 2**31 - 1,
+            "max_concurrent": 3,
+            "max_queued": 0,
+            "monthly_tokens": 10**15,
+            "monthly_cost_micro": 0,
+            "priority": -32767,
+            "weight": 0.25,
+        }
+        await put(timed, who, "tenant", **everything)
+        await put(timed, who, "key", weight=2.0)
+        assert await timed.list_limits(who.tenant.id) == [
+            ScopePolicy(
+                scope_kind="tenant",
+                scope_id=who.tenant.id,
+                limits=Limits(**everything),  # type: ignore[arg-type]
+            ),
+            ScopePolicy(scope_kind="key", scope_id=who.key.id, limits=Limits(weight=2.0)),
+        ]
+
+    async def test_scopes_of_others_are_not_found(self, timed: Store) -> None:
+        _, one = await make_key(timed, "one")
+        _, two = await make_key(timed, "two")
+        for kind, scope_id in [
+            ("tenant", two.tenant.id),
+            ("project", two.key.project_id),
+            ("key", two.key.id),
+            ("key", one.key.project_id),
+            ("tenant", uuid4()),
+        ]:
+            with pytest.raises(ScopeNotFound, match=str(scope_id)):
+                await timed.put_limits(one.tenant.id, kind, scope_id, Limits())  # type: ignore[arg-type]
+        assert await timed.list_limits(one.tenant.id) == []
+        assert await timed.list_limits(two.tenant.id) == []
+
+
+class TestRates:
+    async def test_all_that_fits_and_nothing_more(self, timed: Store, clock: Clock) -> None:
+        key = await limited(timed, requests_per_minute=3)
+        answers = [await timed.reserve(ask(key)) for _ in range(4)]
+        assert [answer.state for answer in answers] == ["running"] * 3 + ["refused"]
+        assert answers[3] == QuotaAnswer(
+            state="refused",
+            refused_by="requests",
+            scope_kind="tenant",
+            wait_us=MINUTE_US // 3,
+            requests=Window(limit=3, remaining=0, reset_us=MINUTE_US),
+        )
+        clock.advance(microseconds=MINUTE_US // 3 - 1)
+        assert (await timed.reserve(ask(key))).wait_us == 1
+        clock.advance(microseconds=1)
+        assert (await timed.reserve(ask(key))).state == "running"
+        assert (await timed.reserve(ask(key))).state == "refused"
+
+    async def test_headers_tell_the_truth(self, timed: Store, clock: Clock) -> None:
+        key = await limited(timed, requests_per_minute=60, tokens_per_minute=600)
+        answer = await timed.reserve(ask(key, prompt=100, completion=50))
+        assert answer.requests == Window(limit=60, remaining=59, reset_us=1_000_000)
+        assert answer.tokens == Window(limit=600, remaining=450, reset_us=15_000_000)
+        clock.advance(seconds=5)
+        refused = await timed.reserve(ask(key, prompt=500, completion=1))
+        assert refused.refused_by == "tokens"
+        assert refused.wait_us == 100_000  # one token at ten in a second
+        assert refused.tokens == Window(limit=600, remaining=500, reset_us=10_000_000)
+        # The promise holds: exactly what remains is admitted.
+        assert (await timed.reserve(ask(key, prompt=499, completion=1))).state == "running"
+
+    async def test_all_scopes_or_none(self, timed: Store) -> None:
+        _, who = await make_key(timed)
+        await put(timed, who, "tenant", requests_per_minute=100)
+        await put(timed, who, "project", tokens_per_minute=1000)
+        await put(timed, who, "key", requests_per_minute=1)
+        assert (await timed.reserve(ask(who.key))).state == "running"
+        refused = await timed.reserve(ask(who.key))
+        assert (refused.refused_by, refused.scope_kind) == ("requests", "key")
+        await put(timed, who, "key", requests_per_minute=None)
+        answer = await timed.reserve(ask(who.key))
+        assert answer.requests is not None
+        assert answer.tokens is not None
+        # Only the two that were admitted have taken from the other scopes.
+        assert (answer.requests.remaining, answer.tokens.remaining) == (98, 940)
+
+    async def test_longest_wait_is_told(self, timed: Store) -> None:
+        _, who = await make_key(timed)
+        await put(timed, who, "tenant", requests_per_minute=1)
+        await put(timed, who, "key", tokens_per_minute=30)
+        await timed.reserve(ask(who.key, 10, 5))
+        refused = await timed.reserve(ask(who.key, 10, 20))
+        assert (refused.refused_by, refused.wait_us) == ("requests", MINUTE_US)
+
+    async def test_prompt_above_the_limit_never_fits(self, timed: Store) -> None:
+        key = await limited(timed, tokens_per_minute=100)
+        assert (await timed.reserve(ask(key, prompt=99, completion=50))).completion_tokens == 1
+        other = await limited(timed, "other", tokens_per_minute=100)
+        refused = await timed.reserve(ask(other, prompt=100, completion=1))
+        assert (refused.state, refused.refused_by, refused.wait_us) == ("refused", "tokens", None)
+
+    async def test_unused_tokens_come_back(self, timed: Store) -> None:
+        key = await limited(timed, tokens_per_minute=100)
+        first = ask(key, prompt=10, completion=90)
+        assert (await timed.reserve(first)).state == "running"
+        assert (await timed.reserve(ask(key, 1, 1))).state == "refused"
+        assert await settle(timed, first, completion=5)
+        assert (await timed.reserve(ask(key, 10, 75))).state == "running"
+        assert (await timed.reserve(ask(key, 1, 1))).state == "refused"
+
+    async def test_extending_goes_into_debt_that_the_next_one_waits_for(
+        self, timed: Store, clock: Clock
+    ) -> None:
+        key = await limited(timed, tokens_per_minute=60)
+        first = ask(key, prompt=10, completion=50)
+        await timed.reserve(first)
+        extended = await timed.extend(
+            key.tenant_id, first.request_id, tokens=30, generated=50, lease=LEASE
+        )
+        assert extended == 30
+        assert (await timed.reserve(ask(key, 1, 1))).wait_us == 32_000_000
+        await settle(timed, first, completion=80)
+        clock.advance(seconds=32)
+        assert (await timed.reserve(ask(key, 1, 1))).state == "running"
+
+    async def test_change_of_limits_counts_from_the_change(
+        self, timed: Store, clock: Clock
+    ) -> None:
+        _, who = await make_key(timed)
+        await put(timed, who, "tenant", requests_per_minute=60)
+        for _ in range(60):
+            await timed.reserve(ask(who.key))
+        clock.advance(seconds=10)
+        await put(timed, who, "tenant", requests_per_minute=600)
+        answer = await timed.reserve(ask(who.key))
+        assert answer.requests is not None
+        assert answer.requests.remaining == 600 - 50 - 1
+
+
+class TestMonths:
+    async def test_slice_ends_with_the_month_s_tokens(self, timed: Store) -> None:
+        key = await limited(timed, monthly_tokens=100)
+        first = ask(key, prompt=40, completion=50)
+        assert (await timed.reserve(first)).completion_tokens == 50
+        more = {"generated": 50, "lease": LEASE}
+        for granted in (10, 0):
+            assert granted == await timed.extend(
+                key.tenant_id,
+                first.request_id,
+                tokens=256,
+                **more,  # type: ignore[arg-type]
+            )
+        refused = await timed.reserve(ask(key, 1, 1))
+        assert (refused.refused_by, refused.wait_us) == ("monthly_tokens", None)
+        await settle(timed, first, completion=55)
+        assert (await timed.reserve(ask(key, 1, 256))).completion_tokens == 4
+
+    async def test_next_month_begins_anew(self, timed: Store, clock: Clock) -> None:
+        key = await limited(timed, monthly_tokens=100)
+        clock.now = datetime(2031, 1, 31, 23, 59, 59, 999999, tzinfo=UTC)
+        first = ask(key, prompt=60, completion=40)
+        await timed.reserve(first)
+        clock.advance(microseconds=1)
+        second = ask(key, prompt=60, completion=40)
+        assert (await timed.reserve(second)).state == "running"
+        # What January held is not given back to February.
+        await settle(timed, first, completion=0)
+        assert (await timed.reserve(ask(key, 1, 1))).state == "refused"
+
+    async def test_money_is_exact(self, timed: Store) -> None:
+        price = Price(prompt=150_000, completion=600_000)  # 0.15 and 0.6 micro-units a token
+        key = await limited(timed, monthly_cost_micro=100)
+        first = ask(key, prompt=100, completion=256, price=price)
+        answer = await timed.reserve(first)
+        assert answer.completion_tokens == 141  # (100 - 15) / 0.6 is 141.67
+        assert price.cost(100, 0, 141) == 100 < price.cost(100, 0, 142)
+        refused = await timed.reserve(ask(key, prompt=1, completion=1, price=price))
+        assert (refused.refused_by, refused.wait_us) == ("monthly_cost", None)
+        await settle(timed, first, completion=50, cost_micro=price.cost(100, 0, 50))
+        second = await timed.reserve(ask(key, prompt=100, completion=256, price=price))
+        assert second.completion_tokens == 66  # (55 - 15) / 0.6
+
+    async def test_free_models_need_no_money(self, timed: Store) -> None:
+        key = await limited(timed, monthly_cost_micro=0)
+        assert (await timed.reserve(ask(key))).state == "running"
+        paid = ask(key, price=Price(completion=1))
+        assert (await timed.reserve(paid)).refused_by == "monthly_cost"
+
+
+class TestSlots:
+    async def test_slot_is_free_after_the_settlement(self, timed: Store) -> None:
+        key = await limited(timed, max_concurrent=2)
+        running = [ask(key) for _ in range(2)]
+        for request in running:
+            assert (await timed.reserve(request)).state == "running"
+        refused = await timed.reserve(ask(key))
+        assert (refused.refused_by, refused.wait_us) == ("concurrent", 1_000_000)
+        await settle(timed, running[0], 3)
+        assert (await timed.reserve(ask(key))).state == "running"
+        assert (await timed.reserve(ask(key))).state == "refused"
+
+    async def test_slots_of_a_dead_owner_are_free_when_its_lease_ends(
+        self, timed: Store, clock: Clock
+    ) -> None:
+        key = await limited(timed, max_concurrent=1)
+        dead = ask(key, prompt=10)
+        await timed.reserve(dead)
+        assert await timed.renew(dead.owner, {dead.request_id: 7}, LEASE) == {dead.request_id}
+        clock.advance(seconds=30)
+        assert await timed.renew(dead.owner, {dead.request_id: 9}, LEASE) == set()
+        # Before anybody cleared it away.
+        assert (await timed.reserve(ask(key))).state == "running"
+        assert (await timed.reserve(ask(key))).state == "refused"
+        assert await timed.reap() == dead.request_id
+        assert await timed.reap() is None
+        totals = await timed.usage_totals(key.tenant_id)
+        assert (totals.requests, totals.prompt_tokens, totals.completion_tokens) == (1, 10, 7)
+        assert await settle(timed, dead, completion=9) is False
+        assert await timed.usage_totals(key.tenant_id) == totals
+        assert (await timed.reserve(ask(key))).state == "refused"
+
+    async def test_only_its_owner_renews_a_lease(self, timed: Store) -> None:
+        request = ask(await limited(timed, max_concurrent=1))
+        await timed.reserve(request)
+        assert await timed.renew(uuid4(), {request.request_id: 1, uuid4(): 2}, LEASE) == set()
+
+    async def test_queue_is_bounded_and_served_in_order(self, timed: Store, clock: Clock) -> None:
+        key = await limited(timed, max_concurrent=1, max_queued=2)
+        running = ask(key)
+        await timed.reserve(running)
+        waiting = []
+        for state in ("queued", "queued", "refused"):
+            clock.advance(milliseconds=1)
+            waiting.append(ask(key))
+            answer = await timed.reserve(waiting[-1])
+            assert (answer.state, answer.refused_by) == (state, "concurrent")
+        await settle(timed, running, 1)
+        for request, state in [
+            (ask(key), "queued"),  # a newcomer does not pass those who wait
+            (waiting[1], "queued"),
+            (waiting[0], "running"),
+            (waiting[1], "queued"),
+        ]:
+            clock.advance(milliseconds=1)
+            if request not in waiting:
+                state = "refused"  # and the queue is full
+            assert (await timed.reserve(request)).state == state
+        assert await timed.release(key.tenant_id, waiting[1].request_id)
+        await settle(timed, waiting[0], 1)
+        assert (await timed.reserve(ask(key))).state == "running"
+
+    async def test_queue_place_of_a_dead_owner_is_passed(self, timed: Store, clock: Clock) -> None:
+        key = await limited(timed, max_concurrent=1, max_queued=1)
+        running, dead = ask(key), ask(key)
+        await timed.reserve(running)
+        clock.advance(milliseconds=1)
+        await timed.reserve(dead)
+        clock.advance(seconds=20)
+        assert await timed.renew(running.owner, {running.request_id: 0}, LEASE)
+        clock.advance(seconds=10)
+        alive = ask(key)
+        assert (await timed.reserve(alive)).state == "queued"
+        await settle(timed, running, 1)
+        assert (await timed.reserve(alive)).state == "running"
+        assert await timed.reap() == dead.request_id
+        assert (await timed.usage_totals(key.tenant_id)).requests == 1
+
+    async def test_waiting_takes_no_tokens(self, timed: Store) -> None:
+        key = await limited(timed, max_concurrent=1, max_queued=5, tokens_per_minute=60)
+        running, waiting = ask(key, 10, 20), ask(key, 10, 20)
+        await timed.reserve(running)
+        answer = await timed.reserve(waiting)
+        assert answer.state == "queued"
+        assert answer.tokens is not None
+        assert answer.tokens.remaining == 30
+        await timed.release(key.tenant_id, waiting.request_id)
+        await settle(timed, running, 20)
+        assert (await timed.reserve(ask(key, 10, 20))).state == "running"
+
+
+class TestOnce:
+    async def test_asking_again_takes_nothing_twice(self, timed: Store) -> None:
+        key = await limited(timed, requests_per_minute=5, tokens_per_minute=100, max_concurrent=9)
+        request = ask(key, 10, 30)
+        assert await timed.reserve(request) == await timed.reserve(request)
+        answer = await timed.reserve(ask(key, 1, 1))
+        assert answer.requests is not None
+        assert answer.tokens is not None
+        assert (answer.requests.remaining, answer.tokens.remaining) == (3, 58)
+
+    async def test_settling_without_reservation_charges_all_the_same(self, timed: Store) -> None:
+        key = await limited(timed, requests_per_minute=5, tokens_per_minute=100, monthly_tokens=70)
+        lost = ask(key, 10)
+        assert await settle(timed, lost, 40)
+        assert await settle(timed, lost, 40) is False
+        answer = await timed.reserve(ask(key, 1, 100))
+        assert answer.completion_tokens == 19
+        assert answer.requests is not None
+        assert answer.tokens is not None
+        assert (answer.requests.remaining, answer.tokens.remaining) == (3, 30)
+
+    async def test_release_gives_all_back_but_the_request(self, timed: Store) -> None:
+        key = await limited(
+            timed, requests_per_minute=5, tokens_per_minute=100, monthly_tokens=90, max_concurrent=1
+        )
+        request = ask(key, 10, 80)
+        await timed.reserve(request)
+        assert await timed.release(uuid4(), request.request_id) is False
+        assert await timed.release(key.tenant_id, request.request_id)
+        assert await timed.release(key.tenant_id, request.request_id) is False
+        assert (
+            await timed.extend(
+                key.tenant_id, request.request_id, tokens=1, generated=0, lease=LEASE
+            )
+            is None
+        )
+        answer = await timed.reserve(ask(key, 10, 80))
+        assert answer.state == "running"
+        assert answer.requests is not None
+        assert answer.requests.remaining == 3
+        assert (await timed.usage_totals(key.tenant_id)).requests == 0
+
+    async def test_key_of_another_tenant_reserves_nothing(self, timed: Store) -> None:
+        one = await limited(timed, "one", max_concurrent=1)
+        two = await limited(timed, "two", max_concurrent=1)
+        with pytest.raises(KeyNotFound):
+            await timed.reserve(ask(one, tenant_id=two.tenant_id))
+        assert (await timed.reserve(ask(two))).state == "running"
+
+
+SCOPES = ("tenant", "project", "key")
+limit_values = st.fixed_dictionaries(
+    {},
+    optional={
+        "requests_per_minute": st.integers(1, 6),
+        "tokens_per_minute": st.integers(1, 120),
+        "max_concurrent": st.integers(1, 3),
+        "max_queued": st.integers(0, 2),
+        "monthly_tokens": st.integers(0, 300),
+        "monthly_cost_micro": st.integers(0, 300),
+    },
+)
+steps = st.one_of(
+    st.tuples(st.just("reserve"), st.integers(0, 7), st.integers(0, 60), st.integers(1, 60)),
+    st.tuples(st.just("settle"), st.integers(0, 7), st.integers(0, 90), st.just(0)),
+    st.tuples(st.just("extend"), st.integers(0, 7), st.integers(1, 50), st.integers(0, 50)),
+    st.tuples(st.just("release"), st.integers(0, 7), st.just(0), st.just(0)),
+    st.tuples(st.just("renew"), st.integers(0, 7), st.integers(0, 50), st.just(0)),
+    st.tuples(st.just("reap"), st.just(0), st.just(0), st.just(0)),
+    st.tuples(st.just("wait"), st.integers(0, 40_000_000), st.just(0), st.just(0)),
+    st.tuples(st.just("month"), st.just(0), st.just(0), st.just(0)),
+)
+policies = st.dictionaries(st.sampled_from(SCOPES), limit_values, min_size=1)
+changes = st.tuples(st.sampled_from(SCOPES), limit_values)
+
+
+@pytest.mark.pg
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(policies, st.lists(steps, max_size=30), changes, st.lists(steps, max_size=10))
+async def test_twins_give_the_same_answers(
+    pg_dsn: str,
+    first: dict[str, dict[str, int]],
+    before: list[tuple[str, int, int, int]],
+    change: tuple[str, dict[str, int]],
+    after: list[tuple[str, int, int, int]],
+) -> None:
+    """The arithmetic in SQL and the one in Python, step by step, over all that can happen."""
+    clock = Clock()
+    twins: list[tuple[Store, ApiKey]] = []
+    postgres = await PostgresStore.connect(pg_dsn, now=clock, max_size=1)
+    for store in (postgres, MemoryStore(now=clock)):
+        _, who = await make_key(store, str(uuid4()))
+        for kind, limits in first.items():
+            await put(store, who, kind, **limits)
+        twins.append((store, who.key))
+    names = [uuid4() for _ in range(8)]
+    owner = uuid4()
+    price = Price(prompt=500_000, completion=1_500_000)
+
+    async def play(store: Store, key: ApiKey, step: tuple[str, int, int, int]) -> object:
+        action, number, a, b = step
+        if action == "reserve":
+            request = ask(key, a, b, request_id=names[number], price=price, owner=owner)
+            return await store.reserve(request)
+        if action == "settle":
+            request = ask(key, a % 30, request_id=names[number])
+            return await settle(store, request, a, cost_micro=price.cost(a % 30, 0, a))
+        if action == "extend":
+            return await store.extend(
+                key.tenant_id, names[number], tokens=a, generated=b, lease=LEASE
+            )
+        if action == "release":
+            return await store.release(key.tenant_id, names[number])
+        if action == "renew":
+            return await store.renew(owner, {names[number]: a}, LEASE)
+        return await store.reap()
+
+    async def compare(steps: list[tuple[str, int, int, int]]) -> None:
+        for step in steps:
+            if step[0] == "wait":
+                clock.advance(microseconds=step[1])
+            elif step[0] == "month":
+                clock.advance(days=20)
+            else:
+                answers = [await play(store, key, step) for store, key in twins]
+                assert answers[0] == answers[1], step
+
+    try:
+        await compare(before)
+        for store, key in twins:
+            who = Principal(tenant=await store.update_tenant(key.tenant_id), key=key)
+            await put(store, who, change[0], **change[1])
+        await compare(after)
+        await finish(clock, [store for store, _ in twins])
+        totals = [await store.usage_totals(key.tenant_id) for store, key in twins]
+        assert totals[0] == totals[1]
+    finally:
+        await finish(clock, [postgres])  # the next example has the same database
+        await postgres.close()
+    await _check_idle(pg_dsn, twins[0][1].tenant_id)
+
+
+async def finish(clock: Clock, stores: list[Store]) -> None:
+    """Let all leases run out and clear them away."""
+    clock.advance(days=100)
+    for store in stores:
+        while await store.reap():
+            pass
+
+
+async def _check_idle(dsn: str, tenant_id: UUID) -> None:
+    """When nothing runs, nothing is held."""
+    connection = await asyncpg.connect(dsn)
+    rows = await connection.fetch(
+        "SELECT num_running, num_queued FROM limit_state WHERE tenant_id = $1", tenant_id
+    )
+    live = await connection.fetchval(
+        "SELECT count(*) FROM reservation WHERE tenant_id = $1", tenant_id
+    )
+    await connection.close()
+    assert live == 0
+    assert all(tuple(row) == (0, 0) for row in rows)
