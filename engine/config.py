@@ -72,7 +72,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """As ``max_num_queued_tokens``, for the requests of one tenant."""
     scheduler_reserve_full_isl: bool = True
     """Admit a request only when its whole prompt fits into the free blocks, and reserve them."""
-    watermark: float = 0.0
+    forecast_admission: bool = True
+    """Admit a request only when the blocks are expected to suffice until the running ones end."""
+    watermark: float = 0.01
     """Share of the blocks that admissions leave free for the requests already running."""
     async_scheduling: bool = False
     """Plan step N+1 while step N runs. Pays where the device works beside the host."""

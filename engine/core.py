@@ -73,7 +73,7 @@ class EngineCore:
         return bool(self._requests or self._outputs or self.scheduler.num_in_flight)
 
     def _prefix_match(self, request: Request) -> int:
-        return self._cache.lookup(request.block_table, request.token_ids).num_tokens
+        return self._cache.num_matching_tokens(request.block_table, request.token_ids)
 
     # ---- requests come and go -------------------------------------------------------------------
 

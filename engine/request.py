@@ -49,6 +49,7 @@ class Request:
         "eos_token_ids",
         "fair_key",
         "finish_reason",
+        "is_new",
         "max_total_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -102,8 +103,10 @@ class Request:
         self.block_table = BlockTable(
             {"salt": message.cache_salt}, message.fair_key, message.num_public_tokens
         )
+        self.is_new = True
+        """Was never in the queue."""
         self.was_admitted = False
-        """Ran before; so it is no new arrival when it waits."""
+        """Ran before, so that it does not count as queued any more."""
         self.row = -1
         self.num_computed_tokens = 0
         self.num_pending = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from engine.cache.block_pool import BlockPool
@@ -10,6 +11,10 @@ from engine.cache.prefix import Content, child_key, extend_chain, root_key, toke
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+# The region of public prefixes. No request's region has this domain.
+_PUBLIC = {"public": ""}
 
 
 class BlockTable:
@@ -28,6 +33,7 @@ class BlockTable:
         "num_written",
         "owner",
         "region",
+        "root",
     )
 
     def __init__(
@@ -36,6 +42,8 @@ class BlockTable:
         self.region = region
         self.owner = owner
         self.num_public_tokens = num_public_tokens
+        self.root: bytes | None = None
+        """Of the region; computed once, on demand."""
         self.block_ids: list[int] = []
         self.keys: list[bytes] = []
         """Keys of the leading full blocks, as far as they were computed. They outlive a release:
@@ -104,19 +112,30 @@ class CacheManager:
         if not self.enable_prefix_caching:
             return PrefixHit()
         limit = len(token_ids) - 1
-        max_blocks = limit // self.block_size
-        self._extend_keys(table, token_ids, max_blocks)
-        block_ids: list[int] = []
-        for key in table.keys[:max_blocks]:
-            block_id = self.pool.index.find(key)
-            if block_id is None:
-                break
-            block_ids.append(block_id)
+        block_ids = self._cached_blocks(table, token_ids)
         start = len(block_ids) * self.block_size
         rest = token_bytes(token_ids[start : min(start + self.block_size, limit)])
         parent = self._parent(table, len(block_ids))
         source, num_copied = self.pool.index.longest_overlap(parent, rest)
         return PrefixHit(start + num_copied, block_ids, source, num_copied)
+
+    def num_matching_tokens(self, table: BlockTable, token_ids: Sequence[int]) -> int:
+        """What ``lookup`` would find, rounded down to full blocks: cheap enough to compare many."""
+        if not self.enable_prefix_caching:
+            return 0
+        return len(self._cached_blocks(table, token_ids)) * self.block_size
+
+    def _cached_blocks(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
+        max_blocks = (len(token_ids) - 1) // self.block_size
+        self._extend_keys(table, token_ids, max_blocks)
+        find = self.pool.index.find
+        block_ids: list[int] = []
+        for key in islice(table.keys, max_blocks):
+            block_id = find(key)
+            if block_id is None:
+                break
+            block_ids.append(block_id)
+        return block_ids
 
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_written: int) -> None:
         """Make the full blocks among the first ``num_written`` slots findable.
@@ -152,9 +171,10 @@ class CacheManager:
         num_public = table.num_public_tokens // self.block_size
         if index == num_public:
             # The region's own blocks begin here.
-            before = table.keys[index - 1] if index else b""
-            return child_key(before, root_key(self.block_size, table.region))
-        return table.keys[index - 1] if index else root_key(self.block_size, {})
+            if table.root is None:
+                table.root = root_key(self.block_size, table.region)
+            return child_key(table.keys[index - 1], table.root) if index else table.root
+        return table.keys[index - 1] if index else root_key(self.block_size, _PUBLIC)
 
     def _extend_keys(self, table: BlockTable, token_ids: Sequence[int], num_blocks: int) -> None:
         num_public = table.num_public_tokens // self.block_size

@@ -71,7 +71,7 @@ class PriorityClass:
 
     def enqueue(self, request: Request) -> None:
         account = self.account(request.fair_key)
-        if len(account.waiting) == 0 and not request.was_admitted:
+        if len(account.waiting) == 0 and request.is_new:
             # The lift: time spent away earns no credit.
             account.counter = max(account.counter, self._floor())
         account.waiting.push(request.arrival, request)
@@ -207,14 +207,16 @@ class FairSharePolicy:
         self._account(request).counter += cost / request.weight
 
     def charge_output(self, request: Request, num_tokens: int) -> None:
-        cost = self._output_cost * num_tokens
-        self._account(request).counter += cost / request.weight
+        self._account(request).counter += self._output_cost * num_tokens / request.weight
 
     def spread(self) -> float:
         return max((c.spread() for c in self._classes.values()), default=0.0)
 
     def _account(self, request: Request) -> Account:
-        return self._class_of(request).account(request.fair_key)
+        try:  # This is asked for every token; only accounts without debt are ever forgotten.
+            return self._classes[request.priority].accounts[request.fair_key]
+        except KeyError:
+            return self._class_of(request).account(request.fair_key)
 
     def _class_of(self, request: Request) -> PriorityClass:
         found = self._classes.get(request.priority)

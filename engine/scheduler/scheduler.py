@@ -20,14 +20,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.request import Request, RequestState
+from engine.scheduler.followers import Followers
 from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
 from engine.scheduler.queue_limits import QueueLimits
+from engine.scheduler.room import Room
 
 if TYPE_CHECKING:
     from engine.cache.manager import CacheManager, PrefixHit
     from engine.config import EngineConfig
     from engine.messages import FinishReason
     from engine.scheduler.policy import SchedulingPolicy
+    from engine.scheduler.room import Fit
+
+# Requests that may wait for the blocks of a step at a time; each costs a little in every step.
+_MAX_FOLLOWERS = 32
 
 
 @dataclass(slots=True)
@@ -39,6 +45,8 @@ class Step:
     """The request of each chunk."""
     constrained: list[int] = field(default_factory=list)
     """The chunks, by index, that need a mask before they sample."""
+    computed_keys: list[bytes] = field(default_factory=list)
+    """Of the prompt blocks that the step completes."""
 
 
 @dataclass(slots=True)
@@ -75,11 +83,11 @@ class Scheduler:
         # Every running request can have at least one token in every step.
         self._max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._max_num_partial_prefills = config.max_num_partial_prefills or config.max_num_seqs
-        self._num_watermark_blocks = int(config.watermark * cache.pool.num_blocks)
-        self._reserve_full_isl = config.scheduler_reserve_full_isl
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
         self._in_flight: deque[Step] = deque()
+        self._followers = Followers()
+        self._room = Room(config, cache)
         self._blocked: Request | None = None
         """Was next in the last step, but was not admitted."""
         self._num_blocks_lacking = 0
@@ -100,12 +108,15 @@ class Scheduler:
         if request.state is RequestState.WAITING_FOR_GRAMMAR:
             request.enter(RequestState.WAITING)
         self.policy.enqueue(request)
+        request.is_new = False
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request in whatever state it is. What it holds is given back here or, if a step in
         flight still needs it, by the ``update`` for that step."""
         if request.state is RequestState.RUNNING:
             self._leave_batch(request)
+        elif request in self._followers:
+            self._followers.discard(request)
         elif request.state is not RequestState.WAITING_FOR_GRAMMAR:
             self.policy.dequeue(request)
         if not request.was_admitted:
@@ -131,6 +142,7 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self.cache.release(request.block_table, request.token_ids)
+        self._room.release()
         self._released_rows.append(request.row)
         self._free_rows.append(request.row)
         request.row = -1
@@ -227,6 +239,7 @@ class Scheduler:
 
     def _admit_waiting(self, step: Step, budget: int) -> None:
         """Take requests from the queue while rows, blocks and budget last."""
+        self._room.begin_step(self.running.values())
         num_partial = sum(not chunk.samples for chunk in step.plan.chunks)
         while budget > 0:
             request = self.policy.head()
@@ -235,44 +248,49 @@ class Scheduler:
             if not self._free_rows or len(self.running) >= self._max_num_running:
                 self._block(request, 0)
                 return
-            hit = self.cache.lookup(request.block_table, request.token_ids)
-            num_tokens, num_slots, num_lacking = self._measure(request, hit, budget)
-            if num_lacking > 0 and hit.num_copied > 0:
-                # A copy holds its source for a step, which a full cache cannot afford.
-                hit = hit.without_copy()
-                num_tokens, num_slots, num_lacking = self._measure(request, hit, budget)
-            if num_lacking > 0:
+            if (num_lacking := self._room.lacking(request)) > 0:
                 self._block(request, num_lacking)
                 return
-            num_partial += hit.num_tokens + num_tokens < request.num_tokens
+            hit = self.cache.lookup(request.block_table, request.token_ids)
+            if self._follows(request, hit):
+                if len(self._followers) > _MAX_FOLLOWERS:
+                    return
+                continue
+            fit = self._room.fit(request, hit, budget)
+            if fit.num_lacking > 0:
+                self._block(request, fit.num_lacking)
+                return
+            num_partial += hit.num_tokens + fit.num_tokens < request.num_tokens
             if num_partial > self._max_num_partial_prefills:
                 return
             self.policy.dequeue(request)
-            self._enter_batch(step, request, hit, num_slots)
-            self._add_chunk(step, request, num_tokens)
-            budget -= num_tokens
+            self._enter_batch(step, request, fit)
+            self._add_chunk(step, request, fit.num_tokens)
+            budget -= fit.num_tokens
 
-    def _measure(self, request: Request, hit: PrefixHit, budget: int) -> tuple[int, int, int]:
-        """An admission with this hit: (tokens of its first chunk, slots to take, blocks missing)"""
-        num_tokens = min(request.num_tokens - hit.num_tokens, self._chunk_limit, budget)
-        # Room for the whole prompt at once, or else several long prompts would each get their
-        # first chunk in and then preempt each other.
-        num_slots = request.num_tokens if self._reserve_full_isl else hit.num_tokens + num_tokens
-        num_lacking = self.cache.num_blocks_lacking(hit, num_slots)
-        if self.running:
-            num_lacking += self._num_watermark_blocks
-        return num_tokens, num_slots, num_lacking
+    def _follows(self, request: Request, hit: PrefixHit) -> bool:
+        """Take a request out of the queue for as long as a step computes the next block it needs.
 
-    def _enter_batch(self, step: Step, request: Request, hit: PrefixHit, num_slots: int) -> None:
+        It costs a step or two, but never the other requests behind it.
+        """
+        keys, index = request.block_table.keys, len(hit.block_ids)
+        if index >= len(keys) or not self._followers.expects(keys[index]):
+            return False
+        self.policy.dequeue(request)
+        self._followers.hold(request, keys[index])
+        return True
+
+    def _enter_batch(self, step: Step, request: Request, fit: Fit) -> None:
         assert request.num_in_flight == 0, f"{request.request_id} is admitted while in flight"
         request.enter(RequestState.RUNNING)
         request.row = self._free_rows.pop()
-        request.num_computed_tokens = hit.num_tokens
+        request.num_computed_tokens = fit.hit.num_tokens
         if not request.was_admitted:
-            self._account_arrival(request, hit.num_tokens)
+            self._account_arrival(request, fit.hit.num_tokens)
+        self._room.admit()
         self.running[request.request_id] = request
-        table = request.block_table
-        self.cache.admit(table, hit, num_slots)
+        table, hit = request.block_table, fit.hit
+        self.cache.admit(table, hit, fit.num_slots)
         if hit.num_copied > 0:
             target = table.block_ids[len(hit.block_ids)]
             step.plan.block_copies.append((hit.source, target, hit.num_copied))
@@ -321,15 +339,20 @@ class Scheduler:
         request.num_in_flight += 1
         self.stats.scheduled_tokens += num_tokens
         if start < request.num_prompt_tokens or start < request.num_once_computed:
-            self._account_prefill(request, start, end)
+            self._account_prefill(step, request, start, end)
 
-    def _account_prefill(self, request: Request, start: int, end: int) -> None:
-        """Charge prompt tokens that are computed for the first time; count the others."""
+    def _account_prefill(self, step: Step, request: Request, start: int, end: int) -> None:
+        """Charge prompt tokens that are computed for the first time; count the others. Announce
+        the blocks."""
         first_time = max(start, min(request.num_once_computed, end))
         self.stats.recomputed_tokens += first_time - start
         num_charged = min(end, request.num_prompt_tokens) - first_time
         if num_charged > 0:
             self.policy.charge_prompt(request, num_charged, 0)
+        block_size = self.cache.block_size
+        keys = request.block_table.keys[start // block_size : end // block_size]
+        self._followers.expect(keys)
+        step.computed_keys += keys
 
     # ---- a step is over -------------------------------------------------------------------------
 
@@ -351,11 +374,15 @@ class Scheduler:
                 chunk.num_computed_tokens + chunk.num_scheduled_tokens, len(request.token_ids)
             )
             self.cache.publish(request.block_table, request.token_ids, num_written)
-            if token_ids and not request.finished:
+            if token_ids and request.state is not RequestState.FINISHED:
                 moved.append((request, self._append(request, token_ids)))
             if request.num_in_flight == 0 and request.arrival in self._draining:
                 self._release(self._draining.pop(request.arrival))
-        self.cache.pool.release(source for source, _, _ in step.plan.block_copies)
+        if step.plan.block_copies:
+            self.cache.pool.release(source for source, _, _ in step.plan.block_copies)
+            self._room.release()
+        for request in self._followers.release(step.computed_keys):
+            self.policy.enqueue(request)
         return moved
 
     def _append(self, request: Request, token_ids: list[int]) -> list[int]:
@@ -363,6 +390,7 @@ class Scheduler:
         for count, token_id in enumerate(token_ids, 1):
             reason = request.append(token_id)
             if reason is not None:
+                self._room.observe(request)
                 self.finish(request, reason)
                 token_ids = token_ids[:count]
                 break
@@ -396,5 +424,6 @@ class Scheduler:
             assert request.state is RequestState.RUNNING
             assert request.num_computed_tokens <= request.num_planned_tokens
             assert request.num_pending <= request.num_in_flight <= len(self._in_flight)
+        assert self._in_flight or not len(self._followers), "requests wait for a step that is over"
         for request in self._draining.values():
             assert request.num_in_flight > 0, "a drained request was not released"

@@ -90,6 +90,15 @@ class TestFullBlocks:
         assert manager.lookup(table(), [1, 2]).num_tokens == 1
         assert manager.lookup(table(), [1]).num_tokens == 0
 
+    def test_a_quick_look_counts_full_blocks(self) -> None:
+        manager = CacheManager(8, 2)
+        written(manager, TOKENS)
+        assert manager.num_matching_tokens(table(), [1, 2, 3, 4, 5, 9]) == 4
+        assert manager.num_matching_tokens(table("other"), TOKENS) == 0
+        uncached = CacheManager(8, 2, enable_prefix_caching=False)
+        written(uncached, TOKENS)
+        assert uncached.num_matching_tokens(table(), TOKENS) == 0
+
     def test_unwritten_blocks_cannot_be_found(self) -> None:
         manager = CacheManager(8, 2)
         first = table()

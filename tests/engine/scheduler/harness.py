@@ -37,6 +37,8 @@ class Harness:
         **options: Any,
     ) -> None:
         options.setdefault("block_size", 4)
+        # Most tests of preemption need what the forecast is there to avoid.
+        options.setdefault("forecast_admission", False)
         self.config = config(**options)
         self.max_total = min(max_model_len, num_blocks * self.config.block_size + 1)
         self.runner = ToyRunner(

@@ -15,6 +15,9 @@ def make_request(
     num_prompt_tokens: int = 10,
     running: bool = False,
     num_computed_tokens: int = 0,
+    num_generated: int = 0,
+    max_tokens: int = 1000,
+    num_blocks: int = 0,
     **fields: Any,
 ) -> Request:
     message = GenerateRequest(
@@ -27,9 +30,11 @@ def make_request(
         message,
         arrival=arrival,
         arrival_s=float(arrival) if arrival_s is None else arrival_s,
-        max_total_tokens=1000,
+        max_total_tokens=num_prompt_tokens + max_tokens,
         eos_token_ids=frozenset(),
     )
+    request.token_ids += [2] * num_generated
+    request.block_table.block_ids = list(range(num_blocks))
     if running:
         request.enter(RequestState.RUNNING)
     request.num_computed_tokens = num_computed_tokens

@@ -145,7 +145,7 @@ class TestLift:
         policy.charge_output(two, 500)
         one.enter(RequestState.RUNNING)
         one.enter(RequestState.PREEMPTED)
-        one.was_admitted = True
+        one.is_new = False
         policy.enqueue(one)
         assert counter(policy, "a") == 0
         assert policy.spread() == 1000

@@ -48,6 +48,26 @@ def test_removal_in_the_middle_keeps_the_order(keys: list[int], rng: object) -> 
     assert drain(heap) == [f"r{i}" for _, i in want]
 
 
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=60), st.integers(1, 8), st.data())
+def test_the_first_few_in_order(keys: list[int], count: int, data: st.DataObject) -> None:
+    heap = RequestHeap()
+    requests = [make(i) for i in range(len(keys))]
+    for key, request in zip(keys, requests, strict=True):
+        heap.push(key, request)
+    gone = data.draw(st.sets(st.sampled_from(range(len(keys))), max_size=len(keys) - 1))
+    for i in gone:
+        heap.remove(requests[i])
+    found = [request.request_id for request in heap.first(count)]
+    assert 1 <= len(found) <= count
+    assert found == drain(heap)[: len(found)]
+    if not gone:
+        assert len(found) == min(count, len(keys))
+
+
+def test_the_first_of_none() -> None:
+    assert RequestHeap().first(3) == []
+
+
 def test_dead_entries_do_not_pile_up() -> None:
     heap = RequestHeap()
     first = make(0)

@@ -254,23 +254,58 @@ class TestPrefixHits:
         assert harness.finished["c"].num_cached_tokens == 0
         harness.check_outputs()
 
-    def test_equal_prompts_of_the_same_step_do_not_hit(self) -> None:
+    @OVERLAP
+    def test_equal_prompts_are_computed_once(self, overlap: bool) -> None:
+        harness = Harness(async_scheduling=overlap, max_num_batched_tokens=9, max_num_seqs=4)
+        for name in "abcd":
+            harness.add(name, list(range(10, 30)), max_tokens=3, ignore_eos=True)
+        harness.run()
+        harness.check_outputs()
+        assert harness.scheduler.stats.scheduled_tokens <= 20 + 4 * 2 + 3 * 4
+        for name in "bcd":
+            assert harness.finished[name].num_cached_tokens >= 16
+
+    def test_who_waits_for_a_block_holds_nobody_up(self) -> None:
         harness = Harness()
-        for name in "ab":
-            harness.add(name, list(range(10, 22)), max_tokens=1)
+        harness.add("a", list(range(10, 22)), max_tokens=1)
+        harness.add("same", list(range(10, 22)), max_tokens=1)
+        harness.add("other", 12, max_tokens=1)
         harness.step()
-        assert chunks(harness) == [("a", 0, 12, True), ("b", 0, 12, True)]
+        assert [chunk[0] for chunk in chunks(harness)] == ["a", "other"]
+        assert harness.core.stats().num_waiting == 1
+        harness.step()
+        assert chunks(harness) == [("same", 11, 1, True)]
+
+    @OVERLAP
+    def test_an_abort_while_waiting_for_a_block(self, overlap: bool) -> None:
+        harness = Harness(async_scheduling=overlap)
+        for name in "abc":
+            harness.add(name, list(range(10, 22)), max_tokens=2, ignore_eos=True)
+        harness.step()
+        harness.core.abort(["a", "b"])
+        harness.run()
+        harness.check_outputs()
+        assert harness.finished["c"].finish_reason == "length"
+
+    def test_few_wait_for_a_block_however_many_could(self) -> None:
+        harness = Harness(num_blocks=200, max_num_seqs=100)
+        for i in range(100):
+            harness.add(f"r{i}", list(range(10, 22)), max_tokens=2, ignore_eos=True)
+        harness.step()
+        assert len(harness.scheduler._followers) <= 33
+        harness.run()
+        harness.check_outputs()
 
     def test_blocks_of_a_step_in_flight_cannot_be_found_yet(self) -> None:
         harness = Harness(async_scheduling=True)
-        harness.add("a", list(range(10, 22)), max_tokens=4, ignore_eos=True)
+        prompt = list(range(10, 22))
+        harness.add("a", prompt, max_tokens=6, ignore_eos=True)
         harness.step()
-        harness.add("b", list(range(10, 22)), max_tokens=1)
+        harness.add("b", prompt, max_tokens=1)
         harness.step()
-        assert chunks(harness)[-1] == ("b", 0, 12, True)
-        harness.add("c", list(range(10, 22)), max_tokens=1)
+        assert [chunk[0] for chunk in chunks(harness)] == ["a"]
         harness.step()
-        assert chunks(harness)[-1] == ("c", 11, 1, True)
+        assert chunks(harness)[-1] == ("b", 11, 1, True)
         harness.run()
         harness.check_outputs()
 

@@ -28,6 +28,7 @@ ENGINES = st.fixed_dictionaries(
         "prefix_cache_tenant_floor": st.sampled_from([0.0, 0.2]),
         "prefix_cache_tenant_ceiling": st.sampled_from([1.0, 0.3]),
         "scheduler_reserve_full_isl": st.booleans(),
+        "forecast_admission": st.booleans(),
         "policy": st.sampled_from(["fcfs", "priority", "fair_share"]),
         "priority_aging_s": st.sampled_from([1e-4, 1e9]),
         "fair_share_quantum": st.sampled_from([0.0, 20.0]),

@@ -1,0 +1,95 @@
+"""Whether there is room in the cache for one more request, now and until the others end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.scheduler.forecast import GrowthForecast
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from engine.cache.manager import CacheManager, PrefixHit
+    from engine.config import EngineConfig
+    from engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a request would come in."""
+
+    hit: PrefixHit
+    num_tokens: int
+    """Of its first chunk."""
+    num_slots: int
+    """To take at once."""
+    num_lacking: int
+    """Blocks that are missing for it; none if <= 0."""
+
+
+class Room:
+    """Measures requests that want to be admitted, against the blocks and the forecast."""
+
+    def __init__(self, config: EngineConfig, cache: CacheManager) -> None:
+        self._cache = cache
+        self._chunk_limit = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        self._reserve_full_isl = config.scheduler_reserve_full_isl
+        self._num_watermark_blocks = int(config.watermark * cache.pool.num_blocks)
+        self._forecast = GrowthForecast(config.block_size) if config.forecast_admission else None
+        self._running: Collection[Request] = ()
+        self._forecast_begun = False
+        self._refused: Request | None = None
+        self._num_lacking = 0
+
+    def begin_step(self, running: Collection[Request]) -> None:
+        """``running`` is the batch as it is now, and stays so except for what is admitted."""
+        self._running = running
+        self._forecast_begun = False
+
+    def lacking(self, request: Request) -> int:
+        """Blocks missing for the request that was refused last, if nothing was released since."""
+        return self._num_lacking if request is self._refused else 0
+
+    def fit(self, request: Request, hit: PrefixHit, budget: int) -> Fit:
+        fit = self._measure(request, hit, budget)
+        if fit.num_lacking > 0 and hit.num_copied > 0:
+            # A copy holds its source for a step, which a full cache cannot afford.
+            fit = self._measure(request, hit.without_copy(), budget)
+        if fit.num_lacking > 0:
+            self._refused, self._num_lacking = request, fit.num_lacking
+        return fit
+
+    def admit(self) -> None:
+        """The request measured last comes in."""
+        if self._forecast is not None and self._forecast_begun:
+            self._forecast.admit()
+
+    def release(self) -> None:
+        """Blocks were given back."""
+        self._refused = None
+
+    def observe(self, request: Request) -> None:
+        """A request came to its own end."""
+        if self._forecast is not None:
+            self._forecast.observe(request.num_generated_tokens)
+
+    def _measure(self, request: Request, hit: PrefixHit, budget: int) -> Fit:
+        num_tokens = min(request.num_tokens - hit.num_tokens, self._chunk_limit, budget)
+        # Room for the whole prompt at once, or else several long prompts would each get their
+        # first chunk in and then preempt each other.
+        num_slots = request.num_tokens if self._reserve_full_isl else hit.num_tokens + num_tokens
+        num_lacking = self._cache.num_blocks_lacking(hit, num_slots)
+        if self._running:
+            num_lacking += self._num_watermark_blocks
+            if num_lacking <= 0:
+                num_lacking += self._peak_blocks(request, num_slots)
+        return Fit(hit, num_tokens, num_slots, num_lacking)
+
+    def _peak_blocks(self, request: Request, num_slots: int) -> int:
+        if self._forecast is None:
+            return 0
+        if not self._forecast_begun:
+            self._forecast.begin_step(self._running)
+            self._forecast_begun = True
+        return self._forecast.peak_blocks(request, num_slots)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.scheduler.forecast import GrowthForecast, peak_growth
+from tests.engine.scheduler.making import make_request
+
+
+class TestExpectedLength:
+    def expected(self, seen: list[int], generated: list[int]) -> list[float]:
+        forecast = GrowthForecast(4)
+        for length in seen:
+            forecast.observe(length)
+        return forecast.expected_length(np.array(generated, dtype=np.float64)).tolist()
+
+    def test_it_is_the_mean_of_the_longer_ones(self) -> None:
+        assert self.expected([10, 20, 60], [0, 10, 20, 59]) == [30, 40, 60, 60]
+
+    def test_beyond_all_seen_it_is_expected_to_last_as_long_again(self) -> None:
+        assert self.expected([10], [500, 10]) == [1000, 256]
+
+    def test_with_nothing_seen_there_is_a_prior(self) -> None:
+        assert self.expected([], [0]) == [256]
+
+    def test_only_the_latest_count(self) -> None:
+        assert self.expected([9_000] * 10 + [10] * 512, [0]) == [10]
+
+
+def simulated_peak(remaining: list[int], held: list[int], lacking: list[int]) -> int:
+    """Step by step: those still running have grown by t, the others have given back."""
+    return max(
+        sum(t + lack for r, lack in zip(remaining, lacking, strict=True) if r >= t)
+        - sum(h for r, h in zip(remaining, held, strict=True) if r < t)
+        for t in range(max(remaining) + 1)
+        if t in remaining
+    )
+
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 50), st.integers(-3, 3)), min_size=1, max_size=12
+)
+
+
+@given(REQUESTS)
+def test_the_formula_is_what_a_simulation_says(requests: list[tuple[int, int, int]]) -> None:
+    # The formula lets requests that end at the same time go one after the other.
+    distinct = list({remaining: (held, lack) for remaining, held, lack in requests}.items())
+    remaining = [r for r, _ in distinct]
+    held = [h for _, (h, _) in distinct]
+    lacking = [lack for _, (_, lack) in distinct]
+    arrays = [np.array(column, dtype=np.float64) for column in (remaining, held, lacking)]
+    assert peak_growth(*arrays) == simulated_peak(remaining, held, lacking)
+
+
+class TestPeakBlocks:
+    def test_a_request_alone_needs_what_it_has_left(self) -> None:
+        forecast = GrowthForecast(4)
+        forecast.begin_step([])
+        request = make_request(0, num_prompt_tokens=8, max_tokens=20)
+        # 20 slots and, for the block begun last, half a block.
+        assert forecast.peak_blocks(request, 8) == 6
+
+    def test_who_ends_before_makes_room(self) -> None:
+        forecast = GrowthForecast(4)
+        short = make_request(0, num_prompt_tokens=40, max_tokens=4, num_blocks=10)
+        forecast.begin_step([short])
+        longer = make_request(1, num_prompt_tokens=8, max_tokens=20)
+        # At the end of the short one both have grown by 4 slots; it gives 40 back after that.
+        assert forecast.peak_blocks(longer, 8) == 3
+
+    def test_what_comes_in_counts_for_the_next(self) -> None:
+        forecast = GrowthForecast(4)
+        forecast.begin_step([])
+        request = make_request(0, num_prompt_tokens=8, max_tokens=20)
+        alone = forecast.peak_blocks(request, 8)
+        assert forecast.peak_blocks(request, 8) == alone
+        forecast.admit()
+        assert forecast.peak_blocks(request, 8) == 2 * alone - 1
+
+    def test_what_was_seen_shortens_what_is_expected(self) -> None:
+        forecast = GrowthForecast(4)
+        request = make_request(0, num_prompt_tokens=8, max_tokens=500)
+        forecast.begin_step([])
+        before = forecast.peak_blocks(request, 8)
+        for _ in range(20):
+            forecast.observe(6)
+        assert forecast.peak_blocks(request, 8) == 2
+        assert before == pytest.approx(64.5, abs=0.5), "the prior of 256 tokens"
+
+    def test_a_prompt_without_blocks_counts_as_growth(self) -> None:
+        forecast = GrowthForecast(4)
+        forecast.begin_step([])
+        request = make_request(0, num_prompt_tokens=80, max_tokens=2)
+        assert forecast.peak_blocks(request, 8) == pytest.approx((72 + 2 + 2) / 4)
