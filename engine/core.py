@@ -59,10 +59,13 @@ class EngineCore:
             tenant_floor=config.prefix_cache_tenant_floor,
             tenant_ceiling=config.prefix_cache_tenant_ceiling,
         )
-        self.scheduler = Scheduler(config, self._cache, create_policy(config, self._prefix_match))
+        self.scheduler = Scheduler(
+            config, self._cache, create_policy(config, self._prefix_match), clock
+        )
         self._constraints = Constraints(grammar, runner.vocab_size)
         self._requests: dict[str, Request] = {}
         """All that are not finished."""
+        self._parked: set[str] = set()
         self._outputs: list[RequestOutput] = []
         """What the next return of ``step`` delivers."""
         self._arrivals = itertools.count()
@@ -70,7 +73,8 @@ class EngineCore:
     @property
     def has_unfinished(self) -> bool:
         """Whether ``step`` has something to do or to say."""
-        return bool(self._requests or self._outputs or self.scheduler.num_in_flight)
+        active = len(self._requests) > len(self._parked)
+        return bool(active or self._outputs or self.scheduler.num_in_flight)
 
     def _prefix_match(self, request: Request) -> int:
         return self._cache.num_matching_tokens(request.block_table, request.token_ids)
@@ -157,6 +161,20 @@ class EngineCore:
                 self.scheduler.finish(request, "abort")
                 self._report(request, [])
 
+    def park(self, request_ids: Iterable[str]) -> None:
+        """Set requests aside that have begun to generate: they hold no row and no blocks until
+        ``unpark``, and keep their place. Unknown ids, and requests that only wait, pass."""
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is not None and self.scheduler.park(request):
+                self._parked.add(request_id)
+
+    def unpark(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            if request_id in self._parked:
+                self._parked.remove(request_id)
+                self.scheduler.unpark(self._requests[request_id])
+
     # ---- the story of a token -------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
@@ -185,7 +203,8 @@ class EngineCore:
 
     def _start_compiled(self) -> None:
         """Queue the requests whose grammar is ready."""
-        idle = len(self._requests) == self._constraints.num_compiling and not self._outputs
+        num_others = len(self._requests) - len(self._parked) - self._constraints.num_compiling
+        idle = num_others == 0 and not self._outputs
         for request, error in self._constraints.compiled(wait_s=_GRAMMAR_WAIT_S if idle else 0.0):
             if error is None:
                 self.scheduler.add(request)
@@ -241,34 +260,49 @@ class EngineCore:
         )
         if request.finished:
             del self._requests[request.request_id]
+            self._parked.discard(request.request_id)
             if request.constrained:
                 self._constraints.drop(request)
 
     # ---- what can be seen from outside ----------------------------------------------------------
 
     def stats(self) -> Stats:
-        totals = self.scheduler.stats
+        scheduler, pool, totals = self.scheduler, self._cache.pool, self.scheduler.stats
+        num_running, num_parked = len(scheduler.running), len(self._parked)
         return Stats(
-            num_running=len(self.scheduler.running),
-            num_waiting=len(self._requests) - len(self.scheduler.running),
-            num_total_blocks=self._cache.pool.num_blocks,
-            num_free_blocks=self._cache.num_free_blocks,
+            num_running=num_running,
+            num_waiting=len(self._requests) - num_running - num_parked,
+            num_parked=num_parked,
+            num_queued_tokens=scheduler.queue.num_tokens,
+            num_total_blocks=pool.num_blocks,
+            num_free_blocks=pool.num_free,
+            num_cached_blocks=len(pool.index),
             num_steps=totals.num_steps,
             num_preemptions=totals.num_preemptions,
+            scheduled_tokens=totals.scheduled_tokens,
+            recomputed_tokens=totals.recomputed_tokens,
             prompt_tokens=totals.prompt_tokens,
             generation_tokens=totals.generation_tokens,
             prefix_cache_queries=totals.prefix_cache_queries,
             prefix_cache_hits=totals.prefix_cache_hits,
+            prefix_cache_evictions=pool.num_evictions,
+            queue_time_counts=list(totals.queue_time_counts),
+            queue_time_sum_s=totals.queue_time_sum_s,
+            fairness_gap=scheduler.policy.spread(),
+            tenants=scheduler.tenants.stats(
+                scheduler.running.values(), scheduler.queue.num_reqs_by_tenant()
+            ),
         )
 
     def check_integrity(self) -> None:
         """Every holding is accounted for; an idle engine holds nothing. For tests."""
         self.scheduler.check_integrity()
-        if not self.has_unfinished:
+        if not self._requests and not self.has_unfinished:
             assert self._cache.num_free_blocks == self._cache.pool.num_blocks
             assert not self.scheduler.running
             assert len(self.scheduler.policy) == 0
             assert self.scheduler.queue.num_reqs == self.scheduler.queue.num_tokens == 0
+            assert not self._parked
             assert self._constraints.is_idle
 
 

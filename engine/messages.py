@@ -108,6 +108,22 @@ class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
     request_ids: list[str]
 
 
+class ParkRequest(msgspec.Struct, frozen=True, tag="park"):
+    """Client to engine: set these aside, because nobody reads what they generate.
+
+    A parked request holds neither a row nor blocks (its cached prefix stays as long as it can). One
+    that waits for its first admission stays where it is. Unknown ids are ignored.
+    """
+
+    request_ids: list[str]
+
+
+class UnparkRequest(msgspec.Struct, frozen=True, tag="unpark"):
+    """Client to engine: go on with these, at the place in the queue that their arrival gives."""
+
+    request_ids: list[str]
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Client to engine: finish the step in flight, then exit with code 0."""
 
@@ -119,7 +135,7 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """
 
 
-ClientMessage = GenerateRequest | AbortRequest | Shutdown | Ping
+ClientMessage = GenerateRequest | AbortRequest | ParkRequest | UnparkRequest | Shutdown | Ping
 
 
 class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
@@ -145,22 +161,64 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
     outputs: list[RequestOutput]
 
 
+class TenantStats(msgspec.Struct, array_like=True, frozen=True):
+    """Gauges and running totals of one tenant. ``others`` sums up those not seen for long."""
+
+    fair_key: str
+    num_running: int = 0
+    num_queued: int = 0
+    """Waiting for their first admission."""
+    computed_tokens: int = 0
+    """Prompt tokens computed (once; what a preemption repeats is nobody's)."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    generation_tokens: int = 0
+    preemptions_caused: int = 0
+    preemptions_suffered: int = 0
+
+
+QUEUE_TIME_BUCKETS_S = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60),
+    *(120, 240, 480, 960, 1920, 7680),
+)
+"""Upper bounds; vLLM's, and some below."""
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """Engine to client: gauges and running totals since the engine started."""
 
     num_running: int = 0
     num_waiting: int = 0
+    num_parked: int = 0
+    """Set aside because their readers stall."""
+    num_queued_tokens: int = 0
+    """Prompt tokens of the requests that wait for their first admission."""
     num_total_blocks: int = 0
     num_free_blocks: int = 0
     """Blocks nobody references, those whose content is still cached included."""
+    num_cached_blocks: int = 0
+    """Blocks whose content can be found, referenced or not."""
     num_steps: int = 0
     num_preemptions: int = 0
+    scheduled_tokens: int = 0
+    """Tokens computed, prompt and generated."""
+    recomputed_tokens: int = 0
+    """Of these, what a preemption or parking had thrown away."""
     prompt_tokens: int = 0
     generation_tokens: int = 0
     prefix_cache_queries: int = 0
     """Tokens looked up in the prefix cache."""
     prefix_cache_hits: int = 0
     """Tokens found there."""
+    prefix_cache_evictions: int = 0
+    """Blocks whose content was given up."""
+    queue_time_counts: list[int] = []
+    """Requests by the time until their first admission: for each of ``QUEUE_TIME_BUCKETS_S`` those
+    up to it and above the one before; then those above all."""
+    queue_time_sum_s: float = 0.0
+    fairness_gap: float = 0.0
+    """Largest difference in service (cost over weight) between two tenants with backlog."""
+    tenants: list[TenantStats] = []
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

@@ -29,12 +29,14 @@ from engine.messages import (
     Failed,
     GenerateRequest,
     LoadProgress,
+    ParkRequest,
     Ping,
     Ready,
     RequestOutput,
     Shutdown,
     Stats,
     StepOutputs,
+    UnparkRequest,
     decode_client_message,
     encode,
 )
@@ -63,6 +65,10 @@ class Core(Protocol):
     def add_request(self, request: GenerateRequest) -> None: ...
 
     def abort(self, request_ids: list[str]) -> None: ...
+
+    def park(self, request_ids: list[str]) -> None: ...
+
+    def unpark(self, request_ids: list[str]) -> None: ...
 
     def step(self) -> list[RequestOutput]: ...
 
@@ -158,6 +164,10 @@ def _handle(message: ClientMessage, core: Core, socket: zmq.Socket[bytes]) -> bo
             core.add_request(message)
         case AbortRequest():
             core.abort(message.request_ids)
+        case ParkRequest():
+            core.park(message.request_ids)
+        case UnparkRequest():
+            core.unpark(message.request_ids)
         case Ping():
             _send(socket, core.stats())
             return False

@@ -18,14 +18,20 @@ class RequestState(enum.Enum):
     WAITING = "waiting"  #: In the queue, never ran.
     RUNNING = "running"  #: Has a row and blocks.
     PREEMPTED = "preempted"  #: Back in the queue; its blocks were taken from it.
+    PARKED = "parked"  #: Set aside until its reader reads again; holds nothing.
     FINISHED = "finished"  #: ``finish_reason`` says why. Blocks may wait for a step in flight.
 
 
 _NEXT_STATES = {
     RequestState.WAITING_FOR_GRAMMAR: {RequestState.WAITING, RequestState.FINISHED},
     RequestState.WAITING: {RequestState.RUNNING, RequestState.FINISHED},
-    RequestState.RUNNING: {RequestState.PREEMPTED, RequestState.FINISHED},
-    RequestState.PREEMPTED: {RequestState.RUNNING, RequestState.FINISHED},
+    RequestState.RUNNING: {
+        RequestState.PREEMPTED,
+        RequestState.PARKED,
+        RequestState.FINISHED,
+    },
+    RequestState.PREEMPTED: {RequestState.RUNNING, RequestState.PARKED, RequestState.FINISHED},
+    RequestState.PARKED: {RequestState.PREEMPTED, RequestState.FINISHED},
     RequestState.FINISHED: set[RequestState](),
 }
 

@@ -43,6 +43,9 @@ class QueueLimits:
         """Prompt tokens that wait."""
         return self._all.num_tokens
 
+    def num_reqs_by_tenant(self) -> dict[str, int]:
+        return {fair_key: queued.num_reqs for fair_key, queued in self._tenants.items()}
+
     def enter(self, fair_key: str, num_tokens: int) -> None:
         """Raises ``QueueFull``, naming the limit, if the request has to be refused."""
         tenant = self._tenants.get(fair_key) or _Queued()

@@ -15,17 +15,23 @@ rules make that safe:
 
 from __future__ import annotations
 
+import time
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine.messages import QUEUE_TIME_BUCKETS_S
 from engine.request import Request, RequestState
 from engine.scheduler.followers import Followers
 from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
 from engine.scheduler.queue_limits import QueueLimits
 from engine.scheduler.room import Room
+from engine.scheduler.tenants import TenantTotals
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from engine.cache.manager import CacheManager, PrefixHit
     from engine.config import EngineConfig
     from engine.messages import FinishReason
@@ -62,6 +68,10 @@ class SchedulerStats:
     generation_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    queue_time_counts: list[int] = field(
+        default_factory=lambda: [0] * (len(QUEUE_TIME_BUCKETS_S) + 1)
+    )
+    queue_time_sum_s: float = 0.0
 
 
 class Scheduler:
@@ -71,11 +81,19 @@ class Scheduler:
     order. At most two steps are between the two.
     """
 
-    def __init__(self, config: EngineConfig, cache: CacheManager, policy: SchedulingPolicy) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        cache: CacheManager,
+        policy: SchedulingPolicy,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.cache = cache
         self.policy = policy
+        self._clock = clock
         self.queue = QueueLimits(config)
         self.stats = SchedulerStats()
+        self.tenants = TenantTotals()
         self.running: dict[str, Request] = {}
         """In the order of admission."""
         self._max_num_batched_tokens = config.max_num_batched_tokens
@@ -115,23 +133,49 @@ class Scheduler:
         flight still needs it, by the ``update`` for that step."""
         if request.state is RequestState.RUNNING:
             self._leave_batch(request)
-        elif request in self._followers:
-            self._followers.discard(request)
-        elif request.state is not RequestState.WAITING_FOR_GRAMMAR:
-            self.policy.dequeue(request)
+        elif request.state in (RequestState.WAITING, RequestState.PREEMPTED):
+            self._leave_queue(request)
         if not request.was_admitted:
             self.queue.leave(request.fair_key, request.num_prompt_tokens)
         request.finish(reason)
 
-    def _preempt(self, request: Request) -> None:
+    def park(self, request: Request) -> bool:
+        """Set a request aside that has begun to generate; False for any other."""
+        if request.state is RequestState.RUNNING and request.num_generated_tokens > 0:
+            self._leave_batch(request)
+            self._forget_progress(request)
+        elif request.state is RequestState.PREEMPTED:
+            self._leave_queue(request)
+        else:
+            return False
+        request.enter(RequestState.PARKED)
+        return True
+
+    def unpark(self, request: Request) -> None:
+        """Queue a parked request again. Its arrival decides its place, as after a preemption."""
+        request.enter(RequestState.PREEMPTED)
+        self.policy.enqueue(request)
+
+    def _preempt(self, request: Request, cause: Request) -> None:
         """Back to the queue: computed tokens are thrown away, known ones are kept."""
         self._leave_batch(request)
+        self._forget_progress(request)
         request.enter(RequestState.PREEMPTED)
-        request.num_once_computed = max(request.num_once_computed, request.num_computed_tokens)
-        request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.stats.num_preemptions += 1
+        self.tenants.of(cause.fair_key).preemptions_caused += 1
+        self.tenants.of(request.fair_key).preemptions_suffered += 1
         self.policy.enqueue(request)
+
+    def _forget_progress(self, request: Request) -> None:
+        request.num_once_computed = max(request.num_once_computed, request.num_computed_tokens)
+        request.num_computed_tokens = 0
+
+    def _leave_queue(self, request: Request) -> None:
+        if request in self._followers:
+            self._followers.discard(request)
+        else:
+            self.policy.dequeue(request)
 
     def _leave_batch(self, request: Request) -> None:
         del self.running[request.request_id]
@@ -176,7 +220,7 @@ class Scheduler:
             num_blocks -= self.cache.num_sole_blocks(victim.block_table)
             if num_blocks <= 0:
                 for displaced in victims:
-                    self._preempt(displaced)
+                    self._preempt(displaced, cause=request)
                 self._displaced = victims
                 return
 
@@ -232,7 +276,7 @@ class Scheduler:
             if num_blocks <= self.cache.num_free_blocks + num_coming:
                 return False
             victim = order.pop()
-            self._preempt(victim)
+            self._preempt(victim, cause=request)
             if victim is request:
                 return False
         return True
@@ -311,7 +355,11 @@ class Scheduler:
         request.num_cached_tokens = num_cached
         self.queue.leave(request.fair_key, request.num_prompt_tokens)
         self.policy.charge_prompt(request, 0, num_cached)
+        self.tenants.of(request.fair_key).cached_tokens += num_cached
         self.stats.prompt_tokens += request.num_prompt_tokens
+        waited_s = self._clock() - request.arrival_s
+        self.stats.queue_time_counts[bisect_left(QUEUE_TIME_BUCKETS_S, waited_s)] += 1
+        self.stats.queue_time_sum_s += waited_s
         if self.cache.enable_prefix_caching:
             self.stats.prefix_cache_queries += request.num_prompt_tokens
             self.stats.prefix_cache_hits += num_cached
@@ -349,6 +397,7 @@ class Scheduler:
         num_charged = min(end, request.num_prompt_tokens) - first_time
         if num_charged > 0:
             self.policy.charge_prompt(request, num_charged, 0)
+            self.tenants.of(request.fair_key).computed_tokens += num_charged
         block_size = self.cache.block_size
         keys = request.block_table.keys[start // block_size : end // block_size]
         self._followers.expect(keys)
@@ -395,6 +444,7 @@ class Scheduler:
                 token_ids = token_ids[:count]
                 break
         self.policy.charge_output(request, len(token_ids))
+        self.tenants.of(request.fair_key).generation_tokens += len(token_ids)
         return token_ids
 
     # ---- invariants -----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from engine.errors import InvalidRequest
+from engine.messages import QUEUE_TIME_BUCKETS_S
 from tests.engine.scheduler.harness import EOS, Harness
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
@@ -174,3 +175,114 @@ def test_stats_count_what_happened() -> None:
     assert stats.prompt_tokens == 15
     assert stats.generation_tokens == 12
     assert stats.num_steps == len(harness.runner.plans)
+    assert stats.scheduled_tokens == 3 * (5 + 3)
+    assert stats.recomputed_tokens == 0
+    assert stats.num_cached_blocks > 0
+    assert sum(stats.queue_time_counts) == 3
+
+
+def test_stats_per_tenant() -> None:
+    harness = Harness(policy="fair_share", max_num_seqs=1)
+    harness.add("a1", 6, max_tokens=4, ignore_eos=True, fair_key="a")
+    harness.add("a2", 6, max_tokens=4, ignore_eos=True, fair_key="a")
+    harness.add("b1", 6, max_tokens=4, ignore_eos=True, fair_key="b")
+    harness.step(2)
+    tenants = {tenant.fair_key: tenant for tenant in harness.core.stats().tenants}
+    assert (tenants["a"].num_running, tenants["a"].num_queued) == (1, 1)
+    assert (tenants["a"].computed_tokens, tenants["a"].generation_tokens) == (6, 2)
+    assert harness.core.stats().num_queued_tokens == 12
+    # The lift brought b to a's counter when it joined; neither of the two waiting was charged more.
+    assert harness.core.stats().fairness_gap == pytest.approx(6 + 2 * 2)
+    harness.run()
+
+
+def test_queue_time_is_measured_on_the_clock() -> None:
+    now = [100.0]
+    harness = Harness(max_num_seqs=1, clock=lambda: now[0])
+    harness.add("a", 3, max_tokens=2, ignore_eos=True)
+    harness.add("b", 3, max_tokens=1)
+    harness.step()
+    now[0] += 7.0
+    harness.run()
+    stats = harness.core.stats()
+    assert stats.queue_time_sum_s == 7.0
+    slowest = max(i for i, count in enumerate(stats.queue_time_counts) if count)
+    assert QUEUE_TIME_BUCKETS_S[slowest - 1] < 7.0 <= QUEUE_TIME_BUCKETS_S[slowest]
+
+
+class TestPark:
+    @OVERLAP
+    def test_a_parked_request_holds_nothing_and_goes_on_where_it_was(self, overlap: bool) -> None:
+        harness = Harness(async_scheduling=overlap, max_num_seqs=1)
+        harness.add("a", 6, max_tokens=12, ignore_eos=True)
+        harness.add("b", 6, max_tokens=4, ignore_eos=True)
+        harness.step(4)
+        harness.core.park(["a", "nobody"])
+        harness.step()
+        assert harness.core.stats().num_parked == 1
+        while harness.core.has_unfinished:
+            harness.step()
+        assert list(harness.finished) == ["b"]
+        stats = harness.core.stats()
+        assert stats.num_free_blocks == stats.num_total_blocks
+        assert (stats.num_running, stats.num_waiting) == (0, 0)
+        harness.core.unpark(["a", "nobody"])
+        harness.run()
+        harness.check_outputs()
+
+    def test_it_returns_to_its_place(self) -> None:
+        harness = Harness(max_num_seqs=1)
+        for name in "abc":
+            harness.add(name, 6, max_tokens=6, ignore_eos=True)
+        harness.step(2)
+        harness.core.park(["a"])
+        harness.step(2)
+        harness.core.unpark(["a"])
+        harness.run()
+        assert list(harness.finished) == ["b", "a", "c"]
+        harness.check_outputs()
+
+    def test_who_has_no_output_yet_stays_in_the_queue(self) -> None:
+        harness = Harness(max_num_seqs=2, max_num_batched_tokens=4)
+        harness.add("chunked", 9, max_tokens=2)
+        harness.add("waiting", 3, max_tokens=2)
+        harness.step()
+        harness.core.park(["chunked", "waiting"])
+        assert harness.core.stats().num_parked == 0
+        harness.run()
+        harness.check_outputs()
+
+    @OVERLAP
+    def test_a_preempted_request_can_be_parked(self, overlap: bool) -> None:
+        harness = Harness(num_blocks=8, max_model_len=40, async_scheduling=overlap)
+        for name in "abc":
+            harness.add(name, 7, max_tokens=12, ignore_eos=True)
+        while harness.core.stats().num_preemptions == 0:
+            harness.step()
+        harness.core.park("abc")
+        harness.step()
+        assert harness.core.stats().num_parked == 3
+        harness.core.unpark("cba")
+        harness.run()
+        harness.check_outputs()
+
+    @OVERLAP
+    def test_an_abort_while_parked(self, overlap: bool) -> None:
+        harness = Harness(async_scheduling=overlap)
+        harness.add("a", 6, max_tokens=12, ignore_eos=True)
+        harness.step(3)
+        harness.core.park(["a"])
+        harness.core.abort(["a"])
+        harness.run()
+        assert harness.finished["a"].finish_reason == "abort"
+        assert harness.core.stats().num_parked == 0
+
+    def test_a_token_in_flight_may_end_a_parked_request(self) -> None:
+        harness = Harness(async_scheduling=True)
+        harness.add("a", 6, max_tokens=4, ignore_eos=True)
+        while len(harness.tokens["a"]) < 3:
+            harness.step()
+        harness.core.park(["a"])
+        harness.run()
+        harness.check_outputs()
+        assert harness.core.stats().num_parked == 0

@@ -29,6 +29,8 @@ def test_a_request_waits_first_for_its_grammar() -> None:
         ([], RequestState.PREEMPTED),
         ([RequestState.RUNNING], RequestState.WAITING),
         ([RequestState.RUNNING, RequestState.PREEMPTED], RequestState.WAITING),
+        ([RequestState.RUNNING, RequestState.PARKED], RequestState.RUNNING),
+        ([], RequestState.PARKED),
         ([RequestState.FINISHED], RequestState.RUNNING),
         ([RequestState.FINISHED], RequestState.FINISHED),
     ],
@@ -44,7 +46,12 @@ def test_an_impossible_change_of_state_names_both(
 
 
 def test_every_state_can_finish() -> None:
-    for path in ([], [RequestState.RUNNING], [RequestState.RUNNING, RequestState.PREEMPTED]):
+    for path in (
+        [],
+        [RequestState.RUNNING],
+        [RequestState.RUNNING, RequestState.PREEMPTED],
+        [RequestState.RUNNING, RequestState.PARKED],
+    ):
         request = make()
         for state in path:
             request.enter(state)

@@ -68,12 +68,21 @@ class EngineMachine(RuleBasedStateMachine):
         self.harness.core.abort([data.draw(st.sampled_from(request_ids))])
         self.harness.core.check_integrity()
 
+    @precondition(lambda self: self.harness.messages)
+    @rule(data=st.data(), parked=st.booleans())
+    def stall(self, data: st.DataObject, parked: bool) -> None:
+        request_id = data.draw(st.sampled_from(list(self.harness.messages)))
+        core = self.harness.core
+        (core.park if parked else core.unpark)([request_id])
+        core.check_integrity()
+
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:
         self.harness.step(count)
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):
+            self.harness.core.unpark(self.harness.messages)
             self.harness.run()
             too_long = {
                 request_id

@@ -1,0 +1,71 @@
+"""What each tenant got, for the metrics."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from engine.messages import TenantStats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from engine.request import Request
+
+# A metric has a series per tenant, so their number must be bounded.
+_MAX_TENANTS = 256
+OTHERS = "others"
+"""The fair key under which forgotten tenants are summed up."""
+
+
+class Totals:
+    """Running totals of one tenant."""
+
+    __slots__ = (
+        "cached_tokens",
+        "computed_tokens",
+        "generation_tokens",
+        "preemptions_caused",
+        "preemptions_suffered",
+    )
+
+    def __init__(self) -> None:
+        self.computed_tokens = 0
+        self.cached_tokens = 0
+        self.generation_tokens = 0
+        self.preemptions_caused = 0
+        self.preemptions_suffered = 0
+
+    def add(self, other: Totals) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class TenantTotals:
+    """Totals by fair key. The tenant known longest makes room for a new one."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Totals] = {}
+        self._others = Totals()
+
+    def of(self, fair_key: str) -> Totals:
+        totals = self._totals.get(fair_key)
+        if totals is None:
+            if len(self._totals) >= _MAX_TENANTS:
+                self._others.add(self._totals.pop(next(iter(self._totals))))
+            totals = self._totals[fair_key] = Totals()
+        return totals
+
+    def stats(self, running: Iterable[Request], num_queued: dict[str, int]) -> list[TenantStats]:
+        num_running: defaultdict[str, int] = defaultdict(int)
+        for request in running:
+            num_running[request.fair_key] += 1
+        return [
+            TenantStats(
+                fair_key=fair_key,
+                num_running=num_running[fair_key],
+                num_queued=num_queued.get(fair_key, 0),
+                **{name: getattr(totals, name) for name in Totals.__slots__},
+            )
+            for fair_key, totals in (*self._totals.items(), (OTHERS, self._others))
+        ]

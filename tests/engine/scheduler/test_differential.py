@@ -1,0 +1,66 @@
+"""One workload through every combination of features: each output equals the request run alone."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from typing import Any
+
+import pytest
+
+from tests.engine.scheduler.harness import Harness
+
+FEATURES = ("chunked", "crowded", "cached", "overlap")
+
+
+def submit(harness: Harness, rng: random.Random, request_id: str, prompts: list[list[int]]) -> None:
+    """Prompts share prefixes; some requests branch off one prompt (n > 1)."""
+    if prompts and rng.random() < 0.3:
+        prompt = rng.choice(prompts)
+    else:
+        prompt = [rng.randrange(4, 7) for _ in range(rng.randrange(1, 24))]
+        prompts.append(prompt)
+    harness.add(
+        request_id,
+        prompt,
+        salt=rng.choice(["one", "two"]),
+        fair_key=rng.choice("abc"),
+        priority=rng.choice([0, 0, 1]),
+        max_tokens=rng.randrange(1, 16),
+        ignore_eos=rng.random() < 0.5,
+        stop_token_ids=rng.choice([(), (9,)]),
+    )
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair_share"])
+@pytest.mark.parametrize(
+    "features",
+    [
+        dict(zip(FEATURES, switches, strict=True))
+        for switches in product([False, True], repeat=len(FEATURES))
+    ],
+    ids=lambda features: "+".join(name for name, on in features.items() if on) or "plain",
+)
+def test_every_combination(policy: str, features: dict[str, bool]) -> None:
+    crowded, cached = features["crowded"], features["cached"]
+    options: dict[str, Any] = {
+        "policy": policy,
+        "enable_prefix_caching": cached,
+        "async_scheduling": features["overlap"],
+        "max_num_seqs": 6,
+        "max_num_batched_tokens": 9 if features["chunked"] else 200,
+        "num_blocks": 14 if crowded else 200,
+    }
+    harness = Harness(vocab_size=20, max_model_len=50, **options)
+    rng = random.Random(str(sorted(options.items())))
+    prompts: list[list[int]] = []
+    for i in range(24):
+        submit(harness, rng, str(i), prompts)
+        harness.step(rng.randrange(3))
+        if rng.random() < 0.15:
+            harness.core.abort([str(rng.randrange(i + 1))])
+    harness.run()
+    harness.check_outputs()
+    stats = harness.core.stats()
+    assert (stats.num_preemptions > 0) or not crowded
+    assert (stats.prefix_cache_hits > 0) == cached
