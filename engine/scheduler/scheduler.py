@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from engine.scheduler.policy import SchedulingPolicy
     from engine.scheduler.room import Fit
 
+_QUEUED = (RequestState.WAITING, RequestState.PREEMPTED)
 # Requests that may wait for the blocks of a step at a time; each costs a little in every step.
 _MAX_FOLLOWERS = 32
 
@@ -75,7 +76,7 @@ class SchedulerStats:
 
 
 class Scheduler:
-    """Keeps the running requests; the policy keeps the waiting ones.
+    """Keeps the running requests; the policy keeps those that wait, the room decides who fits.
 
     ``schedule`` plans a step and assumes that it runs; ``update`` takes the results in the same
     order. At most two steps are between the two.
@@ -133,7 +134,7 @@ class Scheduler:
         flight still needs it, by the ``update`` for that step."""
         if request.state is RequestState.RUNNING:
             self._leave_batch(request)
-        elif request.state in (RequestState.WAITING, RequestState.PREEMPTED):
+        elif request.state in _QUEUED:
             self._leave_queue(request)
         if not request.was_admitted:
             self.queue.leave(request.fair_key, request.num_prompt_tokens)
@@ -211,7 +212,7 @@ class Scheduler:
         """Preempt running requests in favour of the one that was next in the last step, if it
         outranks them and they give it what it lacked."""
         request, self._blocked = self._blocked, None
-        if request is None or request.finished:
+        if request is None or request.state not in _QUEUED:
             return
         num_blocks = self._num_blocks_lacking
         victims = []
@@ -288,7 +289,7 @@ class Scheduler:
         while budget > 0:
             request = self.policy.head()
             if request is None or request.num_in_flight > 0:
-                return
+                return  # It was preempted just now; its last token is not known yet.
             if not self._free_rows or len(self.running) >= self._max_num_running:
                 self._block(request, 0)
                 return
@@ -304,7 +305,7 @@ class Scheduler:
             if fit.num_lacking > 0:
                 self._block(request, fit.num_lacking)
                 return
-            num_partial += hit.num_tokens + fit.num_tokens < request.num_tokens
+            num_partial += fit.hit.num_tokens + fit.num_tokens < request.num_tokens
             if num_partial > self._max_num_partial_prefills:
                 return
             self.policy.dequeue(request)
