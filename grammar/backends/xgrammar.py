@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from typing import get_args
 
 import xgrammar
 
+from grammar import structural_tag
 from grammar.backends.base import MAX_WHITESPACE
 from grammar.errors import InvalidGrammar
 from grammar.spec import GrammarSpec, Kind
@@ -19,7 +21,7 @@ from grammar.vocabulary import Mask, Vocabulary
 
 class XGrammarBackend:
     name = "xgrammar"
-    kinds: frozenset[Kind] = frozenset({"json_schema", "json_object", "regex", "choice", "ebnf"})
+    kinds: frozenset[Kind] = frozenset(get_args(Kind))
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         # A token without bytes is what it calls special: never allowed.
@@ -54,8 +56,9 @@ class XGrammarBackend:
                 return self._compiler.compile_grammar(spec.source)
             case "ebnf":
                 return self._compiler.compile_lark(spec.source)
-            case kind:
-                raise InvalidGrammar("$", f"xgrammar does not take {kind}")
+            case "structural_tag":
+                document = structural_tag.to_json(structural_tag.parse(spec.document()))
+                return self._compiler.compile_structural_tag(document)
 
     def _compile_schema(self, source: str) -> xgrammar.CompiledGrammar:
         return self._compiler.compile_json_schema(

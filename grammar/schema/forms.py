@@ -81,12 +81,14 @@ IN_MAP = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperti
 APPLICATORS = IN_SCHEMA | IN_LIST | IN_MAP
 
 
-def check(schema: Any, *, max_depth: int, max_properties: int, max_enum_values: int) -> None:
+def check(
+    schema: Any, root: str = ROOT, *, max_depth: int, max_properties: int, max_enum_values: int
+) -> None:
     """Raises ``InvalidGrammar`` at the first keyword whose value has the wrong form, and
     ``GrammarTooLarge`` over a limit: ``max_depth`` bounds the nesting of subschemas,
     ``max_properties`` the properties of the whole, ``max_enum_values`` those of one enum."""
     properties = 0
-    stack: list[tuple[Any, str, int]] = [(schema, ROOT, 0)]
+    stack: list[tuple[Any, str, int]] = [(schema, root, 0)]
     while stack:
         node, path, depth = stack.pop()
         if depth > max_depth:
