@@ -96,6 +96,11 @@ class GrammarCompiler:
         self._pending: dict[GrammarSpec, Future[CompiledGrammar]] = {}
         self._lock = threading.Lock()
 
+    @property
+    def cache_bytes(self) -> int:
+        """What the cache holds now."""
+        return self._cache.num_bytes
+
     def start(self) -> None:
         """Loads the preferred backend and starts a worker, so that the first request need not
         wait. Blocks, for up to seconds."""

@@ -79,6 +79,12 @@ class WorkerPool:
         self._alive: set[_Process] = set()
         self._closed = False
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that run now."""
+        with self._lock:
+            return [process.pid for process in self._alive if process.is_alive]
+
     def start(self) -> None:
         """Starts one worker now, so that the first job need not wait for it."""
         self._release(self._lease())
@@ -191,6 +197,10 @@ class _Process:
             )
         self._connection = Connection(ours.detach())
         self.num_jobs = 0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:

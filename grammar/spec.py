@@ -24,6 +24,8 @@ class Limits:
     """Of a schema in all."""
     max_enum_values: int = 1_000
     """In one enum, or choices in all."""
+    max_count: int = 65_536
+    """The largest length or number of items that a schema may name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def _check_schema(schema: Any, limits: Limits, path: str = "$") -> None:
         max_depth=limits.max_depth,
         max_properties=limits.max_properties,
         max_enum_values=limits.max_enum_values,
+        max_count=limits.max_count,
     )
 
 
