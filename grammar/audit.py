@@ -18,6 +18,7 @@ from grammar.spec import GrammarSpec
 
 BACKENDS = tuple(DIALECTS)
 """In order of preference."""
+_DROPPED_AROUND = "what it stands in is not enforced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +41,19 @@ class Audit:
     @property
     def keywords(self) -> tuple[KeywordAudit, ...]:
         """Every constraint that is anywhere enforced or refused, by path."""
-        places: dict[tuple[str, str], dict[str, str]] = {}
-        for backend, lowered in self.lowered.items():
-            for finding in lowered.findings:
-                reasons = places.setdefault((finding.path, finding.keyword), {})
-                if not finding.enforced:
-                    reasons[backend] = finding.reason
+        findings = [(b, f) for b, lowered in self.lowered.items() for f in lowered.findings]
+        places = sorted({(finding.path, finding.keyword) for _, finding in findings})
+        # A backend that was never told of the place has dropped what is around it.
+        reasons = {place: dict.fromkeys(self.lowered, _DROPPED_AROUND) for place in places}
+        for backend, finding in findings:
+            if finding.enforced:
+                reasons[finding.path, finding.keyword].pop(backend, None)
+        for backend, finding in findings:
+            if not finding.enforced:
+                reasons[finding.path, finding.keyword][backend] = finding.reason
         return tuple(
-            KeywordAudit(keyword, path, tuple(b for b in self.lowered if b not in reasons), reasons)
-            for (path, keyword), reasons in sorted(places.items())
+            KeywordAudit(keyword, path, tuple(b for b in self.lowered if b not in why), why)
+            for (path, keyword), why in reasons.items()
         )
 
     def unenforced(self, backend: str) -> tuple[Finding, ...]:

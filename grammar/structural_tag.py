@@ -56,7 +56,8 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class TriggeredTags:
-    """Free text; once it contains a trigger, one of the tags that begin with it must follow."""
+    """Free text; once it contains a trigger, one of the tags that begin with it must follow. With
+    ``at_least_one`` a tag comes first, with ``stop_after_first`` nothing follows it."""
 
     triggers: tuple[str, ...]
     tags: tuple[Tag, ...]

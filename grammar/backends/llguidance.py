@@ -233,20 +233,24 @@ class _LarkWriter:
 
     def _triggered(self, tree: TriggeredTags) -> str:
         text = self._define("T", _text_without(tree.triggers))
-        tags = []
+        bare, led = [], []
         for tag in tree.tags:
-            lead = self._define("T", f"{text} {_literal(tag.begin)}")
             inner = self._regular(tag.content, tag.ends)
             if inner is None:
                 rest = f"{self._inline(tag.content, tag.ends)} {_any_of(tag.ends)}"
             else:
                 rest = self._define("T", f"({inner}) {_any_of(tag.ends)}")
-            tags.append(f"{lead} {rest}")
-        one = self._define("r", " | ".join(tags))
+            bare.append(f"{_literal(tag.begin)} {rest}")
+            # The text before it is one terminal with what begins it, as the longest match wants.
+            led.append(f"{self._define('T', f'{text} {_literal(tag.begin)}')} {rest}")
+        first = self._define("r", " | ".join(bare if tree.at_least_one else led))
         tail = self._define("r", text)
         if tree.stop_after_first:
-            return one if tree.at_least_one else self._define("r", f"{one} | {tail}")
-        return self._define("r", f"{one}{'+' if tree.at_least_one else '*'} {tail}")
+            return first if tree.at_least_one else self._define("r", f"{first} | {tail}")
+        if not tree.at_least_one:
+            return self._define("r", f"{first}* {tail}")
+        more = self._define("r", " | ".join(led))
+        return self._define("r", f"{first} {more}* {tail}")
 
 
 def _repeated(first: str, more: str, tree: TagsWithSeparator) -> str:
