@@ -74,11 +74,11 @@ class GrammarCompiler:
         cache_bytes: int = 256 << 20,
     ) -> None:
         self.vocabulary = vocabulary
+        self.backends = list(backends)
         self._limits = limits or Limits()
-        self._backends = Backends(vocabulary)
+        self._loaded = Backends(vocabulary)
         self._loading = threading.Lock()
-        self._compiler = Compiler(vocabulary, list(backends), self._limits, self._backends.load)
-        self._first_backend = backends[0]
+        self._compiler = Compiler(vocabulary, self.backends, self._limits, self._loaded.load)
         self._pool = (
             WorkerPool(
                 vocabulary,
@@ -104,7 +104,7 @@ class GrammarCompiler:
     def start(self) -> None:
         """Loads the preferred backend and starts a worker, so that the first request need not
         wait. Blocks, for up to seconds."""
-        self._load(self._first_backend)
+        self._load(self.backends[0])
         if self._pool is not None:
             self._pool.start()
 
@@ -178,4 +178,4 @@ class GrammarCompiler:
 
     def _load(self, name: str) -> Backend:
         with self._loading:
-            return self._backends.load(name)
+            return self._loaded.load(name)

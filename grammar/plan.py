@@ -18,8 +18,8 @@ from grammar.spec import GrammarSpec, Kind
 _KINDS: dict[Kind, tuple[str, ...]] = {
     "json_schema": ("llguidance", "xgrammar", "outlines"),
     "json_object": ("llguidance", "xgrammar"),
-    "regex": ("llguidance", "xgrammar", "outlines"),
-    "choice": ("llguidance", "xgrammar", "outlines"),
+    "regex": ("llguidance", "xgrammar"),
+    "choice": ("llguidance", "xgrammar"),
     "ebnf": ("llguidance", "xgrammar"),
     "structural_tag": ("llguidance", "xgrammar"),
 }
