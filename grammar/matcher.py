@@ -28,10 +28,8 @@ class TokenMatcher(ABC):
 
     @abstractmethod
     def accept(self, token_id: int) -> bool:
-        """Advances by one token. False, and no change, for one that is forbidden here.
-
-        Raises ``MatcherFailed`` when the backend hits a limit; then the matcher is of no more use.
-        """
+        """Advances by one token. False, and no change, for one that is forbidden here; also when
+        the backend hit a limit, and then ``fill_mask`` raises."""
 
     @abstractmethod
     def rollback(self, num_tokens: int) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
@@ -78,6 +79,8 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._alive: set[_Process] = set()
         self._closed = False
+        # For owners that forget: no worker outlives the pool, nor this process.
+        weakref.finalize(self, _kill_all, self._alive)
 
     @property
     def pids(self) -> list[int]:
@@ -177,6 +180,11 @@ class WorkerPool:
         process.kill()
         with self._lock:
             self._alive.discard(process)
+
+
+def _kill_all(processes: set[_Process]) -> None:
+    for process in list(processes):
+        process.kill()
 
 
 class _Process:

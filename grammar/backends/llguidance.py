@@ -91,10 +91,7 @@ class LLGuidanceMatcher:
         self._matcher = matcher
 
     def accept(self, token_id: int) -> bool:
-        accepted = self._matcher.try_consume_tokens([token_id]) == 1
-        if not accepted:
-            self._check()
-        return accepted
+        return bool(self._matcher.try_consume_tokens([token_id]) == 1)
 
     def rollback(self, num_tokens: int) -> None:
         self._matcher.rollback(num_tokens)

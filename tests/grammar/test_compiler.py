@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 
+import psutil
 import pytest
 
-from grammar.compiler import CompiledGrammar, GrammarCompiler
+from grammar.compiler import CompiledGrammar, GrammarChecker, GrammarCompiler
 from grammar.errors import (
     CompileTimeout,
     GrammarTooLarge,
@@ -23,7 +27,7 @@ UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
 @pytest.fixture(scope="module", params=[0, 1], ids=["in process", "in a worker"])
 def compiler(vocabulary: Vocabulary, request: pytest.FixtureRequest) -> Iterator[GrammarCompiler]:
     compiler = GrammarCompiler(vocabulary, backends=["llguidance"], num_workers=request.param)
-    compiler.start()
+    compiler.start().result()
     yield compiler
     compiler.close()
 
@@ -152,7 +156,7 @@ def test_the_cache_is_bounded_by_bytes(vocabulary: Vocabulary) -> None:
 
 def test_a_timeout_is_remembered_too(vocabulary: Vocabulary) -> None:
     compiler = GrammarCompiler(vocabulary, backends=["outlines"], timeout_s=0.3)
-    compiler.start()
+    compiler.start().result()
     spec = GrammarSpec.from_schema({"type": "string", "pattern": "^[ab]*a[ab]{22}$"})
     with pytest.raises(CompileTimeout):
         compiler.compile(spec)
@@ -190,6 +194,46 @@ def test_a_kind_that_no_backend_takes_is_refused(vocabulary: Vocabulary) -> None
     with pytest.raises(InvalidGrammar, match="none of outlines takes ebnf"):
         compiler.compile(GrammarSpec("ebnf", 'start: "a"'))
     compiler.close()
+
+
+def test_a_checker_judges_without_loading_anything(vocabulary: Vocabulary) -> None:
+    program = (
+        "import sys\n"
+        "from grammar.compiler import GrammarChecker\n"
+        "from grammar.spec import GrammarSpec\n"
+        "from grammar.vocabulary import Vocabulary\n"
+        "tokens = [bytes([i]) for i in range(256)] + [b'']\n"
+        "vocabulary = Vocabulary(tokens, [256], [], 257)\n"
+        "checker = GrammarChecker(vocabulary, backends=['xgrammar'], timeout_s=60)\n"
+        "print(checker.check(GrammarSpec.from_schema({'type': 'integer'})).backend)\n"
+        "checker.close()\n"
+        "bad = {'torch', 'xgrammar', 'llguidance'} & set(sys.modules)\n"
+        "sys.exit(f'imported {bad}' if bad else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "xgrammar\n"
+
+
+def test_a_checker_agrees_with_the_compiler(vocabulary: Vocabulary) -> None:
+    checker = GrammarChecker(vocabulary)
+    verdict = checker.check(GrammarSpec.from_schema(UNIQUE, strict=False))
+    assert verdict.backend == "llguidance"
+    assert [finding.keyword for finding in verdict.unenforced] == ["uniqueItems"]
+    with pytest.raises(UnsupportedKeyword):
+        checker.check(GrammarSpec.from_schema(UNIQUE))
+    assert checker.check(GrammarSpec("regex", "a")).unenforced == ()
+    assert not checker.validate(GrammarSpec.from_schema(UNIQUE), "[1,1]").passed
+    checker.close()
+
+
+def test_a_forgotten_compiler_leaves_no_process(vocabulary: Vocabulary) -> None:
+    compiler = GrammarCompiler(vocabulary)
+    compiler.start().result()
+    (pid,) = compiler._pool.pids
+    del compiler
+    gc.collect()
+    assert not psutil.pid_exists(pid)
 
 
 def test_closing_twice_is_fine(vocabulary: Vocabulary) -> None:
