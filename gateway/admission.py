@@ -37,7 +37,7 @@ from gateway.schemas.chat import (
     JsonSchemaFormat,
 )
 from gateway.secrets import Secrets
-from grammar.compiler import GrammarCompiler
+from grammar.compiler import GrammarChecker
 from grammar.spec import GrammarSpec
 from tenants.salts import cache_salt
 from tenants.types import Principal
@@ -90,7 +90,7 @@ class Admission:
         secrets: Secrets,
         tokenizer: Tokenizer,
         template: ChatTemplate,
-        compiler: GrammarCompiler,
+        compiler: GrammarChecker,
         sampling_defaults: Mapping[str, float | int] | None = None,
     ) -> None:
         self.draining = False

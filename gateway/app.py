@@ -35,7 +35,7 @@ from gateway.routes.health import health_routes
 from gateway.routes.models import model_routes
 from gateway.routes.pages import page_routes, public_paths
 from gateway.secrets import Secrets
-from grammar.compiler import GrammarCompiler
+from grammar.compiler import GrammarChecker
 from grammar.vocabulary import Vocabulary
 from tenants.authenticator import Authenticator
 from tenants.store import Store
@@ -52,7 +52,7 @@ def create_app(
     """
     tokenizer = Tokenizer.load(config.engine.model_dir)
     template = ChatTemplate.load(config.engine.model_dir)
-    compiler = GrammarCompiler(
+    compiler = GrammarChecker(
         Vocabulary(
             tokenizer.vocabulary(),
             tokenizer.eos_token_ids,

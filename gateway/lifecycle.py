@@ -22,7 +22,7 @@ from engine.client import EngineClient
 from gateway.admission import Admission
 from gateway.errors import Draining
 from gateway.generation import Generations
-from grammar.compiler import GrammarCompiler
+from grammar.compiler import GrammarChecker
 from tenants.store import Store
 from tenants.usage import Ledger
 
@@ -50,7 +50,7 @@ class Lifecycle:
         ledger: Ledger,
         admission: Admission,
         generations: Generations,
-        compiler: GrammarCompiler,
+        compiler: GrammarChecker,
         shutdown_timeout_s: float,
     ) -> None:
         self.sessions: set[Drainable] = set()

@@ -1,25 +1,176 @@
-"""From a spec to a compiled grammar."""
+"""From a spec to a compiled grammar: by the best backend, in a process that may be killed, once."""
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
 
-from grammar.backends.base import BackendGrammar
-from grammar.backends.llguidance import LLGuidanceBackend
+from grammar.audit import BACKENDS
+from grammar.backends.base import Backend, BackendGrammar
+from grammar.cache import ByteLRU
+from grammar.errors import CompileFailed, GrammarError
+from grammar.jobs import Backends, Compiled, Compiler
 from grammar.matcher import Matcher
+from grammar.pool import WorkerPool
+from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec, Limits
+from grammar.validation import Report
 from grammar.vocabulary import Vocabulary
+
+# A failure for want of time or memory may be the machine's fault as much as the grammar's.
+_FAILURE_TTL_S = 60.0
+_ENTRY_BYTES = 1_000  # of the cache itself, besides what an entry holds
+
+Result = TypeVar("Result")
+
+
+class _Service(ABC, Generic[Result]):
+    """Does something slow with a spec in the background, once for all who ask, and remembers it.
+
+    ``backends`` are tried in this order among those that enforce a grammar equally well.
+    ``num_workers`` processes compile, each job within ``timeout_s`` and ``memory_bytes``.
+    ``cache_bytes`` bounds what is kept, refusals included. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        backends: Sequence[str] = BACKENDS,
+        limits: Limits | None = None,
+        num_workers: int = 1,
+        timeout_s: float = 5.0,
+        memory_bytes: int = 1 << 30,
+        cache_bytes: int = 256 << 20,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.backends = list(backends)
+        self._limits = limits or Limits()
+        self._pool = WorkerPool(
+            vocabulary,
+            backends=backends,
+            limits=self._limits,
+            num_workers=max(1, num_workers),
+            timeout_s=timeout_s,
+            memory_bytes=memory_bytes,
+        )
+        self._threads = ThreadPoolExecutor(max(1, num_workers), thread_name_prefix="grammar")
+        self._cache: ByteLRU[GrammarSpec, Result | GrammarError] = ByteLRU(cache_bytes)
+        self._pending: dict[GrammarSpec, Future[Result]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the cache holds now."""
+        return self._cache.num_bytes
+
+    def start(self) -> Future[None]:
+        """Starts a worker in the background, so that the first request need not wait for it."""
+        return self._threads.submit(self._start)
+
+    def submit(self, spec: GrammarSpec) -> Future[Result]:
+        """The result to come; its exception is a ``GrammarError``. It cannot be cancelled, because
+        others may wait for the same."""
+        with self._lock:
+            future = self._pending.get(spec)
+            if future is not None:
+                return future
+            future = Future()
+            future.set_running_or_notify_cancel()
+            known = self._cache.get(spec)
+            if known is None:
+                self._pending[spec] = future
+                self._threads.submit(self._finish, spec, future)
+        if isinstance(known, GrammarError):
+            future.set_exception(type(known)(*known.args))
+        elif known is not None:
+            future.set_result(known)
+        return future
+
+    def validate(self, spec: GrammarSpec, text: str) -> Report:
+        """Checks a finished document in a worker; see ``grammar.validation.validate``. Blocks.
+
+        Raises ``CompileFailed`` where it cannot be done within the limits.
+        """
+        return self._pool.validate(spec, text)
+
+    def close(self) -> None:
+        """Ends the workers; what is being done fails. Idempotent."""
+        self._pool.close()
+        self._threads.shutdown()
+
+    def _start(self) -> None:
+        self._pool.start()
+
+    @abstractmethod
+    def _run(self, spec: GrammarSpec) -> Result:
+        """Raises ``GrammarError``."""
+
+    @abstractmethod
+    def _size(self, result: Result) -> int:
+        """What keeping it costs, in bytes."""
+
+    def _finish(self, spec: GrammarSpec, future: Future[Result]) -> None:
+        try:
+            result = self._run(spec)
+        except GrammarError as error:
+            ttl_s = _FAILURE_TTL_S if isinstance(error, CompileFailed) else float("inf")
+            self._settle(spec, error, 0, ttl_s)
+            future.set_exception(error)
+        except BaseException as error:  # the thread's edge: nobody else would hear of it
+            with self._lock:
+                del self._pending[spec]
+            future.set_exception(error)
+        else:
+            self._settle(spec, result, self._size(result), float("inf"))
+            future.set_result(result)
+
+    def _settle(
+        self, spec: GrammarSpec, value: Result | GrammarError, size: int, ttl_s: float
+    ) -> None:
+        with self._lock:
+            self._cache.put(spec, value, size + len(spec.source) + _ENTRY_BYTES, ttl_s=ttl_s)
+            del self._pending[spec]
+
+
+class Verdict(NamedTuple):
+    """What would become of a grammar."""
+
+    backend: str
+    unenforced: tuple[Finding, ...]
+    """What outputs may violate all the same; empty for a strict grammar."""
+
+
+class GrammarChecker(_Service[Verdict]):
+    """Finds out whether grammars compile, without ever loading a backend into this process: some
+    import torch. For a gateway, which refuses what its engine would refuse."""
+
+    def check(self, spec: GrammarSpec) -> Verdict:
+        """Blocks. Raises ``GrammarError``."""
+        return self.submit(spec).result()
+
+    def _run(self, spec: GrammarSpec) -> Verdict:
+        compiled = self._pool.compile(spec)
+        return Verdict(compiled.backend, compiled.unenforced)
+
+    def _size(self, result: Verdict) -> int:
+        return 500 * len(result.unenforced)
 
 
 class CompiledGrammar:
     """A grammar ready for any number of outputs."""
 
     def __init__(
-        self, spec: GrammarSpec, backend: str, grammar: BackendGrammar, vocabulary: Vocabulary
+        self, spec: GrammarSpec, compiled: Compiled, grammar: BackendGrammar, vocabulary: Vocabulary
     ) -> None:
         self.spec = spec
-        self.backend = backend
+        """As the caller wrote it."""
+        self.backend = compiled.backend
+        self.unenforced = compiled.unenforced
+        """What outputs may violate all the same; empty for a strict grammar."""
         self._grammar = grammar
         self._vocabulary = vocabulary
 
@@ -32,30 +183,56 @@ class CompiledGrammar:
         return Matcher(self._grammar.matcher(), self._vocabulary)
 
 
-class GrammarCompiler:
-    """Compiles specs for one vocabulary; thread-safe."""
+class GrammarCompiler(_Service[CompiledGrammar]):
+    """Compiles grammars for outputs of this process. With ``num_workers`` 0 this process also does
+    the hard part, within no limits of time and memory: for tests and trusted callers."""
 
     def __init__(
-        self, vocabulary: Vocabulary, *, limits: Limits | None = None, cache_size: int = 256
+        self,
+        vocabulary: Vocabulary,
+        *,
+        backends: Sequence[str] = BACKENDS,
+        limits: Limits | None = None,
+        num_workers: int = 1,
+        timeout_s: float = 5.0,
+        memory_bytes: int = 1 << 30,
+        cache_bytes: int = 256 << 20,
     ) -> None:
-        self.vocabulary = vocabulary
-        self._limits = limits or Limits()
-        self._backend = LLGuidanceBackend(vocabulary)
-        self._cached = lru_cache(cache_size)(self._compile)
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        super().__init__(
+            vocabulary,
+            backends=backends,
+            limits=limits,
+            num_workers=num_workers,
+            timeout_s=timeout_s,
+            memory_bytes=memory_bytes,
+            cache_bytes=cache_bytes,
+        )
+        self._in_process = num_workers == 0
+        self._loaded = Backends(vocabulary)
+        self._loading = threading.Lock()
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Blocks until compiled. Raises ``GrammarError``."""
-        return self._cached(spec)
+        """Blocks. Raises ``GrammarError``."""
+        return self.submit(spec).result()
 
-    def submit(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
-        return self._threads.submit(self.compile, spec)
+    def _start(self) -> None:
+        self._load(self.backends[0])
+        if not self._in_process:
+            super()._start()
 
-    def close(self) -> None:
-        self._threads.shutdown(cancel_futures=True)
+    def _run(self, spec: GrammarSpec) -> CompiledGrammar:
+        if self._in_process:
+            compiler = Compiler(self.vocabulary, self.backends, self._limits, self._load)
+            candidate, grammar = compiler.compile(spec)
+            compiled = Compiled(candidate.backend, candidate.spec, b"", candidate.unenforced)
+        else:
+            compiled = self._pool.compile(spec)
+            grammar = self._load(compiled.backend).load(compiled.spec, compiled.data)
+        return CompiledGrammar(spec, compiled, grammar, self.vocabulary)
 
-    def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        spec.validate(self._limits)
-        return CompiledGrammar(
-            spec, self._backend.name, self._backend.compile(spec), self.vocabulary
-        )
+    def _size(self, result: CompiledGrammar) -> int:
+        return result.memory_bytes
+
+    def _load(self, name: str) -> Backend:
+        with self._loading:
+            return self._loaded.load(name)

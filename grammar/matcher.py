@@ -1,8 +1,10 @@
-"""The state of one constrained output, whichever backend follows it."""
+"""The state of one constrained output, whichever backend follows it, and masks for many."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -11,8 +13,76 @@ from grammar.errors import MatcherFailed
 from grammar.vocabulary import Mask, Vocabulary
 
 
-class Matcher:
-    """Follows one output token by token. Not thread-safe: one owner at a time.
+class TokenMatcher(ABC):
+    """What follows one output token by token. Not thread-safe: one owner at a time."""
+
+    @property
+    @abstractmethod
+    def num_tokens(self) -> int:
+        """Accepted so far, EOS included."""
+
+    @property
+    @abstractmethod
+    def is_terminated(self) -> bool:
+        """Whether EOS was accepted: nothing may follow."""
+
+    @abstractmethod
+    def accept(self, token_id: int) -> bool:
+        """Advances by one token. False, and no change, for one that is forbidden here; also when
+        the backend hit a limit, and then ``fill_mask`` raises."""
+
+    @abstractmethod
+    def rollback(self, num_tokens: int) -> None:
+        """Undoes the last ``num_tokens`` accepted tokens, EOS among them."""
+
+    @abstractmethod
+    def fill_mask(self, row: Mask) -> None:
+        """Overwrites ``row``, int32 of shape ``[vocabulary.mask_words]`` and contiguous, with the
+        tokens allowed next: bit set = allowed, nothing after the end.
+
+        Raises ``MatcherFailed`` when the backend hits a limit or no token can follow.
+        """
+
+    @abstractmethod
+    def forced_tokens(self) -> list[int]:
+        """The tokens that must come next, as far as they are certain; empty where there is a
+        choice. Every one is legal after those before it, but another cut of the same text into
+        tokens may be as legal: offer them as drafts, do not append them."""
+
+    def legal_prefix(self, token_ids: Sequence[int]) -> list[int]:
+        """The longest prefix that could be accepted now; the state does not change."""
+        before = self.num_tokens
+        legal: list[int] = []
+        for token_id in token_ids:
+            if not self.accept(token_id):
+                break
+            legal.append(token_id)
+        self.rollback(self.num_tokens - before)
+        return legal
+
+    def fill_draft_masks(self, draft_ids: Sequence[int], rows: Mask) -> int:
+        """Masks for a window of speculative decoding: ``rows[i]`` holds the tokens allowed after
+        the first ``i`` drafts. Returns the number ``n`` of drafts before the first illegal one;
+        ``rows[: n + 1]`` are overwritten, the last with zeros if the ``n``-th draft is EOS. The
+        state does not change.
+
+        ``rows``: int32 ``[len(draft_ids) + 1, vocabulary.mask_words]``. Raises ``MatcherFailed``.
+        """
+        assert len(rows) == len(draft_ids) + 1
+        before = self.num_tokens
+        try:
+            self.fill_mask(rows[0])
+            for index, token_id in enumerate(draft_ids):
+                if not self.accept(token_id):
+                    return index
+                self.fill_mask(rows[index + 1])
+            return len(draft_ids)
+        finally:
+            self.rollback(self.num_tokens - before)
+
+
+class Matcher(TokenMatcher):
+    """Follows a grammar.
 
     It owns what the backends disagree on: EOS is allowed exactly where the grammar may end, ends
     the output once accepted, and can be rolled back; padding, special ids and ids without bytes
@@ -23,16 +93,17 @@ class Matcher:
         self._backend = backend
         self._vocabulary = vocabulary
         self._terminated = False
-        self.num_tokens = 0
-        """Accepted so far, EOS included."""
+        self._num_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_tokens
 
     @property
     def is_terminated(self) -> bool:
-        """Whether EOS was accepted: nothing may follow."""
         return self._terminated
 
     def accept(self, token_id: int) -> bool:
-        """Advances by one token. False, and no change, for one the grammar forbids here."""
         if self._terminated:
             return False
         if token_id in self._vocabulary.eos_token_ids:
@@ -41,20 +112,18 @@ class Matcher:
             accepted = False
         else:
             accepted = self._backend.accept(token_id)
-        self.num_tokens += accepted
+        self._num_tokens += accepted
         return accepted
 
     def _is_text(self, token_id: int) -> bool:
-        if not 0 <= token_id < self._vocabulary.size:
-            return False
-        return bool(self._vocabulary.text_mask[token_id >> 5] >> (token_id & 31) & 1)
+        vocabulary = self._vocabulary
+        return 0 <= token_id < vocabulary.size and vocabulary.allows(vocabulary.text_mask, token_id)
 
     def rollback(self, num_tokens: int) -> None:
-        """Undoes the last ``num_tokens`` accepted tokens, EOS among them."""
         assert 0 <= num_tokens <= self.num_tokens
         if num_tokens == 0:
             return
-        self.num_tokens -= num_tokens
+        self._num_tokens -= num_tokens
         if self._terminated:
             self._terminated = False
             num_tokens -= 1
@@ -62,11 +131,6 @@ class Matcher:
             self._backend.rollback(num_tokens)
 
     def fill_mask(self, row: Mask) -> None:
-        """Overwrites ``row``, int32 of shape ``[vocabulary.mask_words]`` and contiguous, with the
-        tokens allowed next: bit set = allowed, nothing after the end.
-
-        Raises ``MatcherFailed`` when the backend hits a limit or no token can follow.
-        """
         vocabulary = self._vocabulary
         assert row.shape == (vocabulary.mask_words,)
         assert row.dtype == np.int32
@@ -82,20 +146,49 @@ class Matcher:
             raise MatcherFailed("no token of the vocabulary can continue the output")
 
     def forced_tokens(self) -> list[int]:
-        """The tokens that must come next, as far as they are certain; empty where there is a
-        choice. Every one is legal after those before it, but another cut of the same text into
-        tokens may be as legal: offer them as drafts, do not append them."""
         if self._terminated:
             return []
         return self.legal_prefix(self._vocabulary.tokenize(self._backend.forced_bytes()))
 
-    def legal_prefix(self, token_ids: Sequence[int]) -> list[int]:
-        """The longest prefix that could be accepted now; the state does not change."""
-        before = self.num_tokens
-        legal: list[int] = []
-        for token_id in token_ids:
-            if not self.accept(token_id):
-                break
-            legal.append(token_id)
-        self.rollback(self.num_tokens - before)
-        return legal
+
+class MaskFiller:
+    """Fills the masks of many outputs, on ``num_threads`` threads: backends release the GIL."""
+
+    # Below this the threads cost more than they save: a row takes tens of microseconds.
+    _MIN_ROWS_PER_THREAD = 8
+
+    def __init__(self, num_threads: int = 1) -> None:
+        self.num_threads = num_threads
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar-mask")
+
+    def fill(self, matchers: Sequence[TokenMatcher], rows: Mask) -> dict[int, MatcherFailed]:
+        """``rows[i]`` becomes the mask of ``matchers[i]``, all of them different objects.
+
+        Returns the failures by index; such a row allows everything, as its sample is to be thrown
+        away. ``rows``: int32 ``[at least len(matchers), vocabulary.mask_words]``, each contiguous.
+        """
+        num_parts = min(self.num_threads, max(1, len(matchers) // self._MIN_ROWS_PER_THREAD))
+        if num_parts == 1:
+            return _fill_part(matchers, rows, range(len(matchers)))
+        # Striped, because neighbours often are alike and take alike.
+        parts = [range(start, len(matchers), num_parts) for start in range(num_parts)]
+        failures: dict[int, MatcherFailed] = {}
+        for found in self._threads.map(lambda part: _fill_part(matchers, rows, part), parts):
+            failures |= found
+        return failures
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+def _fill_part(
+    matchers: Sequence[TokenMatcher], rows: Mask, part: range
+) -> dict[int, MatcherFailed]:
+    failures = {}
+    for index in part:
+        try:
+            matchers[index].fill_mask(rows[index])
+        except MatcherFailed as error:
+            rows[index].fill(-1)
+            failures[index] = error
+    return failures

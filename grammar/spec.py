@@ -6,23 +6,26 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from grammar import structural_tag
 from grammar.errors import GrammarTooLarge, InvalidGrammar
+from grammar.schema import forms
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag"]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest grammar anyone may ask for. Names as in OpenAI's structured outputs limits."""
+    """The largest grammar anyone may ask for."""
 
     max_source_bytes: int = 256 * 1024
     max_depth: int = 64
-    """Nesting of the JSON source."""
+    """Nesting of subschemas."""
     max_properties: int = 5_000
+    """Of a schema in all."""
     max_enum_values: int = 1_000
     """In one enum, or choices in all."""
-    max_repetition: int = 100_000
-    """Of any length or count bound in a schema."""
+    max_count: int = 65_536
+    """The largest length or number of items that a schema may name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +34,44 @@ class GrammarSpec:
 
     ``source`` by kind: ``json_schema`` a draft 2020-12 schema as JSON text · ``json_object`` empty
     · ``regex`` an expression the whole output matches · ``choice`` a JSON array of strings ·
-    ``ebnf`` Lark or GBNF text · ``structural_tag`` a JSON object.
+    ``ebnf`` Lark or GBNF text · ``structural_tag`` a JSON object, see ``grammar.structural_tag``.
+
+    ``strict`` is about schemas: a keyword that no backend enforces exactly is refused, instead of
+    left to ``grammar.validation`` at the end.
     """
 
     kind: Kind
     source: str = ""
+    strict: bool = True
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise InvalidGrammar("$", f"unknown kind of grammar {self.kind!r}")
 
     @classmethod
-    def from_schema(cls, schema: dict[str, Any] | bool) -> GrammarSpec:
-        return cls("json_schema", json.dumps(schema, ensure_ascii=False, separators=(",", ":")))
+    def from_schema(cls, schema: dict[str, Any] | bool, *, strict: bool = True) -> GrammarSpec:
+        source = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+        return cls("json_schema", source, strict)
 
     @classmethod
     def from_choices(cls, choices: list[str]) -> GrammarSpec:
         return cls("choice", json.dumps(choices, ensure_ascii=False))
 
-    def validate(self, limits: Limits = Limits()) -> None:
-        """Raises ``InvalidGrammar`` (``GrammarTooLarge`` over a limit), naming the path."""
+    def validate(self, limits: Limits | None = None) -> None:
+        """Checks form and size, not whether a backend can follow it.
+
+        Raises ``InvalidGrammar`` (``GrammarTooLarge`` over a limit), naming the path.
+        """
+        limits = limits or Limits()
         size = len(self.source.encode("utf-8", "surrogatepass"))
         if size > limits.max_source_bytes:
             raise GrammarTooLarge("$", f"{size} bytes, over the limit of {limits.max_source_bytes}")
         match self.kind:
             case "json_schema":
                 _check_schema(self.document(), limits)
+            case "structural_tag":
+                for part in structural_tag.schemas(structural_tag.parse(self.document())):
+                    _check_schema(part.schema, limits, part.path)
             case "choice":
                 _check_choices(self.document(), limits)
             case "ebnf" if not self.source.strip():
@@ -67,15 +82,29 @@ class GrammarSpec:
     def document(self) -> Any:
         """The parsed source of a JSON kind. Raises ``InvalidGrammar``."""
         try:
-            return json.loads(self.source, parse_constant=_no_constant)
+            document = json.loads(self.source, parse_constant=_no_constant)
         except RecursionError:
             raise GrammarTooLarge("$", "nested too deeply") from None
         except ValueError as error:
             raise InvalidGrammar("$", f"not valid JSON: {error}") from None
+        return document
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def _check_schema(schema: Any, limits: Limits, path: str = "$") -> None:
+    if schema is False:
+        raise InvalidGrammar(path, "the schema false accepts nothing")
+    forms.check(
+        schema,
+        path,
+        max_depth=limits.max_depth,
+        max_properties=limits.max_properties,
+        max_enum_values=limits.max_enum_values,
+        max_count=limits.max_count,
+    )
 
 
 def _check_choices(choices: Any, limits: Limits) -> None:
@@ -86,31 +115,3 @@ def _check_choices(choices: Any, limits: Limits) -> None:
     for index, choice in enumerate(choices):
         if not isinstance(choice, str):
             raise InvalidGrammar(f"$[{index}]", f"a choice is a string, got {choice!r}")
-
-
-def _check_schema(schema: Any, limits: Limits) -> None:
-    if not isinstance(schema, dict | bool):
-        raise InvalidGrammar("$", f"a schema is an object or a boolean, got {schema!r}")
-    if schema is False:
-        raise InvalidGrammar("$", "the schema false accepts nothing")
-    _check_size(schema, limits)
-
-
-def _check_size(schema: Any, limits: Limits) -> None:
-    properties = 0
-    stack: list[tuple[Any, str, int]] = [(schema, "$", 0)]
-    while stack:
-        node, path, depth = stack.pop()
-        if depth > limits.max_depth:
-            raise GrammarTooLarge(path, f"nested deeper than {limits.max_depth}")
-        if isinstance(node, list):
-            stack += ((item, f"{path}[{i}]", depth + 1) for i, item in enumerate(node))
-        if not isinstance(node, dict):
-            continue
-        if isinstance(node.get("properties"), dict):
-            properties += len(node["properties"])
-        if properties > limits.max_properties:
-            raise GrammarTooLarge(path, f"more than {limits.max_properties} properties in all")
-        if isinstance(node.get("enum"), list) and len(node["enum"]) > limits.max_enum_values:
-            raise GrammarTooLarge(f"{path}.enum", f"more than {limits.max_enum_values} values")
-        stack += ((child, f"{path}.{key}", depth + 1) for key, child in node.items())

@@ -54,6 +54,15 @@ class Vocabulary:
         return self._mask(self.eos_token_ids)
 
     @cached_property
+    def any_mask(self) -> Mask:
+        """Shape ``[mask_words]``: the bits of every token but EOS, specials included."""
+        return self._mask(
+            i
+            for i, token in enumerate(self.tokens)
+            if (token or i in self.special_ids) and i not in self.eos_token_ids
+        )
+
+    @cached_property
     def text_mask(self) -> Mask:
         """Shape ``[mask_words]``: the bits of tokens that stand for bytes."""
         return self._mask(
@@ -64,6 +73,11 @@ class Vocabulary:
         bits = np.zeros(self.mask_words * 32, dtype=np.uint8)
         bits[list(ids)] = 1
         return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32).view(np.int32)
+
+    @staticmethod
+    def allows(mask: Mask, token_id: int) -> bool:
+        """Whether a mask has the bit of a token that lies within its width."""
+        return bool(mask[token_id >> 5] >> (token_id & 31) & 1)
 
     def tokenize(self, text: bytes) -> list[int]:
         """Cuts ``text`` into tokens, stopping early where no token fits.

@@ -15,7 +15,8 @@ class BackendMatcher(Protocol):
     """The state of one output. Not thread-safe: one owner at a time."""
 
     def accept(self, token_id: int) -> bool:
-        """Advances by a token that stands for bytes; False, and no change, where it is illegal."""
+        """Advances by a token that stands for bytes; False, and no change, where it is illegal.
+        False as well where a limit was hit; then ``fill`` raises."""
         ...
 
     def rollback(self, num_tokens: int) -> None:

@@ -7,14 +7,27 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, get_args
 
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
+from grammar import structural_tag
 from grammar.backends.base import MAX_WHITESPACE
-from grammar.errors import GrammarTooLarge, InvalidGrammar, MatcherFailed, UnsupportedKeyword
+from grammar.errors import GrammarTooLarge, InvalidGrammar, MatcherFailed
 from grammar.spec import GrammarSpec, Kind
+from grammar.structural_tag import (
+    AnyText,
+    ConstString,
+    Format,
+    JsonSchema,
+    Or,
+    Regex,
+    Sequence,
+    Tag,
+    TagsWithSeparator,
+    TriggeredTags,
+)
 from grammar.vocabulary import Mask, Vocabulary
 
 # Where the text is forced, llguidance would allow only its canonical tokens; drafts do that better.
@@ -29,13 +42,14 @@ _JSON_OPTIONS = {
     # One spelling per string, so that no key can come again as another spelling of itself.
     "json_allowed_escapes": 'nrtbf\\"',
 }
-_LIMITS = llguidance.LLParserLimits(verbose_errors=False)
+# A lexer state takes 1 to 2 kB; a matcher that needs more of them fails, and its request with it.
+_LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
 _ESTIMATED_BYTES_PER_SOURCE_BYTE = 200
 
 
 class LLGuidanceBackend:
     name = "llguidance"
-    kinds: frozenset[Kind] = frozenset({"json_schema", "json_object", "regex", "choice", "ebnf"})
+    kinds: frozenset[Kind] = frozenset(get_args(Kind))
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokenizer = llguidance.LLTokenizer(
@@ -80,19 +94,22 @@ class LLGuidanceMatcher:
         return bool(self._matcher.try_consume_tokens([token_id]) == 1)
 
     def rollback(self, num_tokens: int) -> None:
-        if not self._matcher.rollback(num_tokens):
-            raise MatcherFailed(self._matcher.get_error())
+        self._matcher.rollback(num_tokens)
+        self._check()
 
     def fill(self, row: Mask) -> None:
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if self._matcher.is_error():
-            raise MatcherFailed(self._matcher.get_error())
+        self._check()
 
     def is_accepting(self) -> bool:
         return bool(self._matcher.is_accepting())
 
     def forced_bytes(self) -> bytes:
         return bytes(self._matcher.compute_ff_bytes())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise MatcherFailed(_plain(self._matcher.get_error()))
 
 
 class _Tokens:
@@ -114,24 +131,28 @@ def _translate(spec: GrammarSpec) -> str:
     """The source as a Lark grammar."""
     match spec.kind:
         case "json_schema":
-            body = _from_schema(spec.document())
+            body = f"start: {_json(spec.document())}"
         case "json_object":
-            body = _from_schema({"type": "object"})
+            body = f"start: {_json({'type': 'object'})}"
         case "regex":
             body = f"start: /{llguidance.regex_to_lark(spec.source, '')}/"
         case "choice":
-            choices = (json.dumps(choice, ensure_ascii=False) for choice in spec.document())
-            body = "start: " + " | ".join(choices)
+            body = "start: " + " | ".join(map(_literal, spec.document()))
         case "ebnf":
             body = _from_ebnf(spec.source)
         case "structural_tag":
-            raise InvalidGrammar("$", "structural tags are not supported")
+            body = _LarkWriter().write(structural_tag.parse(spec.document()))
     return _EXACT_MASKS + body
 
 
-def _from_schema(schema: Any) -> str:
+def _json(schema: Any) -> str:
+    """A Lark expression for the documents of a schema."""
     schema = {} if schema is True else schema
-    return "start: %json " + json.dumps(schema | {"x-guidance": _JSON_OPTIONS})
+    return "%json " + json.dumps(schema | {"x-guidance": _JSON_OPTIONS})
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _from_ebnf(source: str) -> str:
@@ -143,8 +164,118 @@ def _from_ebnf(source: str) -> str:
         raise InvalidGrammar("$", str(error)) from None
 
 
-def _refusal(message: str) -> InvalidGrammar | UnsupportedKeyword:
-    unimplemented = re.search(r'Unimplemented keys: \["([^"]+)"', message)
-    if unimplemented:
-        return UnsupportedKeyword(unimplemented[1], "$")
-    return InvalidGrammar("$", message.strip())
+class _LarkWriter:
+    """Structural tags as a Lark grammar.
+
+    What is regular becomes one terminal, because the lexer takes the longest match of each terminal
+    and would run over the end of a tag that is a terminal of its own.
+    """
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def write(self, tree: Format) -> str:
+        start = self._inline(tree, ())
+        return "\n".join([f"start: {start}", *self._lines])
+
+    def _define(self, prefix: str, body: str) -> str:
+        name = f"{prefix}{len(self._lines)}"
+        self._lines.append(f"{name}: {body}")
+        return name
+
+    def _inline(self, tree: Format, ends: tuple[str, ...]) -> str:
+        """An expression for a rule; ``ends`` are the strings that would end free text."""
+        regular = self._regular(tree, ends)
+        if regular is not None:
+            return self._define("T", regular)
+        match tree:
+            case JsonSchema(schema):
+                return self._define("r", _json(schema))
+            case Sequence(elements):
+                return self._define("r", " ".join(self._inline(e, ends) for e in elements))
+            case Or(elements):
+                return self._define("r", " | ".join(self._inline(e, ends) for e in elements))
+            case Tag(begin, content, tag_ends):
+                inner = self._inline(content, tag_ends)
+                return self._define("r", f"{_literal(begin)} {inner} {_any_of(tag_ends)}")
+            case TriggeredTags():
+                return self._triggered(tree)
+            case TagsWithSeparator():
+                tags = self._define("r", " | ".join(self._inline(tag, ()) for tag in tree.tags))
+                return _repeated(tags, f"{_literal(tree.separator)} {tags}", tree)
+            case _:
+                raise AssertionError(tree)
+
+    def _regular(self, tree: Format, ends: tuple[str, ...]) -> str | None:
+        """An expression for a terminal, if the language is regular."""
+        match tree:
+            case ConstString(value):
+                return _literal(value)
+            case Regex(pattern):
+                return f"/{llguidance.regex_to_lark(pattern, '')}/"
+            case AnyText():
+                return _text_without(ends)
+            case Sequence(elements):
+                parts = [self._regular(element, ends) for element in elements]
+                return None if None in parts else " ".join(f"({part})" for part in parts)
+            case Or(elements):
+                parts = [self._regular(element, ends) for element in elements]
+                return None if None in parts else " | ".join(f"({part})" for part in parts)
+            case Tag(begin, content, tag_ends):
+                inner = self._regular(content, tag_ends)
+                if inner is None:
+                    return None
+                return f"{_literal(begin)} ({inner}) {_any_of(tag_ends)}"
+        return None
+
+    def _triggered(self, tree: TriggeredTags) -> str:
+        text = self._define("T", _text_without(tree.triggers))
+        bare, led = [], []
+        for tag in tree.tags:
+            inner = self._regular(tag.content, tag.ends)
+            if inner is None:
+                rest = f"{self._inline(tag.content, tag.ends)} {_any_of(tag.ends)}"
+            else:
+                rest = self._define("T", f"({inner}) {_any_of(tag.ends)}")
+            bare.append(f"{_literal(tag.begin)} {rest}")
+            # The text before it is one terminal with what begins it, as the longest match wants.
+            led.append(f"{self._define('T', f'{text} {_literal(tag.begin)}')} {rest}")
+        first = self._define("r", " | ".join(bare if tree.at_least_one else led))
+        tail = self._define("r", text)
+        if tree.stop_after_first:
+            return first if tree.at_least_one else self._define("r", f"{first} | {tail}")
+        if not tree.at_least_one:
+            return self._define("r", f"{first}* {tail}")
+        more = self._define("r", " | ".join(led))
+        return self._define("r", f"{first} {more}* {tail}")
+
+
+def _repeated(first: str, more: str, tree: TagsWithSeparator) -> str:
+    body = first if tree.stop_after_first else f"{first} ({more})*"
+    return f"({body})" if tree.at_least_one else f"({body})?"
+
+
+def _any_of(texts: tuple[str, ...]) -> str:
+    return f"({' | '.join(map(_literal, texts))})"
+
+
+def _text_without(texts: tuple[str, ...]) -> str:
+    anything = "/(?s:.*)/"
+    if not texts:
+        return anything
+    barred = (f"~/(?s:.*){llguidance.regex_to_lark(re.escape(t), '')}(?s:.*)/" for t in texts)
+    return " & ".join([anything, *barred])
+
+
+def _refusal(message: str) -> InvalidGrammar:
+    unsatisfiable = re.search(r"Unsatisfiable schema: (.*)", message)
+    if unsatisfiable:
+        return InvalidGrammar("$", f"nothing can satisfy the schema: {unsatisfiable[1]}")
+    too_large = re.search(r"fuel|too (large|many|complex)|limit|exceeded", message)
+    return (GrammarTooLarge if too_large else InvalidGrammar)("$", _plain(message))
+
+
+def _plain(message: str) -> str:
+    """A message without its position in the Lark text, which is ours, and the excerpt there."""
+    message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message)
+    return re.sub(r"\n\s*\d* \|.*|<non-verbose/>", "", message).strip()

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from typing import get_args
 
 import xgrammar
 
+from grammar import structural_tag
 from grammar.backends.base import MAX_WHITESPACE
 from grammar.errors import InvalidGrammar
 from grammar.spec import GrammarSpec, Kind
@@ -19,7 +21,7 @@ from grammar.vocabulary import Mask, Vocabulary
 
 class XGrammarBackend:
     name = "xgrammar"
-    kinds: frozenset[Kind] = frozenset({"json_schema", "json_object", "regex", "choice", "ebnf"})
+    kinds: frozenset[Kind] = frozenset(get_args(Kind))
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         # A token without bytes is what it calls special: never allowed.
@@ -37,7 +39,7 @@ class XGrammarBackend:
             raise InvalidGrammar("$", _message(error)) from None
 
     def load(self, spec: GrammarSpec, data: bytes) -> XGrammarGrammar:
-        return XGrammarGrammar(xgrammar.CompiledGrammar.deserialize_json(data.decode(), self._info))
+        return self.compile(spec)
 
     def _compile(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
         match spec.kind:
@@ -54,8 +56,9 @@ class XGrammarBackend:
                 return self._compiler.compile_grammar(spec.source)
             case "ebnf":
                 return self._compiler.compile_lark(spec.source)
-            case kind:
-                raise InvalidGrammar("$", f"xgrammar does not take {kind}")
+            case "structural_tag":
+                document = structural_tag.to_json(structural_tag.parse(spec.document()))
+                return self._compiler.compile_structural_tag(document)
 
     def _compile_schema(self, source: str) -> xgrammar.CompiledGrammar:
         return self._compiler.compile_json_schema(
@@ -75,7 +78,7 @@ class XGrammarGrammar:
         return XGrammarMatcher(xgrammar.GrammarMatcher(self._grammar))
 
     def dump(self) -> bytes:
-        return self._grammar.serialize_json().encode()
+        return b""  # its own form takes eight times as long to read as the source to compile
 
 
 class XGrammarMatcher:

@@ -38,7 +38,7 @@ def _lower_identity(scope: Scope) -> None:
     draft = schema.get("$schema", DRAFT_2020_12).rstrip("#")
     if draft not in _OLDER_DRAFTS | {DRAFT_2020_12}:
         scope.drop("$schema", f"'{draft}' is not a known draft")
-    if "$id" in schema and scope.path != "$":
+    if "$id" in schema and scope.path != scope.document.path:
         scope.drop("$id", "an identifier below the root moves the references beneath it")
     for keyword in scope.present(("$dynamicRef", *_LEGACY)):
         scope.drop(keyword, "it is not supported")

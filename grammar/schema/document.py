@@ -29,8 +29,9 @@ class Document:
     or an item in between: no value could ever be checked against it.
     """
 
-    def __init__(self, root: Schema) -> None:
+    def __init__(self, root: Schema, path: str = ROOT) -> None:
         self.root = root
+        self.path = path
         self._schemas: dict[int, str] = {}
         resource = DRAFT202012.create_resource(root)
         uri = resource.id() or ""
@@ -47,7 +48,7 @@ class Document:
         self._check_cycles()
 
     def _collect(self) -> None:
-        stack: list[tuple[Schema, str]] = [(self.root, ROOT)]
+        stack: list[tuple[Schema, str]] = [(self.root, self.path)]
         while stack:
             schema, path = stack.pop()
             self._schemas[id(schema)] = path
@@ -56,7 +57,7 @@ class Document:
 
     def _check_cycles(self) -> None:
         done: set[int] = set()
-        stack = [(self.root, ROOT)]
+        stack = [(self.root, self.path)]
         while stack:
             schema, path = stack.pop()
             if isinstance(schema, dict):
@@ -88,21 +89,22 @@ class Document:
             raise InvalidGrammar(path, f"'{reference}' leads nowhere in this document") from None
         if not isinstance(found, bool) and id(found) not in self._schemas:
             raise InvalidGrammar(path, f"'{reference}' does not lead to a schema")
-        return found, _path_of(reference)
+        return found, self._path_of(reference)
 
     def is_valid(self, value: Any, schema: Schema) -> bool:
         """Whether ``value`` satisfies a subschema of this document, formats included."""
         return bool(self._validator.evolve(schema=schema).is_valid(value))
 
+    def errors(self, value: Any) -> list[jsonschema.ValidationError]:
+        """How ``value`` violates the document, formats included."""
+        return list(self._validator.iter_errors(value))
 
-def _path_of(reference: str) -> str:
-    fragment = reference.partition("#")[2]
-    if not fragment:
-        return ROOT
-    if not fragment.startswith("/"):
-        return f"$#{fragment}"
-    path = ROOT
-    for part in unquote(fragment[1:]).split("/"):
-        key = part.replace("~1", "/").replace("~0", "~")
-        path = child(path, int(key)) if key.isdigit() else child(path, key)
-    return path
+    def _path_of(self, reference: str) -> str:
+        fragment = reference.partition("#")[2]
+        if fragment and not fragment.startswith("/"):
+            return f"{self.path}#{fragment}"
+        path = self.path
+        for part in unquote(fragment).split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            path = child(path, int(key)) if key.isdigit() else child(path, key)
+        return path

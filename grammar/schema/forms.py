@@ -60,6 +60,8 @@ CONSTRAINTS = frozenset(
     }
 )
 
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+
 # Where subschemas are.
 IN_SCHEMA = frozenset(
     {
@@ -81,12 +83,21 @@ IN_MAP = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperti
 APPLICATORS = IN_SCHEMA | IN_LIST | IN_MAP
 
 
-def check(schema: Any, *, max_depth: int, max_properties: int, max_enum_values: int) -> None:
+def check(
+    schema: Any,
+    root: str = ROOT,
+    *,
+    max_depth: int,
+    max_properties: int,
+    max_enum_values: int,
+    max_count: int,
+) -> None:
     """Raises ``InvalidGrammar`` at the first keyword whose value has the wrong form, and
     ``GrammarTooLarge`` over a limit: ``max_depth`` bounds the nesting of subschemas,
-    ``max_properties`` the properties of the whole, ``max_enum_values`` those of one enum."""
+    ``max_properties`` the properties of the whole, ``max_enum_values`` those of one enum,
+    ``max_count`` every length and number of items. Paths begin with ``root``."""
     properties = 0
-    stack: list[tuple[Any, str, int]] = [(schema, ROOT, 0)]
+    stack: list[tuple[Any, str, int]] = [(schema, root, 0)]
     while stack:
         node, path, depth = stack.pop()
         if depth > max_depth:
@@ -95,18 +106,25 @@ def check(schema: Any, *, max_depth: int, max_properties: int, max_enum_values: 
             continue
         if not isinstance(node, dict):
             raise InvalidGrammar(path, f"a schema is an object or a boolean, got {_short(node)}")
-        for keyword, value in node.items():
-            expected = _FORMS.get(keyword, _any)(value)
-            if expected is not None:
-                raise InvalidGrammar(
-                    child(path, keyword), f"{keyword} must be {expected}, got {_short(value)}"
-                )
+        _check_forms(node, path)
         properties += len(node.get("properties", ()))
         if properties > max_properties:
             raise GrammarTooLarge(path, f"more than {max_properties} properties in all")
         if len(node.get("enum", ())) > max_enum_values:
             raise GrammarTooLarge(child(path, "enum"), f"more than {max_enum_values} values")
+        for keyword in _COUNTS:
+            if node.get(keyword, 0) > max_count:
+                raise GrammarTooLarge(child(path, keyword), f"more than {max_count}")
         stack += ((sub, where, depth + 1) for sub, where in subschemas(node, path))
+
+
+def _check_forms(node: dict[str, Any], path: str) -> None:
+    for keyword, value in node.items():
+        expected = _FORMS.get(keyword, _any)(value)
+        if expected is not None:
+            raise InvalidGrammar(
+                child(path, keyword), f"{keyword} must be {expected}, got {_short(value)}"
+            )
 
 
 def subschemas(

@@ -63,7 +63,7 @@ class Lowering:
         self._pending: list[tuple[str, Schema, str]] = []
 
     def run(self) -> Schema:
-        root = self.subschema(self.document.root, "$")
+        root = self.subschema(self.document.root, self.document.path)
         definitions: dict[str, Schema] = {}
         while self._pending:
             name, schema, path = self._pending.pop()

@@ -18,7 +18,7 @@ from gateway.errors import Draining, ModelNotFound, Overloaded, PermissionDenied
 from gateway.generation import Admitted
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.secrets import generate
-from grammar.compiler import GrammarCompiler
+from grammar.compiler import GrammarChecker
 from grammar.errors import GrammarError
 from grammar.vocabulary import Vocabulary
 from tenants.keys import mint
@@ -43,7 +43,7 @@ class Gate:
         self.engine = double_client(self.config, EngineDouble(self.tokenizer))
         self.store = MemoryStore()
         self.ledger = Ledger(self.store, max_pending=2)
-        self.compiler = GrammarCompiler(
+        self.compiler = GrammarChecker(
             Vocabulary(
                 self.tokenizer.vocabulary(),
                 self.tokenizer.eos_token_ids,

@@ -1,18 +1,33 @@
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 
+import psutil
 import pytest
 
-from grammar.compiler import GrammarCompiler
-from grammar.errors import GrammarTooLarge, InvalidGrammar, UnsupportedKeyword
-from grammar.spec import GrammarSpec, Limits
+from grammar.compiler import CompiledGrammar, GrammarChecker, GrammarCompiler
+from grammar.errors import (
+    CompileTimeout,
+    GrammarTooLarge,
+    InvalidGrammar,
+    UnsupportedKeyword,
+)
+from grammar.spec import GrammarSpec, Kind, Limits
 from grammar.vocabulary import Vocabulary
+from tests.grammar.walks import accepts
+
+UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
 
 
-@pytest.fixture(scope="module")
-def compiler(vocabulary: Vocabulary) -> Iterator[GrammarCompiler]:
-    compiler = GrammarCompiler(vocabulary)
+@pytest.fixture(scope="module", params=[0, 1], ids=["in process", "in a worker"])
+def compiler(vocabulary: Vocabulary, request: pytest.FixtureRequest) -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(vocabulary, backends=["llguidance"], num_workers=request.param)
+    compiler.start().result()
     yield compiler
     compiler.close()
 
@@ -23,15 +38,21 @@ def test_a_spec_is_compiled_once(compiler: GrammarCompiler) -> None:
     assert compiler.submit(GrammarSpec("regex", "abc")).result(10) is first
 
 
-def test_errors_arrive_through_the_future(compiler: GrammarCompiler) -> None:
-    with pytest.raises(InvalidGrammar):
-        compiler.submit(GrammarSpec("json_schema", "{")).result(10)
+def test_those_who_ask_at_once_share_one_compilation(compiler: GrammarCompiler) -> None:
+    spec = GrammarSpec.from_schema({"enum": [f"value {i}" for i in range(900)]})
+    futures: list[Future[CompiledGrammar]] = []
+    threads = [
+        threading.Thread(target=lambda: futures.append(compiler.submit(spec))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not futures[0].cancel()
+    assert len({id(future.result(10)) for future in futures}) == 1
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["a(", "(?=a)b", r"\bfoo", "[z-a]"],
-)
+@pytest.mark.parametrize("source", ["a(", "(?=a)b", "(?!a)b", r"\bfoo", "[z-a]", r"(a)\1"])
 def test_a_bad_regex_is_refused(compiler: GrammarCompiler, source: str) -> None:
     with pytest.raises(InvalidGrammar):
         compiler.compile(GrammarSpec("regex", source))
@@ -43,19 +64,179 @@ def test_a_bad_grammar_is_refused(compiler: GrammarCompiler, source: str) -> Non
         compiler.compile(GrammarSpec("ebnf", source))
 
 
-def test_a_keyword_nobody_enforces_is_named(compiler: GrammarCompiler) -> None:
-    with pytest.raises(UnsupportedKeyword, match="uniqueItems"):
-        compiler.compile(GrammarSpec.from_schema({"type": "array", "uniqueItems": True}))
-
-
-def test_engine_options_cannot_be_smuggled_in(compiler: GrammarCompiler) -> None:
-    schema = {"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}
-    with pytest.raises(UnsupportedKeyword, match="x-guidance"):
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"properties": {"a": {"type": "strin"}}}, "$.properties.a.type"),
+        ({"$ref": "#/$defs/missing"}, "$.$ref"),
+        ({"$ref": "https://example.com/schema"}, "$.$ref"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "$"),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "$"),
+    ],
+)
+def test_an_invalid_schema_is_refused_with_its_place(
+    compiler: GrammarCompiler, schema: dict[str, object], path: str
+) -> None:
+    with pytest.raises(InvalidGrammar) as caught:
         compiler.compile(GrammarSpec.from_schema(schema))
+    assert caught.value.path == path
+    assert "%json" not in str(caught.value)
+    assert "x-guidance" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "path"),
+    [
+        (UNIQUE, "uniqueItems", "$.uniqueItems"),
+        ({"items": {"not": {"const": 1}}}, "not", "$.items.not"),
+        ({"type": "string", "pattern": "(?=a)b"}, "pattern", "$.pattern"),
+        ({"type": "string", "format": "iri"}, "format", "$.format"),
+        ({"$defs": {"a": {"contains": {}}}, "$ref": "#/$defs/a"}, "contains", "$.$defs.a.contains"),
+        (UNIQUE | {"x-guidance": {"lenient": True}}, "uniqueItems", "$.uniqueItems"),
+    ],
+)
+def test_a_keyword_nobody_enforces_is_named(
+    compiler: GrammarCompiler, schema: dict[str, object], keyword: str, path: str
+) -> None:
+    with pytest.raises(UnsupportedKeyword) as caught:
+        compiler.compile(GrammarSpec.from_schema(schema))
+    assert (caught.value.keyword, caught.value.path) == (keyword, path)
+    assert caught.value.reason
+
+
+def test_without_strict_the_rest_is_enforced_and_the_gap_reported(
+    compiler: GrammarCompiler, vocabulary: Vocabulary
+) -> None:
+    spec = GrammarSpec.from_schema(UNIQUE, strict=False)
+    compiled = compiler.compile(spec)
+    assert [finding.path for finding in compiled.unenforced] == ["$.uniqueItems"]
+    assert accepts(compiled.matcher(), vocabulary, "[1,1]")
+    assert not accepts(compiled.matcher(), vocabulary, '["a"]')
+    assert not compiler.validate(spec, "[1,1]").passed
+    assert compiler.validate(spec, "[1,2]").passed
+    strict = compiler.compile(GrammarSpec.from_schema({"type": "array"}))
+    assert strict.unenforced == ()
+
+
+def test_strict_and_not_strict_are_different_grammars(compiler: GrammarCompiler) -> None:
+    compiler.compile(GrammarSpec.from_schema(UNIQUE, strict=False))
+    with pytest.raises(UnsupportedKeyword):
+        compiler.compile(GrammarSpec.from_schema(UNIQUE, strict=True))
+
+
+def test_refusals_are_remembered_and_raised_afresh(compiler: GrammarCompiler) -> None:
+    spec = GrammarSpec("regex", "(unclosed")
+    errors = []
+    for _ in range(2):
+        with pytest.raises(InvalidGrammar) as caught:
+            compiler.compile(spec)
+        errors.append(caught.value)
+    assert errors[0] is not errors[1]
+    assert str(errors[0]) == str(errors[1])
 
 
 def test_limits_apply(vocabulary: Vocabulary) -> None:
-    compiler = GrammarCompiler(vocabulary, limits=Limits(max_enum_values=2))
+    compiler = GrammarCompiler(vocabulary, limits=Limits(max_enum_values=2), num_workers=0)
     with pytest.raises(GrammarTooLarge):
         compiler.compile(GrammarSpec.from_schema({"enum": [1, 2, 3]}))
+    compiler.close()
+
+
+def test_the_cache_is_bounded_by_bytes(vocabulary: Vocabulary) -> None:
+    compiler = GrammarCompiler(
+        vocabulary, backends=["llguidance"], num_workers=0, cache_bytes=30_000
+    )
+    first = compiler.compile(GrammarSpec("regex", "0"))
+    for i in range(1, 100):
+        compiler.compile(GrammarSpec("regex", str(i)))
+    assert compiler.cache_bytes <= 30_000
+    assert compiler.compile(GrammarSpec("regex", "0")) is not first
+    compiler.close()
+
+
+def test_a_timeout_is_remembered_too(vocabulary: Vocabulary) -> None:
+    compiler = GrammarCompiler(vocabulary, backends=["outlines"], timeout_s=0.3)
+    compiler.start().result()
+    spec = GrammarSpec.from_schema({"type": "string", "pattern": "^[ab]*a[ab]{22}$"})
+    with pytest.raises(CompileTimeout):
+        compiler.compile(spec)
+    assert compiler.submit(spec).done()
+    with pytest.raises(CompileTimeout):
+        compiler.compile(spec)
+    compiler.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "backends", "chosen"),
+    [
+        ("regex", "a+", ["outlines", "llguidance"], "llguidance"),
+        ("regex", "a+", ["xgrammar", "llguidance"], "xgrammar"),
+        ("json_object", "", ["outlines", "llguidance"], "llguidance"),
+        ("json_schema", '{"type": "integer"}', ["outlines", "llguidance"], "outlines"),
+        (
+            "json_schema",
+            '{"type": "integer", "minimum": 3}',
+            ["outlines", "llguidance"],
+            "llguidance",
+        ),
+    ],
+)
+def test_the_first_backend_that_enforces_all_is_taken(
+    vocabulary: Vocabulary, kind: Kind, source: str, backends: list[str], chosen: str
+) -> None:
+    compiler = GrammarCompiler(vocabulary, backends=backends, num_workers=0)
+    assert compiler.compile(GrammarSpec(kind, source)).backend == chosen
+    compiler.close()
+
+
+def test_a_kind_that_no_backend_takes_is_refused(vocabulary: Vocabulary) -> None:
+    compiler = GrammarCompiler(vocabulary, backends=["outlines"], num_workers=0)
+    with pytest.raises(InvalidGrammar, match="none of outlines takes ebnf"):
+        compiler.compile(GrammarSpec("ebnf", 'start: "a"'))
+    compiler.close()
+
+
+def test_a_checker_judges_without_loading_anything(vocabulary: Vocabulary) -> None:
+    program = (
+        "import sys\n"
+        "from grammar.compiler import GrammarChecker\n"
+        "from grammar.spec import GrammarSpec\n"
+        "from grammar.vocabulary import Vocabulary\n"
+        "tokens = [bytes([i]) for i in range(256)] + [b'']\n"
+        "vocabulary = Vocabulary(tokens, [256], [], 257)\n"
+        "checker = GrammarChecker(vocabulary, backends=['xgrammar'], timeout_s=60)\n"
+        "print(checker.check(GrammarSpec.from_schema({'type': 'integer'})).backend)\n"
+        "checker.close()\n"
+        "bad = {'torch', 'xgrammar', 'llguidance'} & set(sys.modules)\n"
+        "sys.exit(f'imported {bad}' if bad else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "xgrammar\n"
+
+
+def test_a_checker_agrees_with_the_compiler(vocabulary: Vocabulary) -> None:
+    checker = GrammarChecker(vocabulary)
+    verdict = checker.check(GrammarSpec.from_schema(UNIQUE, strict=False))
+    assert verdict.backend == "llguidance"
+    assert [finding.keyword for finding in verdict.unenforced] == ["uniqueItems"]
+    with pytest.raises(UnsupportedKeyword):
+        checker.check(GrammarSpec.from_schema(UNIQUE))
+    assert checker.check(GrammarSpec("regex", "a")).unenforced == ()
+    assert not checker.validate(GrammarSpec.from_schema(UNIQUE), "[1,1]").passed
+    checker.close()
+
+
+def test_a_forgotten_compiler_leaves_no_process(vocabulary: Vocabulary) -> None:
+    compiler = GrammarCompiler(vocabulary)
+    compiler.start().result()
+    (pid,) = compiler._pool.pids
+    del compiler
+    gc.collect()
+    assert not psutil.pid_exists(pid)
+
+
+def test_closing_twice_is_fine(vocabulary: Vocabulary) -> None:
+    compiler = GrammarCompiler(vocabulary)
+    compiler.close()
     compiler.close()

@@ -1,0 +1,178 @@
+"""What a compile worker is asked, what it answers, and the work itself."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from grammar import errors
+from grammar.backends.base import Backend, BackendGrammar
+from grammar.errors import GrammarError, InvalidGrammar, MatcherFailed
+from grammar.plan import Candidate, plan
+from grammar.schema.scope import Finding
+from grammar.spec import GrammarSpec, Limits
+from grammar.validation import Report, validate
+from grammar.vocabulary import Vocabulary
+
+
+class Setup(msgspec.Struct, frozen=True, tag="setup"):
+    """To a worker, first. No tokens: it will only be asked to validate."""
+
+    tokens: list[bytes]
+    eos_token_ids: list[int]
+    special_ids: list[int]
+    size: int
+    backends: list[str]
+    limits: Limits
+    timeout_s: float
+    memory_bytes: int
+
+
+class CompileJob(msgspec.Struct, frozen=True, tag="compile"):
+    """Can this be compiled, and by whom?"""
+
+    spec: GrammarSpec
+
+
+class ValidateJob(msgspec.Struct, frozen=True, tag="validate"):
+    """Does this text satisfy the schema?"""
+
+    spec: GrammarSpec
+    text: str
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """From a worker: it starts to load a backend, which does not count as work."""
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """From a worker: it has loaded it, or itself."""
+
+
+class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
+    """From a worker: what ``Backend.load`` needs."""
+
+    backend: str
+    spec: GrammarSpec
+    data: bytes
+    unenforced: tuple[Finding, ...]
+
+
+class Validated(msgspec.Struct, frozen=True, tag="validated"):
+    """From a worker."""
+
+    report: Report
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """From a worker: a ``GrammarError``, by name and arguments."""
+
+    error: str
+    arguments: list[str | int | float]
+
+    @classmethod
+    def of(cls, error: GrammarError) -> Refused:
+        return cls(type(error).__name__, list(error.args))
+
+    def exception(self) -> GrammarError:
+        error: GrammarError = getattr(errors, self.error)(*self.arguments)
+        return error
+
+
+Job = CompileJob | ValidateJob
+Result = Compiled | Validated
+Reply = Loading | Loaded | Result | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder: msgspec.msgpack.Decoder[Setup | Job] = msgspec.msgpack.Decoder(Setup | Job)
+_reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Setup | Job | Reply) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_request(data: bytes) -> Setup | Job:
+    return _request_decoder.decode(data)
+
+
+def decode_reply(data: bytes) -> Reply:
+    return _reply_decoder.decode(data)
+
+
+_CLASSES = {
+    "llguidance": "LLGuidanceBackend",
+    "xgrammar": "XGrammarBackend",
+    "outlines": "OutlinesBackend",
+}
+
+
+class Backends:
+    """The backends of one vocabulary, each loaded when it is first needed: importing one can take
+    seconds, and tokenizers of 128k entries tenths of a second."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._loaded: dict[str, Backend] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._loaded
+
+    def load(self, name: str) -> Backend:
+        if name not in self._loaded:
+            module = importlib.import_module(f"grammar.backends.{name}")
+            kind: Callable[[Vocabulary], Backend] = getattr(module, _CLASSES[name])
+            self._loaded[name] = kind(self._vocabulary)
+        return self._loaded[name]
+
+
+class Outcome(NamedTuple):
+    candidate: Candidate
+    grammar: BackendGrammar
+
+
+class Compiler:
+    """Compiles in this very thread, with no limit but those on the source."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        backends: list[str],
+        limits: Limits,
+        load: Callable[[str], Backend],
+    ) -> None:
+        self._backends = backends
+        self._limits = limits
+        self._load = load
+        self._row = np.zeros(vocabulary.mask_words, dtype=np.int32)
+
+    def compile(self, spec: GrammarSpec) -> Outcome:
+        """By the best backend that takes it. Raises ``GrammarError``."""
+        spec.validate(self._limits)
+        refusal: GrammarError | None = None
+        for candidate in plan(spec, self._backends):
+            try:
+                grammar = self._load(candidate.backend).compile(candidate.spec)
+                # The first mask builds what was put off; a limit it hits counts as a refusal.
+                grammar.matcher().fill(self._row)
+            except (InvalidGrammar, MatcherFailed) as error:
+                refusal = refusal or error
+            else:
+                return Outcome(candidate, grammar)
+        assert refusal is not None
+        if isinstance(refusal, MatcherFailed):
+            raise errors.GrammarTooLarge("$", str(refusal))
+        raise refusal
+
+
+def run(job: Job, compiler: Compiler | None) -> Result:
+    """Raises ``GrammarError``."""
+    if isinstance(job, ValidateJob):
+        return Validated(validate(job.spec, job.text))
+    assert compiler is not None
+    candidate, grammar = compiler.compile(job.spec)
+    return Compiled(candidate.backend, candidate.spec, grammar.dump(), candidate.unenforced)

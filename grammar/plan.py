@@ -1,0 +1,76 @@
+"""Which backends may compile a grammar, and what exactly each of them is given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from grammar import structural_tag
+from grammar.audit import Audit, audit, schemas_of
+from grammar.errors import InvalidGrammar, UnsupportedKeyword
+from grammar.schema.document import Schema
+from grammar.schema.scope import Finding
+from grammar.spec import GrammarSpec, Kind
+
+# What each engine takes. A regex, a choice or an ebnf is read by the first that is able, and by no
+# other: they differ in what they understand, and in what they silently do not.
+_KINDS: dict[Kind, tuple[str, ...]] = {
+    "json_schema": ("llguidance", "xgrammar", "outlines"),
+    "json_object": ("llguidance", "xgrammar"),
+    "regex": ("llguidance", "xgrammar"),
+    "choice": ("llguidance", "xgrammar"),
+    "ebnf": ("llguidance", "xgrammar"),
+    "structural_tag": ("llguidance", "xgrammar"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    backend: str
+    spec: GrammarSpec
+    """As the backend gets it: schemas lowered to what it enforces."""
+    unenforced: tuple[Finding, ...] = ()
+    """What was left out of them."""
+
+
+def plan(spec: GrammarSpec, backends: Sequence[str]) -> list[Candidate]:
+    """The backends to try, best first: for a strict grammar those that enforce every keyword, else
+    all, by how much they leave out.
+
+    ``spec`` is well formed and small (``GrammarSpec.validate``). Raises ``UnsupportedKeyword``
+    where a strict one has none, ``InvalidGrammar`` where no backend takes its kind.
+    """
+    able = [backend for backend in backends if backend in _KINDS[spec.kind]]
+    if not able:
+        raise InvalidGrammar("$", f"none of {', '.join(backends)} takes {spec.kind}")
+    if spec.kind not in ("json_schema", "structural_tag"):
+        return [Candidate(able[0], spec)]
+    parts = schemas_of(spec)
+    audits = {part.path: audit(part.schema, able, path=part.path) for part in parts}
+    candidates = [_candidate(spec, backend, audits) for backend in able]
+    if spec.strict:
+        exact = [candidate for candidate in candidates if not candidate.unenforced]
+        if not exact:
+            worst = min(candidates, key=lambda candidate: len(candidate.unenforced)).unenforced[0]
+            raise UnsupportedKeyword(worst.keyword, worst.path, worst.reason)
+        return exact
+    return sorted(candidates, key=lambda candidate: len(candidate.unenforced))
+
+
+def _candidate(spec: GrammarSpec, backend: str, audits: dict[str, Audit]) -> Candidate:
+    unenforced = [f for found in audits.values() for f in found.unenforced(backend)]
+
+    def lowered(part: structural_tag.JsonSchema) -> Schema:
+        schema = audits[part.path].lowered[backend].schema
+        if schema is False:
+            raise InvalidGrammar(part.path, "nothing can satisfy the schema")
+        return schema
+
+    if spec.kind == "json_schema":
+        document: Schema = lowered(structural_tag.JsonSchema(True, "$"))
+    else:
+        tree = structural_tag.parse(spec.document())
+        document = structural_tag.to_json(structural_tag.map_schemas(tree, lowered))
+    source = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return Candidate(backend, replace(spec, source=source), tuple(unenforced))

@@ -1,0 +1,256 @@
+"""Worker processes that compile and validate, and are killed when they take too long."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+from grammar.audit import BACKENDS
+from grammar.errors import CompileFailed, CompileMemory, CompileTimeout, GrammarError
+from grammar.jobs import (
+    Compiled,
+    CompileJob,
+    Job,
+    Loaded,
+    Loading,
+    Refused,
+    Reply,
+    Result,
+    Setup,
+    Validated,
+    ValidateJob,
+    decode_reply,
+    encode,
+)
+from grammar.spec import GrammarSpec, Limits
+from grammar.validation import Report
+from grammar.vocabulary import Vocabulary
+
+LOAD_TIMEOUT_S = 120.0
+"""For importing libraries and building a tokenizer, on a busy machine."""
+_MAX_JOBS = 1_000  # then a worker is replaced, before fragmented memory adds up
+
+
+class WorkerPool:
+    """Runs jobs in ``num_workers`` processes at most, started when first needed.
+
+    ``timeout_s`` and ``memory_bytes`` bound each job. Without a vocabulary it can only validate.
+    Thread-safe; its methods block.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary | None = None,
+        *,
+        backends: Sequence[str] = BACKENDS,
+        limits: Limits | None = None,
+        num_workers: int = 1,
+        timeout_s: float = 5.0,
+        memory_bytes: int = 1 << 30,
+    ) -> None:
+        assert num_workers > 0
+        self._timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
+        self._setup = encode(
+            Setup(
+                list(vocabulary.tokens) if vocabulary else [],
+                sorted(vocabulary.eos_token_ids) if vocabulary else [],
+                sorted(vocabulary.special_ids) if vocabulary else [],
+                vocabulary.size if vocabulary else 0,
+                list(backends),
+                limits or Limits(),
+                timeout_s,
+                memory_bytes,
+            )
+        )
+        # One entry per worker that may run; None is one to be started. The warm ones come first.
+        self._idle: queue.LifoQueue[_Process | None] = queue.LifoQueue()
+        for _ in range(num_workers):
+            self._idle.put(None)
+        self._lock = threading.Lock()
+        self._alive: set[_Process] = set()
+        self._closed = False
+        # For owners that forget: no worker outlives the pool, nor this process.
+        weakref.finalize(self, _kill_all, self._alive)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that run now."""
+        with self._lock:
+            return [process.pid for process in self._alive if process.is_alive]
+
+    def start(self) -> None:
+        """Starts one worker now, so that the first job need not wait for it."""
+        self._release(self._lease())
+
+    def compile(self, spec: GrammarSpec) -> Compiled:
+        """Raises ``GrammarError``."""
+        result = self._run(CompileJob(spec))
+        assert isinstance(result, Compiled)
+        return result
+
+    def validate(self, spec: GrammarSpec, text: str) -> Report:
+        """As ``grammar.validation.validate``. Raises ``CompileFailed`` where it cannot be done
+        within the limits."""
+        result = self._run(ValidateJob(spec, text))
+        assert isinstance(result, Validated)
+        return result.report
+
+    def close(self) -> None:
+        """Kills all workers; jobs under way fail. Idempotent."""
+        with self._lock:
+            self._closed = True
+            alive = list(self._alive)
+        for process in alive:
+            self._discard(process)
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, job: Job) -> Result:
+        process = self._lease()
+        try:
+            reply = process.ask(job, self._timeout_s)
+        except TimeoutError:
+            self._replace(process)
+            raise CompileTimeout(self._timeout_s) from None
+        except (EOFError, OSError):
+            self._replace(process)
+            raise self._death(process) from None
+        self._release(process)
+        if isinstance(reply, Refused):
+            raise reply.exception()
+        return reply
+
+    def _death(self, process: _Process) -> GrammarError:
+        if self._closed:
+            return CompileFailed("the grammar compiler was closed")
+        if process.aborted:  # which is how Rust and C++ run out of memory
+            return CompileMemory(self._memory_bytes)
+        return CompileFailed("the grammar crashed the compiler; simplify it")
+
+    def _lease(self) -> _Process:
+        process = self._idle.get()
+        if process is not None and process.is_alive:
+            return process
+        if process is not None:
+            self._discard(process)
+        try:
+            return self._spawn()
+        except BaseException:
+            self._idle.put(None)
+            raise
+
+    def _spawn(self) -> _Process:
+        with self._lock:
+            if self._closed:
+                raise CompileFailed("the grammar compiler was closed")
+            process = _Process()
+            self._alive.add(process)
+        try:
+            process.set_up(self._setup)
+        except (EOFError, OSError, TimeoutError):
+            self._discard(process)
+            raise CompileFailed("the grammar compiler does not start") from None
+        return process
+
+    def _release(self, process: _Process) -> None:
+        if process.num_jobs >= _MAX_JOBS:
+            self._replace(process)
+        else:
+            self._idle.put(process)
+
+    def _replace(self, process: _Process) -> None:
+        self._discard(process)
+        self._idle.put(None)
+
+    def _discard(self, process: _Process) -> None:
+        process.kill()
+        with self._lock:
+            self._alive.discard(process)
+
+
+def _kill_all(processes: set[_Process]) -> None:
+    for process in list(processes):
+        process.kill()
+
+
+class _Process:
+    """One worker process and our end of its socket. Used by one thread at a time, but for
+    ``kill``."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "grammar.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # libraries print there what they also raise
+                start_new_session=True,  # an interrupt of the terminal is not for it
+            )
+        self._connection = Connection(ours.detach())
+        self.num_jobs = 0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def aborted(self) -> bool:
+        return self._process.returncode == -6  # SIGABRT
+
+    def set_up(self, setup: bytes) -> None:
+        self._connection.send_bytes(setup)
+        assert isinstance(self._receive(LOAD_TIMEOUT_S), Loaded)
+
+    def ask(self, job: Job, timeout_s: float) -> Result | Refused:
+        """Raises ``TimeoutError``, or ``EOFError`` or ``OSError`` if it died."""
+        self.num_jobs += 1
+        self._connection.send_bytes(encode(job))
+        budget_s = timeout_s
+        while True:
+            started = time.monotonic()
+            reply = self._receive(budget_s)
+            budget_s -= time.monotonic() - started
+            if isinstance(reply, Loading):
+                assert isinstance(self._receive(LOAD_TIMEOUT_S), Loaded)
+            elif not isinstance(reply, Loaded):
+                return reply
+
+    def _receive(self, timeout_s: float) -> Reply:
+        if not self._connection.poll(max(0.0, timeout_s)):
+            raise TimeoutError
+        return decode_reply(self._connection.recv_bytes())
+
+    def kill(self) -> None:
+        # It may be dying by itself, of a cause we want to learn.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.05)
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with our import path; and few arenas, which would count as memory in use."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return os.environ | {"PYTHONPATH": path, "MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}

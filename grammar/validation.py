@@ -1,0 +1,60 @@
+"""Whether a finished document satisfies its schema: what stands in for unenforced keywords."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import jsonschema
+
+from grammar.audit import schemas_of
+from grammar.schema.document import Document
+from grammar.schema.paths import ROOT, child
+from grammar.spec import GrammarSpec
+
+_MAX_VIOLATIONS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    path: str
+    """Of the value in the document."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    violations: tuple[Violation, ...]
+    """The first ten."""
+
+    @property
+    def passed(self) -> bool:
+        return not self.violations
+
+
+def validate(spec: GrammarSpec, text: str) -> Report:
+    """Checks ``text`` against the schema of a ``json_schema`` or ``json_object`` grammar, formats
+    included, as draft 2020-12 and ``jsonschema`` understand it.
+
+    A pattern can take exponential time on a hostile text: where either is a client's, run it in a
+    worker (``GrammarCompiler.validate``).
+    """
+    assert spec.kind in ("json_schema", "json_object")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Report((Violation(ROOT, f"not JSON: {error}"),))
+    schemas = [part.schema for part in schemas_of(spec)] or [{"type": "object"}]
+    try:
+        errors = Document(schemas[0]).errors(value)
+        return Report(tuple(map(_violation, errors[:_MAX_VIOLATIONS])))
+    except (RecursionError, OverflowError) as error:
+        return Report((Violation(ROOT, f"cannot be checked: {error}"),))
+
+
+def _violation(error: jsonschema.ValidationError) -> Violation:
+    path = ROOT
+    for step in error.absolute_path:
+        path = child(path, step)
+    message = error.message if len(error.message) <= 300 else f"{error.message[:297]}..."
+    return Violation(path, message)

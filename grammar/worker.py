@@ -1,0 +1,105 @@
+"""The compile worker: a process that may be killed, and that limits itself.
+
+Started by ``grammar.pool`` as ``python -m grammar.worker FD``, FD being its end of a socket pair.
+It ends when the other end closes.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from multiprocessing.connection import Connection
+
+from grammar.backends.base import Backend
+from grammar.errors import CompileFailed, CompileMemory, GrammarError
+from grammar.jobs import (
+    Backends,
+    Compiler,
+    Loaded,
+    Loading,
+    Refused,
+    Reply,
+    Setup,
+    decode_request,
+    encode,
+    run,
+)
+from grammar.vocabulary import Vocabulary
+
+
+def main(fd: int) -> None:
+    with Connection(fd) as connection:
+        try:
+            _Worker(connection).serve()
+        except (EOFError, ConnectionError):
+            return  # the pool has closed, or its process is gone
+
+
+class _Worker:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        setup = decode_request(connection.recv_bytes())
+        assert isinstance(setup, Setup)
+        self._setup = setup
+        self._compiler: Compiler | None = None
+        if setup.tokens:
+            vocabulary = Vocabulary(
+                setup.tokens, setup.eos_token_ids, setup.special_ids, setup.size
+            )
+            self._backends = Backends(vocabulary)
+            self._backends.load(setup.backends[0])
+            self._compiler = Compiler(vocabulary, setup.backends, setup.limits, self._load)
+        self._send(Loaded())
+
+    def serve(self) -> None:
+        while True:
+            job = decode_request(self._connection.recv_bytes())
+            assert not isinstance(job, Setup)
+            self._limit()
+            try:
+                reply: Reply = run(job, self._compiler)
+            except GrammarError as error:
+                reply = Refused.of(error)
+            except MemoryError:
+                reply = Refused.of(CompileMemory(self._setup.memory_bytes))
+            except Exception as error:  # the process edge: whatever a library raises
+                reply = Refused.of(self._failure(error))
+            self._send(reply)
+
+    def _failure(self, error: Exception) -> GrammarError:
+        if "bad_alloc" in str(error):
+            return CompileMemory(self._setup.memory_bytes)
+        return CompileFailed(f"the compiler failed: {type(error).__name__}: {error}")
+
+    def _load(self, name: str) -> Backend:
+        if name in self._backends:
+            return self._backends.load(name)
+        self._send(Loading())
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        backend = self._backends.load(name)
+        self._limit()
+        self._send(Loaded())
+        return backend
+
+    def _limit(self) -> None:
+        """Memory: so much more than now. Processor time: a guard for when the pool, which keeps
+        the clock, is gone."""
+        memory = _address_space() + self._setup.memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (memory, resource.RLIM_INFINITY))
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        seconds = int(usage.ru_utime + usage.ru_stime + 4 * self._setup.timeout_s + 10)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+
+    def _send(self, reply: Reply) -> None:
+        self._connection.send_bytes(encode(reply))
+
+
+def _address_space() -> int:
+    """Bytes mapped by this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

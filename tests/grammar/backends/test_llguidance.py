@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from grammar.backends.llguidance import LLGuidanceBackend
+from grammar.errors import GrammarTooLarge, InvalidGrammar, MatcherFailed
+from grammar.spec import GrammarSpec, Kind
+from grammar.vocabulary import Mask, Vocabulary
+
+
+@pytest.fixture(scope="module")
+def backend(vocabulary: Vocabulary) -> LLGuidanceBackend:
+    return LLGuidanceBackend(vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "message"),
+    [
+        ("regex", "(?=a)b", "look-around"),
+        ("ebnf", "start: x", 'unknown name: "x"'),
+        ("ebnf", "%%%", "Expected name"),
+        ("json_schema", '{"type": "integer", "minimum": 3, "maximum": 2}', "nothing can satisfy"),
+        ("json_schema", '{"uniqueItems": true}', "uniqueItems"),
+    ],
+)
+def test_messages_say_what_and_not_our_own_text(
+    backend: LLGuidanceBackend, kind: Kind, source: str, message: str
+) -> None:
+    with pytest.raises(InvalidGrammar, match=message) as caught:
+        backend.compile(GrammarSpec(kind, source))
+    for ours in ("x-guidance", "no_forcing", "%json", "non-verbose", " | "):
+        assert ours not in str(caught.value)
+
+
+def test_too_large_a_grammar_is_told_from_a_wrong_one(backend: LLGuidanceBackend) -> None:
+    branches = [{"anyOf": [{"required": [f"{i}{j}"]} for j in range(4)]} for i in range(12)]
+    with pytest.raises(GrammarTooLarge):
+        backend.compile(GrammarSpec.from_schema({"type": "object", "allOf": branches}))
+
+
+def test_loading_is_compiling_again(backend: LLGuidanceBackend, vocabulary: Vocabulary) -> None:
+    spec = GrammarSpec("regex", "ab")
+    grammar = backend.load(spec, backend.compile(spec).dump())
+    matcher = grammar.matcher()
+    assert matcher.accept(97)
+    assert matcher.forced_bytes() == b"b"
+    assert grammar.memory_bytes > 0
+
+
+def test_a_key_has_one_spelling(backend: LLGuidanceBackend) -> None:
+    schema = {"type": "object", "properties": {"a/b": {"type": "integer"}}}
+    grammar = backend.compile(GrammarSpec("json_schema", json.dumps(schema)))
+
+    def accepts(text: str) -> bool:
+        matcher = grammar.matcher()
+        return all(matcher.accept(byte) for byte in text.encode()) and matcher.is_accepting()
+
+    assert accepts('{"a/b":1,"c\\n":"x"}')
+    for other in (r"{\u0061/b", r"a\/b", r"\u0061\/b"):
+        assert not accepts(f'{{"a/b":1,"{other}":"x"}}')
+
+
+def test_running_into_a_limit_fails_the_matcher(
+    backend: LLGuidanceBackend, vocabulary: Vocabulary
+) -> None:
+    matcher = backend.compile(GrammarSpec("regex", r"(\w{1,500}){1,500}x")).matcher()
+    row: Mask = np.zeros(vocabulary.mask_words, dtype=np.int32)
+
+    def follow() -> None:
+        for _ in range(50):
+            matcher.fill(row)
+            matcher.accept(ord("a"))
+
+    with pytest.raises(MatcherFailed, match="too"):
+        follow()

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from grammar.errors import InvalidGrammar, UnsupportedKeyword
+from grammar.plan import plan
+from grammar.spec import GrammarSpec
+
+ALL = ("llguidance", "xgrammar", "outlines")
+NUMBER = {"type": "integer", "minimum": 3}
+LENGTH = {"type": "string", "maxLength": 3}
+
+
+def backends(schema: Any, order: tuple[str, ...] = ALL, *, strict: bool = True) -> list[str]:
+    spec = GrammarSpec.from_schema(schema, strict=strict)
+    return [candidate.backend for candidate in plan(spec, order)]
+
+
+def test_strict_keeps_those_that_enforce_all_in_the_order_given() -> None:
+    assert backends({"type": "integer"}) == list(ALL)
+    assert backends({"type": "integer"}, ("outlines", "xgrammar")) == ["outlines", "xgrammar"]
+    assert backends(NUMBER) == ["llguidance", "xgrammar"]
+    assert backends(LENGTH) == ["llguidance", "outlines"]
+    assert backends({"anyOf": [NUMBER, LENGTH]}) == ["llguidance"]
+
+
+def test_strict_and_nobody_able_names_the_keyword() -> None:
+    with pytest.raises(UnsupportedKeyword) as caught:
+        backends({"items": {"contains": {}}, "minItems": 1})
+    assert (caught.value.keyword, caught.value.path) == ("contains", "$.items.contains")
+
+
+def test_not_strict_prefers_the_one_that_leaves_out_least() -> None:
+    schema = {"type": "array", "items": {"anyOf": [NUMBER, LENGTH]}, "uniqueItems": True}
+    assert backends(schema, ("outlines", "xgrammar", "llguidance"), strict=False)[0] == "llguidance"
+    candidate = plan(GrammarSpec.from_schema(schema, strict=False), ALL)[0]
+    assert [finding.path for finding in candidate.unenforced] == ["$.uniqueItems"]
+    assert "uniqueItems" not in candidate.spec.source
+
+
+def test_a_backend_never_sees_what_it_would_misread() -> None:
+    schema = LENGTH | {"x-guidance": {"lenient": True}, "format": "date", "title": "T"}
+    for candidate in plan(GrammarSpec.from_schema(schema, strict=False), ALL):
+        lowered = json.loads(candidate.spec.source)
+        assert "x-guidance" not in lowered
+        assert "format" not in lowered
+        assert "title" not in lowered
+
+
+def test_other_kinds_go_to_the_first_that_takes_them() -> None:
+    assert [c.backend for c in plan(GrammarSpec("ebnf", "x"), ("outlines", "xgrammar"))] == [
+        "xgrammar"
+    ]
+    assert [c.backend for c in plan(GrammarSpec("regex", "x"), ALL)] == ["llguidance"]
+    with pytest.raises(InvalidGrammar, match="takes ebnf"):
+        plan(GrammarSpec("ebnf", "x"), ("outlines",))
+
+
+def test_schemas_inside_structural_tags_are_planned_too() -> None:
+    tag = {"begin": "<f>", "schema": {"items": {"uniqueItems": True}}, "end": "</f>"}
+    source = json.dumps({"structures": [tag], "triggers": ["<f>"]})
+    with pytest.raises(UnsupportedKeyword) as caught:
+        plan(GrammarSpec("structural_tag", source), ALL)
+    assert caught.value.path == "$.structures[0].schema.items.uniqueItems"
+    candidates = plan(GrammarSpec("structural_tag", source, strict=False), ALL)
+    assert [candidate.backend for candidate in candidates] == ["llguidance", "xgrammar"]
+    assert "uniqueItems" not in candidates[0].spec.source
+
+
+def test_a_schema_that_is_plainly_false_is_refused() -> None:
+    with pytest.raises(InvalidGrammar, match="nothing can satisfy"):
+        backends({"enum": [1], "type": "string"})

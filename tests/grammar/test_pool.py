@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from grammar.errors import (
+    CompileFailed,
+    CompileMemory,
+    CompileTimeout,
+    InvalidGrammar,
+    UnsupportedKeyword,
+)
+from grammar.pool import WorkerPool
+from grammar.spec import GrammarSpec, Limits
+from grammar.vocabulary import Vocabulary
+
+INTEGER = GrammarSpec.from_schema({"type": "integer"})
+# outlines builds the whole automaton: seconds, and gigabytes, for this.
+BOMB = GrammarSpec.from_schema({"type": "string", "pattern": "^[ab]*a[ab]{22}$"})
+
+
+@pytest.fixture(scope="module")
+def pool(vocabulary: Vocabulary) -> Iterator[WorkerPool]:
+    with WorkerPool(vocabulary, backends=["llguidance"], timeout_s=20) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def small_pool(vocabulary: Vocabulary) -> Iterator[WorkerPool]:
+    """Half a second for each job."""
+    with WorkerPool(vocabulary, backends=["outlines"], timeout_s=0.5) as pool:
+        yield pool
+
+
+def test_a_job_is_done_by_a_worker(pool: WorkerPool) -> None:
+    compiled = pool.compile(INTEGER)
+    assert compiled.backend == "llguidance"
+    assert compiled.unenforced == ()
+    assert len(pool.pids) == 1
+
+
+def test_refusals_arrive_as_they_were_raised(pool: WorkerPool) -> None:
+    with pytest.raises(UnsupportedKeyword) as unsupported:
+        pool.compile(GrammarSpec.from_schema({"items": {"uniqueItems": True}}))
+    assert unsupported.value.keyword == "uniqueItems"
+    assert unsupported.value.path == "$.items.uniqueItems"
+    with pytest.raises(InvalidGrammar) as invalid:
+        pool.compile(GrammarSpec.from_schema({"properties": {"a": {"type": "text"}}}))
+    assert invalid.value.path == "$.properties.a.type"
+
+
+def test_too_long_a_job_is_killed_in_time_and_the_next_is_served(small_pool: WorkerPool) -> None:
+    started = time.monotonic()
+    with pytest.raises(CompileTimeout, match=r"0\.5 s"):
+        small_pool.compile(BOMB)
+    assert time.monotonic() - started < 5
+    assert small_pool.compile(INTEGER).backend == "outlines"
+
+
+def test_too_large_a_job_fails_and_the_next_is_served(vocabulary: Vocabulary) -> None:
+    with WorkerPool(vocabulary, backends=["outlines"], timeout_s=60, memory_bytes=64 << 20) as pool:
+        with pytest.raises(CompileMemory, match="64 MiB"):
+            pool.compile(BOMB)
+        assert pool.compile(INTEGER).backend == "outlines"
+
+
+def test_a_worker_that_dies_between_jobs_is_replaced(pool: WorkerPool) -> None:
+    pool.compile(INTEGER)
+    (before,) = pool.pids
+    os.kill(before, signal.SIGKILL)
+    while pool.pids:
+        time.sleep(0.01)
+    pool.compile(INTEGER)
+    assert pool.pids != [before]
+
+
+def test_a_worker_that_dies_at_work_fails_its_job_only(small_pool: WorkerPool) -> None:
+    small_pool.start()
+
+    def kill_soon() -> None:
+        time.sleep(0.15)
+        (pid,) = small_pool.pids
+        os.kill(pid, signal.SIGSEGV)
+
+    killer = threading.Thread(target=kill_soon)
+    killer.start()
+    with pytest.raises(CompileFailed, match="crashed"):
+        small_pool.compile(BOMB)
+    killer.join()
+    assert small_pool.compile(INTEGER).backend == "outlines"
+
+
+def test_closing_ends_work_and_leaves_no_process(vocabulary: Vocabulary) -> None:
+    pool = WorkerPool(vocabulary, backends=["outlines"], timeout_s=60)
+    pool.start()
+    (worker,) = pool.pids
+    failures: list[BaseException] = []
+
+    def compile_bomb() -> None:
+        try:
+            pool.compile(BOMB)
+        except CompileFailed as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=compile_bomb)
+    thread.start()
+    time.sleep(0.2)
+    pool.close()
+    thread.join(5)
+    assert "closed" in str(failures[0])
+    assert not psutil.pid_exists(worker)
+    pool.close()
+    with pytest.raises(CompileFailed, match="closed"):
+        pool.compile(INTEGER)
+
+
+def test_a_worker_ends_with_its_parent() -> None:
+    program = (
+        "import os\n"
+        "from grammar.pool import WorkerPool\n"
+        "pool = WorkerPool()\n"
+        "pool.start()\n"
+        "print(pool.pids[0], flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    worker = int(result.stdout)
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(worker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(worker)
+
+
+def test_workers_run_side_by_side(vocabulary: Vocabulary) -> None:
+    with WorkerPool(vocabulary, backends=["outlines"], timeout_s=3, num_workers=2) as pool:
+
+        def compile_bomb() -> None:
+            with contextlib.suppress(CompileTimeout):
+                pool.compile(BOMB)
+
+        stuck = threading.Thread(target=compile_bomb)
+        pool.start()
+        stuck.start()
+        time.sleep(0.1)
+        pool.compile(INTEGER)
+        assert stuck.is_alive()
+        stuck.join()
+
+
+def test_limits_travel(vocabulary: Vocabulary) -> None:
+    limits = Limits(max_enum_values=2)
+    with (
+        WorkerPool(vocabulary, backends=["llguidance"], limits=limits) as pool,
+        pytest.raises(InvalidGrammar, match="more than 2 values"),
+    ):
+        pool.compile(GrammarSpec.from_schema({"enum": [1, 2, 3]}))
+
+
+def test_validation_needs_no_vocabulary_and_can_be_killed() -> None:
+    schema = {"type": "string", "pattern": "^(a|a)*$"}
+    spec = GrammarSpec.from_schema(schema, strict=False)
+    with WorkerPool(timeout_s=0.5) as pool:
+        assert pool.validate(spec, '"aaa"').passed
+        report = pool.validate(spec, '"ab"')
+        assert report.violations[0].path == "$"
+        with pytest.raises(CompileTimeout):
+            pool.validate(spec, f'"{"a" * 40}b"')
+        assert pool.validate(spec, '"a"').passed

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from grammar import structural_tag
+from grammar.compiler import GrammarCompiler
+from grammar.errors import InvalidGrammar
+from grammar.spec import GrammarSpec
+from grammar.structural_tag import JsonSchema, Tag, TriggeredTags, parse
+from grammar.vocabulary import Vocabulary
+from tests.grammar.walks import accepts
+
+INT = {"type": "integer"}
+ARGUMENTS = {
+    "type": "object",
+    "properties": {"a": INT},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+def tag(begin: str, content: dict[str, Any], end: str | list[str]) -> dict[str, Any]:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def schema(value: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": value}
+
+
+def const(value: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": value}
+
+
+def document(found: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "structural_tag", "format": found}
+
+
+TOOLS = {
+    "type": "triggered_tags",
+    "triggers": ["<tool="],
+    "tags": [
+        tag("<tool=add>", schema(ARGUMENTS), "</tool>"),
+        tag("<tool=say>", {"type": "any_text"}, "</tool>"),
+    ],
+}
+TEXT: dict[str, Any] = {"type": "any_text"}
+
+CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    (
+        document(TOOLS),
+        [
+            "",
+            "no tools <tool",
+            'x <tool=add>{"a": 1}</tool> y <tool=say>hi <b></tool>',
+            '<tool=add>{"a":1}</tool><tool=add>{"a":2}</tool>',
+            "日<tool=say></tool>日",
+        ],
+        [
+            "<tool=",
+            "<tool=mul>",
+            '<tool=add>{"a": "x"}</tool>',
+            '<tool=add>{"a": 1}',
+            "<tool=say>never ends",
+            'ok <tool=add>{"a":1}</tool> <tool=x',
+        ],
+    ),
+    (
+        {
+            "structures": [{"begin": "<f>", "schema": INT, "end": "</f>"}],
+            "triggers": ["<f"],
+        },
+        ["text", "<f>1</f>", "a<f>12</f>b<f>3</f>"],
+        ["<f", "<f>x</f>", "<f>1"],
+    ),
+    (
+        document(TOOLS | {"at_least_one": True}),
+        ["<tool=say></tool>", "<tool=say>x</tool>b<tool=say></tool>c"],
+        ["", "text", "a<tool=say>x</tool>", "<tool=say></tool><tool="],
+    ),
+    (
+        document(TOOLS | {"stop_after_first": True}),
+        ["text", "a<tool=say></tool>"],
+        ["a<tool=say></tool>b", "<tool=say></tool><tool=say></tool>"],
+    ),
+    (
+        document(TOOLS | {"stop_after_first": True, "at_least_one": True}),
+        ["<tool=say></tool>", '<tool=add>{"a":1}</tool>'],
+        ["text", "", "<tool=say></tool>x"],
+    ),
+    (
+        document({"type": "sequence", "elements": [const("A: "), schema(INT), const("!"), TEXT]}),
+        ["A: 12!", "A: 1! and more\n"],
+        ["12!", "A: x!", "A: 1"],
+    ),
+    (
+        document({"type": "or", "elements": [const("yes"), schema(INT), tag("<", TEXT, ">")]}),
+        ["yes", "-3", "<anything < here>"],
+        ["no", "yes3", "<open", "<a>b"],
+    ),
+    (
+        document({"type": "regex", "pattern": "[a-c]+"}),
+        ["abc"],
+        ["", "d"],
+    ),
+    (
+        document(tag("<n>", {"type": "regex", "pattern": ".*"}, ["</n>", "!"])),
+        ["<n>abc</n>", "<n>abc!", "<n></n>", "<n>a!b</n>"],
+        ["<n>abc", "abc</n>"],
+    ),
+    (
+        document(
+            {
+                "type": "tags_with_separator",
+                "tags": [tag("<a>", schema(INT), "</a>"), tag("<b>", TEXT, "</b>")],
+                "separator": ",",
+            }
+        ),
+        ["", "<a>1</a>", "<b>x</b>,<a>2</a>,<b></b>"],
+        ["<a>1</a>,", "<a>1</a><a>2</a>", "x"],
+    ),
+    (
+        document(
+            {
+                "type": "tags_with_separator",
+                "tags": [tag("<a>", schema(INT), "</a>")],
+                "separator": "\n",
+                "at_least_one": True,
+                "stop_after_first": True,
+            }
+        ),
+        ["<a>1</a>"],
+        ["", "<a>1</a>\n<a>2</a>"],
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=["llguidance", "xgrammar"])
+def compiler(vocabulary: Vocabulary, request: pytest.FixtureRequest) -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(vocabulary, backends=[request.param], num_workers=0)
+    yield compiler
+    compiler.close()
+
+
+@pytest.mark.parametrize(("source", "good", "bad"), CASES)
+def test_languages(
+    compiler: GrammarCompiler, source: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    compiled = compiler.compile(GrammarSpec("structural_tag", json.dumps(source)))
+    for text in good:
+        assert accepts(compiled.matcher(), compiler.vocabulary, text), text
+    for text in bad:
+        assert not accepts(compiled.matcher(), compiler.vocabulary, text), text
+
+
+@pytest.mark.parametrize(("source", "good", "bad"), CASES)
+def test_json_form_round_trips(source: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    tree = parse(source)
+    again = parse(structural_tag.to_json(tree))
+    assert structural_tag.to_json(again) == structural_tag.to_json(tree)
+
+
+def test_the_first_form_is_the_second_in_short() -> None:
+    tree = parse(CASES[1][0])
+    assert tree == TriggeredTags(
+        ("<f",), (Tag("<f>", JsonSchema(INT, "$.structures[0].schema"), ("</f>",)),), False, False
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "path", "message"),
+    [
+        ([], "$", "an object"),
+        ({"type": "tags"}, "$.type", "structural_tag"),
+        ({"type": "structural_tag"}, "$.format", "an object"),
+        (document({"type": "xml"}), "$.format.type", "unknown format 'xml'"),
+        (document({}), "$.format.type", "a string"),
+        (document(const("a") | {"extra": 1}), "$.format.extra", "not supported"),
+        (document({"type": "const_string"}), "$.format.value", "a string"),
+        (document({"type": "sequence", "elements": []}), "$.format.elements", "empty"),
+        (document({"type": "sequence", "elements": [1]}), "$.format.elements[0]", "an object"),
+        (
+            document({"type": "sequence", "elements": [TEXT, const("a")]}),
+            "$.format.elements[0]",
+            "come last",
+        ),
+        (document(tag("<", TEXT, "")), "$.format.content", "come last"),
+        (
+            document(TOOLS | {"triggers": ["<call"]}),
+            "$.format.tags[0].begin",
+            "none of the triggers",
+        ),
+        (document(TOOLS | {"triggers": ["<tool=", "<x"]}), "$.format.tags", "trigger '<x'"),
+        (document(TOOLS | {"triggers": []}), "$.format.triggers", "non-empty"),
+        (document(TOOLS | {"tags": [const("a")]}), "$.format.tags[0]", "a tag"),
+        (
+            document({"type": "sequence", "elements": [TOOLS, const("a")]}),
+            "$.format.elements[0]",
+            "come last",
+        ),
+        ({"structures": [1], "triggers": ["a"]}, "$.structures[0]", "an object"),
+        (document(schema(3)), "$.format.json_schema", "an object"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(source: Any, path: str, message: str) -> None:
+    with pytest.raises(InvalidGrammar, match=message) as caught:
+        GrammarSpec("structural_tag", json.dumps(source)).validate()
+    assert caught.value.path == path
+
+
+def test_schemas_inside_are_checked_in_place() -> None:
+    source = document(tag("<", schema({"items": {"type": "int"}}), ">"))
+    with pytest.raises(InvalidGrammar) as caught:
+        GrammarSpec("structural_tag", json.dumps(source)).validate()
+    assert caught.value.path == "$.format.content.json_schema.items.type"
