@@ -17,7 +17,7 @@ from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
 from engine.messages import SamplingParams, StructuredOutputs
 from engine.tokenizer import Tokenizer
-from gateway import prompt
+from gateway import prompt, text_prompt
 from gateway.config import Config
 from gateway.errors import (
     ContextLengthExceeded,
@@ -36,6 +36,7 @@ from gateway.schemas.chat import (
     JsonObjectFormat,
     JsonSchemaFormat,
 )
+from gateway.schemas.completions import CompletionRequest
 from gateway.secrets import Secrets
 from grammar.compiler import GrammarChecker
 from grammar.spec import GrammarSpec
@@ -68,8 +69,20 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 }
 """Fields that are refused unless null or one of these values, at which they change nothing."""
 
+UNSUPPORTED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
+    "best_of": (),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (),
+    "presence_penalty": (0,),
+    "suffix": (),
+}
+"""The same for ``POST /v1/completions``; there ``logprobs`` is a number, and 0 asks for some."""
+
 MAX_CHOICES = 8
 MAX_STOPS = 4
+DEFAULT_COMPLETION_TOKENS = 16
+"""New tokens of a text completion that sets no limit: OpenAI's default, as clients expect it."""
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -112,29 +125,50 @@ class Admission:
         self, request: ChatCompletionRequest, *, request_id: UUID, principal: Principal
     ) -> Admitted:
         """As ``admit``, with the fields that only Chat Completions has."""
-        refuse_unsupported(request)
-        if request.stream_options is not None:
-            if not request.stream:
-                raise InvalidRequestError(
-                    "Only allowed when stream is true.", param="stream_options"
-                )
-            if request.stream_options.include_obfuscation:
-                raise UnsupportedParameter(
-                    "Chunks are not padded by this server; leave it out or send false.",
-                    param="stream_options.include_obfuscation",
-                )
-        num_choices = 1 if request.n is None else request.n
-        if not 1 <= num_choices <= MAX_CHOICES:
-            raise InvalidRequestError(
-                f"Must be from 1 to {MAX_CHOICES}, got {num_choices}.", param="n"
-            )
+        refuse_unsupported(request, UNSUPPORTED)
+        _check_stream_options(request)
         return await self.admit(
             request,
             model=request.model,
-            num_choices=num_choices,
+            num_choices=_num_choices(request.n),
             request_id=request_id,
             principal=principal,
         )
+
+    async def admit_text_completion(
+        self, request: CompletionRequest, *, request_id: UUID, principal: Principal
+    ) -> tuple[Admitted, list[str]]:
+        """As ``admit``, for prompts without a template; with each prompt's text for ``echo``.
+
+        The texts are empty unless the request asks to echo them.
+        """
+        refuse_unsupported(request, UNSUPPORTED_IN_COMPLETIONS)
+        _check_stream_options(request)
+        self._check_open(principal)
+        self._check_model(request.model)
+        num_choices = _num_choices(request.n)
+        stop = _stop_strings(request.stop)
+        max_model_len = self._engine.info.max_model_len
+        prompts = await text_prompt.read(request.prompt, self._tokenizer)
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        room = _room(longest, max_model_len, param="prompt")
+        max_tokens = request.max_tokens
+        if max_tokens is None:
+            max_tokens = min(room, self._default_max_tokens or DEFAULT_COMPLETION_TOKENS)
+        _check_fits(max_tokens, longest, max_model_len, param="max_tokens")
+        admitted = Admitted(
+            id=request_id,
+            principal=principal,
+            model=self._model,
+            prompts=[prompt.token_ids for prompt in prompts],
+            params=_sampling_params(request, max_tokens, None, self._sampling_defaults),
+            stop=stop,
+            num_choices=num_choices,
+            make_parser=None,
+            skip_special_tokens=True,
+            cache_salt=cache_salt(self._salt_root, principal.tenant.id),
+        )
+        return admitted, [prompt.text if request.echo else "" for prompt in prompts]
 
     async def admit(
         self,
@@ -151,11 +185,8 @@ class Admission:
         are ``errors.to_api_error``'s to translate.
         """
         self._check_open(principal)
-        if model is not None and model != self._model:
-            raise ModelNotFound(
-                f"The model {model!r} does not exist; this server has {self._model!r}.",
-                param="model",
-            )
+        if model is not None:
+            self._check_model(model)
         has_tools = _check_tools(fields)
         check_metadata(fields.metadata)
         stop = _stop_strings(fields.stop)
@@ -167,7 +198,7 @@ class Admission:
             id=request_id,
             principal=principal,
             model=self._model,
-            prompt_token_ids=prompt_token_ids,
+            prompts=[prompt_token_ids],
             params=_sampling_params(
                 fields, max_tokens, structured_outputs, self._sampling_defaults
             ),
@@ -186,6 +217,13 @@ class Admission:
         if not self._ledger.has_room:
             raise Overloaded("Usage cannot be recorded at the moment.", retry_after_s=5)
 
+    def _check_model(self, model: str) -> None:
+        if model != self._model:
+            raise ModelNotFound(
+                f"The model {model!r} does not exist; this server has {self._model!r}.",
+                param="model",
+            )
+
     async def _prompt(self, fields: ChatFields, *, has_tools: bool) -> list[int]:
         messages = prompt.messages_for_template(fields.messages)
         tools = msgspec.to_builtins(fields.tools) if has_tools else None
@@ -199,27 +237,14 @@ class Admission:
         return await asyncio.to_thread(encode)
 
     def _max_tokens(self, fields: ChatFields, num_prompt_tokens: int, max_model_len: int) -> int:
-        room = max_model_len - num_prompt_tokens
-        if room < 1:
-            raise ContextLengthExceeded(
-                f"This model's maximum context length is {max_model_len} tokens. However, your "
-                f"messages resulted in {num_prompt_tokens} tokens. Please reduce the length of "
-                "the messages.",
-                param="messages",
-            )
+        room = _room(num_prompt_tokens, max_model_len, param="messages")
         name = "max_tokens" if fields.max_tokens is not None else "max_completion_tokens"
         wanted = getattr(fields, name)
         if fields.max_tokens is not None and fields.max_completion_tokens is not None:
             raise InvalidRequestError("Set max_completion_tokens or this, not both.", param=name)
         if wanted is None:
             return min(room, self._default_max_tokens or room)
-        if wanted > room:
-            raise ContextLengthExceeded(
-                f"This model's maximum context length is {max_model_len} tokens. However, you "
-                f"requested {num_prompt_tokens + wanted} tokens ({num_prompt_tokens} in the "
-                f"messages, {wanted} in the completion). Please reduce either.",
-                param=name,
-            )
+        _check_fits(wanted, num_prompt_tokens, max_model_len, param=name)
         return int(wanted)
 
     async def _structured_outputs(self, fields: ChatFields) -> StructuredOutputs | None:
@@ -253,9 +278,55 @@ def _text_of(schema: msgspec.Raw) -> str:
         ) from None
 
 
-def refuse_unsupported(request: ChatCompletionRequest) -> None:
+def _room(num_prompt_tokens: int, max_model_len: int, *, param: str) -> int:
+    """Tokens left for the answer. Raises ``ContextLengthExceeded`` when there is none."""
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {max_model_len} tokens. However, your "
+            f"{param} resulted in {num_prompt_tokens} tokens. Please reduce the length of "
+            f"the {param}.",
+            param=param,
+        )
+    return room
+
+
+def _check_fits(max_tokens: int, num_prompt_tokens: int, max_model_len: int, *, param: str) -> None:
+    total = num_prompt_tokens + max_tokens
+    if total > max_model_len:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {max_model_len} tokens. However, you "
+            f"requested {total} tokens ({num_prompt_tokens} in the prompt, {max_tokens} in the "
+            "completion). Please reduce either.",
+            param=param,
+        )
+
+
+def _num_choices(n: int | None) -> int:
+    num_choices = 1 if n is None else n
+    if not 1 <= num_choices <= MAX_CHOICES:
+        raise InvalidRequestError(f"Must be from 1 to {MAX_CHOICES}, got {num_choices}.", param="n")
+    return num_choices
+
+
+def _check_stream_options(request: ChatCompletionRequest | CompletionRequest) -> None:
+    if request.stream_options is None:
+        return
+    if not request.stream:
+        raise InvalidRequestError("Only allowed when stream is true.", param="stream_options")
+    if request.stream_options.include_obfuscation:
+        raise UnsupportedParameter(
+            "Chunks are not padded by this server; leave it out or send false.",
+            param="stream_options.include_obfuscation",
+        )
+
+
+def refuse_unsupported(
+    request: ChatCompletionRequest | CompletionRequest,
+    unsupported: Mapping[str, tuple[object, ...]],
+) -> None:
     """Raises ``UnsupportedParameter`` for the first field that would have to change something."""
-    for name, neutral in UNSUPPORTED.items():
+    for name, neutral in unsupported.items():
         value = getattr(request, name)
         if value is None or any(_same(value, harmless) for harmless in neutral):
             continue
@@ -330,7 +401,7 @@ _SAMPLING: Mapping[str, Callable[[Any], Any]] = {
 
 
 def _sampling_params(
-    fields: ChatFields,
+    fields: ChatFields | CompletionRequest,
     max_tokens: int,
     structured_outputs: StructuredOutputs | None,
     defaults: Mapping[str, float | int],
@@ -348,7 +419,7 @@ def _sampling_params(
         raise _field_error(exc, fields) from None
 
 
-def _field_error(exc: ValueError, fields: ChatFields) -> InvalidRequestError:
+def _field_error(exc: ValueError, fields: ChatFields | CompletionRequest) -> InvalidRequestError:
     """``SamplingParams`` begins its messages with the field's name."""
     name, _, rule = str(exc).partition(" ")
     if name == "max_tokens" and fields.max_tokens is None:

@@ -31,6 +31,7 @@ from gateway.middleware.request_id import RequestId
 from gateway.routes.chat import chat_route
 from gateway.routes.chat_ws import PATH as CHAT_WS_PATH
 from gateway.routes.chat_ws import chat_ws_route, unknown_ws_route
+from gateway.routes.completions import completions_route
 from gateway.routes.health import health_routes
 from gateway.routes.models import model_routes
 from gateway.routes.pages import page_routes, public_paths
@@ -111,6 +112,7 @@ def create_app(
     app = Starlette(
         routes=[
             chat_route(admission, generations, config.server),
+            completions_route(admission, generations, config.server),
             *model_routes(config.model_name, engine),
             chat_ws_route(
                 make_session,

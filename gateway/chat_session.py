@@ -288,7 +288,7 @@ class ChatSession:
                 request_id=str(admitted.id),
                 model=admitted.model,
                 created=generation.created,
-                prompt_tokens=len(admitted.prompt_token_ids),
+                prompt_tokens=admitted.num_prompt_tokens,
             ),
         )
         reason = "cancelled"

@@ -59,13 +59,19 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     id: UUID
     principal: Principal
     model: str
-    prompt_token_ids: list[int]
+    prompts: list[list[int]]
+    """Token ids. Chats have one prompt, text completions may have several."""
     params: SamplingParams
     stop: tuple[str, ...]
     num_choices: int
+    """Of each prompt."""
     make_parser: Callable[[], ToolParser] | None
     skip_special_tokens: bool
     cache_salt: str
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
 
 
 class Choice:
@@ -194,7 +200,7 @@ class Generation:
         """Exact; waits for the engine's last word where the request was cut short."""
         await self._finished()
         return usage_of(
-            prompt_tokens=len(self.admitted.prompt_token_ids),
+            prompt_tokens=self.admitted.num_prompt_tokens,
             cached_tokens=self._num_cached_tokens,
             completion_tokens=self.num_generated_tokens,
         )
@@ -219,7 +225,7 @@ class Generation:
             key_id=principal.key.id,
             model=self.admitted.model,
             status=status,
-            prompt_tokens=0 if free else len(self.admitted.prompt_token_ids),
+            prompt_tokens=0 if free else self.admitted.num_prompt_tokens,
             cached_tokens=0 if free else self._num_cached_tokens,
             completion_tokens=self.num_generated_tokens,
             created_at=datetime.fromtimestamp(self.created, UTC),
@@ -227,8 +233,12 @@ class Generation:
 
     @property
     def _num_cached_tokens(self) -> int:
-        cached = self._choices[0].stream.num_cached_tokens
-        return min(cached, len(self.admitted.prompt_token_ids))
+        """Of each prompt's first choice: a prompt counts once, however many answers it has."""
+        firsts = self._choices[:: self.admitted.num_choices]
+        return sum(
+            min(choice.stream.num_cached_tokens, len(prompt))
+            for choice, prompt in zip(firsts, self.admitted.prompts, strict=True)
+        )
 
     def _status(self) -> UsageStatus:
         if self._failure is not None:
@@ -330,10 +340,10 @@ class Generations:
         return len(self._live)
 
     def begin(self, admitted: Admitted) -> Generation:
-        """Submit all choices or none. Raises ``EngineDead`` or ``QueueFull``."""
+        """Submit all choices of all prompts or none. Raises ``EngineDead`` or ``QueueFull``."""
         choices: list[Choice] = []
         with ExitStack() as undo:
-            for index in range(admitted.num_choices):
+            for index in range(len(admitted.prompts) * admitted.num_choices):
                 choice = self._submit(admitted, index)
                 undo.callback(choice.stream.close)
                 choices.append(choice)
@@ -375,11 +385,12 @@ class Generations:
 
     def _submit(self, admitted: Admitted, index: int) -> Choice:
         params, tenant = admitted.params, admitted.principal.tenant
-        if params.seed is not None and index > 0:
-            params = msgspec.structs.replace(params, seed=(params.seed + index) % 2**64)
+        prompt_index, copy = divmod(index, admitted.num_choices)
+        if params.seed is not None and copy > 0:
+            params = msgspec.structs.replace(params, seed=(params.seed + copy) % 2**64)
         request = GenerateRequest(
             request_id=f"{admitted.id.hex}-{index}",
-            prompt_token_ids=admitted.prompt_token_ids,
+            prompt_token_ids=admitted.prompts[prompt_index],
             params=params,
             cache_salt=admitted.cache_salt,
             fair_key=tenant.id.hex,

@@ -10,19 +10,36 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Protocol
 
 from sse_starlette.sse import AppStatus, EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.assembler import ChatChunks
+from gateway.assembler import Delta
 from gateway.errors import ApiError
 from gateway.generation import Generation
+from gateway.schemas.common import Usage
 
 # The library would cut all streams at the first SIGTERM; ``lifecycle`` lets them end instead.
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 
 
-class ChatEventStream(EventSourceResponse):
+class Chunks(Protocol):
+    """Writes a stream's events: ``assembler.ChatChunks`` or ``text_completion.TextChunks``."""
+
+    @property
+    def heartbeat(self) -> bytes: ...
+
+    def opening(self) -> bytes: ...
+
+    def delta(self, delta: Delta) -> bytes: ...
+
+    def closing(self, usage: Usage) -> bytes: ...
+
+    def error(self, error: ApiError) -> bytes: ...
+
+
+class EventStream(EventSourceResponse):
     """Streams one generation, and closes it.
 
     Two inner steps of the library are replaced, both for the cost of a chunk: its loop (which
@@ -30,7 +47,7 @@ class ChatEventStream(EventSourceResponse):
     SDKs cannot read; and it comes also while the stream flows).
     """
 
-    def __init__(self, generation: Generation, chunks: ChatChunks, *, heartbeat_s: float) -> None:
+    def __init__(self, generation: Generation, chunks: Chunks, *, heartbeat_s: float) -> None:
         self._chunks = _body(generation, chunks)
         super().__init__(
             self._chunks, headers={"cache-control": "no-cache"}, ping=heartbeat_s, sep="\n"
@@ -81,8 +98,9 @@ class ChatEventStream(EventSourceResponse):
                     self._sent_at = loop.time()
 
 
-async def _body(generation: Generation, chunks: ChatChunks) -> AsyncGenerator[bytes, None]:
-    yield chunks.opening()
+async def _body(generation: Generation, chunks: Chunks) -> AsyncGenerator[bytes, None]:
+    if opening := chunks.opening():
+        yield opening
     try:
         async with aclosing(generation.deltas()) as deltas:
             async for delta in deltas:

@@ -103,7 +103,7 @@ async def test_a_request_goes_over_the_models_sampling_defaults(model_dir: Path)
 async def test_the_prompt_is_the_templates_text_without_another_bos(model_dir: Path) -> None:
     async with Gate(model_dir) as gate:
         admitted = await gate.admit()
-        text = gate.tokenizer.decode(admitted.prompt_token_ids, skip_special_tokens=False)
+        text = gate.tokenizer.decode(admitted.prompts[0], skip_special_tokens=False)
         assert text == "<|im_start|>user\nhi<|im_end|><|im_start|>assistant\n"
 
 
@@ -141,14 +141,14 @@ async def test_no_room_in_the_ledger_is_no_room_for_requests(
 async def test_max_tokens_by_default(model_dir: Path) -> None:
     async with Gate(model_dir) as gate:
         admitted = await gate.admit()
-        assert admitted.params.max_tokens == 2048 - len(admitted.prompt_token_ids)
+        assert admitted.params.max_tokens == 2048 - admitted.num_prompt_tokens
     async with Gate(model_dir, default_max_tokens=7) as gate:
         assert (await gate.admit()).params.max_tokens == 7
         assert (await gate.admit(max_tokens=9)).params.max_tokens == 9
         # What fits comes first.
         tight = await gate.admit(messages=[{"role": "user", "content": "x" * (2048 - 50)}])
         assert tight.params.max_tokens is not None
-        assert tight.params.max_tokens + len(tight.prompt_token_ids) <= 2048
+        assert tight.params.max_tokens + tight.num_prompt_tokens <= 2048
 
 
 async def test_stops_are_ours_to_watch_and_not_the_engines(model_dir: Path) -> None:

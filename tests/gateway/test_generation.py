@@ -58,7 +58,7 @@ class Bench:
             "id": uuid4(),
             "principal": self.principal,
             "model": "tiny",
-            "prompt_token_ids": self.tokens,
+            "prompts": [self.tokens],
             "params": SamplingParams(max_tokens=1000),
             "stop": (),
             "num_choices": 1,

@@ -14,7 +14,7 @@ from gateway.assembler import ChatChunks, Delta
 from gateway.errors import EngineUnavailable
 from gateway.generation import Generation, usage_of
 from gateway.schemas.common import Usage
-from gateway.streaming import ChatEventStream
+from gateway.streaming import EventStream
 from tests.gateway.serving import until
 
 pytestmark = pytest.mark.asyncio
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio
 
 @dataclass
 class ScriptedGeneration:
-    """What ``ChatEventStream`` needs of a ``Generation``."""
+    """What ``EventStream`` needs of a ``Generation``."""
 
     script: list[Delta | float | Exception]
     closed: int = 0
@@ -93,7 +93,7 @@ async def run(
     heartbeat_s: float = 60.0,
 ) -> bytes:
     chunks = ChatChunks(completion_id="c", created=1, model="m", num_choices=1, has_usage=False)
-    response = ChatEventStream(
+    response = EventStream(
         cast(Generation, generation),
         chunks,
         heartbeat_s=heartbeat_s,

@@ -1,0 +1,59 @@
+"""``POST /v1/completions``: prompts without a template."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway import bodies, context
+from gateway.admission import Admission
+from gateway.config import ServerConfig
+from gateway.disconnect import until_disconnect
+from gateway.generation import Generations
+from gateway.routes import answers
+from gateway.schemas.completions import CompletionRequest
+from gateway.text_completion import TextChunks, TextCompletion
+
+_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+def completions_route(
+    admission: Admission, generations: Generations, config: ServerConfig
+) -> Route:
+    async def create(request: Request) -> Response:
+        answers.check_media_type(request)
+        body = bodies.decode(_decoder, await request.body())
+        known = context.of(request.scope)
+        if body.user is not None:
+            known.notes["user"] = body.user
+        admitted, texts = await until_disconnect(
+            request.receive,
+            admission.admit_text_completion(
+                body,
+                request_id=known.request_id,
+                principal=context.principal_of(request.scope),
+            ),
+        )
+        echoes = [text for text in texts for _ in range(admitted.num_choices)]
+        generation = generations.begin(admitted)
+        completion_id = f"cmpl-{admitted.id.hex}"
+        if not body.stream:
+            completion = TextCompletion(
+                completion_id=completion_id,
+                created=generation.created,
+                model=admitted.model,
+                echoes=echoes,
+            )
+            return await answers.collect(request, generation, completion)
+        chunks = TextChunks(
+            completion_id=completion_id,
+            created=generation.created,
+            model=admitted.model,
+            echoes=echoes,
+            has_usage=answers.has_usage(body.stream_options),
+        )
+        return await answers.stream(request, generation, chunks, heartbeat_s=config.heartbeat_s)
+
+    return Route("/v1/completions", create, methods=["POST"])

@@ -1,0 +1,74 @@
+"""The prompts of a text completion: from their four spellings to token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.tokenizer import Tokenizer
+from gateway.errors import InvalidRequestError
+from gateway.schemas.completions import Prompt
+
+MAX_PROMPTS = 32
+LONG_PROMPT_CHARS = 4096
+"""From here on prompts are tokenized in a thread: a few milliseconds of event loop."""
+
+
+class TextPrompt(msgspec.Struct, frozen=True):
+    token_ids: list[int]
+    text: str
+    """As it was sent; what the ids stand for when it was sent as ids."""
+
+
+async def read(prompt: Prompt, tokenizer: Tokenizer) -> list[TextPrompt]:
+    """At least one. Raises ``InvalidRequestError`` with the path of the prompt at fault."""
+    spellings = _spellings(prompt)
+    if len(spellings) > MAX_PROMPTS:
+        raise InvalidRequestError(f"At most {MAX_PROMPTS} prompts.", param="prompt")
+
+    def encode() -> list[TextPrompt]:
+        is_list = len(spellings) > 1 or prompt is spellings
+        return [
+            _encode(spelling, tokenizer, param=f"prompt[{index}]" if is_list else "prompt")
+            for index, spelling in enumerate(spellings)
+        ]
+
+    if sum(map(len, spellings)) < LONG_PROMPT_CHARS:
+        return encode()
+    return await asyncio.to_thread(encode)
+
+
+def _spellings(prompt: Prompt) -> Sequence[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(item) for item in prompt}
+    if kinds == {int}:
+        return [prompt]  # type: ignore[list-item]
+    if kinds in ({str}, {list}):
+        return prompt  # type: ignore[return-value]
+    raise InvalidRequestError(
+        "Must be a text, a list of texts, token ids or a list of lists of token ids.",
+        param="prompt",
+    )
+
+
+def _encode(spelling: str | list[int], tokenizer: Tokenizer, *, param: str) -> TextPrompt:
+    if isinstance(spelling, str):
+        found = TextPrompt(tokenizer.encode(spelling), spelling)
+    else:
+        _check_ids(spelling, tokenizer.vocab_size, param=param)
+        found = TextPrompt(spelling, tokenizer.decode(spelling, skip_special_tokens=False))
+    if not found.token_ids:
+        raise InvalidRequestError("Must hold at least one token.", param=param)
+    return found
+
+
+def _check_ids(token_ids: list[int], vocab_size: int, *, param: str) -> None:
+    for index, token_id in enumerate(token_ids):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"Token ids of this model are from 0 to {vocab_size - 1}, got {token_id}.",
+                param=f"{param}[{index}]",
+            )

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.tokenizer import Tokenizer
+from gateway import text_prompt
+from gateway.errors import InvalidRequestError
+from gateway.schemas.completions import CompletionRequest
+
+pytestmark = pytest.mark.asyncio
+
+
+async def read(model_dir: Path, prompt: Any) -> list[text_prompt.TextPrompt]:
+    body = msgspec.json.encode({"model": "m", "prompt": prompt})
+    request = msgspec.json.decode(body, type=CompletionRequest)
+    return await text_prompt.read(request.prompt, Tokenizer.load(model_dir))
+
+
+async def test_the_four_spellings_are_one_prompt(model_dir: Path) -> None:
+    ids = Tokenizer.load(model_dir).encode("hello")
+    for spelling in ("hello", ["hello"], ids, [ids]):
+        assert await read(model_dir, spelling) == [text_prompt.TextPrompt(ids, "hello")]
+    several = await read(model_dir, ["a", "hello"])
+    assert [prompt.text for prompt in several] == ["a", "hello"]
+    assert await read(model_dir, [several[0].token_ids, ids]) == several
+
+
+async def test_long_prompts_are_read_in_a_thread_to_the_same_end(model_dir: Path) -> None:
+    text = "hello " * text_prompt.LONG_PROMPT_CHARS
+    (prompt,) = await read(model_dir, text)
+    assert prompt.token_ids == Tokenizer.load(model_dir).encode(text)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ("", "prompt"),
+        ([], "prompt"),
+        ([[]], "prompt[0]"),
+        (["a", ""], "prompt[1]"),
+        (["a", 1], "prompt"),
+        ([1, [1]], "prompt"),
+        ([1, -1], "prompt[1]"),
+        ([[1], [1, 10**9]], "prompt[1][1]"),
+        (["a"] * (text_prompt.MAX_PROMPTS + 1), "prompt"),
+    ],
+)
+async def test_what_is_no_prompt(model_dir: Path, prompt: Any, param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await read(model_dir, prompt)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("prompt", [None, 1, True, {"a": 1}, [None], [True], [1.5], [["a"]]])
+async def test_other_types_are_refused_while_decoding(model_dir: Path, prompt: Any) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        await read(model_dir, prompt)
