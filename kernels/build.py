@@ -83,7 +83,7 @@ def _device_architecture() -> str:
 
 def _fingerprint(arch: str, torch_version: str, nvcc: str) -> str:
     digest = hashlib.sha256()
-    for path in sorted(SOURCES.glob("*.cu*")) + [SOURCES / "bind.cpp"]:
+    for path in [*sorted(SOURCES.glob("*.cu*")), SOURCES / "bind.cpp"]:
         digest.update(f"{path.name}\0".encode())
         digest.update(path.read_bytes())
     version = subprocess.run([nvcc, "--version"], capture_output=True, check=True).stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,8 @@ MAX_DECODE_ROWS = 32
 CTAS_PER_SM = {64: 2, 96: 2, 128: 2, 256: 1}
 """Resident CTAs of the decode kernel by head_dim, set by its shared memory."""
 
+_logger = logging.getLogger(__name__)
+Ints = npt.NDArray[np.int64]
 DECODE_HEAD_DIMS = frozenset(CTAS_PER_SM)
 DECODE_DTYPES = frozenset({torch.bfloat16, torch.float16})
 FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -38,6 +41,24 @@ top_k of the vocabulary or more keep all."""
 def load() -> None:
     """Build if needed and register ``torch.ops.sluice_cuda``. Raises ``build.BuildError``."""
     torch.ops.load_library(str(build.library()))  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def available() -> bool:
+    """Whether the kernels are built and loaded here, building them if needed."""
+    if not torch.cuda.is_available():
+        return False
+    try:
+        load()
+    except build.BuildError as error:
+        _logger.warning("CUDA kernels are off: %s", error)
+        return False
+    return True
+
+
+def max_decode_rows(head_dim: int) -> int:
+    """Query tokens times query heads per KV head that one pass of the decode kernel takes."""
+    return 16 if head_dim == 256 else MAX_DECODE_ROWS
 
 
 def register() -> None:
@@ -221,7 +242,7 @@ def step_inputs(
     batch_table: torch.Tensor,
     block_size: int,
 ) -> None:
-    """Look up the tokens ``[computed, computed + queries)`` of each of ``rows``; see step_inputs.cuh.
+    """Look up the tokens ``[computed, computed + queries)`` of each of ``rows``.
 
     tokens: [num_rows, max_len] int64; block_table: [num_rows, max_blocks] int32. rows (-1 =
     padding), computed: [batch] int32; cu_queries: [batch + 1] int32. Written: token_ids, positions,

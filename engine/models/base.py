@@ -41,4 +41,4 @@ class Model(Protocol):
         """token_ids: [num_tokens] int64; returns [num_tokens, hidden], normed."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [num_rows, hidden]; returns [num_rows, vocab] float32."""
+        """hidden: [num_rows, hidden]; returns [num_rows, vocab] of the model's dtype."""

@@ -108,4 +108,4 @@ class LlamaForCausalLM(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.lm_head(hidden)
-        return out.float()
+        return out

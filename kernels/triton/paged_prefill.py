@@ -1,3 +1,4 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
 """Causal attention of many query tokens a sequence over the paged KV cache (FlashAttention-2,
 arXiv 2307.08691), with the query heads of a KV head packed into the rows of one tile.
 
