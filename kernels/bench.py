@@ -1,4 +1,4 @@
-"""``python -m kernels.bench [decode|prefill ...]``: the attention kernels at the shapes of an 8-billion-parameter model.
+"""``python -m kernels.bench [decode|prefill ...]``: the attention kernels at an 8B model's shapes.
 
 32 query heads, 8 KV heads, head_dim 128, bfloat16, scattered blocks of 16. Every run starts with a
 flushed L2 (``triton.testing.do_bench``); times are medians. One JSON line per case, on standard

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TritonAttention:
-    """Does not split a sequence over its keys: a lone long one decodes slower than with ``cuda``."""
+    """Does not split the keys of a sequence: a lone long one decodes slower than with ``cuda``."""
 
     name = "triton"
     block_size_multiple = 1

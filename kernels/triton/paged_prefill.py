@@ -39,7 +39,7 @@ def tiling(head_dim: int, dtype: torch.dtype, rows: int) -> Tiling:
         return Tiling(64, 32, 4, 2)
     if rows <= 64:
         return Tiling(64, 64, 4, 3)
-    return Tiling(128, 64, 8, 3)
+    return Tiling(128, 64, 4, 3)
 
 
 def tile_list(query_lens: Ints, seq_lens: Ints, group: int, rows: int) -> npt.NDArray[np.int32]:

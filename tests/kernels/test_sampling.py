@@ -10,6 +10,14 @@ from kernels import reference  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
+
+@pytest.fixture(autouse=True, scope="module")
+def _kernels() -> None:
+    from kernels import cuda
+
+    cuda.load()
+
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
