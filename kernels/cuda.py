@@ -19,6 +19,7 @@ CTAS_PER_SM = {64: 2, 96: 2, 128: 2, 256: 1}
 
 _logger = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int64]
+MAX_SKINNY_TOKENS = 16
 DECODE_HEAD_DIMS = frozenset(CTAS_PER_SM)
 DECODE_DTYPES = frozenset({torch.bfloat16, torch.float16})
 FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -226,6 +227,20 @@ def rope_and_cache(
     torch.ops.sluice_cuda.rope_and_cache(
         q, k, v, k_cache, v_cache, cos_sin, positions, slots, q_norm, k_norm, eps
     )
+
+
+def skinny_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False
+) -> torch.Tensor:
+    """``x @ weight.T + bias`` of at most ``MAX_SKINNY_TOKENS`` rows, read at the speed of memory.
+
+    x: [tokens, k] bfloat16 or float16; weight: [features, k], k a multiple of 64, features of 16.
+    gated: the features are [gate | up], and the result is ``silu(gate) * up``.
+    """
+    features = weight.shape[0] // 2 if gated else weight.shape[0]
+    out = torch.empty(x.shape[0], features, dtype=x.dtype, device=x.device)
+    torch.ops.sluice_cuda.skinny_linear(out, x, weight, bias, gated)
+    return out
 
 
 def step_inputs(

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from engine.layers.parameter import Weight
-from kernels import onednn
+from kernels import onednn, ops, products
 
 
 class Linear(nn.Module):
@@ -42,7 +41,13 @@ class Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             return onednn.linear(x, self._packed, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return products.linear(x, self.weight, self.bias)
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        """``silu(gate) * up`` of an output that is [gate | up]."""
+        if self._packed is not None:
+            return ops.silu_mul(self(x))
+        return products.gated_linear(x, self.weight, self.bias)
 
 
 class TiedLinear(nn.Module):
@@ -53,6 +58,10 @@ class TiedLinear(nn.Module):
         self._weight = [weight]  # In a list, so that it is not a parameter of this module too.
         self._packed: torch.Tensor | None = None
 
+    @property
+    def weight(self) -> Weight:
+        return self._weight[0]
+
     def pack(self) -> None:
         if _packs(self._weight[0]):
             self._packed = onednn.pack(self._weight[0].data)
@@ -60,7 +69,7 @@ class TiedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             return onednn.linear(x, self._packed, None)
-        return F.linear(x, self._weight[0])
+        return products.linear(x, self._weight[0], None)
 
 
 def _packs(weight: torch.Tensor) -> bool:

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from engine.layers.linear import Linear
-from kernels import ops
 
 
 class GatedMLP(nn.Module):
@@ -32,5 +31,5 @@ class GatedMLP(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down_proj(ops.silu_mul(self.gate_up_proj(x)))
+        out: torch.Tensor = self.down_proj(self.gate_up_proj.gated(x))
         return out

@@ -12,6 +12,8 @@ from engine.attention.base import AttentionShape, CapturableBackend
 from engine.attention.select import select_backend
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.layers.linear import Linear, TiedLinear
+from engine.layers.mlp import GatedMLP
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig
 from engine.models.config import DTYPES, read_config
@@ -30,7 +32,7 @@ from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
 from engine.weights.dummy import draw_weights
 from engine.weights.load import load_weights
-from kernels import cpu, cuda
+from kernels import cpu, cuda, products
 
 OnProgress = Callable[[LoadProgress], None]
 
@@ -66,7 +68,9 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
 
     def activation_bytes() -> int:
         report(LoadProgress("Measuring the largest step", 0.9))
-        return measure_activation_bytes(
+        # CUDA graphs keep memory of their own, for a step that is no larger.
+        copies = 1 if config.enforce_eager else 2
+        return copies * measure_activation_bytes(
             model,
             model_config,
             config,
@@ -88,6 +92,9 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         seed=config.seed,
         device=device,
     )
+    if device.type == "cuda" and has_kernels:
+        report(LoadProgress("Measuring matrix products", 0.95))
+        _measure_products(cast("nn.Module", model))
     graphs = None
     if isinstance(attention, CapturableBackend) and not config.enforce_eager:
         graphs = DecodeGraphs(
@@ -138,6 +145,15 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
     if config.dtype != "auto":
         return DTYPES[config.dtype]
     return torch.float32 if device.type == "cpu" else model.dtype
+
+
+def _measure_products(model: nn.Module) -> None:
+    for module in model.modules():
+        match module:
+            case GatedMLP():
+                products.measure(module.gate_up_proj.weight, gated=True)
+            case Linear() | TiedLinear():
+                products.measure(module.weight, gated=False)
 
 
 def _load_weights(

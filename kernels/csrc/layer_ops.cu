@@ -1,6 +1,7 @@
 // Memory-bound row operations: every element is read and written once, 16 bytes at a time, with
 // fp32 arithmetic that rounds exactly where the reference does.
 
+#include "dependent_launch.cuh"
 #include "layer_ops.cuh"
 
 namespace sluice {
@@ -28,6 +29,8 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(T* out, const T* x, T* r
                                                         const T* weight, int width,
                                                         int64_t x_stride, float eps) {
   using V = Vector<T>;
+  allow_next();
+  wait_for_inputs();
   const int64_t row = blockIdx.x;
   const int vectors = width / V::kSize;
   const V* src = reinterpret_cast<const V*>(x + row * x_stride);
@@ -71,6 +74,8 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(T* out, const T* x, T* r
 template <typename T>
 __global__ void __launch_bounds__(256) silu_mul_kernel(T* out, const T* x, int rows, int width) {
   using V = Vector<T>;
+  allow_next();
+  wait_for_inputs();
   const int vectors = width / V::kSize;
   const int64_t total = static_cast<int64_t>(rows) * vectors;
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < total; i += gridDim.x * 256ll) {
@@ -94,6 +99,8 @@ __global__ void __launch_bounds__(256) silu_mul_kernel(T* out, const T* x, int r
 template <typename T>
 __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, int pairs) {
   using V = Vector<T>;
+  allow_next();
+  wait_for_inputs();
   const int heads = p.q_heads + 2 * p.kv_heads;
   const int64_t index = blockIdx.x * 256ll + threadIdx.x;
   const int64_t item = index / pairs;
@@ -151,6 +158,8 @@ __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, i
 // Any rotary_dim. One warp per token and head.
 template <typename T>
 __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p) {
+  allow_next();
+  wait_for_inputs();
   const int heads = p.q_heads + 2 * p.kv_heads;
   const int64_t item = blockIdx.x * 8ll + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -202,10 +211,9 @@ cudaError_t rms_norm_typed(void* out, const void* x, void* residual, const void*
   const int vectors = width / Vector<T>::kSize;
   const int threads = min(1024, (vectors + 31) / 32 * 32);
   auto run = [&](auto kernel) {
-    kernel<<<rows, threads, 0, stream>>>(static_cast<T*>(out), static_cast<const T*>(x),
-                                         static_cast<T*>(residual), static_cast<const T*>(weight),
-                                         width, x_stride, eps);
-    return cudaGetLastError();
+    return launch_dependent(kernel, rows, threads, 0, stream, static_cast<T*>(out),
+                            static_cast<const T*>(x), static_cast<T*>(residual),
+                            static_cast<const T*>(weight), width, x_stride, eps);
   };
   if (vectors <= threads) return run(rms_norm_kernel<T, 1>);
   if (vectors <= 4 * threads) return run(rms_norm_kernel<T, 4>);
@@ -216,9 +224,8 @@ template <typename T>
 cudaError_t silu_mul_typed(void* out, const void* x, int rows, int width, cudaStream_t stream) {
   const int64_t total = static_cast<int64_t>(rows) * (width / Vector<T>::kSize);
   const int blocks = static_cast<int>(min((total + 255) / 256, static_cast<int64_t>(132 * 16)));
-  silu_mul_kernel<T>
-      <<<blocks, 256, 0, stream>>>(static_cast<T*>(out), static_cast<const T*>(x), rows, width);
-  return cudaGetLastError();
+  return launch_dependent(silu_mul_kernel<T>, blocks, 256, 0, stream, static_cast<T*>(out),
+                          static_cast<const T*>(x), rows, width);
 }
 
 template <typename T>
@@ -227,11 +234,10 @@ cudaError_t rope_typed(const RopeParams& p, cudaStream_t stream) {
   const int pairs = p.head_dim / 2 / Vector<T>::kSize;
   const bool whole = p.rotary_dim == p.head_dim && p.head_dim == 2 * pairs * Vector<T>::kSize;
   if (whole && pairs > 0 && pairs <= 32 && (pairs & (pairs - 1)) == 0) {
-    rope_vectors_kernel<T><<<(items * pairs + 255) / 256, 256, 0, stream>>>(p, pairs);
-    return cudaGetLastError();
+    return launch_dependent(rope_vectors_kernel<T>, (items * pairs + 255) / 256, 256, 0, stream, p,
+                            pairs);
   }
-  rope_and_cache_kernel<T><<<(items + 7) / 8, 256, 0, stream>>>(p);
-  return cudaGetLastError();
+  return launch_dependent(rope_and_cache_kernel<T>, (items + 7) / 8, 256, 0, stream, p);
 }
 
 }  // namespace
