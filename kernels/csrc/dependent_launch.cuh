@@ -1,11 +1,15 @@
 // Programmatic dependent launch (sm_90): a kernel may start while the one before it still runs, and
 // do what does not depend on it; so the gaps between the small kernels of a decode step close.
 //
+// A kernel that allows the next one does so after its own wait, so that no more than one runs ahead:
+// with longer chains the waiting CTAs take the place of working ones (measured: slower than none).
+//
 // Every kernel launched with launch_dependent must call wait_for_inputs before it touches anything
 // another kernel wrote or reads. Waits chain: the kernel before ends only after its own wait.
 #pragma once
 
 #include <cuda_runtime.h>
+#include <cstdlib>
 #include <utility>
 
 namespace sluice {
@@ -26,6 +30,7 @@ __device__ __forceinline__ void wait_for_inputs() {
 
 inline bool device_has_dependent_launch() {
   static const bool has = [] {
+    if (getenv("SLUICE_NO_PDL")) return false;
     int device = 0, major = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);

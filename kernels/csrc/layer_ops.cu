@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(T* out, const T* x, T* r
                                                         const T* weight, int width,
                                                         int64_t x_stride, float eps) {
   using V = Vector<T>;
-  allow_next();
   wait_for_inputs();
+  allow_next();
   const int64_t row = blockIdx.x;
   const int vectors = width / V::kSize;
   const V* src = reinterpret_cast<const V*>(x + row * x_stride);
@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(T* out, const T* x, T* r
 template <typename T>
 __global__ void __launch_bounds__(256) silu_mul_kernel(T* out, const T* x, int rows, int width) {
   using V = Vector<T>;
-  allow_next();
   wait_for_inputs();
+  allow_next();
   const int vectors = width / V::kSize;
   const int64_t total = static_cast<int64_t>(rows) * vectors;
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < total; i += gridDim.x * 256ll) {
@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(256) silu_mul_kernel(T* out, const T* x, int r
 template <typename T>
 __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, int pairs) {
   using V = Vector<T>;
-  allow_next();
   wait_for_inputs();
+  allow_next();
   const int heads = p.q_heads + 2 * p.kv_heads;
   const int64_t index = blockIdx.x * 256ll + threadIdx.x;
   const int64_t item = index / pairs;
@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, i
 // Any rotary_dim. One warp per token and head.
 template <typename T>
 __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p) {
-  allow_next();
   wait_for_inputs();
+  allow_next();
   const int heads = p.q_heads + 2 * p.kv_heads;
   const int64_t item = blockIdx.x * 8ll + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;

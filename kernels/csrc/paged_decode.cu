@@ -527,7 +527,6 @@ class Decoder {
 template <typename T, int D, int kRowTiles, int kStages, bool kExtras>
 __global__ void __launch_bounds__(kThreads) paged_decode_kernel(const DecodeParams params) {
   extern __shared__ __align__(128) unsigned char raw[];
-  allow_next();
   wait_for_inputs();
   Decoder<T, D, kRowTiles, kStages, kExtras> decoder(
       params, *reinterpret_cast<Shared<D, kRowTiles, kStages>*>(raw));
