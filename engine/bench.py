@@ -223,38 +223,15 @@ def table(results: Sequence[Measurement]) -> Table:
 
 @contextmanager
 def model_folder(model: str | None, config: dict[str, Any] | None) -> Iterator[str]:
-    """``model``, or a folder with random weights of the shape that ``config`` gives."""
+    """``model``, or a folder with ``config`` alone, to be loaded with random weights."""
     if model is not None:
         yield model
     elif config is None:
         yield str(Path(__file__).parent / "demo" / "model")
     else:
         with tempfile.TemporaryDirectory(prefix="sluice-bench-") as directory:
-            write_random_model(config, Path(directory))
+            (Path(directory) / "config.json").write_text(json.dumps(config))
             yield directory
-
-
-def write_random_model(config: dict[str, Any], directory: Path) -> None:
-    """Speed depends on the shapes only, so the weights may be noise.
-
-    Every tensor repeats one block of noise: drawing billions of numbers would take minutes.
-    """
-    import torch
-    import transformers
-
-    hf: Any = transformers  # half typed
-    (directory / "config.json").write_text(json.dumps(config))
-    parsed = hf.AutoConfig.from_pretrained(directory)
-    dtype = getattr(torch, config.get("torch_dtype", "float32"))
-    with torch.device("meta"):
-        model = hf.AutoModelForCausalLM.from_config(parsed, dtype=dtype)
-    noise = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)) * 0.02
-    model = model.to_empty(device="cpu")
-    for parameter in model.parameters():
-        repeats = -(-parameter.numel() // noise.numel())
-        values = noise.to(dtype).repeat(repeats)[: parameter.numel()]
-        parameter.data.copy_(values.view_as(parameter))
-    model.save_pretrained(directory)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -274,6 +251,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--max-num-batched-tokens", type=int, default=2048)
     engine.add_argument("--gpu-memory-utilization", type=float, default=0.92)
     engine.add_argument("--num-threads", type=int)
+    engine.add_argument("--attention-backend", default="auto")
+    engine.add_argument("--enforce-eager", action="store_true")
     return parser.parse_args(arguments)
 
 
@@ -285,6 +264,8 @@ ENGINE_OPTIONS = (
     "max_num_batched_tokens",
     "gpu_memory_utilization",
     "num_threads",
+    "attention_backend",
+    "enforce_eager",
 )
 
 
@@ -311,6 +292,8 @@ def _bench(options: argparse.Namespace, console: Console) -> None:
 
     with model_folder(options.model, config) as model:
         settings = {name: getattr(options, name) for name in ENGINE_OPTIONS}
+        if options.model is None and config is not None:
+            settings["load_format"] = "dummy"
         llm = LLM(model, skip_tokenizer_init=True, **settings)
         engines = [("sluice", sluice_engine(llm))]
         if options.cases is None and not options.no_transformers:

@@ -11,6 +11,8 @@ from engine.errors import ConfigError
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "dummy"]
+AttentionBackendName = Literal["auto", "cuda", "triton", "cpu", "torch"]
 Policy = Literal["fcfs", "priority", "fair_share"]
 
 
@@ -23,6 +25,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Where the model runs; ``auto`` takes a GPU when there is one."""
     dtype: Dtype = "auto"
     """``auto``: float32 on a CPU, the checkpoint's own on a GPU."""
+    load_format: LoadFormat = "auto"
+    """``auto`` reads safetensors files; ``dummy`` draws random weights, to measure speed without a
+    checkpoint (a config.json is enough)."""
+    attention_backend: AttentionBackendName = "auto"
+    """``auto`` takes the best that serves the model here; one that cannot is refused by name."""
+    enforce_eager: bool = False
+    """Launch every kernel of a decode step by itself, without CUDA graphs."""
     skip_tokenizer_init: bool = False
     """Offline only: token ids in, token ids out, no tokenizer needed."""
     max_model_len: int | None = None
@@ -76,8 +85,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Admit a request only when the blocks are expected to suffice until the running ones end."""
     watermark: float = 0.01
     """Share of the blocks that admissions leave free for the requests already running."""
-    async_scheduling: bool = False
-    """Plan step N+1 while step N runs. Pays where the device works beside the host."""
+    async_scheduling: bool | None = None
+    """Plan step N+1 while step N runs. None: on a GPU, which works beside the host."""
     num_threads: int | None = None
     """Torch's CPU threads; None leaves torch's choice."""
     seed: int = 0

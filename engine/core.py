@@ -31,7 +31,8 @@ _GRAMMAR_WAIT_S = 0.002
 class EngineCore:
     """Drives a runner. Torch-free, single-threaded, and without any I/O of its own.
 
-    ``overlap`` plans step N+1 while N runs on the device (default: ``config.async_scheduling``).
+    ``overlap`` plans step N+1 while N runs on the device (default: ``config.async_scheduling``,
+    or False where that is None).
     No single request can make ``step`` raise: a request that cannot go on ends with an error
     output. What does raise comes from the runner, and means that the engine is lost.
     """
@@ -50,7 +51,7 @@ class EngineCore:
         self._runner = runner
         self._max_model_len = max_model_len
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._overlap = config.async_scheduling if overlap is None else overlap
+        self._overlap = bool(config.async_scheduling) if overlap is None else overlap
         self._clock = clock
         self._cache = CacheManager(
             runner.num_blocks,

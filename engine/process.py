@@ -99,6 +99,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
         max_model_len=runner.max_model_len,
         eos_token_ids=eos_token_ids,
         grammar=_grammar_compiler(tokenizer, eos_token_ids, runner.vocab_size),
+        overlap=runner.device.type == "cuda" if config.async_scheduling is None else None,
     )
     ready = Ready(
         model=config.model,

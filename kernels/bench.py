@@ -1,4 +1,4 @@
-"""``python -m kernels.bench``: the attention kernels at the shapes of an 8-billion-parameter model.
+"""``python -m kernels.bench [decode|prefill ...]``: the attention kernels at an 8B model's shapes.
 
 32 query heads, 8 KV heads, head_dim 128, bfloat16, scattered blocks of 16. Every run starts with a
 flushed L2 (``triton.testing.do_bench``); times are medians. One JSON line per case, on standard
@@ -8,7 +8,9 @@ output.
 from __future__ import annotations
 
 import json
+import sys
 
+import numpy as np
 import torch
 
 from kernels import cuda
@@ -26,6 +28,16 @@ DECODE_CASES = (
     (256, 2048),
     (4, 65536),
 )
+
+PREFILL_CASES = (
+    (1, 2048, 0),
+    (1, 8192, 0),
+    (4, 2048, 0),
+    (1, 2048, 8192),
+    (1, 2048, 30720),
+    (16, 512, 0),
+)
+"""(batch, chunk, tokens before it)"""
 
 
 def decode_case(
@@ -83,11 +95,55 @@ def decode_case(
     }
 
 
-def main() -> None:
-    for batch, context in DECODE_CASES:
+def prefill_case(
+    batch: int, chunk: int, before: int, how: object = None
+) -> dict[str, float | int | str]:
+    """Time of one layer's prefill attention in microseconds, and its matrix products per second."""
+    from triton.testing import do_bench
+
+    from kernels.triton import paged_prefill
+
+    context = before + chunk
+    blocks = batch * context // BLOCK_SIZE
+    shape = (blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    k_cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    v_cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    table = torch.randperm(blocks, device="cuda").to(torch.int32).view(batch, -1)
+    q = torch.randn(batch * chunk, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty_like(q)
+    lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+    cu = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * chunk
+    group = HEADS // KV_HEADS
+    if not isinstance(how, paged_prefill.Tiling):
+        how = paged_prefill.tiling(HEAD_DIM, q.dtype, chunk * group)
+    tiles = torch.from_numpy(
+        paged_prefill.tile_list(np.full(batch, chunk), np.full(batch, context), group, how.rows)
+    ).cuda()
+
+    def step() -> None:
+        paged_prefill.paged_prefill(
+            out, q, k_cache, v_cache, table, lens, cu, tiles, how, scale=HEAD_DIM**-0.5
+        )
+
+    ms = do_bench(step, return_mode="median")
+    products = 4 * batch * HEADS * HEAD_DIM * (chunk * before + chunk * (chunk + 1) / 2)
+    return {
+        "kernel": "paged_prefill",
+        "batch": batch,
+        "chunk": chunk,
+        "before": before,
+        "us": round(ms * 1e3, 1),
+        "TFLOP_s": round(products / ms / 1e9, 1),
+    }
+
+
+def main(kinds: list[str]) -> None:
+    for batch, context in DECODE_CASES if "decode" in kinds else ():
         for queries in (1, 4):
             print(json.dumps(decode_case(batch, context, queries)), flush=True)
+    for case in PREFILL_CASES if "prefill" in kinds else ():
+        print(json.dumps(prefill_case(*case)), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or ["decode", "prefill"])

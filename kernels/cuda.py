@@ -3,22 +3,70 @@
 from __future__ import annotations
 
 import functools
+import logging
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from kernels import build
+from kernels import build, ops
 
 MAX_DECODE_ROWS = 32
 """Query tokens times query heads per KV head that one pass of the decode kernel takes."""
 CTAS_PER_SM = {64: 2, 96: 2, 128: 2, 256: 1}
 """Resident CTAs of the decode kernel by head_dim, set by its shared memory."""
 
+_logger = logging.getLogger(__name__)
+Ints = npt.NDArray[np.int64]
+MAX_SKINNY_TOKENS = 16
+DECODE_HEAD_DIMS = frozenset(CTAS_PER_SM)
+DECODE_DTYPES = frozenset({torch.bfloat16, torch.float16})
+FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+SAMPLING_ROW = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("top_k", np.int32),
+        ("seed", np.uint64),
+        ("unused", np.uint64),
+    ]
+)
+"""How a request samples, see sampling.cuh: temperature 0 takes the best token; top_p 1, min_p 0 and
+top_k of the vocabulary or more keep all."""
+
 
 @functools.cache
 def load() -> None:
     """Build if needed and register ``torch.ops.sluice_cuda``. Raises ``build.BuildError``."""
     torch.ops.load_library(str(build.library()))  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def available() -> bool:
+    """Whether the kernels are built and loaded here, building them if needed."""
+    if not torch.cuda.is_available():
+        return False
+    try:
+        load()
+    except build.BuildError as error:
+        _logger.warning("CUDA kernels are off: %s", error)
+        return False
+    return True
+
+
+def max_decode_rows(head_dim: int) -> int:
+    """Query tokens times query heads per KV head that one pass of the decode kernel takes."""
+    return 16 if head_dim == 256 else MAX_DECODE_ROWS
+
+
+def register() -> None:
+    """Serve tensors on GPUs with these kernels wherever ``ops`` is called."""
+    load()
+    for op in (rms_norm, silu_mul, rope_and_cache, apply_token_bitmask, sample):
+        ops.register(op.__name__, "cuda", op, dtypes=FLOATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +227,101 @@ def rope_and_cache(
     torch.ops.sluice_cuda.rope_and_cache(
         q, k, v, k_cache, v_cache, cos_sin, positions, slots, q_norm, k_norm, eps
     )
+
+
+def skinny_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False
+) -> torch.Tensor:
+    """``x @ weight.T + bias`` of at most ``MAX_SKINNY_TOKENS`` rows, read at the speed of memory.
+
+    x: [tokens, k] bfloat16 or float16; weight: [features, k], k a multiple of 64, features of 16.
+    gated: the features are [gate | up], and the result is ``silu(gate) * up``.
+    """
+    features = weight.shape[0] // 2 if gated else weight.shape[0]
+    out = torch.empty(x.shape[0], features, dtype=x.dtype, device=x.device)
+    torch.ops.sluice_cuda.skinny_linear(out, x, weight, bias, gated)
+    return out
+
+
+def step_inputs(
+    tokens: torch.Tensor,
+    block_table: torch.Tensor,
+    rows: torch.Tensor,
+    computed: torch.Tensor,
+    cu_queries: torch.Tensor,
+    *,
+    token_ids: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    seq_lens: torch.Tensor,
+    batch_table: torch.Tensor,
+    block_size: int,
+) -> None:
+    """Look up the tokens ``[computed, computed + queries)`` of each of ``rows``.
+
+    tokens: [num_rows, max_len] int64; block_table: [num_rows, max_blocks] int32. rows (-1 =
+    padding), computed: [batch] int32; cu_queries: [batch + 1] int32. Written: token_ids, positions,
+    slots [num_tokens] int64; seq_lens [batch] int32; batch_table [batch, max_blocks] int32.
+    """
+    torch.ops.sluice_cuda.step_inputs(
+        tokens,
+        block_table,
+        rows,
+        computed,
+        cu_queries,
+        token_ids,
+        positions,
+        slots,
+        seq_lens,
+        batch_table,
+        block_size,
+    )
+
+
+def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
+    """See ``reference.apply_token_bitmask``; no two masks may belong to the same row."""
+    torch.ops.sluice_cuda.apply_token_bitmask(logits, bitmask, rows)
+
+
+def sample_rows(
+    logits: torch.Tensor,
+    table: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    tokens: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Draw a token for each row of logits as its entry of ``table`` says: int64 [num_rows].
+
+    logits: [num_rows, vocab], any float dtype; table: [max_rows, 32] uint8, ``SAMPLING_ROW`` each;
+    rows, positions: [num_rows] int32. With ``tokens`` [max_rows, max_len] the draw is stored at
+    ``tokens[row, position]`` too. Nothing is written for row -1.
+    """
+    out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    torch.ops.sluice_cuda.sample(out, logits, table, rows, positions, tokens)
+    return out
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """See ``reference.sample``."""
+    how = np.zeros(logits.shape[0], SAMPLING_ROW)
+    how["temperature"] = temperature.cpu().numpy()
+    how["top_k"] = logits.shape[1] if top_k is None else top_k.cpu().numpy()
+    how["top_p"] = 1 if top_p is None else top_p.cpu().numpy()
+    how["min_p"] = 0 if min_p is None else min_p.cpu().numpy()
+    how["seed"] = seeds.cpu().numpy().view(np.uint64)
+    table = torch.from_numpy(sampling_bytes(how)).to(logits.device)
+    rows = torch.arange(len(how), dtype=torch.int32, device=logits.device)
+    return sample_rows(logits, table, rows, positions.to(logits.device, torch.int32))
+
+
+def sampling_bytes(rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
+    """``SAMPLING_ROW`` entries as ``sample_rows`` takes them: [num_rows, 32]."""
+    return rows.view(np.uint8).reshape(len(rows), SAMPLING_ROW.itemsize)

@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What a backend must be able to serve."""
+
+    dtype: torch.dtype
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """The sequences of one step in device memory: nothing here needs the host."""
+
+    seq_lens: torch.Tensor
+    """[batch] int32, the step's tokens included; 0 for padding."""
+    cu_queries: torch.Tensor
+    """[batch + 1] int32: prefix sums of the step's tokens."""
+    block_table: torch.Tensor
+    """[batch, max_blocks] int32; entries past a sequence's end mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +46,8 @@ class AttentionBatch:
     """[batch], on the host: each sequence's row of the block table."""
     block_table: torch.Tensor
     """[num_rows, max_blocks] int32; entries past a sequence's end mean nothing."""
+    on_device: DeviceBatch | None = None
+    """The same for backends that read device memory; None where there are no CUDA kernels."""
 
 
 class StepAttention(Protocol):
@@ -49,3 +75,11 @@ class AttentionBackend(Protocol):
 
     def prepare(self, batch: AttentionBatch, block_size: int) -> StepAttention:
         """Build whatever the layers of a step share."""
+
+
+@runtime_checkable
+class CapturableBackend(AttentionBackend, Protocol):
+    """A backend whose decode steps can live in a CUDA graph."""
+
+    def prepare_decode(self, batch: DeviceBatch, block_size: int) -> StepAttention:
+        """Like ``prepare`` for one token a sequence, without looking at the data."""

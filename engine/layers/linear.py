@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch.nn import functional as F
 
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
-from kernels import onednn
+from kernels import onednn, ops, products
 
 
 class Linear(Module):
@@ -41,7 +40,14 @@ class Linear(Module):
         bias = None if self.bias is None else self.bias.data
         if self._packed is not None:
             return onednn.linear(x, self._packed, bias)
-        return F.linear(x, self.weight.data, bias)
+        return products.linear(x, self.weight.data, bias)
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        """``silu(gate) * up`` of an output that is [gate | up]."""
+        if self._packed is not None:
+            return ops.silu_mul(self(x))
+        bias = None if self.bias is None else self.bias.data
+        return products.gated_linear(x, self.weight.data, bias)
 
 
 class TiedLinear(Module):
@@ -51,6 +57,11 @@ class TiedLinear(Module):
         self._weight = weight
         self._packed: torch.Tensor | None = None
 
+    @property
+    def weight(self) -> Weight:
+        """The embedding's."""
+        return self._weight
+
     def pack(self) -> None:
         if _packs(self._weight.data):
             self._packed = onednn.pack(self._weight.data)
@@ -58,7 +69,7 @@ class TiedLinear(Module):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             return onednn.linear(x, self._packed, None)
-        return F.linear(x, self._weight.data)
+        return products.linear(x, self._weight.data, None)
 
 
 def _packs(weight: torch.Tensor) -> bool:

@@ -6,7 +6,6 @@ import torch
 
 from engine.layers.linear import Linear
 from engine.layers.module import Module
-from kernels import ops
 
 
 class GatedMLP(Module):
@@ -31,4 +30,4 @@ class GatedMLP(Module):
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(ops.silu_mul(self.gate_up_proj(x)))
+        return self.down_proj(self.gate_up_proj.gated(x))

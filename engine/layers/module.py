@@ -31,6 +31,13 @@ class Module:
             else:
                 yield from child.named_weights(f"{prefix}{name}.")
 
+    def modules(self) -> Iterator[Module]:
+        """This module and all below it."""
+        yield self
+        for _, child in self.children():
+            if isinstance(child, Module):
+                yield from child.modules()
+
     def pack(self) -> None:
         """Call once the weights are loaded: puts them into their fastest form."""
         for _, child in self.children():

@@ -55,4 +55,4 @@ class Model(Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [num_rows, hidden]; returns [num_rows, vocab] float32."""
+        """hidden: [num_rows, hidden]; returns [num_rows, vocab] of the model's dtype."""

@@ -100,4 +100,4 @@ class LlamaForCausalLM(Model):
         return self.model(token_ids, step)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(hidden).float()
+        return self.lm_head(hidden)

@@ -16,9 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBatch
+from engine.attention.base import AttentionBatch, DeviceBatch
 from engine.runner.rows import Ints, RowTable
+from engine.sampling.sampler import DeviceRows
 from engine.scheduler.plan import Chunk
+from kernels import cuda
+from kernels.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,41 +38,114 @@ class StepInputs:
     sampled_rows: Ints
     sampled_positions: Ints
     """[num_sampled], on the host: where the sampled token goes."""
+    sampled_on_device: DeviceRows | None
+    """The last two in device memory, if they are there already."""
     logits_index: torch.Tensor | None
     """[num_sampled] int64: the tokens whose logits are needed; None: all of them."""
 
 
-def build_inputs(chunks: Sequence[Chunk], table: RowTable, block_size: int) -> StepInputs:
-    device = table.tokens.device
-    fields = np.array(
-        [(c.row, c.num_computed_tokens, c.num_scheduled_tokens, c.samples) for c in chunks],
-        np.int64,
-    )
-    rows, computed, query_lens, samples = np.ascontiguousarray(fields.T)
-    seq_lens = computed + query_lens
-    if int(query_lens.max()) == 1:
-        token_rows, positions, last_tokens = rows, computed, np.arange(len(rows))
-    else:
-        ends = query_lens.cumsum()
-        token_rows = rows.repeat(query_lens)
-        positions = np.arange(ends[-1]) + (computed - ends + query_lens).repeat(query_lens)
-        last_tokens = ends - 1
-    sampled = samples.nonzero()[0]
+@dataclass(frozen=True, slots=True)
+class ChunkFields:
+    """A plan's chunks as columns: [num_chunks] each, on the host."""
 
-    host = np.stack((token_rows, positions))
-    on_device = torch.from_numpy(host).to(device, non_blocking=True)
+    rows: Ints
+    computed: Ints
+    query_lens: Ints
+    samples: Ints
+
+    @classmethod
+    def read(cls, chunks: Sequence[Chunk]) -> ChunkFields:
+        fields = np.array(
+            [(c.row, c.num_computed_tokens, c.num_scheduled_tokens, c.samples) for c in chunks],
+            np.int64,
+        )
+        return cls(*np.ascontiguousarray(fields.T))
+
+
+def build_inputs(fields: ChunkFields, table: RowTable, block_size: int) -> StepInputs:
+    if table.tokens.is_cuda and cuda.available():
+        return _build_on_device(fields, table, block_size)
+    rows, computed, query_lens = fields.rows, fields.computed, fields.query_lens
+    device = table.tokens.device
+    ends = query_lens.cumsum()
+    token_rows = rows.repeat(query_lens)
+    positions = np.arange(ends[-1]) + (computed - ends + query_lens).repeat(query_lens)
+    on_device = to_device(np.stack((token_rows, positions)), device)
     token_rows_d, positions_d = on_device[0], on_device[1]
     blocks = table.block_table[token_rows_d, positions_d // block_size]
-    everything_sampled = len(sampled) == len(positions)
-    return StepInputs(
+    return assemble(
+        fields,
         token_ids=table.tokens[token_rows_d, positions_d],
         positions=positions_d,
         slots=blocks * block_size + positions_d % block_size,
-        attention=AttentionBatch(query_lens, seq_lens, rows, table.block_table),
+        block_table=table.block_table,
+    )
+
+
+def _build_on_device(fields: ChunkFields, table: RowTable, block_size: int) -> StepInputs:
+    device = table.tokens.device
+    batch, num_tokens = len(fields.rows), int(fields.query_lens.sum())
+    host = np.zeros(3 * batch + 1, np.int32)
+    host[:batch], host[batch : 2 * batch] = fields.rows, fields.computed
+    np.cumsum(fields.query_lens, out=host[2 * batch + 1 :])
+    sent = to_device(host, device)
+    rows, computed, cu_queries = sent[:batch], sent[batch : 2 * batch], sent[2 * batch :]
+    token_ids, positions, slots = torch.empty(3, num_tokens, dtype=torch.int64, device=device)
+    on_device = DeviceBatch(
+        torch.empty(batch, dtype=torch.int32, device=device),
+        cu_queries,
+        table.block_table.new_empty(batch, table.block_table.shape[1]),
+    )
+    cuda.step_inputs(
+        table.tokens,
+        table.block_table,
+        rows,
+        computed,
+        cu_queries,
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        seq_lens=on_device.seq_lens,
+        batch_table=on_device.block_table,
+        block_size=block_size,
+    )
+    return assemble(
+        fields,
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        block_table=table.block_table,
+        on_device=on_device,
+        rows=rows,
+    )
+
+
+def assemble(
+    fields: ChunkFields,
+    *,
+    token_ids: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    block_table: torch.Tensor,
+    on_device: DeviceBatch | None = None,
+    rows: torch.Tensor | None = None,
+) -> StepInputs:
+    """Add what the host knows. rows: [num_chunks] int32, where the device knows them too."""
+    sampled = fields.samples.nonzero()[0]
+    seq_lens = fields.computed + fields.query_lens
+    logits_index = sampled_on_device = None
+    if len(sampled) < len(positions):
+        logits_index = to_device(fields.query_lens.cumsum()[sampled] - 1, positions.device)
+    if rows is not None and on_device is not None and len(sampled) == len(fields.rows):
+        sampled_on_device = DeviceRows(rows, on_device.seq_lens)
+    return StepInputs(
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        attention=AttentionBatch(fields.query_lens, seq_lens, fields.rows, block_table, on_device),
         sampled_chunks=sampled,
-        sampled_rows=rows[sampled],
+        sampled_rows=fields.rows[sampled],
         sampled_positions=seq_lens[sampled],
-        logits_index=None
-        if everything_sampled
-        else torch.from_numpy(last_tokens[sampled]).to(device, non_blocking=True),
+        sampled_on_device=sampled_on_device,
+        logits_index=logits_index,
     )

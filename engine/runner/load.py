@@ -6,13 +6,17 @@ from collections.abc import Callable
 
 import torch
 
+from engine.attention.base import AttentionShape, CapturableBackend
 from engine.attention.select import select_backend
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.layers.linear import Linear, TiedLinear
+from engine.layers.mlp import GatedMLP
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig
 from engine.models.config import DTYPES, read_config
 from engine.models.registry import create_model
+from engine.runner.graphs import DecodeGraphs
 from engine.runner.memory import (
     PagedCache,
     count_blocks,
@@ -22,9 +26,11 @@ from engine.runner.memory import (
 from engine.runner.profile import measure_activation_bytes
 from engine.runner.rows import RowTable
 from engine.runner.runner import TorchRunner
+from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
+from engine.weights.dummy import draw_weights
 from engine.weights.load import load_weights
-from kernels import cpu
+from kernels import cpu, cuda, products
 
 OnProgress = Callable[[LoadProgress], None]
 
@@ -41,16 +47,28 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     dtype = _dtype(config, model_config, device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    if device.type == "cpu" and cpu.available():
-        cpu.register()
-    attention = select_backend(device, dtype, config.block_size, model_config.head_dim)
+    has_kernels = _register_kernels(device)
+    attention = select_backend(
+        config.attention_backend,
+        device,
+        AttentionShape(
+            dtype,
+            model_config.num_heads,
+            model_config.num_kv_heads,
+            model_config.head_dim,
+            config.block_size,
+            config.max_num_seqs,
+        ),
+    )
     asked_len = requested_max_model_len(config, model_config)
     model = create_model(model_config, max_model_len=asked_len, dtype=dtype, device=device)
     _load_weights(config, model_config, model, report)
 
     def activation_bytes() -> int:
         report(LoadProgress("Measuring the largest step", 0.9))
-        return measure_activation_bytes(
+        # CUDA graphs keep memory of their own, for a step that is no larger.
+        copies = 1 if config.enforce_eager else 2
+        return copies * measure_activation_bytes(
             model,
             model_config,
             config,
@@ -63,18 +81,38 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     num_blocks = count_blocks(config, model_config, dtype, device, activation_bytes)
     max_model_len = fit_max_model_len(config, model_config, num_blocks)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
+    cache = PagedCache(model_config, num_blocks, config.block_size, dtype=dtype, device=device)
+    table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device)
+    sampler = (CudaSampler if has_kernels and device.type == "cuda" else Sampler)(
+        config.max_num_seqs,
+        model_config.vocab_size,
+        model_config.eos_token_ids,
+        seed=config.seed,
+        device=device,
+    )
+    if device.type == "cuda" and has_kernels:
+        report(LoadProgress("Measuring matrix products", 0.95))
+        _measure_products(model)
+    graphs = None
+    if isinstance(attention, CapturableBackend) and not config.enforce_eager:
+        graphs = DecodeGraphs(
+            model,
+            cache.layers,
+            table,
+            attention,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+        )
+        graphs.capture(
+            lambda done: report(LoadProgress("Capturing CUDA graphs", 0.95 + 0.05 * done))
+        )
     runner = TorchRunner(
         model,
-        PagedCache(model_config, num_blocks, config.block_size, dtype=dtype, device=device),
-        RowTable(config.max_num_seqs, max_model_len, config.block_size, device),
-        Sampler(
-            config.max_num_seqs,
-            model_config.vocab_size,
-            model_config.eos_token_ids,
-            seed=config.seed,
-            device=device,
-        ),
+        cache,
+        table,
+        sampler,
         attention,
+        graphs,
         block_size=config.block_size,
         max_model_len=max_model_len,
         vocab_size=model_config.vocab_size,
@@ -83,6 +121,15 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     )
     report(LoadProgress("Model loaded", 1.0))
     return runner
+
+
+def _register_kernels(device: torch.device) -> bool:
+    """Offer our own kernels for the device to ``ops``; False where they cannot be built."""
+    kernels = cuda if device.type == "cuda" else cpu
+    if not kernels.available():
+        return False
+    kernels.register()
+    return True
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -98,6 +145,15 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
     return torch.float32 if device.type == "cpu" else model.dtype
 
 
+def _measure_products(model: Model) -> None:
+    for module in model.modules():
+        match module:
+            case GatedMLP():
+                products.measure(module.gate_up_proj.weight.data, gated=True)
+            case Linear() | TiedLinear():
+                products.measure(module.weight.data, gated=False)
+
+
 def _load_weights(
     config: EngineConfig, model_config: ModelConfig, model: Model, report: OnProgress
 ) -> None:
@@ -106,7 +162,10 @@ def _load_weights(
         report(LoadProgress(progress.message, 0.05 + 0.85 * progress.fraction))
 
     with torch.inference_mode():
-        load_weights(
-            model, config.model_dir, tied=model_config.tie_word_embeddings, on_progress=scaled
-        )
+        if config.load_format == "dummy":
+            draw_weights(model, seed=config.seed)
+        else:
+            load_weights(
+                model, config.model_dir, tied=model_config.tie_word_embeddings, on_progress=scaled
+            )
         model.pack()

@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.layers.attention import StepContext
 from engine.messages import SamplingParams
 from engine.models.base import Model, ModelConfig
-from engine.runner.inputs import build_inputs
+from engine.runner.inputs import ChunkFields, build_inputs
 from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
 from engine.scheduler.plan import Admission, Chunk
@@ -52,7 +52,7 @@ def measure_activation_bytes(
     chunks = [Chunk(row, "profile", 0, length, True) for row, length in enumerate(lengths)]
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    inputs = build_inputs(chunks, table, config.block_size)
+    inputs = build_inputs(ChunkFields.read(chunks), table, config.block_size)
     step = StepContext(
         inputs.positions,
         inputs.slots,

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from engine.scheduler.plan import Admission
+from kernels.transfer import to_device
 
 Ints = npt.NDArray[np.int64]
 
@@ -27,23 +28,29 @@ class RowTable:
         self._num_blocks = [0] * max_num_rows
 
     def admit(self, admission: Admission) -> None:
-        row, token_ids = admission.row, admission.token_ids
-        self.tokens[row, : len(token_ids)] = torch.tensor(token_ids, dtype=torch.int64)
-        self._num_blocks[row] = 0
-        self.append_blocks([(row, admission.block_ids)])
+        self.apply([admission], [])
 
     def append_blocks(self, new_blocks: Sequence[tuple[int, Sequence[int]]]) -> None:
         """Append block ids to the block tables of rows."""
-        rows: list[int] = []
-        columns: list[int] = []
+        self.apply([], new_blocks)
+
+    def apply(
+        self, admissions: Sequence[Admission], new_blocks: Sequence[tuple[int, Sequence[int]]]
+    ) -> None:
+        """Take in what is new in a plan."""
+        device = self.tokens.device
+        for admission in admissions:
+            token_ids = to_device(np.array(admission.token_ids, np.int64), device)
+            self.tokens[admission.row, : len(token_ids)] = token_ids
+            self._num_blocks[admission.row] = 0
+        places: list[int] = []
         ids: list[int] = []
-        for row, block_ids in new_blocks:
+        width = self.block_table.shape[1]
+        for row, block_ids in [*((a.row, a.block_ids) for a in admissions), *new_blocks]:
             start = self._num_blocks[row]
             self._num_blocks[row] = end = start + len(block_ids)
-            rows += [row] * len(block_ids)
-            columns += range(start, end)
+            places += range(row * width + start, row * width + end)
             ids += block_ids
         if ids:
-            where = torch.tensor([rows, columns], device=self.tokens.device)
-            values = torch.tensor(ids, dtype=torch.int32, device=self.tokens.device)
-            self.block_table[where[0], where[1]] = values
+            sent = to_device(np.array((places, ids), np.int64), device)
+            self.block_table.view(-1).index_copy_(0, sent[0], sent[1].to(torch.int32))

@@ -11,7 +11,8 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.layers.attention import StepContext
 from engine.models.base import Model
-from engine.runner.inputs import StepInputs, build_inputs
+from engine.runner.graphs import DecodeGraphs
+from engine.runner.inputs import ChunkFields, StepInputs, build_inputs
 from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
 from engine.sampling.sampler import RowMask, Sampler
@@ -25,7 +26,7 @@ class _Launched:
     plan: StepPlan
     inputs: StepInputs
     logits: torch.Tensor | None
-    """[num_sampled, vocab] float32; None when no chunk samples."""
+    """[num_sampled, vocab]; None when no chunk samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class TorchRunner:
         table: RowTable,
         sampler: Sampler,
         attention: AttentionBackend,
+        graphs: DecodeGraphs | None = None,
         *,
         block_size: int,
         max_model_len: int,
@@ -61,6 +63,7 @@ class TorchRunner:
         self._table = table
         self._sampler = sampler
         self._attention = attention
+        self._graphs = graphs
         self._block_size = block_size
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -78,7 +81,14 @@ class TorchRunner:
         assert self._launched is None, "forward before the last step was sampled"
         assert len(self._sampled) < 2, "forward with two steps not collected"
         self._apply(plan)
-        inputs = build_inputs(plan.chunks, self._table, self._block_size)
+        fields = ChunkFields.read(plan.chunks)
+        if self._graphs is not None and self._graphs.fits(fields):
+            self._launched = _Launched(plan, *self._graphs.run(fields))
+        else:
+            self._launched = _Launched(plan, *self._run_eagerly(fields))
+
+    def _run_eagerly(self, fields: ChunkFields) -> tuple[StepInputs, torch.Tensor | None]:
+        inputs = build_inputs(fields, self._table, self._block_size)
         step = StepContext(
             inputs.positions,
             inputs.slots,
@@ -91,7 +101,7 @@ class TorchRunner:
             if inputs.logits_index is not None:
                 hidden = hidden.index_select(0, inputs.logits_index)
             logits = self._model.logits(hidden)
-        self._launched = _Launched(plan, inputs, logits)
+        return inputs, logits
 
     @torch.inference_mode()
     def sample(self, mask: TokenMask | None) -> None:
@@ -105,10 +115,14 @@ class TorchRunner:
         if logits is None:
             self._sampled.append(_Sampled(plan, inputs, None, None))
             return
-        rows, positions = inputs.sampled_rows, inputs.sampled_positions
-        token_ids = self._sampler.sample(logits, rows, positions, _row_mask(inputs, mask))
-        where = torch.from_numpy(np.stack((rows, positions))).to(self.device, non_blocking=True)
-        self._table.tokens[where[0], where[1]] = token_ids
+        token_ids = self._sampler.sample_into(
+            self._table.tokens,
+            logits,
+            inputs.sampled_rows,
+            inputs.sampled_positions,
+            _row_mask(inputs, mask),
+            inputs.sampled_on_device,
+        )
         if self.device.type == "cuda":
             # Only a copy to pinned memory leaves the host free.
             on_host = torch.empty(token_ids.shape, dtype=torch.int64, pin_memory=True)
@@ -135,15 +149,14 @@ class TorchRunner:
         for row in plan.released_rows:
             self._sampler.release(row)
         for admission in plan.admissions:
-            self._table.admit(admission)
             self._sampler.admit(
                 admission.row,
                 admission.request_id,
                 admission.params,
                 admission.num_prompt_tokens,
             )
-        if plan.new_blocks:
-            self._table.append_blocks(plan.new_blocks)
+        if plan.admissions or plan.new_blocks:
+            self._table.apply(plan.admissions, plan.new_blocks)
         for source, target, num_slots in plan.block_copies:
             self._cache.copy_block(source, target, num_slots)
 

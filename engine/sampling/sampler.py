@@ -17,6 +17,7 @@ import torch
 from engine.messages import SamplingParams
 from engine.sampling.seeds import request_seed
 from kernels import ops
+from kernels.transfer import to_device
 
 HELD_BACK = -1e30
 """The logit of a stop token before min_tokens. Finite: where the grammar allows nothing but the
@@ -33,6 +34,16 @@ class RowMask:
     """[n]: which of the rows."""
     bitmask: npt.NDArray[np.int32]
     """[n, ceil(vocab_size / 32)], as in ``TokenMask``."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """The rows being sampled, in device memory."""
+
+    rows: torch.Tensor
+    """[num_rows] int32"""
+    positions: torch.Tensor
+    """[num_rows] int32"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +99,32 @@ class Sampler:
     def release(self, row: int) -> None:
         self._held_stops.pop(row, None)
 
+    def sample_into(
+        self,
+        tokens: torch.Tensor,
+        logits: torch.Tensor,
+        rows: Ints,
+        positions: Ints,
+        mask: RowMask | None,
+        on_device: DeviceRows | None = None,
+    ) -> torch.Tensor:
+        """``sample``, and store what is drawn at ``tokens[row, position]``.
+
+        tokens: [max_num_rows, max_len] int64. on_device: rows and positions, if they are there.
+        """
+        token_ids = self.sample(logits, rows, positions, mask)
+        where = self._tensor(np.stack((rows, positions)))
+        tokens[where[0], where[1]] = token_ids
+        return token_ids
+
     def sample(
         self, logits: torch.Tensor, rows: Ints, positions: Ints, mask: RowMask | None
     ) -> torch.Tensor:
         """Draw the token at ``positions`` of each of ``rows``: int64 [num_rows], on the device.
 
-        logits: [num_rows, vocab] float32, overwritten.
+        logits: [num_rows, vocab], any float dtype, overwritten.
         """
-        if self._held_stops:
-            self._hold_back_stops(logits, rows, positions)
-        if mask is not None:
-            ops.apply_token_bitmask(logits, self._tensor(mask.bitmask), self._tensor(mask.indices))
+        logits = self._constrain(logits.float(), rows, positions, mask)
         random = np.flatnonzero(self._temperature[rows])
         if len(random) == 0:
             return logits.argmax(-1)
@@ -108,6 +134,16 @@ class Sampler:
         chosen = self._tensor(random)
         token_ids[chosen] = self._draw(logits[chosen], rows[random], positions[random])
         return token_ids
+
+    def _constrain(
+        self, logits: torch.Tensor, rows: Ints, positions: Ints, mask: RowMask | None
+    ) -> torch.Tensor:
+        """Forbid what min_tokens and grammars forbid, in place."""
+        if self._held_stops:
+            self._hold_back_stops(logits, rows, positions)
+        if mask is not None:
+            ops.apply_token_bitmask(logits, self._tensor(mask.bitmask), self._tensor(mask.indices))
+        return logits
 
     def _hold_back_stops(self, logits: torch.Tensor, rows: Ints, positions: Ints) -> None:
         indices: list[int] = []
@@ -134,4 +170,4 @@ class Sampler:
         )
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return to_device(array, self._device)

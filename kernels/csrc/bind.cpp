@@ -8,6 +8,9 @@
 
 #include "layer_ops.cuh"
 #include "paged_decode.cuh"
+#include "sampling.cuh"
+#include "skinny_linear.cuh"
+#include "step_inputs.cuh"
 
 namespace {
 
@@ -266,6 +269,135 @@ void rope_and_cache(Tensor q, const Tensor& k, const Tensor& v, Tensor k_cache, 
   check(sluice::rope_and_cache(p, dtype, c10::cuda::getCurrentCUDAStream()), "rope_and_cache");
 }
 
+void skinny_linear(Tensor out, const Tensor& x, const Tensor& weight,
+                   const std::optional<Tensor>& bias, bool gated) {
+  TORCH_CHECK(x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf,
+              "x must be bfloat16 or float16");
+  check_like(out, x, "out");
+  check_like(weight, x, "weight");
+  if (bias) check_like(*bias, x, "bias");
+  const int64_t tokens = x.size(0), k = weight.size(1), features = weight.size(0);
+  TORCH_CHECK(x.dim() == 2 && x.size(1) == k && x.stride(1) == 1 && weight.is_contiguous() &&
+                  out.is_contiguous() && out.size(0) == tokens &&
+                  out.size(1) == (gated ? features / 2 : features),
+              "x must be [tokens, k], weight [features, k], out [tokens, features] (or half)");
+  TORCH_CHECK(tokens <= sluice::kMaxSkinnyTokens && features % 16 == 0 && k % 64 == 0 &&
+                  x.stride(0) % 8 == 0,
+              "at most ", sluice::kMaxSkinnyTokens,
+              " tokens, features a multiple of 16 and k of 64, got ", tokens, ", ", features,
+              " and ", k);
+  TORCH_CHECK(!bias || (bias->numel() == features && bias->is_contiguous()),
+              "bias must have ", features, " elements");
+  sluice::SkinnyLinear p = {};
+  p.out = out.data_ptr();
+  p.x = x.data_ptr();
+  p.weight = weight.data_ptr();
+  p.bias = bias ? bias->data_ptr() : nullptr;
+  p.x_stride = x.stride(0);
+  p.tokens = tokens;
+  p.features = features;
+  p.k = k;
+  p.gated = gated;
+  const c10::cuda::CUDAGuard guard(x.device());
+  check(sluice::skinny_linear(p, x.scalar_type() == at::kBFloat16,
+                              c10::cuda::getCurrentCUDAStream()),
+        "skinny_linear");
+}
+
+void check_int64(const Tensor& t, int64_t at_least, const char* name) {
+  TORCH_CHECK(t.is_cuda() && t.scalar_type() == at::kLong && t.is_contiguous() &&
+                  t.numel() >= at_least,
+              name, " must be a contiguous int64 CUDA tensor of at least ", at_least, " elements");
+}
+
+void step_inputs(const Tensor& tokens, const Tensor& block_table, const Tensor& rows,
+                 const Tensor& computed, const Tensor& cu_queries, Tensor token_ids,
+                 Tensor positions, Tensor slots, Tensor seq_lens, Tensor batch_table,
+                 int64_t block_size) {
+  const int64_t batch = rows.numel(), num_tokens = token_ids.numel();
+  check_int64(tokens, 0, "tokens");
+  check_int64(token_ids, num_tokens, "token_ids");
+  check_int64(positions, num_tokens, "positions");
+  check_int64(slots, num_tokens, "slots");
+  for (const Tensor& t : {block_table, rows, computed, cu_queries, seq_lens, batch_table}) {
+    check_int32(t, "tables, rows, computed, cu_queries and seq_lens");
+  }
+  TORCH_CHECK(tokens.dim() == 2 && block_table.dim() == 2 && batch_table.dim() == 2 &&
+                  batch_table.size(0) >= batch && batch_table.size(1) == block_table.size(1),
+              "batch_table must be [batch, max_blocks] like block_table");
+  TORCH_CHECK(computed.numel() >= batch && cu_queries.numel() >= batch + 1 &&
+                  seq_lens.numel() >= batch,
+              "computed, cu_queries and seq_lens must match the batch of ", batch);
+  sluice::StepInputs s = {};
+  s.tokens = tokens.data_ptr<int64_t>();
+  s.block_table = block_table.data_ptr<int>();
+  s.rows = rows.data_ptr<int>();
+  s.computed = computed.data_ptr<int>();
+  s.cu_queries = cu_queries.data_ptr<int>();
+  s.token_ids = token_ids.data_ptr<int64_t>();
+  s.positions = positions.data_ptr<int64_t>();
+  s.slots = slots.data_ptr<int64_t>();
+  s.seq_lens = seq_lens.data_ptr<int>();
+  s.batch_table = batch_table.data_ptr<int>();
+  s.tokens_stride = tokens.size(1);
+  s.table_stride = block_table.size(1);
+  s.block_size = block_size;
+  s.batch = batch;
+  const c10::cuda::CUDAGuard guard(tokens.device());
+  check(sluice::step_inputs(s, c10::cuda::getCurrentCUDAStream()), "step_inputs");
+}
+
+void sample(Tensor out, const Tensor& logits, const Tensor& table, const Tensor& rows,
+            const Tensor& positions, const std::optional<Tensor>& tokens) {
+  const auto dtype = dtype_of(logits, "logits");
+  const int64_t num_rows = logits.size(0);
+  TORCH_CHECK(logits.is_cuda() && logits.dim() == 2 && logits.stride(1) == 1,
+              "logits must be a CUDA matrix with contiguous rows");
+  TORCH_CHECK(table.is_cuda() && table.scalar_type() == at::kByte && table.is_contiguous() &&
+                  table.dim() == 2 && table.size(1) == sizeof(sluice::SamplingRow),
+              "table must be uint8 [max_rows, ", sizeof(sluice::SamplingRow), "]");
+  check_int32(rows, "rows");
+  check_int32(positions, "positions");
+  check_int64(out, num_rows, "out");
+  TORCH_CHECK(rows.numel() >= num_rows && positions.numel() >= num_rows,
+              "rows and positions must match the logits");
+  if (tokens) check_int64(*tokens, 0, "tokens");
+  sluice::Sampling s = {};
+  s.logits = logits.data_ptr();
+  s.table = static_cast<const sluice::SamplingRow*>(table.data_ptr());
+  s.rows = rows.data_ptr<int>();
+  s.positions = positions.data_ptr<int>();
+  s.out = out.data_ptr<int64_t>();
+  s.tokens = tokens ? tokens->data_ptr<int64_t>() : nullptr;
+  s.logits_stride = logits.stride(0);
+  s.tokens_stride = tokens ? tokens->size(1) : 0;
+  s.num_rows = num_rows;
+  s.vocab = logits.size(1);
+  const c10::cuda::CUDAGuard guard(logits.device());
+  check(sluice::sample(s, dtype, c10::cuda::getCurrentCUDAStream()), "sample");
+}
+
+void apply_token_bitmask(Tensor logits, const Tensor& bitmask, const Tensor& rows) {
+  const auto dtype = dtype_of(logits, "logits");
+  TORCH_CHECK(logits.is_cuda() && logits.dim() == 2 && logits.stride(1) == 1,
+              "logits must be a CUDA matrix with contiguous rows");
+  check_int32(bitmask, "bitmask");
+  TORCH_CHECK(bitmask.dim() == 2 && bitmask.size(1) == (logits.size(1) + 31) / 32,
+              "bitmask must be [num_masks, ", (logits.size(1) + 31) / 32, "]");
+  check_int64(rows, bitmask.size(0), "rows");
+  sluice::TokenBitmask m = {};
+  m.logits = logits.data_ptr();
+  m.bitmask = bitmask.data_ptr<int>();
+  m.rows = rows.data_ptr<int64_t>();
+  m.logits_stride = logits.stride(0);
+  m.num_masks = bitmask.size(0);
+  m.words = bitmask.size(1);
+  m.vocab = logits.size(1);
+  const c10::cuda::CUDAGuard guard(logits.device());
+  check(sluice::apply_token_bitmask(m, dtype, c10::cuda::getCurrentCUDAStream()),
+        "apply_token_bitmask");
+}
+
 }  // namespace
 
 TORCH_LIBRARY(sluice_cuda, m) {
@@ -285,6 +417,16 @@ TORCH_LIBRARY(sluice_cuda, m) {
       "rope_and_cache(Tensor(a!) q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, "
       "Tensor cos_sin, Tensor positions, Tensor slots, Tensor? q_norm, Tensor? k_norm, float eps) "
       "-> ()");
+  m.def(
+      "step_inputs(Tensor tokens, Tensor block_table, Tensor rows, Tensor computed, "
+      "Tensor cu_queries, Tensor(a!) token_ids, Tensor(b!) positions, Tensor(c!) slots, "
+      "Tensor(d!) seq_lens, Tensor(e!) batch_table, int block_size) -> ()");
+  m.def(
+      "sample(Tensor(a!) out, Tensor logits, Tensor table, Tensor rows, Tensor positions, "
+      "Tensor(b!)? tokens) -> ()");
+  m.def(
+      "skinny_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, bool gated) -> ()");
+  m.def("apply_token_bitmask(Tensor(a!) logits, Tensor bitmask, Tensor rows) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
@@ -293,4 +435,8 @@ TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
   m.impl("rms_norm", &rms_norm);
   m.impl("silu_mul", &silu_mul);
   m.impl("rope_and_cache", &rope_and_cache);
+  m.impl("step_inputs", &step_inputs);
+  m.impl("sample", &sample);
+  m.impl("skinny_linear", &skinny_linear);
+  m.impl("apply_token_bitmask", &apply_token_bitmask);
 }

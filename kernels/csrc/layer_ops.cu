@@ -1,6 +1,7 @@
 // Memory-bound row operations: every element is read and written once, 16 bytes at a time, with
 // fp32 arithmetic that rounds exactly where the reference does.
 
+#include "dependent_launch.cuh"
 #include "layer_ops.cuh"
 
 namespace sluice {
@@ -28,6 +29,8 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(T* out, const T* x, T* r
                                                         const T* weight, int width,
                                                         int64_t x_stride, float eps) {
   using V = Vector<T>;
+  wait_for_inputs();
+  allow_next();
   const int64_t row = blockIdx.x;
   const int vectors = width / V::kSize;
   const V* src = reinterpret_cast<const V*>(x + row * x_stride);
@@ -71,6 +74,8 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(T* out, const T* x, T* r
 template <typename T>
 __global__ void __launch_bounds__(256) silu_mul_kernel(T* out, const T* x, int rows, int width) {
   using V = Vector<T>;
+  wait_for_inputs();
+  allow_next();
   const int vectors = width / V::kSize;
   const int64_t total = static_cast<int64_t>(rows) * vectors;
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < total; i += gridDim.x * 256ll) {
@@ -89,9 +94,72 @@ __global__ void __launch_bounds__(256) silu_mul_kernel(T* out, const T* x, int r
   }
 }
 
-// One warp per token and head; the heads are those of q, then k, then v.
+// A thread turns one pair of vectors of a head, `pairs` neighbouring threads (a power of two, at most
+// a warp) the whole head; the heads are those of q, then k, then v. For rotary_dim == head_dim.
+template <typename T>
+__global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, int pairs) {
+  using V = Vector<T>;
+  wait_for_inputs();
+  allow_next();
+  const int heads = p.q_heads + 2 * p.kv_heads;
+  const int64_t index = blockIdx.x * 256ll + threadIdx.x;
+  const int64_t item = index / pairs;
+  const int pair = static_cast<int>(index % pairs);
+  if (item >= static_cast<int64_t>(p.tokens) * heads) return;  // whole groups leave together
+  const int64_t token = item / heads;
+  const int head = static_cast<int>(item % heads);
+  const int D = p.head_dim;
+  const bool is_q = head < p.q_heads, is_v = head >= p.q_heads + p.kv_heads;
+  const int kv = is_q ? 0 : (head - p.q_heads) % p.kv_heads;
+  const int64_t at = token * p.row_stride + (is_q ? head : kv) * D;
+  const T* src = static_cast<const T*>(is_q ? p.q : is_v ? p.v : p.k) + at;
+  const V* vectors = reinterpret_cast<const V*>(src);
+  V a = vectors[pair], b = vectors[pair + pairs];
+
+  if (!is_v) {
+    const T* norm = static_cast<const T*>(is_q ? p.q_norm : p.k_norm);
+    if (norm) {
+      float squares = 0.f;
+#pragma unroll
+      for (int e = 0; e < V::kSize; ++e) {
+        squares += to_float(a.x[e]) * to_float(a.x[e]) + to_float(b.x[e]) * to_float(b.x[e]);
+      }
+      const unsigned lane = threadIdx.x % 32;
+      const unsigned group = (pairs == 32 ? ~0u : (1u << pairs) - 1) << (lane / pairs * pairs);
+      for (int d = pairs / 2; d > 0; d /= 2) squares += __shfl_xor_sync(group, squares, d);
+      const float scale = rsqrtf(squares / D + p.eps);
+      const V wa = reinterpret_cast<const V*>(norm)[pair];
+      const V wb = reinterpret_cast<const V*>(norm)[pair + pairs];
+#pragma unroll
+      for (int e = 0; e < V::kSize; ++e) {
+        a.x[e] = from_float<T>(rounded<T>(to_float(a.x[e]) * scale) * to_float(wa.x[e]));
+        b.x[e] = from_float<T>(rounded<T>(to_float(b.x[e]) * scale) * to_float(wb.x[e]));
+      }
+    }
+    const float* cos = p.cos_sin + p.positions[token] * D + pair * V::kSize;
+    const float* sin = cos + D / 2;
+#pragma unroll
+    for (int e = 0; e < V::kSize; ++e) {
+      const float x = to_float(a.x[e]), y = to_float(b.x[e]);
+      a.x[e] = from_float<T>(x * cos[e] - y * sin[e]);
+      b.x[e] = from_float<T>(y * cos[e] + x * sin[e]);
+    }
+  }
+  T* dst = static_cast<T*>(p.q) + at;
+  if (!is_q) {
+    const int64_t slot = p.slots[token];
+    if (slot < 0) return;
+    dst = static_cast<T*>(is_v ? p.v_cache : p.k_cache) + (slot * p.kv_heads + kv) * D;
+  }
+  reinterpret_cast<V*>(dst)[pair] = a;
+  reinterpret_cast<V*>(dst)[pair + pairs] = b;
+}
+
+// Any rotary_dim. One warp per token and head.
 template <typename T>
 __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p) {
+  wait_for_inputs();
+  allow_next();
   const int heads = p.q_heads + 2 * p.kv_heads;
   const int64_t item = blockIdx.x * 8ll + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -143,10 +211,9 @@ cudaError_t rms_norm_typed(void* out, const void* x, void* residual, const void*
   const int vectors = width / Vector<T>::kSize;
   const int threads = min(1024, (vectors + 31) / 32 * 32);
   auto run = [&](auto kernel) {
-    kernel<<<rows, threads, 0, stream>>>(static_cast<T*>(out), static_cast<const T*>(x),
-                                         static_cast<T*>(residual), static_cast<const T*>(weight),
-                                         width, x_stride, eps);
-    return cudaGetLastError();
+    return launch_dependent(kernel, rows, threads, 0, stream, static_cast<T*>(out),
+                            static_cast<const T*>(x), static_cast<T*>(residual),
+                            static_cast<const T*>(weight), width, x_stride, eps);
   };
   if (vectors <= threads) return run(rms_norm_kernel<T, 1>);
   if (vectors <= 4 * threads) return run(rms_norm_kernel<T, 4>);
@@ -157,16 +224,20 @@ template <typename T>
 cudaError_t silu_mul_typed(void* out, const void* x, int rows, int width, cudaStream_t stream) {
   const int64_t total = static_cast<int64_t>(rows) * (width / Vector<T>::kSize);
   const int blocks = static_cast<int>(min((total + 255) / 256, static_cast<int64_t>(132 * 16)));
-  silu_mul_kernel<T>
-      <<<blocks, 256, 0, stream>>>(static_cast<T*>(out), static_cast<const T*>(x), rows, width);
-  return cudaGetLastError();
+  return launch_dependent(silu_mul_kernel<T>, blocks, 256, 0, stream, static_cast<T*>(out),
+                          static_cast<const T*>(x), rows, width);
 }
 
 template <typename T>
 cudaError_t rope_typed(const RopeParams& p, cudaStream_t stream) {
   const int64_t items = static_cast<int64_t>(p.tokens) * (p.q_heads + 2 * p.kv_heads);
-  rope_and_cache_kernel<T><<<(items + 7) / 8, 256, 0, stream>>>(p);
-  return cudaGetLastError();
+  const int pairs = p.head_dim / 2 / Vector<T>::kSize;
+  const bool whole = p.rotary_dim == p.head_dim && p.head_dim == 2 * pairs * Vector<T>::kSize;
+  if (whole && pairs > 0 && pairs <= 32 && (pairs & (pairs - 1)) == 0) {
+    return launch_dependent(rope_vectors_kernel<T>, (items * pairs + 255) / 256, 256, 0, stream, p,
+                            pairs);
+  }
+  return launch_dependent(rope_and_cache_kernel<T>, (items + 7) / 8, 256, 0, stream, p);
 }
 
 }  // namespace

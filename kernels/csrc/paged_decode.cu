@@ -20,6 +20,7 @@
 // Rows of an item: row r = query token r / group, query head r % group of the KV head.
 
 #include "decode_line.cuh"
+#include "dependent_launch.cuh"
 #include "mma.cuh"
 
 namespace sluice {
@@ -43,7 +44,9 @@ struct Shared {
   int last;
 };
 
-template <typename T, int D, int kRowTiles, int kStages>
+// kExtras: soft cap or ALiBi. Without them the code is a third shorter, which counts: in a model it
+// comes cold into the instruction caches for every layer.
+template <typename T, int D, int kRowTiles, int kStages, bool kExtras>
 class Decoder {
   static constexpr int kPieces = D / 8;           // 16-byte pieces of a row
   static constexpr int kSteps = D / 16;           // MMA steps along the head dimension
@@ -67,7 +70,7 @@ class Decoder {
 
     Cursor load = work;
     int to_load = end - begin;
-#pragma unroll
+#pragma unroll 1
     for (int s = 0; s < kStages; ++s) {
       // The blocks of the first two tiles come with the start, which saves a dependent load.
       const Source source =
@@ -176,12 +179,17 @@ class Decoder {
     }
   }
 
-  __device__ float score(const Cursor& c, float s, int row, int key) const {
-    const int query_pos = c.seq_len - c.num_queries + row / p.group;
+  // The masked score of a key for the query at query_pos, times log2(e).
+  __device__ float score(const Cursor& c, float s, int row, int query_pos, int key) const {
+    const int window = p.line_shape.window;
     s *= p.scale;
-    if (p.soft_cap > 0.f) s = p.soft_cap * tanhf(s / p.soft_cap);
-    if (p.alibi_slopes) s += p.alibi_slopes[head_of(c) * p.group + row % p.group] * (key - query_pos);
-    const bool seen = key <= query_pos && (p.line_shape.window <= 0 || key > query_pos - p.line_shape.window);
+    if constexpr (kExtras) {
+      if (p.soft_cap > 0.f) s = p.soft_cap * tanhf(s / p.soft_cap);
+      if (p.alibi_slopes) {
+        s += p.alibi_slopes[head_of(c) * p.group + row % p.group] * (key - query_pos);
+      }
+    }
+    const bool seen = key <= query_pos && (window <= 0 || key > query_pos - window);
     return seen ? s * kLog2e : -INFINITY;
   }
 
@@ -229,17 +237,26 @@ class Decoder {
     }
 
     // Only tiles at the edges of what the queries may see need masks.
-    const bool plain = token0 + kWarpTokens <= c.seq_len - c.num_queries + 1 && p.line_shape.window <= 0 &&
-                       p.soft_cap <= 0.f && !p.alibi_slopes;
+    const int first_query = c.seq_len - c.num_queries;
+    if (!kExtras && token0 + kWarpTokens <= first_query + 1 && p.line_shape.window <= 0) {
+      const float scale = p.scale * kLog2e;
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) s[m][i / 4][i % 4] *= scale;
+      }
+      return;
+    }
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
+      for (int half = 0; half < 2; ++half) {
+        const int row = m * 16 + half * 8 + lane / 4;
+        const int query_pos = first_query + row / p.group;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          s[m][n][e] = plain ? s[m][n][e] * (p.scale * kLog2e)
-                             : score(c, s[m][n][e], m * 16 + (e / 2) * 8 + lane / 4,
-                                     token0 + n * 8 + (lane % 4) * 2 + (e & 1));
+        for (int i = 0; i < 4; ++i) {
+          float& x = s[m][i / 2][half * 2 + i % 2];
+          x = score(c, x, row, query_pos, token0 + i / 2 * 8 + (lane % 4) * 2 + i % 2);
         }
       }
     }
@@ -334,7 +351,7 @@ class Decoder {
     }
     if (threadIdx.x < rows) sm.stats[threadIdx.x] = row_stats(threadIdx.x);
     // In turn t, warp w adds its part of quarter (w + t) % 4 of the columns: all four work at once.
-#pragma unroll
+#pragma unroll 1
     for (int turn = 0; turn < kWarps; ++turn) {
       add_to_shared(rows, factor, (warp + turn) % kWarps, turn == 0);
       __syncthreads();
@@ -439,16 +456,16 @@ class Decoder {
     merge(c, rows, first, last);
   }
 
-  // Each thread adds up kItems float4 columns, with kItems * kUnroll loads in flight: the partial
-  // results sit in L2, and one CTA must pull them in fast.
+  // The partial results sit in L2, and one CTA must pull them in fast: a thread adds up one float4
+  // column at a time with kUnroll loads in flight.
   __device__ void merge(const Cursor& c, int rows, int first, int last) {
     merge_stats(rows, first, last);
     const int items = rows * (D / 4);
-    if (items <= kThreads) {
-      merge_items<1, 32>(c, items, first, last, 0);
-    } else {
-      for (int base = 0; base < items; base += 4 * kThreads) {
-        merge_items<4, 8>(c, items, first, last, base);
+    for (int base = 0; base < items; base += kThreads) {
+      if (last - first < 4) {
+        merge_items<4>(c, items, first, last, base);
+      } else {
+        merge_items<16>(c, items, first, last, base);
       }
     }
   }
@@ -478,62 +495,59 @@ class Decoder {
     __syncthreads();
   }
 
-  template <int kItems, int kUnroll>
+  template <int kUnroll>
   __device__ void merge_items(const Cursor& c, int items, int first, int last, int base) {
-    float4 x[kItems];
-#pragma unroll
-    for (int k = 0; k < kItems; ++k) x[k] = make_float4(0.f, 0.f, 0.f, 0.f);
+    const int own = base + threadIdx.x;
+    const int i = min(own, items - 1), r = i / (D / 4);
+    const float top = sm.max[0][r];
+    float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 1
     for (int base_span = first; base_span <= last; base_span += kUnroll) {
-      float4 y[kUnroll][kItems];
-      float f[kUnroll][kItems];
+      float4 y[kUnroll];
+      float f[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int from = min(base_span + u, last), slot = from == first;
-#pragma unroll
-        for (int k = 0; k < kItems; ++k) {
-          const int i = min(base + k * kThreads + static_cast<int>(threadIdx.x), items - 1);
-          y[u][k] = __ldcg(reinterpret_cast<float4*>(partial_out(from, slot)) + i);
-          f[u][k] = __ldcg(&partial_stats(from, slot)[i / (D / 4)].x);
-        }
+        y[u] = __ldcg(reinterpret_cast<float4*>(partial_out(from, slot)) + i);
+        f[u] = __ldcg(&partial_stats(from, slot)[r].x);
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-        for (int k = 0; k < kItems; ++k) {
-          const int i = min(base + k * kThreads + static_cast<int>(threadIdx.x), items - 1);
-          const float w = base_span + u <= last ? exp2f(f[u][k] - sm.max[0][i / (D / 4)]) : 0.f;
-          x[k].x += y[u][k].x * w;
-          x[k].y += y[u][k].y * w;
-          x[k].z += y[u][k].z * w;
-          x[k].w += y[u][k].w * w;
-        }
+        const float w = base_span + u <= last ? exp2f(f[u] - top) : 0.f;
+        x.x += y[u].x * w;
+        x.y += y[u].y * w;
+        x.z += y[u].z * w;
+        x.w += y[u].w * w;
       }
     }
-#pragma unroll
-    for (int k = 0; k < kItems; ++k) {
-      const int i = base + k * kThreads + threadIdx.x;
-      if (i < items) store(c, i / (D / 4), i % (D / 4) * 4, x[k], sm.sum[0][i / (D / 4)]);
-    }
+    if (own < items) store(c, r, i % (D / 4) * 4, x, sm.sum[0][r]);
   }
 };
 
-template <typename T, int D, int kRowTiles, int kStages>
+template <typename T, int D, int kRowTiles, int kStages, bool kExtras>
 __global__ void __launch_bounds__(kThreads) paged_decode_kernel(const DecodeParams params) {
   extern __shared__ __align__(128) unsigned char raw[];
-  Decoder<T, D, kRowTiles, kStages> decoder(
+  wait_for_inputs();
+  Decoder<T, D, kRowTiles, kStages, kExtras> decoder(
       params, *reinterpret_cast<Shared<D, kRowTiles, kStages>*>(raw));
   decoder.run();
 }
 
-template <typename T, int D, int kRowTiles, int kStages>
-cudaError_t launch(const DecodeParams& p, int num_ctas, cudaStream_t stream) {
+template <typename T, int D, int kRowTiles, int kStages, bool kExtras>
+cudaError_t launch_kernel(const DecodeParams& p, int num_ctas, cudaStream_t stream) {
   const int smem = sizeof(Shared<D, kRowTiles, kStages>);
-  auto kernel = paged_decode_kernel<T, D, kRowTiles, kStages>;
+  auto kernel = paged_decode_kernel<T, D, kRowTiles, kStages, kExtras>;
   static const cudaError_t ready =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
   if (ready != cudaSuccess) return ready;
-  kernel<<<num_ctas, kThreads, smem, stream>>>(p);
-  return cudaGetLastError();
+  return launch_dependent(kernel, num_ctas, kThreads, smem, stream, p);
+}
+
+template <typename T, int D, int kRowTiles, int kStages>
+cudaError_t launch(const DecodeParams& p, int num_ctas, cudaStream_t stream) {
+  return p.soft_cap > 0.f || p.alibi_slopes
+             ? launch_kernel<T, D, kRowTiles, kStages, true>(p, num_ctas, stream)
+             : launch_kernel<T, D, kRowTiles, kStages, false>(p, num_ctas, stream);
 }
 
 template <typename T>

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from engine.messages import SamplingParams
-from engine.runner.inputs import build_inputs
+from engine.runner.inputs import ChunkFields, build_inputs
 from engine.runner.rows import RowTable
 from engine.scheduler.plan import Admission, Chunk
 
@@ -38,7 +38,7 @@ def chunk(row: int, computed: int, n: int, samples: bool) -> Chunk:
 
 def test_mixed_chunks_become_flat_tensors() -> None:
     chunks = [chunk(4, 2, 1, True), chunk(1, 3, 4, False), chunk(2, 0, 6, True)]
-    inputs = build_inputs(chunks, table(), BLOCK_SIZE)
+    inputs = build_inputs(ChunkFields.read(chunks), table(), BLOCK_SIZE)
     assert inputs.token_ids.tolist() == [402, 103, 104, 105, 106, *range(200, 206)]
     assert inputs.positions.tolist() == [2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5]
     assert inputs.slots.tolist() == [
@@ -56,7 +56,9 @@ def test_mixed_chunks_become_flat_tensors() -> None:
 
 
 def test_a_decode_batch_needs_the_logits_of_every_token() -> None:
-    inputs = build_inputs([chunk(2, 5, 1, True), chunk(1, 8, 1, True)], table(), BLOCK_SIZE)
+    inputs = build_inputs(
+        ChunkFields.read([chunk(2, 5, 1, True), chunk(1, 8, 1, True)]), table(), BLOCK_SIZE
+    )
     assert inputs.token_ids.tolist() == [205, 108]
     assert inputs.slots.tolist() == [33, 20]
     assert inputs.logits_index is None
@@ -68,7 +70,7 @@ def test_blocks_are_appended_behind_those_a_row_has() -> None:
     rows.append_blocks([(4, [11, 12]), (2, [13])])
     assert rows.block_table[4, :3].tolist() == [2, 11, 12]
     assert rows.block_table[2, :3].tolist() == [9, 8, 13]
-    inputs = build_inputs([chunk(4, 8, 1, False)], rows, BLOCK_SIZE)
+    inputs = build_inputs(ChunkFields.read([chunk(4, 8, 1, False)]), rows, BLOCK_SIZE)
     assert inputs.slots.tolist() == [48]
 
 

@@ -1,0 +1,104 @@
+"""Attention on a GPU through one Triton kernel: every dtype and head size, prompts and decode."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch
+from kernels import cuda
+from kernels.transfer import to_device
+
+if TYPE_CHECKING:
+    from kernels.triton.paged_prefill import Tiling
+
+
+class TritonAttention:
+    """Does not split the keys of a sequence: a lone long one decodes slower than with ``cuda``."""
+
+    name = "triton"
+    block_size_multiple = 1
+
+    def __init__(self, device: torch.device, shape: AttentionShape) -> None:
+        self._device = device
+        self._shape = shape
+        self._group = shape.num_heads // shape.num_kv_heads
+
+    @staticmethod
+    def refusal(device: torch.device, shape: AttentionShape) -> str | None:
+        """Why this backend cannot serve ``shape`` on ``device``; None if it can."""
+        if device.type != "cuda":
+            return "it needs a GPU"
+        if importlib.util.find_spec("triton") is None:
+            return "the package triton is not installed"
+        if not cuda.available():
+            return "the CUDA kernels beside it cannot be built"
+        return None
+
+    def prepare(self, batch: AttentionBatch, block_size: int) -> TritonStepAttention:
+        return self.prepare_some(batch, np.arange(len(batch.query_lens)))
+
+    def prepare_some(self, batch: AttentionBatch, sequences: cuda.Ints) -> TritonStepAttention:
+        """sequences: the ones to serve, indices into the batch."""
+        from kernels.triton import paged_prefill
+
+        assert batch.on_device is not None
+        query_lens, seq_lens = batch.query_lens[sequences], batch.seq_lens[sequences]
+        how = paged_prefill.tiling(
+            self._shape.head_dim, self._shape.dtype, int(query_lens.max()) * self._group
+        )
+        tiles = paged_prefill.tile_list(query_lens, seq_lens, self._group, how.rows)
+        tiles[:, 0] = sequences[tiles[:, 0]]
+        return TritonStepAttention(batch.on_device, to_device(tiles, self._device), how)
+
+    def prepare_decode(self, batch: DeviceBatch, block_size: int) -> TritonStepAttention:
+        from kernels.triton import paged_prefill
+
+        how = paged_prefill.tiling(self._shape.head_dim, self._shape.dtype, self._group)
+        sequences = torch.arange(len(batch.seq_lens), dtype=torch.int32, device=self._device)
+        num_tiles = -(-self._group // how.rows)
+        tiles = torch.arange(num_tiles, dtype=torch.int32, device=self._device)
+        return TritonStepAttention(batch, torch.cartesian_prod(sequences, tiles), how)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonStepAttention:
+    batch: DeviceBatch
+    tiles: torch.Tensor
+    """[num_tiles, 2] int32, see ``paged_prefill.tile_list``."""
+    how: Tiling
+
+    def __call__(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self.attend_into(out, q, k_cache, v_cache, scale)
+        return out
+
+    def attend_into(
+        self,
+        out: torch.Tensor,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+    ) -> None:
+        """Write the tokens of the sequences being served, and no others."""
+        from kernels.triton import paged_prefill
+
+        paged_prefill.paged_prefill(
+            out,
+            q,
+            k_cache,
+            v_cache,
+            self.batch.block_table,
+            self.batch.seq_lens,
+            self.batch.cu_queries,
+            self.tiles,
+            self.how,
+            scale=scale,
+        )

@@ -1,0 +1,239 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+"""Causal attention of many query tokens a sequence over the paged KV cache (FlashAttention-2,
+arXiv 2307.08691), with the query heads of a KV head packed into the rows of one tile.
+
+Row r of a sequence is query token r // group, query head r % group: so a tile of 128 rows reads the
+keys once for all query heads that share them, and any group size fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+import triton.language as tl
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a launch is cut into tiles."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+def tiling(head_dim: int, dtype: torch.dtype, rows: int) -> Tiling:
+    """The tiles for sequences of at most ``rows`` rows (query tokens times group)."""
+    if dtype == torch.float32:  # exact products: no tensor cores, twice the memory
+        return Tiling(16 if rows <= 16 else 32, 32, 4, 2)
+    if rows <= 16:
+        return Tiling(16, 64, 4, 3)
+    if head_dim > 128:
+        return Tiling(64, 32, 4, 2)
+    if rows <= 64:
+        return Tiling(64, 64, 4, 3)
+    return Tiling(128, 64, 4, 3)
+
+
+def tile_list(query_lens: Ints, seq_lens: Ints, group: int, rows: int) -> npt.NDArray[np.int32]:
+    """All tiles of the sequences with a query: [num_tiles, 2] of (sequence, tile), longest first.
+
+    The tiles that see the most keys start first, so that short ones fill the gaps at the end.
+    """
+    num_tiles = -(-query_lens * group // rows)
+    sequence = np.repeat(np.arange(len(query_lens)), num_tiles)
+    tile = np.arange(len(sequence)) - np.repeat(num_tiles.cumsum() - num_tiles, num_tiles)
+    last_query = np.minimum((tile + 1) * rows // group, query_lens[sequence])
+    keys = (seq_lens - query_lens)[sequence] + last_query
+    order = np.argsort(-keys, kind="stable")
+    return np.stack((sequence[order], tile[order]), 1).astype(np.int32)
+
+
+def paged_prefill(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_queries: torch.Tensor,
+    tiles: torch.Tensor,
+    how: Tiling,
+    *,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> None:
+    """Causal attention of the sequences in ``tiles``, into their rows of ``out``.
+
+    q, out: [num_tokens, num_q_heads, head_dim] of one dtype, contiguous heads; k_cache, v_cache:
+    [num_blocks, block_size, num_kv_heads, head_dim], contiguous; block_table: [batch, max_blocks]
+    int32; seq_lens: [batch] int32, the queries included, 0 for padding; cu_queries: [batch + 1]
+    int32; tiles: [num_tiles, 2] int32 of ``tile_list``, cut as ``how`` says. window: keys a query
+    sees at most, itself included, 0 = all. Nothing past a sequence's end is read.
+    """
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    grid = (tiles.shape[0] * num_kv_heads,)
+    _kernel[grid](
+        out,
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        seq_lens,
+        cu_queries,
+        tiles,
+        scale * 1.4426950408889634,
+        soft_cap,
+        scale,
+        q.stride(0),
+        out.stride(0),
+        block_table.stride(0),
+        window,
+        GROUP=q.shape[1] // num_kv_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_SIZE=k_cache.shape[1],
+        ROWS=how.rows,
+        KEYS=how.keys,
+        WINDOW=window > 0,
+        SOFT_CAP=soft_cap > 0,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=how.num_warps,
+        num_stages=how.num_stages,
+    )
+
+
+@triton.jit
+def _scores(
+    qk,
+    scale_log2e,
+    soft_cap,
+    scale,
+    SOFT_CAP: tl.constexpr,
+):
+    """Base-2 logits of raw products."""
+    if SOFT_CAP:
+        x = qk * (scale / soft_cap)
+        qk = soft_cap * (2.0 / (1.0 + tl.exp2(-2.8853900817779268 * x)) - 1.0)
+        return qk * 1.4426950408889634
+    return qk * scale_log2e
+
+
+@triton.jit
+def _kernel(
+    out,
+    q,
+    k_cache,
+    v_cache,
+    block_table,
+    seq_lens,
+    cu_queries,
+    tiles,
+    scale_log2e,
+    soft_cap,
+    scale,
+    q_stride,
+    out_stride,
+    table_stride,
+    window,
+    GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    item = tl.program_id(0) // NUM_KV_HEADS
+    head = tl.program_id(0) % NUM_KV_HEADS
+    sequence = tl.load(tiles + 2 * item)
+    first_row = tl.load(tiles + 2 * item + 1) * ROWS
+    seq_len = tl.load(seq_lens + sequence)
+    if seq_len == 0:
+        return
+    query_start = tl.load(cu_queries + sequence)
+    num_queries = tl.load(cu_queries + sequence + 1) - query_start
+    computed = seq_len - num_queries
+
+    row = first_row + tl.arange(0, ROWS)
+    token = row // GROUP
+    dim = tl.arange(0, PADDED_DIM)
+    in_dim = dim < HEAD_DIM
+    real = (token < num_queries)[:, None] & in_dim[None, :]
+    q_head = head * GROUP + row % GROUP
+    at = (query_start + token).to(tl.int64)[:, None] * q_stride
+    at += (q_head * HEAD_DIM)[:, None] + dim[None, :]
+    queries = tl.load(q + at, mask=real, other=0.0)
+    position = computed + token
+
+    # Keys below whole_end are visible to every row, keys from end on to none.
+    end = computed + min(num_queries, (first_row + ROWS - 1) // GROUP + 1)
+    whole_end = (computed + first_row // GROUP + 1) // KEYS * KEYS
+    begin = 0
+    if WINDOW:
+        begin = max(0, computed + first_row // GROUP - window + 1) // KEYS * KEYS
+        whole_end = begin
+    table = block_table + sequence.to(tl.int64) * table_stride
+    key = tl.arange(0, KEYS)
+    head_at = head * HEAD_DIM + dim
+
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    for start in tl.range(begin, whole_end, KEYS):
+        slot = start + key
+        block = tl.load(table + slot // BLOCK_SIZE).to(tl.int64)
+        cache_at = (block * BLOCK_SIZE + slot % BLOCK_SIZE) * (NUM_KV_HEADS * HEAD_DIM)
+        if HEAD_DIM == PADDED_DIM:
+            k = tl.load(k_cache + cache_at[:, None] + head_at[None, :])
+            v = tl.load(v_cache + cache_at[:, None] + head_at[None, :])
+        else:
+            k = tl.load(k_cache + cache_at[:, None] + head_at[None, :], in_dim[None, :], 0.0)
+            v = tl.load(v_cache + cache_at[:, None] + head_at[None, :], in_dim[None, :], 0.0)
+        qk = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
+        qk = _scores(qk, scale_log2e, soft_cap, scale, SOFT_CAP)
+        new_best = tl.maximum(best, tl.max(qk, 1))
+        p = tl.exp2(qk - new_best[:, None])
+        fade = tl.exp2(best - new_best)
+        total = total * fade + tl.sum(p, 1)
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
+        best = new_best
+    for start in tl.range(whole_end, end, KEYS):
+        slot = start + key
+        known = slot < seq_len
+        block = tl.load(table + slot // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
+        cache_at = (block * BLOCK_SIZE + slot % BLOCK_SIZE) * (NUM_KV_HEADS * HEAD_DIM)
+        loaded = known[:, None] & in_dim[None, :]
+        k = tl.load(k_cache + cache_at[:, None] + head_at[None, :], mask=loaded, other=0.0)
+        v = tl.load(v_cache + cache_at[:, None] + head_at[None, :], mask=loaded, other=0.0)
+        qk = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
+        qk = _scores(qk, scale_log2e, soft_cap, scale, SOFT_CAP)
+        visible = (slot[None, :] <= position[:, None]) & known[None, :]
+        if WINDOW:
+            visible &= slot[None, :] > position[:, None] - window
+        qk = tl.where(visible, qk, float("-inf"))
+        new_best = tl.maximum(best, tl.max(qk, 1))
+        # Of a row that has seen nothing yet, -inf - -inf would be NaN.
+        anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
+        p = tl.exp2(qk - anchor[:, None])
+        fade = tl.exp2(best - anchor)
+        total = total * fade + tl.sum(p, 1)
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
+        best = new_best
+
+    acc = acc / total[:, None]
+    at = (query_start + token).to(tl.int64)[:, None] * out_stride
+    at += (q_head * HEAD_DIM)[:, None] + dim[None, :]
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=real)

@@ -1,0 +1,167 @@
+"""The sampling kernel draws the tokens that the reference draws."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kernels import reference  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kernels() -> None:
+    from kernels import cuda
+
+    cuda.load()
+
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def logits_of(rows: int, vocab: int, scale: float, seed: int = 0) -> torch.Tensor:
+    gen = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, vocab, generator=gen) * scale
+
+
+def draw(
+    logits: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    seed: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ours on the GPU, the reference's on the CPU)"""
+    from kernels import cuda
+
+    rows = logits.shape[0]
+    arguments = (
+        torch.full((rows,), temperature),
+        None if top_k is None else torch.full((rows,), top_k),
+        None if top_p is None else torch.full((rows,), top_p),
+        None if min_p is None else torch.full((rows,), min_p),
+        torch.arange(rows) * 7919 + seed,
+        torch.arange(rows) * 3 + 5,
+    )
+    ours = cuda.sample(logits.cuda(), *arguments).cpu()
+    return ours, reference.sample(logits.float(), *arguments)
+
+
+def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """All but those where two sums round to different sides of top-p's edge."""
+    different = (ours != theirs).sum().item()
+    assert different <= len(ours) // 100, f"{different} of {len(ours)} tokens differ"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", [1, 7, 203, 4096, 128256])
+def test_greedy_is_the_first_of_the_best(vocab: int, dtype: torch.dtype) -> None:
+    from kernels import cuda
+
+    logits = logits_of(9, vocab, 3).to(dtype)
+    logits[:, vocab // 2 :] = logits.amax(-1, keepdim=True)
+    rows = torch.zeros(9)
+    ours = cuda.sample(logits.cuda(), rows, None, None, None, rows.long(), rows.long()).cpu()
+    assert torch.equal(ours, logits.float().argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [0.5, 3.0, 12.0])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"temperature": 0.7},
+        {"top_k": 1},
+        {"top_k": 50},
+        {"top_k": 50, "top_p": 0.95, "temperature": 0.8},
+        {"top_p": 0.3},
+        {"top_p": 0.9, "temperature": 1.5},
+        {"min_p": 0.1},
+        {"top_k": 2000, "top_p": 0.99, "min_p": 0.001, "temperature": 1.2},
+    ],
+    ids=str,
+)
+def test_tokens_are_those_of_the_reference(
+    limits: dict[str, float], scale: float, dtype: torch.dtype
+) -> None:
+    for vocab in (203, 32000):
+        assert_same(*draw(logits_of(200, vocab, scale).to(dtype), **limits))
+
+
+@pytest.mark.parametrize("top_k", [5000, 100_000])
+@pytest.mark.parametrize("top_p", [None, 0.9])
+def test_many_candidates_are_cut_by_bisection(top_k: int, top_p: float | None) -> None:
+    assert_same(*draw(logits_of(40, 128256, 0.3), top_k=top_k, top_p=top_p))
+    assert_same(*draw(logits_of(40, 128256, 1.0).bfloat16(), top_k=top_k, top_p=top_p))
+
+
+def test_equal_scores_are_cut_where_the_reference_cuts() -> None:
+    for vocab in (64, 20_000):
+        logits = torch.zeros(200, vocab)
+        assert_same(*draw(logits, top_p=0.37))
+        assert_same(*draw(logits, top_k=10, top_p=0.5))
+
+
+def test_forbidden_tokens_are_never_drawn() -> None:
+    logits = logits_of(64, 5000, 2)
+    logits[:, ::2] = float("-inf")
+    for limits in ({}, {"top_k": 40}, {"top_p": 0.99}):
+        ours, theirs = draw(logits, **limits)
+        assert_same(ours, theirs)
+        assert (ours % 2 == 1).all()
+
+
+def test_a_row_of_nothing_but_minus_infinity_ends() -> None:
+    ours, _ = draw(torch.full((2, 300), float("-inf")).index_fill_(0, torch.tensor([1]), 0.0))
+    assert ours[0] == 0
+    both = torch.full((1, 300), float("nan"))
+    from kernels import cuda
+
+    one = torch.ones(1)
+    token = cuda.sample(both.cuda(), one, None, one * 0.5, None, one.long(), one.long())
+    assert 0 <= token.item() < 300
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0, 3.0]).expand(20_000, 4).contiguous()
+    ours, _ = draw(logits)
+    shares = ours.bincount(minlength=4) / len(ours)
+    torch.testing.assert_close(shares, logits[0].softmax(-1), atol=0.015, rtol=0)
+
+
+def test_draws_go_to_the_token_table_and_padding_writes_nothing() -> None:
+    from kernels import cuda
+
+    logits = logits_of(3, 100, 5).cuda()
+    table = torch.zeros(8, 32, dtype=torch.uint8, device="cuda")
+    tokens = torch.full((8, 10), -7, device="cuda")
+    rows = torch.tensor([4, -1, 2], dtype=torch.int32, device="cuda")
+    positions = torch.tensor([9, 3, 0], dtype=torch.int32, device="cuda")
+    out = cuda.sample_rows(logits, table, rows, positions, tokens)
+    best = logits.argmax(-1)
+    assert (out[0], out[2]) == (best[0], best[2])
+    assert (tokens[4, 9], tokens[2, 0]) == (best[0], best[2])
+    assert (tokens == -7).sum() == 78
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", [31, 32, 203, 128256])
+def test_bitmask(vocab: int, dtype: torch.dtype) -> None:
+    from kernels import cuda
+
+    gen = torch.Generator().manual_seed(vocab)
+    logits = logits_of(6, vocab, 1).to(dtype)
+    bitmask = torch.randint(
+        -(2**31), 2**31, (3, -(-vocab // 32)), generator=gen, dtype=torch.int64
+    ).int()
+    bitmask[1] = -1
+    rows = torch.tensor([5, 0, 3])
+    ours = logits.cuda()
+    cuda.apply_token_bitmask(ours, bitmask.cuda(), rows.cuda())
+    reference.apply_token_bitmask(logits, bitmask, rows)
+    assert torch.equal(ours.cpu(), logits)

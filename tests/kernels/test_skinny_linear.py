@@ -1,0 +1,95 @@
+"""Products of few rows against float64."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional as F  # noqa: E402
+
+from kernels import products  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+LIMIT = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kernels() -> None:
+    from kernels import cuda
+
+    cuda.load()
+
+
+def randn(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    gen = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.randn(*shape, generator=gen, device="cuda").to(dtype)
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor, limit: float) -> None:
+    error = ((got.double() - want).norm() / want.norm()).item()
+    assert error < limit, f"relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [1, 2, 7, 8, 9, 16])
+@pytest.mark.parametrize(
+    ("features", "k"), [(16, 64), (48, 192), (4096, 4096), (6144, 4096), (4096, 14336)]
+)
+def test_linear(features: int, k: int, tokens: int, dtype: torch.dtype) -> None:
+    from kernels import cuda
+
+    x = randn(tokens, k, dtype=dtype, seed=1)
+    weight = randn(features, k, dtype=dtype, seed=2)
+    bias = randn(features, dtype=dtype, seed=3)
+    assert_close(cuda.skinny_linear(x, weight), x.double() @ weight.double().T, LIMIT[dtype])
+    with_bias = x.double() @ weight.double().T + bias.double()
+    assert_close(cuda.skinny_linear(x, weight, bias), with_bias, LIMIT[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [1, 5, 16])
+@pytest.mark.parametrize(("features", "k"), [(16, 64), (176, 256), (28672, 4096)])
+def test_gated(features: int, k: int, tokens: int, dtype: torch.dtype) -> None:
+    from kernels import cuda
+
+    x = randn(tokens, k, dtype=dtype, seed=1)
+    weight = randn(features, k, dtype=dtype, seed=2) * k**-0.5
+    gate, up = (x.double() @ weight.double().T).chunk(2, -1)
+    out = cuda.skinny_linear(x, weight, gated=True)
+    assert_close(out, F.silu(gate) * up, 3 * LIMIT[dtype])
+
+
+def test_strided_rows_and_what_lies_between_them() -> None:
+    from kernels import cuda
+
+    both = randn(8, 256, dtype=torch.bfloat16, seed=1)
+    both[:, 128:] = float("nan")
+    weight = randn(32, 128, dtype=torch.bfloat16, seed=2)
+    want = both[:, :128].double() @ weight.double().T
+    assert_close(cuda.skinny_linear(both[:, :128], weight), want, LIMIT[torch.bfloat16])
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    from kernels import cuda
+
+    x = randn(16, 4096, dtype=torch.bfloat16, seed=1)
+    weight = randn(4096, 4096, dtype=torch.bfloat16, seed=2)
+    whole = cuda.skinny_linear(x, weight)
+    for rows in (1, 3, 8, 11):
+        assert torch.equal(cuda.skinny_linear(x[:rows], weight), whole[:rows])
+
+
+def test_the_faster_of_two_products_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_faster", {})
+    weight = randn(4096, 4096, dtype=torch.bfloat16, seed=2)
+    x = randn(3, 4096, dtype=torch.bfloat16, seed=1)
+    assert torch.equal(products.linear(x, weight, None), F.linear(x, weight))
+    products.measure(weight, gated=False)
+    kind = weight.shape, weight.dtype, False
+    assert products._faster[kind] <= {1, 2, 4, 8, 16}
+    products._faster[kind] = {4}
+    from kernels import cuda
+
+    assert torch.equal(products.linear(x, weight, None), cuda.skinny_linear(x, weight))
+    assert torch.equal(products.linear(x[:2], weight, None), F.linear(x[:2], weight))
