@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import queue
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,6 +46,9 @@ def grammar_spec(outputs: StructuredOutputs) -> GrammarSpec:
     return specs[0]
 
 
+logger = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """A request that its grammar ends."""
@@ -52,6 +56,8 @@ class Ending:
     request: Request
     reason: FinishReason
     error: str | None = None
+    error_code: str | None = None
+    """As in ``RequestOutput``."""
 
 
 class Constraints:
@@ -93,12 +99,12 @@ class Constraints:
         self._compiling[request] = future
         future.add_done_callback(lambda _: self._compiled.put(request))
 
-    def compiled(self, *, wait_s: float = 0.0) -> list[tuple[Request, str | None]]:
-        """Requests whose grammar is ready, each with an error message if it did not compile.
+    def compiled(self, *, wait_s: float = 0.0) -> list[tuple[Request, Ending | None]]:
+        """Requests whose grammar is ready, each with an ending if it did not compile.
 
         Waits up to ``wait_s`` for the first one if there is none yet but some compile.
         """
-        done: list[tuple[Request, str | None]] = []
+        done: list[tuple[Request, Ending | None]] = []
         while True:
             try:
                 wait = wait_s > 0 and bool(self._compiling) and not done
@@ -109,11 +115,14 @@ class Constraints:
             if future is not None:
                 done.append((request, self._start(request, future)))
 
-    def _start(self, request: Request, future: Future[CompiledGrammar]) -> str | None:
+    def _start(self, request: Request, future: Future[CompiledGrammar]) -> Ending | None:
         try:
             self._matchers[request] = future.result().matcher()
         except GrammarError as error:
-            return f"structured_outputs: {error}"
+            return _failure(request, error, "invalid_request")
+        except Exception as error:  # Another process compiled it: whatever befell that, we go on.
+            logger.exception("a grammar was not compiled", extra={"action": "compile_grammar"})
+            return _failure(request, error, "internal")
         if request.params.min_tokens > 0:
             self._withheld[request] = _bitmask(request.stop_token_ids, self._num_words)
         return None
@@ -129,9 +138,13 @@ class Constraints:
     def accept(self, request: Request, token_ids: Sequence[int]) -> Ending | None:
         """Advance by tokens the request took; an ending if its grammar says so."""
         matcher = self._matchers[request]
-        for token_id in token_ids:
-            if not matcher.accept(token_id):
-                return Ending(request, "error", f"the grammar refuses the sampled id {token_id}")
+        try:
+            for token_id in token_ids:
+                if not matcher.accept(token_id):
+                    message = f"the grammar refuses the sampled id {token_id}"
+                    return Ending(request, "error", message, "internal")
+        except MatcherFailed as error:
+            return _failure(request, error, "internal")
         return Ending(request, "stop") if matcher.is_terminated else None
 
     def mask(self, rows: Iterable[tuple[int, Request]]) -> tuple[TokenMask | None, list[Ending]]:
@@ -156,13 +169,17 @@ class Constraints:
         try:
             self._matchers[request].fill_mask(row)
         except MatcherFailed as error:
-            return Ending(request, "error", f"structured_outputs: {error}")
+            return _failure(request, error, "internal")
         withheld = self._withheld.get(request)
         short = request.num_generated_tokens < request.params.min_tokens
         if withheld is not None and short and not (row & ~withheld).any():
             # The grammar has to end before min_tokens. Its promise is the stronger one.
             return Ending(request, "stop")
         return None
+
+
+def _failure(request: Request, error: Exception, code: str) -> Ending:
+    return Ending(request, "error", f"structured_outputs: {error}", code)
 
 
 def _bitmask(token_ids: Iterable[int], num_words: int) -> npt.NDArray[np.int32]:

@@ -206,12 +206,12 @@ class EngineCore:
         """Queue the requests whose grammar is ready."""
         num_others = len(self._requests) - len(self._parked) - self._constraints.num_compiling
         idle = num_others == 0 and not self._outputs
-        for request, error in self._constraints.compiled(wait_s=_GRAMMAR_WAIT_S if idle else 0.0):
-            if error is None:
+        wait_s = _GRAMMAR_WAIT_S if idle else 0.0
+        for request, ending in self._constraints.compiled(wait_s=wait_s):
+            if ending is None:
                 self.scheduler.add(request)
             else:
-                self.scheduler.finish(request, "error")
-                self._report(request, [], error=error, error_code="invalid_request")
+                self._end(ending, [])
 
     def _collect(self) -> None:
         """Take in the oldest step in flight."""
@@ -232,11 +232,14 @@ class EngineCore:
             self._end(ending, [])
 
     def _end(self, ending: Ending, token_ids: list[int]) -> None:
+        """End a request as its grammar says; with an error, its last tokens are not delivered."""
         self.scheduler.finish(ending.request, ending.reason)
-        if ending.error is None:
-            self._report(ending.request, token_ids)
-        else:
-            self._report(ending.request, [], error=ending.error, error_code="internal")
+        self._report(
+            ending.request,
+            [] if ending.error else token_ids,
+            error=ending.error,
+            error_code=ending.error_code,
+        )
 
     def _report(
         self,

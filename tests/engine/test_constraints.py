@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import re
 import time
-from concurrent.futures import Future
+from concurrent.futures import BrokenExecutor, Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from engine.constraints import Constraints, grammar_spec
+from engine.constraints import Constraints, Ending, grammar_spec
 from engine.errors import InvalidRequest
 from engine.messages import GenerateRequest, SamplingParams, StructuredOutputs
 from engine.request import Request
@@ -51,13 +51,13 @@ def make(regex: str = "[ab]+", **params: Any) -> Request:
     return Request(message, arrival=0, arrival_s=0, max_total_tokens=99, eos_token_ids={EOS})
 
 
-def ready(constraints: Constraints, request: Request) -> str | None:
+def ready(constraints: Constraints, request: Request) -> Ending | None:
     constraints.begin(request)
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        for done, error in constraints.compiled(wait_s=0.1):
+        for done, ending in constraints.compiled(wait_s=0.1):
             assert done is request
-            return error
+            return ending
     raise AssertionError("never compiled")
 
 
@@ -142,6 +142,20 @@ class TestEndings:
         assert ending.reason == "error"
         assert "refuses" in str(ending.error)
 
+    def test_a_matcher_that_fails_on_a_token_is_an_error(
+        self, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        constraints, request = Constraints(compiler, len(VOCAB)), make()
+        ready(constraints, request)
+
+        def fail(token_id: int) -> bool:
+            raise MatcherFailed("too complex")
+
+        monkeypatch.setattr(constraints._matchers[request], "accept", fail)
+        ending = constraints.accept(request, ids("a"))
+        assert ending is not None
+        assert (ending.reason, ending.error_code) == ("error", "internal")
+
     def test_an_ignored_eos_still_ends_a_grammar(self, compiler: GrammarCompiler) -> None:
         constraints, request = Constraints(compiler, len(VOCAB)), make(ignore_eos=True)
         ready(constraints, request)
@@ -170,9 +184,24 @@ class TestEndings:
 class TestCompiling:
     def test_a_broken_grammar_is_the_clients_error(self, compiler: GrammarCompiler) -> None:
         constraints, request = Constraints(compiler, len(VOCAB)), make("(")
-        assert str(ready(constraints, request)).startswith("structured_outputs: ")
+        ending = ready(constraints, request)
+        assert ending is not None
+        assert str(ending.error).startswith("structured_outputs: ")
+        assert ending.error_code == "invalid_request"
         constraints.drop(request)
         assert constraints.is_idle
+
+    def test_a_compiler_that_breaks_is_not_the_clients_error(
+        self, compiler: GrammarCompiler, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        slow = SlowCompiler(compiler)
+        constraints, request = Constraints(slow, len(VOCAB)), make()  # type: ignore[arg-type]
+        constraints.begin(request)
+        slow.futures[0][0].set_exception(BrokenExecutor("the pool died"))
+        ((_, ending),) = constraints.compiled()
+        assert ending is not None
+        assert (ending.reason, ending.error_code) == ("error", "internal")
+        assert "the pool died" in caplog.text
 
     def test_without_a_tokenizer_there_are_no_grammars(self) -> None:
         with pytest.raises(InvalidRequest, match="without one"):
