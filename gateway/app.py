@@ -28,6 +28,7 @@ from gateway.middleware.auth import Auth
 from gateway.middleware.body_limit import BodyLimit
 from gateway.middleware.errors import Errors
 from gateway.middleware.request_id import RequestId
+from gateway.routes.answers import Answers
 from gateway.routes.chat import chat_route
 from gateway.routes.chat_ws import PATH as CHAT_WS_PATH
 from gateway.routes.chat_ws import chat_ws_route, unknown_ws_route
@@ -35,7 +36,11 @@ from gateway.routes.completions import completions_route
 from gateway.routes.health import health_routes
 from gateway.routes.models import model_routes
 from gateway.routes.pages import page_routes, public_paths
+from gateway.routes.streams import stream_routes
 from gateway.secrets import Secrets
+from gateway.stream_log import MemoryStreamLog
+from gateway.streaming import STREAM_ID_HEADER
+from gateway.streams import Streams
 from grammar.compiler import GrammarChecker
 from grammar.vocabulary import Vocabulary
 from tenants.authenticator import Authenticator
@@ -94,6 +99,16 @@ def create_app(
         compiler=compiler,
         shutdown_timeout_s=config.server.shutdown_timeout_s,
     )
+    streams = Streams(
+        MemoryStreamLog(
+            max_stream_bytes=config.server.max_stream_log_bytes,
+            max_tenant_bytes=config.server.max_tenant_stream_log_bytes,
+            retention_s=config.server.stream_retention_s,
+        ),
+        grace_s=config.server.resume_grace_s,
+        heartbeat_s=config.server.heartbeat_s,
+    )
+    answers = Answers(streams, heartbeat_s=config.server.heartbeat_s)
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
 
     def make_session(socket: WebSocket, api_key: str | None) -> ChatSession:
@@ -107,12 +122,14 @@ def create_app(
             authenticator=authenticator,
             admission=admission,
             generations=generations,
+            streams=streams,
         )
 
     app = Starlette(
         routes=[
-            chat_route(admission, generations, config.server),
-            completions_route(admission, generations, config.server),
+            chat_route(admission, generations, answers),
+            completions_route(admission, generations, answers),
+            *stream_routes(streams, config.server),
             *model_routes(config.model_name, engine),
             chat_ws_route(
                 make_session,
@@ -148,6 +165,7 @@ def create_app(
     # A redirect to the other spelling of a path would echo the client's Host header.
     app.router.redirect_slashes = False
     app.state.lifecycle = lifecycle
+    app.state.streams = streams
     app.state.authenticator = authenticator
     return app
 
@@ -159,9 +177,9 @@ def _cors(origins: Sequence[str]) -> list[Middleware]:
         Middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", STREAM_ID_HEADER],
         )
     ]
 
@@ -175,4 +193,5 @@ async def _raise(request: Request, exc: Exception) -> Response:
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     yield
     await app.state.lifecycle.drain()
+    await app.state.streams.close()
     await app.state.lifecycle.close()

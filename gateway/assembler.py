@@ -175,14 +175,22 @@ class _CollectedChoice:
 
 
 class TurnFrames:
-    """The frames of one WebSocket turn, as text. ``seq`` counts them from 0."""
+    """The frames of one WebSocket turn, as text. ``seq`` counts them from ``after_seq`` + 1."""
 
-    def __init__(self, turn_id: str) -> None:
+    def __init__(self, turn_id: str, *, after_seq: int = -1) -> None:
         self._id = turn_id
         self._head = f'{{"type":"delta","id":{orjson.dumps(turn_id).decode()},"seq":'
-        self._seq = -1
+        self._seq = after_seq
 
-    def started(self, *, request_id: str, model: str, created: int, prompt_tokens: int) -> str:
+    def started(
+        self,
+        *,
+        request_id: str,
+        model: str,
+        created: int,
+        prompt_tokens: int,
+        stream_id: str | None = None,
+    ) -> str:
         return _encode(
             Started(
                 id=self._id,
@@ -191,6 +199,7 @@ class TurnFrames:
                 model=model,
                 created=created,
                 prompt_tokens=prompt_tokens,
+                stream_id=msgspec.UNSET if stream_id is None else stream_id,
             )
         ).decode()
 

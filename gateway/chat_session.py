@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NoReturn
 from uuid import uuid4
@@ -27,6 +28,7 @@ from gateway.context import RequestContext
 from gateway.errors import (
     ApiError,
     Draining,
+    Gone,
     InvalidApiKey,
     InvalidRequestError,
     PermissionDenied,
@@ -36,6 +38,8 @@ from gateway.errors import (
 from gateway.generation import Generation, Generations
 from gateway.outbox import Outbox
 from gateway.schemas import ws
+from gateway.streams import Reader, Streams, new_stream_id
+from gateway.turn import Turn, frames_of, is_last, logged_frames_of
 from tenants.authenticator import Authenticator
 from tenants.errors import AuthenticationFailed, TenantsError
 from tenants.types import Principal
@@ -55,21 +59,6 @@ class _Close(Exception):
         self.reason = reason
 
 
-class Turn:
-    """One question with its answer, while it runs."""
-
-    def __init__(self, message: ws.Chat) -> None:
-        self.message = message
-        self.frames = TurnFrames(message.id)
-        self.generation: Generation | None = None
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        if self.generation is not None:
-            self.generation.cancel()
-
-
 class ChatSession:
     """Serves one accepted WebSocket until either side ends it."""
 
@@ -85,6 +74,7 @@ class ChatSession:
         authenticator: Authenticator,
         admission: Admission,
         generations: Generations,
+        streams: Streams,
     ) -> None:
         self._socket = socket
         self._context = context
@@ -95,6 +85,7 @@ class ChatSession:
         self._authenticator = authenticator
         self._admission = admission
         self._generations = generations
+        self._streams = streams
         self._outbox = Outbox(max_bytes=config.ws_outbox_bytes)
         self._turns: dict[str, Turn] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -217,7 +208,7 @@ class ChatSession:
         try:
             message = _decode(text)
             match message:
-                case ws.Chat():
+                case ws.Chat() | ws.Resume():
                     self._begin(message, await self._authenticate(api_key))
                 case ws.Cancel():
                     if (turn := self._turns.get(message.id)) is not None:
@@ -235,7 +226,7 @@ class ChatSession:
 
     # -- turns
 
-    def _begin(self, message: ws.Chat, principal: Principal) -> None:
+    def _begin(self, message: ws.Chat | ws.Resume, principal: Principal) -> None:
         if _TURN_ID.fullmatch(message.id) is None:
             raise InvalidRequestError(
                 "Must be 1 to 64 characters of A-Z, a-z, 0-9 and _ . : -", param="id"
@@ -264,40 +255,66 @@ class ChatSession:
         except Exception as exc:  # the edge of a task: whatever it is, the client learns of it
             last = turn.frames.error(to_api_error(exc))
         finally:
-            if turn.generation is not None:
-                turn.generation.close()
             # Before the last frame: who has read it may use the id again.
             del self._turns[turn_id]
         await self._outbox.put(turn_id, last)
 
     async def _answer(self, turn: Turn, principal: Principal) -> str:
         """Sends all frames of the turn but the last, which it returns."""
+        message = turn.message
+        if isinstance(message, ws.Resume):
+            return await self._relay(turn, await self._resume(message, principal))
         admitted = await self._admission.admit(
-            turn.message,
-            model=turn.message.model,
-            request_id=uuid4(),
-            principal=principal,
+            message, model=message.model, request_id=uuid4(), principal=principal
         )
-        turn.generation = generation = self._generations.begin(admitted)
-        if turn.cancelled:
-            generation.cancel()
-        turn_id, frames = turn.message.id, turn.frames
-        await self._outbox.put(
-            turn_id,
-            frames.started(
-                request_id=str(admitted.id),
-                model=admitted.model,
-                created=generation.created,
-                prompt_tokens=admitted.num_prompt_tokens,
-            ),
+        generation = self._generations.begin(admitted)
+        turn.on_cancel(generation.cancel)
+        if message.resumable:
+            return await self._relay(turn, await self._open(turn, generation))
+        try:
+            async with aclosing(frames_of(generation, turn.frames)) as frames:
+                return await self._send_all_but_last(turn, frames)
+        finally:
+            generation.close()
+
+    async def _open(self, turn: Turn, generation: Generation) -> Reader:
+        stream_id = new_stream_id()
+        return await self._streams.open(
+            stream_id,
+            generation,
+            logged_frames_of(generation, turn.frames, stream_id=stream_id),
+            kind="ws",
+            cut=lambda error: turn.frames.error(error).encode(),
         )
-        reason = "cancelled"
-        async with aclosing(generation.deltas()) as deltas:
-            async for delta in deltas:
-                if delta.content or delta.tool_calls:
-                    await self._outbox.put(turn_id, frames.delta(delta))
-                reason = delta.finish_reason or reason
-        return frames.done(msgspec.convert(reason, ws.DoneReason), await generation.usage())
+
+    async def _resume(self, message: ws.Resume, principal: Principal) -> Reader:
+        if message.last_seq < -1:
+            raise InvalidRequestError("Must be -1 or more.", param="last_seq")
+        return await self._streams.follow(
+            message.stream_id, principal.tenant.id, kind="ws", after=message.last_seq + 1
+        )
+
+    async def _relay(self, turn: Turn, reader: Reader) -> str:
+        async def frames() -> AsyncGenerator[str, None]:
+            async for some in reader:
+                if _turn_of(some[0]) != turn.message.id:
+                    raise InvalidRequestError("Must be the id of the stream's turn.", param="id")
+                for frame in some:
+                    yield frame.decode()
+
+        turn.on_cancel(reader.stop)
+        try:
+            async with aclosing(frames()) as running:
+                return await self._send_all_but_last(turn, running)
+        finally:
+            reader.close()
+
+    async def _send_all_but_last(self, turn: Turn, frames: AsyncGenerator[str, None]) -> str:
+        async for frame in frames:
+            if is_last(frame):
+                return frame
+            await self._outbox.put(turn.message.id, frame)
+        raise Gone("The turn has ended, and you have read all of it.", code="stream_ended")
 
     # -- sending
 
@@ -332,8 +349,12 @@ def _turn_id_in(text: str) -> str | None:
         message = msgspec.json.decode(text, type=_Envelope)
     except (msgspec.DecodeError, RecursionError):
         return None
-    is_turn = message.type == "chat" and _TURN_ID.fullmatch(message.id)
+    is_turn = message.type in ("chat", "resume") and _TURN_ID.fullmatch(message.id)
     return message.id if is_turn else None
+
+
+def _turn_of(frame: bytes) -> str:
+    return msgspec.json.decode(frame, type=_Envelope).id
 
 
 class _Envelope(msgspec.Struct):

@@ -57,6 +57,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Silence on a stream after which a chunk without content is sent."""
     flush_interval_ms: Annotated[float, msgspec.Meta(ge=0)] = 15.0
     """Least time between two chunks of a stream; tokens in between travel together."""
+    resume_grace_s: Seconds = 30.0
+    """Time a resumable stream runs on without a reader before it is aborted."""
+    stream_retention_s: Seconds = 300.0
+    """Time a resumable stream can be read after its end."""
+    max_stream_log_bytes: Positive = 4 * 1024 * 1024
+    """Most bytes kept of one resumable stream; the oldest go first."""
+    max_tenant_stream_log_bytes: Positive = 64 * 1024 * 1024
+    """Most bytes kept of all resumable streams of one tenant; ended streams go first."""
     shutdown_timeout_s: Seconds = 30.0
     """Time for running requests to end after SIGTERM, before they are aborted."""
     ws_auth_timeout_s: Seconds = 10.0

@@ -13,9 +13,11 @@ ApiError                       a request failed: what the client is told
 ├── InvalidApiKey              401  no key, or one that is not valid
 ├── PermissionDenied           403  a valid key without the needed scope, or a foreign Origin
 ├── NotFound                   404  no such route
-│   └── ModelNotFound          404  no such model
+│   ├── ModelNotFound          404  no such model
+│   └── StreamNotFound         404  no such resumable stream, or another tenant's
 ├── MethodNotAllowed           405  the route exists, the method does not
 ├── RequestTimeout             408  the client was too slow to send its request
+├── Gone                       410  it was there and is not kept any more
 ├── PayloadTooLarge            413  above a size limit
 ├── UnsupportedMediaType       415  the body is not JSON
 ├── RateLimited                429  above a limit of this client
@@ -169,6 +171,12 @@ class ModelNotFound(NotFound):
     default_code = "model_not_found"
 
 
+class StreamNotFound(NotFound):
+    """No such resumable stream, or another tenant's."""
+
+    default_code = "stream_not_found"
+
+
 class MethodNotAllowed(ApiError):
     """The route exists, the method does not."""
 
@@ -186,6 +194,15 @@ class RequestTimeout(ApiError):
     default_code = "request_timeout"
     close_code = 1008
     retryable = True
+
+
+class Gone(ApiError):
+    """It was there and is not kept any more."""
+
+    status = 410
+    type = "invalid_request_error"
+    default_code = "gone"
+    close_code = 1008
 
 
 class PayloadTooLarge(ApiError):

@@ -31,6 +31,7 @@ from gateway.assembler import Delta
 from gateway.errors import (
     ApiError,
     GenerationFailed,
+    Gone,
     InternalError,
     InvalidRequestError,
     Overloaded,
@@ -255,6 +256,8 @@ class Generation:
         if output.finish_reason == "abort" and choice.finish_reason is None:
             if self._failure is not None:
                 raise self._failure
+            if self._closed and not self._cancelled:
+                raise Gone("Nobody read this stream any more.", code="stream_abandoned")
             if not self._cancelled:
                 raise InternalError("The request was aborted by the server.")
         delta = choice.advance(output)

@@ -8,7 +8,7 @@ sse-starlette's ``EventSourceResponse``; the first to end cancels the rest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Protocol
 
@@ -19,9 +19,13 @@ from gateway.assembler import Delta
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.schemas.common import Usage
+from gateway.streams import Reader, Streams, new_stream_id
 
 # The library would cut all streams at the first SIGTERM; ``lifecycle`` lets them end instead.
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
+
+STREAM_ID_HEADER = "x-sluice-stream-id"
+"""Names a resumable stream to its client."""
 
 
 class Chunks(Protocol):
@@ -39,32 +43,38 @@ class Chunks(Protocol):
     def error(self, error: ApiError) -> bytes: ...
 
 
-class EventStream(EventSourceResponse):
-    """Streams one generation, and closes it.
+class _EventResponse(EventSourceResponse):
+    """Sends a body of whole events, with a heartbeat whenever it is silent for long.
 
     Two inner steps of the library are replaced, both for the cost of a chunk: its loop (which
     formats a log record and opens a cancel scope for each chunk) and its ping (a comment, which
     SDKs cannot read; and it comes also while the stream flows).
     """
 
-    def __init__(self, generation: Generation, chunks: Chunks, *, heartbeat_s: float) -> None:
-        self._chunks = _body(generation, chunks)
+    def __init__(
+        self,
+        body: AsyncGenerator[bytes, None],
+        *,
+        heartbeat_s: float,
+        close: Callable[[], None],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """``close`` is called once the response is over, however it ends."""
         super().__init__(
-            self._chunks, headers={"cache-control": "no-cache"}, ping=heartbeat_s, sep="\n"
+            body,
+            headers={"cache-control": "no-cache", **(headers or {})},
+            ping=heartbeat_s,
+            sep="\n",
         )
-        self._generation = generation
-        self._heartbeat: Message = {
-            "type": "http.response.body",
-            "body": chunks.heartbeat,
-            "more_body": True,
-        }
+        self._body = body
+        self._close = close
         self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._generation.close()
+            self._close()
 
     async def _stream_response(self, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -75,8 +85,8 @@ class EventStream(EventSourceResponse):
                 "headers": self.raw_headers,
             }
         )
-        async with aclosing(self._chunks) as chunks:
-            async for chunk in chunks:
+        async with aclosing(self._body) as body:
+            async for chunk in body:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 self._sent_at = loop.time()
         async with self._send_lock:
@@ -94,8 +104,58 @@ class EventStream(EventSourceResponse):
                 continue
             async with self._send_lock:
                 if self.active:
-                    await send(self._heartbeat)
+                    await self._beat(send)
                     self._sent_at = loop.time()
+
+    async def _beat(self, send: Send) -> None:
+        raise NotImplementedError
+
+
+class EventStream(_EventResponse):
+    """Streams one generation, and closes it."""
+
+    def __init__(self, generation: Generation, chunks: Chunks, *, heartbeat_s: float) -> None:
+        super().__init__(_body(generation, chunks), heartbeat_s=heartbeat_s, close=generation.close)
+        self._heartbeat: Message = {
+            "type": "http.response.body",
+            "body": chunks.heartbeat,
+            "more_body": True,
+        }
+
+    async def _beat(self, send: Send) -> None:
+        await send(self._heartbeat)
+
+
+class FollowingEventStream(_EventResponse):
+    """Sends what a resumable stream says; its generation does not depend on this response."""
+
+    def __init__(self, reader: Reader, *, heartbeat_s: float) -> None:
+        super().__init__(
+            _followed(reader),
+            heartbeat_s=heartbeat_s,
+            close=reader.close,
+            headers={STREAM_ID_HEADER: reader.stream_id},
+        )
+        self._reader = reader
+
+    async def _beat(self, send: Send) -> None:
+        """Into the log and from there to the client, so that it can count its events."""
+        await self._reader.beat()
+
+
+async def open_event_stream(
+    streams: Streams, generation: Generation, chunks: Chunks, *, heartbeat_s: float
+) -> FollowingEventStream:
+    """Like ``EventStream``, but resumable: ``streams`` owns the generation from here on."""
+    reader = await streams.open(
+        new_stream_id(),
+        generation,
+        _events(generation, chunks),
+        kind="sse",
+        cut=chunks.error,
+        heartbeat=chunks.heartbeat,
+    )
+    return FollowingEventStream(reader, heartbeat_s=heartbeat_s)
 
 
 async def _body(generation: Generation, chunks: Chunks) -> AsyncGenerator[bytes, None]:
@@ -104,7 +164,24 @@ async def _body(generation: Generation, chunks: Chunks) -> AsyncGenerator[bytes,
     try:
         async with aclosing(generation.deltas()) as deltas:
             async for delta in deltas:
+                if delta.finish_reason == "cancelled":
+                    delta.finish_reason = "stop"  # OpenAI's clients know no nearer word
                 yield chunks.delta(delta)
         yield chunks.closing(await generation.usage())
     except ApiError as exc:
         yield chunks.error(exc)
+
+
+async def _events(generation: Generation, chunks: Chunks) -> AsyncGenerator[list[bytes], None]:
+    """Single events: a blank line stands nowhere else, JSON has no bare line break."""
+    async with aclosing(_body(generation, chunks)) as body:
+        async for some in body:
+            yield [event + b"\n\n" for event in some.split(b"\n\n")[:-1]]
+
+
+async def _followed(reader: Reader) -> AsyncGenerator[bytes, None]:
+    try:
+        async for events in reader:
+            yield b"".join(events)
+    except ApiError as exc:
+        yield b"data: " + exc.body() + b"\n\n"

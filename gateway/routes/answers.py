@@ -10,15 +10,17 @@ from starlette.responses import Response
 
 from gateway.assembler import Delta
 from gateway.disconnect import until_disconnect
-from gateway.errors import ApiError, UnsupportedMediaType, to_api_error
+from gateway.errors import ApiError, InvalidRequestError, UnsupportedMediaType, to_api_error
 from gateway.generation import Generation
 from gateway.schemas.chat import StreamOptions
 from gateway.schemas.common import Usage
-from gateway.streaming import Chunks, EventStream
+from gateway.streaming import Chunks, EventStream, open_event_stream
+from gateway.streams import Streams
 
 FIRST_WORD_S = 0.1
 """A refusal of the engine within this time is a real status; later ones are an event of the stream.
 """
+RESUMABLE_HEADER = "x-sluice-resumable"
 
 
 class Completion(Protocol):
@@ -29,15 +31,40 @@ class Completion(Protocol):
     def body(self, usage: Usage) -> bytes: ...
 
 
-async def stream(
-    request: Request, generation: Generation, chunks: Chunks, *, heartbeat_s: float
-) -> Response:
-    """The generation as server-sent events; the response owns and closes it."""
-    await heard(request, generation)
-    return EventStream(generation, chunks, heartbeat_s=heartbeat_s)
+class Answers:
+    """How generations are sent; one for all routes."""
+
+    def __init__(self, streams: Streams, *, heartbeat_s: float) -> None:
+        self._streams = streams
+        self._heartbeat_s = heartbeat_s
+
+    async def stream(
+        self, request: Request, generation: Generation, chunks: Chunks, *, resumable: bool
+    ) -> Response:
+        """The generation as server-sent events. Closes it, or ``Streams`` does if resumable."""
+        await _heard(request, generation)
+        if not resumable:
+            return EventStream(generation, chunks, heartbeat_s=self._heartbeat_s)
+        return await open_event_stream(
+            self._streams, generation, chunks, heartbeat_s=self._heartbeat_s
+        )
 
 
-async def heard(request: Request, generation: Generation) -> None:
+def is_resumable(request: Request, *, field: bool | None, stream: bool | None) -> bool:
+    """Asked for by the body's ``resumable`` or by the header, which SDKs can send as easily."""
+    header = request.headers.get(RESUMABLE_HEADER, "0")
+    if header not in ("0", "1"):
+        raise InvalidRequestError("Must be 0 or 1.", param=RESUMABLE_HEADER)
+    if not (field or header == "1"):
+        return False
+    if not stream:
+        raise InvalidRequestError(
+            "Only allowed when stream is true.", param="resumable" if field else RESUMABLE_HEADER
+        )
+    return True
+
+
+async def _heard(request: Request, generation: Generation) -> None:
     """Let the engine refuse while that can still be a status. Whatever is raised, it is closed."""
     try:
         await until_disconnect(request.receive, generation.first_word(FIRST_WORD_S))

@@ -10,19 +10,20 @@ from starlette.routing import Route
 from gateway import bodies, context
 from gateway.admission import Admission
 from gateway.assembler import ChatChunks, ChatCompletion
-from gateway.config import ServerConfig
 from gateway.disconnect import until_disconnect
 from gateway.generation import Generations
 from gateway.routes import answers
+from gateway.routes.answers import Answers
 from gateway.schemas.chat import ChatCompletionRequest
 
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
 
 
-def chat_route(admission: Admission, generations: Generations, config: ServerConfig) -> Route:
+def chat_route(admission: Admission, generations: Generations, sender: Answers) -> Route:
     async def create(request: Request) -> Response:
         answers.check_media_type(request)
         body = bodies.decode(_decoder, await request.body())
+        resumable = answers.is_resumable(request, field=body.resumable, stream=body.stream)
         known = context.of(request.scope)
         if body.user is not None:
             known.notes["user"] = body.user
@@ -52,6 +53,6 @@ def chat_route(admission: Admission, generations: Generations, config: ServerCon
             num_choices=generation.num_choices,
             has_usage=answers.has_usage(body.stream_options),
         )
-        return await answers.stream(request, generation, chunks, heartbeat_s=config.heartbeat_s)
+        return await sender.stream(request, generation, chunks, resumable=resumable)
 
     return Route("/v1/chat/completions", create, methods=["POST"])

@@ -195,6 +195,8 @@ class ChatCompletionRequest(ChatFields, frozen=True, kw_only=True, forbid_unknow
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    resumable: bool | None = None
+    """Ours: the stream outlives its connection; see ``routes.streams``."""
     n: int | None = None
 
     # Known, and refused by name unless they hold a value at which they mean nothing.

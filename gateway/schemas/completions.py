@@ -37,6 +37,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     top_k: int | None = None
     min_p: float | None = None
     ignore_eos: bool | None = None
+    resumable: bool | None = None
+    """The stream outlives its connection; see ``routes.streams``."""
 
     # Known, and refused by name unless they hold a value at which they mean nothing.
     best_of: Any = None

@@ -20,6 +20,12 @@ Client to server
         ``seed``, ``response_format``, ``tools``, ``tool_choice``, ``ignore_eos``, ``user``,
         ``metadata``. ``model`` may be left out: then it is the one served. The server keeps no
         history: send all earlier messages with each turn.
+        With ``"resumable": true`` the turn outlives its socket: ``started`` names its stream, and
+        only ``cancel``, ``DELETE /v1/streams/{id}`` or ``resume_grace_s`` without a reader stop it.
+    ``{"type": "resume", "id": "t1", "stream_id": "stream_...", "last_seq": 7}``
+        Reads such a turn on, on any socket of the same tenant: the frames after ``last_seq`` (-1:
+        all of them) follow exactly as they were or would have been sent. ``id`` must be the
+        turn's own. Works until ``stream_retention_s`` after the turn's end.
     ``{"type": "cancel", "id": "t1"}``
         Stops the turn, which then ends with ``done`` and ``finish_reason: "cancelled"``. A turn
         that has ended or never was is not an error: the cancel crossed its ``done``.
@@ -31,8 +37,9 @@ Server to client
     "max_message_bytes": 1048576}``
         The key is good; turns may begin.
     ``{"type": "started", "id": "t1", "seq": 0, "request_id": "...", "model": "demo",
-    "created": 1700000000, "prompt_tokens": 12}``
-        The turn is admitted. ``request_id`` names it in logs and in the ledger.
+    "created": 1700000000, "prompt_tokens": 12, "stream_id": "stream_..."}``
+        The turn is admitted. ``request_id`` names it in logs and in the ledger. Only resumable
+        turns have a ``stream_id``.
     ``{"type": "delta", "id": "t1", "seq": 1, "content": "Hel"}``
         More text: append it.
     ``{"type": "delta", "id": "t1", "seq": 2, "tool_calls": [{"index": 0, "id": "call_...",
@@ -51,7 +58,8 @@ Server to client
 
 Order
     ``seq`` counts a turn's messages from 0 without gaps. ``started`` is the first one of an
-    admitted turn; exactly one ``done`` or ``error`` is the last one of every turn.
+    admitted turn (after ``resume`` the next one is ``last_seq`` + 1); exactly one ``done`` or
+    ``error`` is the last one of every turn.
 
 Close codes
     1000 the client's own close · 1001 or 1012 the server drains: reconnect (running turns got
@@ -78,6 +86,13 @@ class Auth(msgspec.Struct, frozen=True, tag="auth", forbid_unknown_fields=True):
 class Chat(ChatFields, frozen=True, kw_only=True, tag="chat", forbid_unknown_fields=True):
     id: str
     model: str | None = None
+    resumable: bool | None = None
+
+
+class Resume(msgspec.Struct, frozen=True, tag="resume", forbid_unknown_fields=True):
+    id: str
+    stream_id: str
+    last_seq: int
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", forbid_unknown_fields=True):
@@ -88,7 +103,7 @@ class Ping(msgspec.Struct, frozen=True, tag="ping", forbid_unknown_fields=True):
     data: str | None = None
 
 
-ClientMessage = Auth | Chat | Cancel | Ping
+ClientMessage = Auth | Chat | Resume | Cancel | Ping
 
 DoneReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
@@ -108,6 +123,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     model: str
     created: int
     prompt_tokens: int
+    stream_id: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):

@@ -52,11 +52,20 @@ class RawClient:
         headers = {name.lower(): value for name, _, value in pairs}
         return Answer(int(lines[0].split()[1]), headers, b"")
 
+    async def chunk(self) -> bytes:
+        """One chunk of a body; empty at its end."""
+        size = int((await self.reader.readline()).strip(), 16)
+        data = await self.reader.readexactly(size)
+        await self.reader.readexactly(2)
+        return data
+
     async def answer(self) -> Answer:
         """A whole answer, ended by its length, its last chunk or the end of the connection."""
         answer = await self.head()
         if answer.headers.get("transfer-encoding") == "chunked":
             answer.body = await self._chunks()
+        elif answer.status == 204:
+            pass
         elif "content-length" in answer.headers:
             answer.body = await self.reader.readexactly(int(answer.headers["content-length"]))
         else:
@@ -65,10 +74,8 @@ class RawClient:
 
     async def _chunks(self) -> bytes:
         body = b""
-        while size := int((await self.reader.readline()).strip(), 16):
-            body += await self.reader.readexactly(size)
-            await self.reader.readexactly(2)
-        await self.reader.readexactly(2)
+        while chunk := await self.chunk():
+            body += chunk
         return body
 
     async def close(self) -> None:
@@ -102,10 +109,15 @@ async def exchange(gateway: Gateway, request: bytes) -> Answer:
         await client.close()
 
 
-async def get(gateway: Gateway, path: str, **headers: str) -> Answer:
+async def get(gateway: Gateway, path: str, *, method: str = "GET", **headers: str) -> Answer:
+    return await exchange(gateway, bodiless(method, path, **headers))
+
+
+def bodiless(method: str, path: str, **headers: str) -> bytes:
+    """A request without a body. Header names are given with underscores."""
     lines = {"host": "x"} | {name.replace("_", "-"): value for name, value in headers.items()}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-    return await exchange(gateway, f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
+    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode()
 
 
 async def chat(gateway: Gateway, body: object) -> Answer:

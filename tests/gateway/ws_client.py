@@ -30,6 +30,10 @@ class WsClient:
         messages = [{"role": "user", "content": text}]
         await self.send(type="chat", id=turn_id, messages=messages, **fields)
 
+    async def resume(self, turn_id: str, stream_id: str, last_seq: int) -> None:
+        self._next_seq[turn_id] = last_seq + 1
+        await self.send(type="resume", id=turn_id, stream_id=stream_id, last_seq=last_seq)
+
     async def receive(self, *, within_s: float = 5.0) -> Frame:
         async with asyncio.timeout(within_s):
             frame: Frame = json.loads(await self.socket.recv())

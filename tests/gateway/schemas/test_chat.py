@@ -23,7 +23,7 @@ def test_each_field_is_acted_on_or_refused() -> None:
     acted_on = {
         "messages", "model", "max_completion_tokens", "max_tokens", "temperature", "top_p", "stop",
         "seed", "response_format", "tools", "tool_choice", "user", "metadata", "top_k", "min_p",
-        "ignore_eos", "stream", "stream_options", "n",
+        "ignore_eos", "stream", "stream_options", "n", "resumable",
     }  # fmt: skip
     assert acted_on | set(UNSUPPORTED) == OURS
     assert not acted_on & set(UNSUPPORTED)

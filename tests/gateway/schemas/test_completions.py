@@ -20,6 +20,7 @@ def test_each_field_is_acted_on_or_refused() -> None:
     acted_on = {
         "model", "prompt", "max_tokens", "n", "echo", "stream", "stream_options", "temperature",
         "top_p", "stop", "seed", "user", "top_k", "min_p", "ignore_eos",
+        "resumable",
     }  # fmt: skip
     assert acted_on | set(UNSUPPORTED_IN_COMPLETIONS) == OURS
     assert not acted_on & set(UNSUPPORTED_IN_COMPLETIONS)

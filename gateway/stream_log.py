@@ -1,0 +1,198 @@
+"""What a resumable stream has said, kept for whoever comes back for it.
+
+``StreamLog`` is the port. ``MemoryStreamLog`` is the log of one gateway process: a stream is
+resumed at the worker that runs it. A log in PostgreSQL behind the same port will let any worker do
+that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Literal, Protocol
+from uuid import UUID
+
+from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFound
+
+StreamKind = Literal["sse", "ws"]
+"""Whether a stream's items are server-sent events or WebSocket frames."""
+
+ITEM_OVERHEAD_BYTES = 48
+"""Of Python's, for each item; it counts towards the bounds."""
+STREAM_OVERHEAD_BYTES = 1024
+"""The same for each stream."""
+MAX_READ_ITEMS = 256
+"""So many items are read at once, so that one read is no long step of the event loop."""
+
+
+class StreamLog(Protocol):
+    """An append-only list of items for each stream. A *position* is a number of items."""
+
+    async def create(self, stream_id: str, tenant_id: UUID, kind: StreamKind) -> None:
+        """Raises ``RateLimited`` when the tenant's running streams leave no room for another."""
+
+    async def append(self, stream_id: str, items: Iterable[bytes]) -> None:
+        """Does nothing once the stream is forgotten."""
+
+    async def end(self, stream_id: str) -> None:
+        """No more items; from now on the stream is kept for a limited time."""
+
+    async def check(
+        self, stream_id: str, tenant_id: UUID, *, kind: StreamKind | None = None, after: int = 0
+    ) -> None:
+        """Whether ``tenant_id`` may read on after position ``after``.
+
+        Raises:
+            StreamNotFound: unknown, forgotten, another tenant's or another kind's: all the same.
+            Gone: the next item is no longer kept.
+            InvalidRequestError: the stream has fewer items.
+        """
+
+    async def read(self, stream_id: str, after: int) -> Sequence[bytes]:
+        """The next items after position ``after``, at least one; none once the stream has ended.
+
+        Waits for them. Raises as ``check`` does, also when items are dropped while a slow reader
+        has yet to read them.
+        """
+
+
+class _Record:
+    def __init__(self, tenant_id: UUID, kind: StreamKind) -> None:
+        self.tenant_id = tenant_id
+        self.kind = kind
+        self.items: list[bytes] = []
+        self.num_dropped = 0
+        self.size = STREAM_OVERHEAD_BYTES
+        self.ended = False
+        self.changed = asyncio.Event()
+
+    def check(self, after: int) -> None:
+        if after < self.num_dropped:
+            raise Gone(
+                f"Of this stream only what came after position {self.num_dropped} is still kept.",
+                code="stream_position_gone",
+            )
+        if after > self.num_dropped + len(self.items):
+            raise InvalidRequestError(
+                f"The stream has only {self.num_dropped + len(self.items)} items until now.",
+                code="invalid_stream_position",
+            )
+
+
+class MemoryStreamLog:
+    """A ``StreamLog`` in this process's memory, bounded in bytes.
+
+    A stream above ``max_stream_bytes`` loses its oldest items. A tenant above ``max_tenant_bytes``
+    loses its oldest ended streams; when all its streams run, it may open no more, and the one that
+    grows loses its oldest items. Tenants never take each other's room.
+    """
+
+    def __init__(self, *, max_stream_bytes: int, max_tenant_bytes: int, retention_s: float) -> None:
+        """``retention_s``: time from a stream's end until it is forgotten."""
+        self._max_stream_bytes = max_stream_bytes
+        self._max_tenant_bytes = max_tenant_bytes
+        self._retention_s = retention_s
+        self._records: dict[str, _Record] = {}
+        self._sizes: dict[UUID, int] = {}
+        self._ended: dict[str, asyncio.TimerHandle] = {}  # oldest end first
+
+    def size_of(self, tenant_id: UUID) -> int:
+        """In bytes."""
+        return self._sizes.get(tenant_id, 0)
+
+    async def create(self, stream_id: str, tenant_id: UUID, kind: StreamKind) -> None:
+        assert stream_id not in self._records
+        self._forget_ended(tenant_id, room_for=STREAM_OVERHEAD_BYTES)
+        if self.size_of(tenant_id) + STREAM_OVERHEAD_BYTES > self._max_tenant_bytes:
+            raise RateLimited(
+                "Your running resumable streams fill the room there is for them; open this one "
+                "without, or try again when one has ended.",
+                code="too_many_streams",
+            )
+        self._records[stream_id] = _Record(tenant_id, kind)
+        self._sizes[tenant_id] = self.size_of(tenant_id) + STREAM_OVERHEAD_BYTES
+
+    async def append(self, stream_id: str, items: Iterable[bytes]) -> None:
+        record = self._records.get(stream_id)
+        if record is None:
+            return
+        assert not record.ended
+        for item in items:
+            record.items.append(item)
+            self._grow(record, len(item) + ITEM_OVERHEAD_BYTES)
+        self._make_room(record)
+        record.changed.set()
+
+    async def end(self, stream_id: str) -> None:
+        record = self._records.get(stream_id)
+        if record is None or record.ended:
+            return
+        record.ended = True
+        record.changed.set()
+        loop = asyncio.get_running_loop()
+        self._ended[stream_id] = loop.call_later(self._retention_s, self._forget, stream_id)
+
+    async def check(
+        self, stream_id: str, tenant_id: UUID, *, kind: StreamKind | None = None, after: int = 0
+    ) -> None:
+        record = self._record(stream_id)
+        if record.tenant_id != tenant_id or kind not in (None, record.kind):
+            raise _not_found()
+        if kind is not None:
+            record.check(after)
+
+    async def read(self, stream_id: str, after: int) -> Sequence[bytes]:
+        while True:
+            record = self._record(stream_id)
+            record.check(after)
+            start = after - record.num_dropped
+            if start < len(record.items) or record.ended:
+                return record.items[start : start + MAX_READ_ITEMS]
+            record.changed.clear()
+            await record.changed.wait()
+
+    def _record(self, stream_id: str) -> _Record:
+        record = self._records.get(stream_id)
+        if record is None:
+            raise _not_found()
+        return record
+
+    def _grow(self, record: _Record, num_bytes: int) -> None:
+        record.size += num_bytes
+        self._sizes[record.tenant_id] += num_bytes
+
+    def _make_room(self, record: _Record) -> None:
+        self._forget_ended(record.tenant_id)
+        excess = max(
+            record.size - self._max_stream_bytes,
+            self.size_of(record.tenant_id) - self._max_tenant_bytes,
+        )
+        num_dropped, num_bytes = 0, 0
+        while num_bytes < excess and num_dropped < len(record.items):
+            num_bytes += len(record.items[num_dropped]) + ITEM_OVERHEAD_BYTES
+            num_dropped += 1
+        del record.items[:num_dropped]
+        record.num_dropped += num_dropped
+        self._grow(record, -num_bytes)
+
+    def _forget_ended(self, tenant_id: UUID, *, room_for: int = 0) -> None:
+        limit = self._max_tenant_bytes - room_for
+        if self.size_of(tenant_id) <= limit:
+            return
+        for stream_id in list(self._ended):
+            if self._records[stream_id].tenant_id == tenant_id:
+                self._forget(stream_id)
+                if self.size_of(tenant_id) <= limit:
+                    return
+
+    def _forget(self, stream_id: str) -> None:
+        self._ended.pop(stream_id).cancel()
+        record = self._records.pop(stream_id)
+        record.changed.set()
+        self._grow(record, -record.size)
+        if not self._sizes[record.tenant_id]:
+            del self._sizes[record.tenant_id]
+
+
+def _not_found() -> StreamNotFound:
+    return StreamNotFound("There is no such stream; it may have been kept long enough.")

@@ -1,0 +1,194 @@
+"""Resumable streams: they run on for a while when nobody reads them, and end for all at once.
+
+    generation ──► recorder ──► StreamLog ──► reader, reader, ... (each may leave and come back)
+
+Leaving and stopping are different things: a reader that leaves changes nothing, unless it was the
+last one and nobody comes back within the grace time; ``stop`` ends the generation for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from uuid import UUID
+
+from gateway.errors import ApiError, to_api_error
+from gateway.generation import Generation
+from gateway.stream_log import StreamKind, StreamLog
+
+logger = logging.getLogger(__name__)
+
+
+def new_stream_id() -> str:
+    """192 random bits: whoever has an id was given it."""
+    return f"stream_{secrets.token_urlsafe(24)}"
+
+
+class _Running:
+    """A stream whose generation has not ended."""
+
+    def __init__(self, generation: Generation, heartbeat: bytes | None) -> None:
+        self.generation = generation
+        self.heartbeat = heartbeat
+        self.num_readers = 0
+        self.grace: asyncio.TimerHandle | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.said_at = asyncio.get_running_loop().time()
+
+    def call_off_grace(self) -> None:
+        if self.grace is not None:
+            self.grace.cancel()
+            self.grace = None
+
+
+class Reader:
+    """Yields a stream's items from a position on, in batches. ``close`` it, in a ``finally``."""
+
+    def __init__(self, owner: Streams, stream_id: str, after: int) -> None:
+        self.stream_id = stream_id
+        self._owner = owner
+        self._after = after
+        self._closed = False
+        owner._attach(stream_id)
+
+    def __aiter__(self) -> Reader:
+        return self
+
+    async def __anext__(self) -> Sequence[bytes]:
+        items = await self._owner._log.read(self.stream_id, self._after)
+        if not items:
+            raise StopAsyncIteration
+        self._after += len(items)
+        return items
+
+    async def beat(self) -> None:
+        """Nothing was said for long: make all readers hear that the stream still runs."""
+        await self._owner._beat(self.stream_id)
+
+    def stop(self) -> None:
+        """The same as ``Streams.stop``."""
+        self._owner._cancel(self.stream_id)
+
+    def close(self) -> None:
+        """Idempotent. The stream goes on, for the grace time if this was its last reader."""
+        if not self._closed:
+            self._closed = True
+            self._owner._detach(self.stream_id)
+
+
+class Streams:
+    """The resumable streams of this gateway. They own the generations they are given."""
+
+    def __init__(self, log: StreamLog, *, grace_s: float, heartbeat_s: float) -> None:
+        """``grace_s``: how long a stream runs without a reader."""
+        self._log = log
+        self._grace_s = grace_s
+        self._heartbeat_s = heartbeat_s
+        self._running: dict[str, _Running] = {}
+
+    async def open(
+        self,
+        stream_id: str,
+        generation: Generation,
+        body: AsyncGenerator[Sequence[bytes], None],
+        *,
+        kind: StreamKind,
+        cut: Callable[[ApiError], bytes],
+        heartbeat: bytes | None = None,
+    ) -> Reader:
+        """Record ``body``, what ``generation`` says; returns the first reader.
+
+        ``cut`` writes the last item where ``body`` itself breaks. ``heartbeat``: the item that
+        ``Reader.beat`` adds; it is logged too, so that all readers count the same items.
+        """
+        try:
+            await self._log.create(stream_id, generation.admitted.principal.tenant.id, kind)
+        except BaseException:
+            generation.close()
+            raise
+        running = _Running(generation, heartbeat)
+        self._running[stream_id] = running
+        running.task = asyncio.create_task(
+            self._record(stream_id, running, body, cut), name=f"record {generation.admitted.id}"
+        )
+        return Reader(self, stream_id, 0)
+
+    async def follow(
+        self, stream_id: str, tenant_id: UUID, *, kind: StreamKind, after: int
+    ) -> Reader:
+        """Read on after so many items. Raises as ``StreamLog.check`` does."""
+        await self._log.check(stream_id, tenant_id, kind=kind, after=after)
+        return Reader(self, stream_id, after)
+
+    async def stop(self, stream_id: str, tenant_id: UUID) -> None:
+        """End the generation as a client's wish; one that has ended is left as it is.
+
+        What was said until then stays readable. Raises ``StreamNotFound``.
+        """
+        await self._log.check(stream_id, tenant_id)
+        self._cancel(stream_id)
+
+    async def close(self) -> None:
+        """Cut what still runs, and settle it."""
+        left = list(self._running.values())
+        tasks = [running.task for running in left if running.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for running in left:  # a task that is cancelled before its first step runs nothing
+            running.call_off_grace()
+            running.generation.close()
+        self._running.clear()
+
+    async def _record(
+        self,
+        stream_id: str,
+        running: _Running,
+        body: AsyncGenerator[Sequence[bytes], None],
+        cut: Callable[[ApiError], bytes],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with aclosing(body):
+                async for items in body:
+                    await self._log.append(stream_id, items)
+                    running.said_at = loop.time()
+        except Exception as exc:  # the edge of a task: its readers must not take it for the end
+            await self._log.append(stream_id, [cut(to_api_error(exc))])
+        finally:
+            running.generation.close()
+            running.call_off_grace()
+            self._running.pop(stream_id, None)
+            await self._log.end(stream_id)
+
+    def _attach(self, stream_id: str) -> None:
+        if (running := self._running.get(stream_id)) is not None:
+            running.num_readers += 1
+            running.call_off_grace()
+
+    def _detach(self, stream_id: str) -> None:
+        running = self._running.get(stream_id)
+        if running is None:
+            return
+        running.num_readers -= 1
+        if not running.num_readers:
+            loop = asyncio.get_running_loop()
+            # What the recorder reads from a closed generation is why it ended.
+            running.grace = loop.call_later(self._grace_s, running.generation.close)
+
+    def _cancel(self, stream_id: str) -> None:
+        if (running := self._running.get(stream_id)) is not None:
+            running.generation.cancel()
+
+    async def _beat(self, stream_id: str) -> None:
+        running = self._running.get(stream_id)
+        if running is None or running.heartbeat is None:
+            return
+        now = asyncio.get_running_loop().time()
+        # Several readers of one silence: the first one's beat is everybody's.
+        if now - running.said_at >= self._heartbeat_s / 2:
+            running.said_at = now
+            await self._log.append(stream_id, [running.heartbeat])

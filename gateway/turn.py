@@ -1,0 +1,75 @@
+"""One turn of a WebSocket session: its frames in order, and how it is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import msgspec
+
+from gateway.assembler import TurnFrames
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from gateway.schemas import ws
+
+_LAST = ('{"type":"done"', '{"type":"error"')
+
+
+class Turn:
+    """While it runs on this socket."""
+
+    def __init__(self, message: ws.Chat | ws.Resume) -> None:
+        self.message = message
+        after_seq = message.last_seq if isinstance(message, ws.Resume) else -1
+        self.frames = TurnFrames(message.id, after_seq=after_seq)
+        self._stop: Callable[[], None] | None = None
+        self._cancelled = False
+
+    def on_cancel(self, stop: Callable[[], None]) -> None:
+        """What stops it, from now on; a cancel that came before counts."""
+        self._stop = stop
+        if self._cancelled:
+            stop()
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._stop is not None:
+            self._stop()
+
+
+def is_last(frame: str) -> bool:
+    """Whether ``frame`` ends its turn: frames begin with their type."""
+    return frame.startswith(_LAST)
+
+
+async def frames_of(
+    generation: Generation, frames: TurnFrames, *, stream_id: str | None = None
+) -> AsyncGenerator[str, None]:
+    """All frames of a turn that ends well. Raises ``ApiError`` when it does not."""
+    admitted = generation.admitted
+    yield frames.started(
+        request_id=str(admitted.id),
+        model=admitted.model,
+        created=generation.created,
+        prompt_tokens=admitted.num_prompt_tokens,
+        stream_id=stream_id,
+    )
+    reason = "cancelled"
+    async with aclosing(generation.deltas()) as deltas:
+        async for delta in deltas:
+            if delta.content or delta.tool_calls:
+                yield frames.delta(delta)
+            reason = delta.finish_reason or reason
+    yield frames.done(msgspec.convert(reason, ws.DoneReason), await generation.usage())
+
+
+async def logged_frames_of(
+    generation: Generation, frames: TurnFrames, *, stream_id: str
+) -> AsyncGenerator[list[bytes], None]:
+    """The same for the log of a resumable stream, which keeps a bad end too."""
+    try:
+        async with aclosing(frames_of(generation, frames, stream_id=stream_id)) as running:
+            async for frame in running:
+                yield [frame.encode()]
+    except ApiError as exc:
+        yield [frames.error(exc).encode()]

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFound
+from gateway.stream_log import (
+    ITEM_OVERHEAD_BYTES,
+    MAX_READ_ITEMS,
+    STREAM_OVERHEAD_BYTES,
+    MemoryStreamLog,
+)
+
+ACME, OTHER = uuid4(), uuid4()
+
+
+def make(
+    *, max_stream_bytes: int = 10**6, max_tenant_bytes: int = 10**7, retention_s: float = 60.0
+) -> MemoryStreamLog:
+    return MemoryStreamLog(
+        max_stream_bytes=max_stream_bytes,
+        max_tenant_bytes=max_tenant_bytes,
+        retention_s=retention_s,
+    )
+
+
+async def read_all(log: MemoryStreamLog, stream_id: str, after: int = 0) -> list[bytes]:
+    found: list[bytes] = []
+    while some := await log.read(stream_id, after + len(found)):
+        found += some
+    return found
+
+
+@pytest.mark.asyncio
+async def test_readers_get_everything_from_where_they_are() -> None:
+    log = make()
+    await log.create("s", ACME, "sse")
+    readers = [asyncio.create_task(read_all(log, "s", after)) for after in (0, 0)]
+    items = [b"%d" % i for i in range(MAX_READ_ITEMS * 2 + 5)]
+    for start in range(0, len(items), 7):
+        await log.append("s", items[start : start + 7])
+        await asyncio.sleep(0)
+    assert not any(reader.done() for reader in readers)
+    await log.end("s")
+    assert await asyncio.gather(*readers) == [items, items]
+    assert await read_all(log, "s", 300) == items[300:]
+    assert await log.read("s", len(items)) == []
+
+
+@pytest.mark.asyncio
+async def test_who_may_read() -> None:
+    log = make()
+    await log.create("s", ACME, "sse")
+    await log.append("s", [b"a"])
+    await log.check("s", ACME)
+    await log.check("s", ACME, kind="sse", after=1)
+    for stream_id, tenant, kind in (("s", OTHER, "sse"), ("s", ACME, "ws"), ("t", ACME, "sse")):
+        with pytest.raises(StreamNotFound):
+            await log.check(stream_id, tenant, kind=kind)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="only 1 items"):
+        await log.check("s", ACME, kind="sse", after=2)
+
+
+@pytest.mark.asyncio
+async def test_a_stream_is_forgotten_some_time_after_its_end() -> None:
+    log = make(retention_s=0.05)
+    await log.create("s", ACME, "sse")
+    await log.append("s", [b"a"])
+    await asyncio.sleep(0.1)
+    assert await log.read("s", 0) == [b"a"]  # it had not ended
+    await log.end("s")
+    await log.end("s")
+    assert await read_all(log, "s") == [b"a"]
+    await asyncio.sleep(0.1)
+    with pytest.raises(StreamNotFound):
+        await log.check("s", ACME)
+    assert log.size_of(ACME) == 0
+
+
+@pytest.mark.asyncio
+async def test_a_long_stream_loses_its_oldest_items() -> None:
+    log = make(max_stream_bytes=STREAM_OVERHEAD_BYTES + 3 * (ITEM_OVERHEAD_BYTES + 10))
+    await log.create("s", ACME, "sse")
+    items = [b"%010d" % i for i in range(10)]
+    slow = asyncio.create_task(read_all(log, "s"))
+    await asyncio.sleep(0)
+    await log.append("s", items)
+    with pytest.raises(Gone) as caught:
+        await slow
+    assert caught.value.code == "stream_position_gone"
+    with pytest.raises(Gone, match="after position 7"):
+        await log.check("s", ACME, kind="sse", after=6)
+    assert await log.read("s", 7) == items[7:]
+
+
+@pytest.mark.asyncio
+async def test_a_tenants_ended_streams_make_room_first() -> None:
+    each = STREAM_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES + 10
+    log = make(max_tenant_bytes=3 * each)
+    for name, tenant in (("old", ACME), ("older", ACME), ("theirs", OTHER), ("runs", ACME)):
+        await log.create(name, tenant, "sse")
+        await log.append(name, [b"x" * 10])
+    for name in ("older", "old", "theirs"):
+        await log.end(name)
+    await log.create("new", ACME, "ws")
+    with pytest.raises(StreamNotFound):
+        await log.read("older", 1)  # a reader that was too slow
+    with pytest.raises(StreamNotFound):
+        await log.check("older", ACME)
+    for name, tenant in (("old", ACME), ("theirs", OTHER), ("runs", ACME)):
+        assert await log.read(name, 0) == [b"x" * 10], tenant
+
+
+@pytest.mark.asyncio
+async def test_running_streams_are_never_taken_for_a_new_one() -> None:
+    log = make(max_tenant_bytes=2 * STREAM_OVERHEAD_BYTES)
+    for name in ("a", "b"):
+        await log.create(name, ACME, "sse")
+    with pytest.raises(RateLimited):
+        await log.create("c", ACME, "sse")
+    await log.create("c", OTHER, "sse")
+    await log.end("a")
+    await log.create("d", ACME, "sse")
+    with pytest.raises(StreamNotFound):
+        await log.check("a", ACME)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcd"), st.sampled_from(["open", "say", "end"]), st.binary())
+    )
+)
+def test_the_bound_of_a_tenant_holds_whatever_happens(steps: list[tuple[str, str, bytes]]) -> None:
+    async def play() -> None:
+        limit = 5 * STREAM_OVERHEAD_BYTES
+        log = make(max_stream_bytes=3 * STREAM_OVERHEAD_BYTES, max_tenant_bytes=limit)
+        opened: dict[str, list[bytes]] = {}
+        ended: set[str] = set()
+        for name, action, data in steps:
+            if action == "open" and name not in opened:
+                with contextlib.suppress(RateLimited):
+                    await log.create(name, ACME, "sse")
+                    opened[name] = []
+            elif action == "say" and name in opened and name not in ended:
+                items = [data * 50] * 3
+                await log.append(name, items)
+                opened[name] += items
+            elif action == "end" and name in opened:
+                await log.end(name)
+                ended.add(name)
+            assert log.size_of(ACME) <= limit
+        for name, said in opened.items():
+            await log.end(name)
+            for after in range(len(said) + 1):
+                try:
+                    assert await read_all(log, name, after) == said[after:]
+                except (Gone, StreamNotFound):
+                    continue
+
+    asyncio.run(play())

@@ -1,0 +1,147 @@
+"""The life of a resumable stream where no server is needed; over connections: ``routes``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from types import SimpleNamespace
+from typing import cast
+from uuid import uuid4
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from gateway.stream_log import MemoryStreamLog
+from gateway.streams import Reader, Streams, new_stream_id
+from tests.gateway.serving import until
+
+pytestmark = pytest.mark.asyncio
+
+TENANT = uuid4()
+
+
+class ScriptedGeneration:
+    """What ``Streams`` needs of a ``Generation``."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+        self.cancelled = 0
+        self.admitted = SimpleNamespace(
+            id=uuid4(), principal=SimpleNamespace(tenant=SimpleNamespace(id=TENANT))
+        )
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+class FailingLog(MemoryStreamLog):
+    """Loses the second item."""
+
+    async def append(self, stream_id: str, items: Iterable[bytes]) -> None:
+        if b"2" in (items := list(items)):
+            raise ConnectionError("the log is away")
+        await super().append(stream_id, items)
+
+
+def make_log(kind: type[MemoryStreamLog] = MemoryStreamLog) -> MemoryStreamLog:
+    return kind(max_stream_bytes=10**6, max_tenant_bytes=10**7, retention_s=60)
+
+
+async def body(*items: bytes, then_s: float = 0.0) -> AsyncGenerator[list[bytes], None]:
+    for item in items:
+        yield [item]
+    await asyncio.sleep(then_s)
+
+
+def cut(error: ApiError) -> bytes:
+    return b"cut: " + (error.code or "").encode()
+
+
+async def open_stream(
+    streams: Streams, generation: ScriptedGeneration, items: AsyncGenerator[list[bytes], None]
+) -> Reader:
+    return await streams.open(
+        new_stream_id(),
+        cast(Generation, generation),
+        items,
+        kind="sse",
+        cut=cut,
+        heartbeat=b"beat",
+    )
+
+
+async def read(reader: Reader) -> list[bytes]:
+    return [item async for items in reader for item in items]
+
+
+async def test_a_log_that_fails_is_no_clean_end() -> None:
+    streams, generation = (
+        Streams(make_log(FailingLog), grace_s=9, heartbeat_s=9),
+        (ScriptedGeneration()),
+    )
+    reader = await open_stream(streams, generation, body(b"1", b"2", b"3"))
+    assert await read(reader) == [b"1", b"cut: internal_error"]
+    assert generation.closed
+
+
+async def test_closing_settles_what_runs_and_what_has_yet_to_begin() -> None:
+    streams = Streams(make_log(), grace_s=9, heartbeat_s=9)
+    generations = [ScriptedGeneration(), ScriptedGeneration()]
+    reader = await open_stream(streams, generations[0], body(b"1", then_s=60))
+    assert list(await anext(reader)) == [b"1"]
+    reader.close()
+    reader.close()
+    await open_stream(streams, generations[1], body(b"1", then_s=60))
+    await streams.close()
+    assert all(generation.closed for generation in generations)
+
+
+async def test_only_the_last_reader_to_leave_starts_the_grace_time() -> None:
+    streams, generation = Streams(make_log(), grace_s=0.05, heartbeat_s=9), ScriptedGeneration()
+    first = await open_stream(streams, generation, body(b"1", then_s=60))
+    second = await streams.follow(first.stream_id, TENANT, kind="sse", after=0)
+    first.close()
+    await asyncio.sleep(0.1)
+    assert not generation.closed
+    second.close()
+    assert not generation.closed
+    third = await streams.follow(first.stream_id, TENANT, kind="sse", after=1)
+    await asyncio.sleep(0.1)
+    assert not generation.closed
+    third.close()
+    await until(lambda: generation.closed)
+    await streams.close()
+
+
+async def test_two_readers_of_one_silence_hear_one_beat() -> None:
+    streams, generation = Streams(make_log(), grace_s=9, heartbeat_s=0.1), ScriptedGeneration()
+    first = await open_stream(streams, generation, body(b"1", then_s=0.2))
+    second = await streams.follow(first.stream_id, TENANT, kind="sse", after=0)
+    await asyncio.sleep(0.1)
+    await first.beat()
+    await second.beat()
+    assert await read(first) == await read(second) == [b"1", b"beat"]
+    await first.beat()  # after the end: nothing more is said
+    assert await read(second) == []
+
+
+async def test_stopping_is_idempotent_and_needs_no_running_stream() -> None:
+    streams, generation = Streams(make_log(), grace_s=9, heartbeat_s=9), ScriptedGeneration()
+    reader = await open_stream(streams, generation, body(b"1", then_s=0.05))
+    await streams.stop(reader.stream_id, TENANT)
+    reader.stop()
+    assert generation.cancelled == 2
+    await read(reader)
+    await streams.stop(reader.stream_id, TENANT)
+    assert generation.cancelled == 2
+    assert generation.closed == 1
+
+
+async def test_ids_cannot_be_guessed() -> None:
+    ids = {new_stream_id() for _ in range(1000)}
+    assert len(ids) == 1000
+    assert all(len(stream_id) == len("stream_") + 32 for stream_id in ids)
