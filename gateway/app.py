@@ -37,10 +37,12 @@ from gateway.routes.health import health_routes
 from gateway.routes.models import model_routes
 from gateway.routes.pages import page_routes, public_paths
 from gateway.routes.streams import stream_routes
+from gateway.routes.tickets import tickets_route
 from gateway.secrets import Secrets
 from gateway.stream_log import MemoryStreamLog
 from gateway.streaming import STREAM_ID_HEADER
 from gateway.streams import Streams
+from gateway.tickets import Tickets
 from grammar.compiler import GrammarChecker
 from grammar.vocabulary import Vocabulary
 from tenants.authenticator import Authenticator
@@ -108,6 +110,7 @@ def create_app(
         grace_s=config.server.resume_grace_s,
         heartbeat_s=config.server.heartbeat_s,
     )
+    tickets = Tickets()
     answers = Answers(streams, heartbeat_s=config.server.heartbeat_s)
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
 
@@ -130,12 +133,14 @@ def create_app(
             chat_route(admission, generations, answers),
             completions_route(admission, generations, answers),
             *stream_routes(streams, config.server),
+            tickets_route(tickets),
             *model_routes(config.model_name, engine),
             chat_ws_route(
                 make_session,
                 authenticator=authenticator,
                 lifecycle=lifecycle,
                 metrics=metrics,
+                tickets=tickets,
                 allowed_origins=config.server.allowed_origins,
             ),
             *health_routes(engine=engine, store=store, lifecycle=lifecycle, metrics=metrics),

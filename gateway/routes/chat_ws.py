@@ -10,13 +10,17 @@ from starlette.websockets import WebSocket
 
 from gateway import context
 from gateway.chat_session import ChatSession
-from gateway.errors import Draining, NotFound, PermissionDenied
+from gateway.errors import Draining, InvalidRequestError, NotFound, PermissionDenied
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import Metrics
 from gateway.middleware.auth import bearer_token
+from gateway.tickets import Tickets
 from tenants.authenticator import Authenticator
 
 PATH = "/v1/chat"
+SUBPROTOCOL = "sluice.v1"
+KEY_SUBPROTOCOL = "sluice.api-key."
+"""Before an API key, for clients that can set nothing but subprotocols."""
 
 
 def chat_ws_route(
@@ -25,16 +29,19 @@ def chat_ws_route(
     authenticator: Authenticator,
     lifecycle: Lifecycle,
     metrics: Metrics,
+    tickets: Tickets,
     allowed_origins: Sequence[str],
 ) -> WebSocketRoute:
     async def serve(socket: WebSocket) -> None:
         check_origin(socket.headers, allowed_origins)
         if lifecycle.draining:
             raise Draining("The server is shutting down.", retry_after_s=1)
-        api_key = bearer_token(socket.headers)
+        api_key = credential(socket, tickets)
         if api_key is not None:
             context.of(socket.scope).principal = await authenticator.authenticate(api_key)
-        await socket.accept()
+        # Never the one with the key: what is echoed can be read by the page and by its logs.
+        offered = socket.scope["subprotocols"]
+        await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
         session = make_session(socket, api_key)
         lifecycle.sessions.add(session)
         metrics.count_socket(+1)
@@ -45,6 +52,37 @@ def chat_ws_route(
             metrics.count_socket(-1)
 
     return WebSocketRoute(PATH, serve)
+
+
+def credential(socket: WebSocket, tickets: Tickets) -> str | None:
+    """The API key that came with the handshake: in a header, a ticket or a subprotocol.
+
+    None when there is none: then the first message must hold it. Raises ``InvalidApiKey`` for a
+    bad ticket, ``InvalidRequestError`` for more than one way at once or for a key among the
+    subprotocols without ``SUBPROTOCOL``: browsers fail a handshake that echoes none of theirs.
+    """
+    offered: list[str] = socket.scope["subprotocols"]
+    keys = [name.removeprefix(KEY_SUBPROTOCOL) for name in offered if _holds_key(name)]
+    used = socket.query_params.getlist("ticket")
+    header = bearer_token(socket.headers)
+    if len(keys) + len(used) + (header is not None) > 1:
+        raise InvalidRequestError(
+            "Authenticate in one way: the Authorization header, a ticket or a subprotocol."
+        )
+    if used:
+        return tickets.redeem(used[0])
+    if keys:
+        if SUBPROTOCOL not in offered:
+            raise InvalidRequestError(
+                f"Offer the subprotocol {SUBPROTOCOL} beside the one with the key.",
+                param="sec-websocket-protocol",
+            )
+        return keys[0]
+    return header
+
+
+def _holds_key(subprotocol: str) -> bool:
+    return subprotocol.startswith(KEY_SUBPROTOCOL)
 
 
 def unknown_ws_route() -> WebSocketRoute:

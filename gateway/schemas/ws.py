@@ -8,7 +8,9 @@ and names it in everything that follows. Several turns may run at once on one so
 Handshake
     A browser's ``Origin`` must be the server's own or a configured one, else the upgrade is refused
     with a real HTTP 403. A client that can set headers may send ``Authorization: Bearer KEY`` with
-    the upgrade (a bad key is then a real HTTP 401) and is answered with ``ready`` at once.
+    the upgrade (a bad key is then a real HTTP 401) and is answered with ``ready`` at once. The same
+    goes for ``?ticket=TICKET`` with a one-time ticket of ``POST /v1/ws-tickets`` (30 s), and for
+    the subprotocols ``sluice.v1, sluice.api-key.KEY``, of which only the first is echoed.
     Everybody else sends ``auth`` as the first message, within ``ws_auth_timeout_s`` (10 s).
 
 Client to server

@@ -120,6 +120,21 @@ async def test_cut_at_a_hundred_points_nothing_is_lost(
     assert totals.completion_tokens == rounds * len(TEXT.encode())
 
 
+async def test_the_openai_package_can_ask_for_it(gateway: Gateway, double: EngineDouble) -> None:
+    speak(double)
+    async with gateway.openai() as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "hi"}],
+            stream=True,
+            extra_body={"resumable": True},
+        )
+        stream_id = raw.headers["x-sluice-stream-id"]
+        chunks = [chunk async for chunk in raw.parse()]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
+    assert said((await read_on(gateway, stream_id)).body) == TEXT
+
+
 async def test_a_cut_completion_is_read_on_too(gateway: Gateway, double: EngineDouble) -> None:
     speak(double, interval_s=0.001)
     body = {"model": MODEL, "prompt": "a", "max_tokens": 1000, "stream": True, "resumable": True}
