@@ -8,6 +8,7 @@ sse-starlette's ``EventSourceResponse``; the first to end cancels the rest.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Protocol
@@ -43,7 +44,7 @@ class Chunks(Protocol):
     def error(self, error: ApiError) -> bytes: ...
 
 
-class _EventResponse(EventSourceResponse):
+class _EventResponse(EventSourceResponse, ABC):
     """Sends a body of whole events, with a heartbeat whenever it is silent for long.
 
     Two inner steps of the library are replaced, both for the cost of a chunk: its loop (which
@@ -107,8 +108,9 @@ class _EventResponse(EventSourceResponse):
                     await self._beat(send)
                     self._sent_at = loop.time()
 
+    @abstractmethod
     async def _beat(self, send: Send) -> None:
-        raise NotImplementedError
+        """Say something that means nothing."""
 
 
 class EventStream(_EventResponse):
