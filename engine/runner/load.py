@@ -34,6 +34,9 @@ from kernels import cpu, cuda, products
 
 OnProgress = Callable[[LoadProgress], None]
 
+LATE_BYTES = 256 * 1024 * 1024
+"""GPU memory for what is loaded after the KV cache: kernels at their first use, workspaces."""
+
 
 def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) -> TorchRunner:
     """Load the model and lay out its memory.
@@ -68,7 +71,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         report(LoadProgress("Measuring the largest step", 0.9))
         # CUDA graphs keep memory of their own, for a step that is no larger.
         copies = 1 if config.enforce_eager else 2
-        return copies * measure_activation_bytes(
+        return LATE_BYTES + copies * measure_activation_bytes(
             model,
             model_config,
             config,

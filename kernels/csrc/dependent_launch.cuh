@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cuda_runtime.h>
-#include <cstdlib>
 #include <utility>
 
 namespace sluice {
@@ -30,7 +29,6 @@ __device__ __forceinline__ void wait_for_inputs() {
 
 inline bool device_has_dependent_launch() {
   static const bool has = [] {
-    if (getenv("SLUICE_NO_PDL")) return false;
     int device = 0, major = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);

@@ -34,7 +34,7 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
 }
 
 template <typename T, int kGroups>  // groups of 8 tokens
-__global__ void __launch_bounds__(kThreads, kGroups == 1 ? 3 : 2) skinny_linear_kernel(const SkinnyLinear p) {
+__global__ void __launch_bounds__(kThreads, 2) skinny_linear_kernel(const SkinnyLinear p) {
   __shared__ float partial[kWarps][kFeatures][kGroups * 8 + 1];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
