@@ -8,6 +8,7 @@ GrammarError
 │   ├── CompileTimeout   over the time limit
 │   └── CompileMemory    over the memory limit, or the compiling process died
 └── MatcherFailed        a running matcher hit a limit; its request cannot go on
+    └── DeadEnd          no token of the vocabulary can continue the output, nor may it end
 
 Paths are JSONPath-like and start at the root of the source: ``$.properties.name.pattern``.
 """
@@ -77,3 +78,7 @@ class CompileMemory(CompileFailed):
 
 class MatcherFailed(GrammarError):
     """The grammar became too complex to follow at this point of the output."""
+
+
+class DeadEnd(MatcherFailed):
+    """No token of the vocabulary can continue the output, nor may it end here."""

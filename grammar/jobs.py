@@ -11,7 +11,8 @@ import numpy as np
 
 from grammar import errors
 from grammar.backends.base import Backend, BackendGrammar
-from grammar.errors import GrammarError, InvalidGrammar, MatcherFailed
+from grammar.errors import DeadEnd, GrammarError, GrammarTooLarge, InvalidGrammar, MatcherFailed
+from grammar.matcher import Matcher
 from grammar.plan import Candidate, plan
 from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec, Limits
@@ -135,6 +136,9 @@ class Outcome(NamedTuple):
     grammar: BackendGrammar
 
 
+_TRIAL_STEPS = 4
+
+
 class Compiler:
     """Compiles in this very thread, with no limit but those on the source."""
 
@@ -148,6 +152,7 @@ class Compiler:
         self._backends = backends
         self._limits = limits
         self._load = load
+        self._vocabulary = vocabulary
         self._row = np.zeros(vocabulary.mask_words, dtype=np.int32)
 
     def compile(self, spec: GrammarSpec) -> Outcome:
@@ -157,16 +162,35 @@ class Compiler:
         for candidate in plan(spec, self._backends):
             try:
                 grammar = self._load(candidate.backend).compile(candidate.spec)
-                # The first mask builds what was put off; a limit it hits counts as a refusal.
-                grammar.matcher().fill(self._row)
-            except (InvalidGrammar, MatcherFailed) as error:
+                self._try_out(grammar)
+            except InvalidGrammar as error:
                 refusal = refusal or error
             else:
                 return Outcome(candidate, grammar)
         assert refusal is not None
-        if isinstance(refusal, MatcherFailed):
-            raise errors.GrammarTooLarge("$", str(refusal))
         raise refusal
+
+    def _try_out(self, grammar: BackendGrammar) -> None:
+        """Takes the first steps of an output, which build what compiling put off. Better a refusal
+        now than a failure then."""
+        matcher = Matcher(grammar.matcher(), self._vocabulary)
+        try:
+            for _ in range(_TRIAL_STEPS):
+                matcher.fill_mask(self._row)
+                if not matcher.accept(self._first_allowed()):
+                    raise MatcherFailed("it takes too much to follow")
+                if matcher.is_terminated:
+                    return
+        except DeadEnd:
+            return  # that way; there may be others
+        except MatcherFailed as error:
+            raise GrammarTooLarge("$", str(error)) from None
+
+    def _first_allowed(self) -> int:
+        """Of the tokens in the row, the first that is no blank, if one is not."""
+        ids = np.flatnonzero(np.unpackbits(self._row.view(np.uint8), bitorder="little"))
+        texts = ((int(i), self._vocabulary.tokens[i]) for i in ids)
+        return next((token_id for token_id, text in texts if not text.isspace()), int(ids[0]))
 
 
 def run(job: Job, compiler: Compiler | None) -> Result:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from grammar.backends.base import BackendMatcher
-from grammar.errors import MatcherFailed
+from grammar.errors import DeadEnd, MatcherFailed
 from grammar.vocabulary import Mask, Vocabulary
 
 
@@ -40,7 +40,7 @@ class TokenMatcher(ABC):
         """Overwrites ``row``, int32 of shape ``[vocabulary.mask_words]`` and contiguous, with the
         tokens allowed next: bit set = allowed, nothing after the end.
 
-        Raises ``MatcherFailed`` when the backend hits a limit or no token can follow.
+        Raises ``MatcherFailed`` when the backend hits a limit, ``DeadEnd`` when no token fits.
         """
 
     @abstractmethod
@@ -143,7 +143,7 @@ class Matcher(TokenMatcher):
         if self._backend.is_accepting():
             row |= vocabulary.eos_mask
         elif not row.any():
-            raise MatcherFailed("no token of the vocabulary can continue the output")
+            raise DeadEnd("no token of the vocabulary can continue the output")
 
     def forced_tokens(self) -> list[int]:
         if self._terminated:

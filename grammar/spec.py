@@ -22,6 +22,8 @@ class Limits:
     """Nesting of subschemas."""
     max_properties: int = 5_000
     """Of a schema in all."""
+    max_optional: int = 1_000
+    """Properties of one object that may be left out: each could come next, at every step."""
     max_enum_values: int = 1_000
     """In one enum, or choices in all."""
     max_count: int = 65_536
@@ -102,6 +104,7 @@ def _check_schema(schema: Any, limits: Limits, path: str = "$") -> None:
         path,
         max_depth=limits.max_depth,
         max_properties=limits.max_properties,
+        max_optional=limits.max_optional,
         max_enum_values=limits.max_enum_values,
         max_count=limits.max_count,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from grammar.spec import GrammarSpec, Kind
+from grammar.spec import GrammarSpec
 from grammar.vocabulary import Mask, Vocabulary
 
 # Enough for an indented document of 64 levels; a model cannot idle in blanks beyond it.
@@ -60,7 +60,6 @@ class Backend(Protocol):
     """
 
     name: str
-    kinds: frozenset[Kind]
 
     def __init__(self, vocabulary: Vocabulary) -> None: ...
 

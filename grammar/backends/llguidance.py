@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, get_args
+from typing import Any
 
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
@@ -15,7 +15,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from grammar import structural_tag
 from grammar.backends.base import MAX_WHITESPACE
 from grammar.errors import GrammarTooLarge, InvalidGrammar, MatcherFailed
-from grammar.spec import GrammarSpec, Kind
+from grammar.spec import GrammarSpec
 from grammar.structural_tag import (
     AnyText,
     ConstString,
@@ -43,13 +43,17 @@ _JSON_OPTIONS = {
     "json_allowed_escapes": 'nrtbf\\"',
 }
 # A lexer state takes 1 to 2 kB; a matcher that needs more of them fails, and its request with it.
-_LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
+# A thousand optional properties take 4,000 items in a row, and 10 ms for a mask at worst.
+_LIMITS = llguidance.LLParserLimits(
+    verbose_errors=False,
+    max_lexer_states=50_000,
+    max_items_in_row=5_000,
+)
 _ESTIMATED_BYTES_PER_SOURCE_BYTE = 200
 
 
 class LLGuidanceBackend:
     name = "llguidance"
-    kinds: frozenset[Kind] = frozenset(get_args(Kind))
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokenizer = llguidance.LLTokenizer(
@@ -99,7 +103,10 @@ class LLGuidanceMatcher:
 
     def fill(self, row: Mask) -> None:
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        self._check()
+        if self._matcher.get_error().startswith("NoExtensionBias"):
+            row.fill(0)  # no token fits, which is not a limit of ours
+        else:
+            self._check()
 
     def is_accepting(self) -> bool:
         return bool(self._matcher.is_accepting())

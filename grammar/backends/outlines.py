@@ -14,7 +14,7 @@ from outlines_core import Vocabulary as OutlinesVocabulary
 
 from grammar.backends.base import MAX_WHITESPACE
 from grammar.errors import InvalidGrammar
-from grammar.spec import GrammarSpec, Kind
+from grammar.spec import GrammarSpec
 from grammar.vocabulary import Mask, Vocabulary
 
 _WHITESPACE = rf"[ \n\r\t]{{0,{MAX_WHITESPACE}}}"
@@ -23,7 +23,6 @@ _MAX_TOKENS = 1 << 20
 
 class OutlinesBackend:
     name = "outlines"
-    kinds: frozenset[Kind] = frozenset({"json_schema"})
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._eos = min(vocabulary.eos_token_ids)

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from typing import get_args
 
 import xgrammar
 
 from grammar import structural_tag
 from grammar.backends.base import MAX_WHITESPACE
 from grammar.errors import InvalidGrammar
-from grammar.spec import GrammarSpec, Kind
+from grammar.spec import GrammarSpec
 from grammar.vocabulary import Mask, Vocabulary
 
 
 class XGrammarBackend:
     name = "xgrammar"
-    kinds: frozenset[Kind] = frozenset(get_args(Kind))
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         # A token without bytes is what it calls special: never allowed.

@@ -89,13 +89,15 @@ def check(
     *,
     max_depth: int,
     max_properties: int,
+    max_optional: int,
     max_enum_values: int,
     max_count: int,
 ) -> None:
     """Raises ``InvalidGrammar`` at the first keyword whose value has the wrong form, and
     ``GrammarTooLarge`` over a limit: ``max_depth`` bounds the nesting of subschemas,
-    ``max_properties`` the properties of the whole, ``max_enum_values`` those of one enum,
-    ``max_count`` every length and number of items. Paths begin with ``root``."""
+    ``max_properties`` the properties of the whole, ``max_optional`` those of one object that are
+    not required, ``max_enum_values`` those of one enum, ``max_count`` every length and number of
+    items. Paths begin with ``root``."""
     properties = 0
     stack: list[tuple[Any, str, int]] = [(schema, root, 0)]
     while stack:
@@ -110,6 +112,8 @@ def check(
         properties += len(node.get("properties", ()))
         if properties > max_properties:
             raise GrammarTooLarge(path, f"more than {max_properties} properties in all")
+        if len(node.get("properties", {}).keys() - node.get("required", ())) > max_optional:
+            raise GrammarTooLarge(path, f"more than {max_optional} optional properties at once")
         if len(node.get("enum", ())) > max_enum_values:
             raise GrammarTooLarge(child(path, "enum"), f"more than {max_enum_values} values")
         for keyword in _COUNTS:

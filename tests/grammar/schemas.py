@@ -333,7 +333,7 @@ def spelt(value: Any) -> str:
 
 def _without_fraction(value: Any) -> Any:
     match value:
-        case float() if value == int(value):
+        case float() if value.is_integer():
             return int(value)
         case list():
             return [_without_fraction(item) for item in value]

@@ -8,7 +8,7 @@ import pytest
 
 from grammar.audit import BACKENDS
 from grammar.compiler import GrammarCompiler
-from grammar.errors import MatcherFailed
+from grammar.errors import DeadEnd, MatcherFailed
 from grammar.matcher import MaskFiller, Matcher
 from grammar.spec import GrammarSpec, Kind
 from grammar.vocabulary import Vocabulary
@@ -294,7 +294,7 @@ def test_a_vocabulary_that_cannot_go_on_fails_the_matcher() -> None:
     stuck = compiler.compile(GrammarSpec("regex", "a|aab")).matcher()
     assert stuck.accept(0)
     assert stuck.accept(0)
-    with pytest.raises(MatcherFailed):
+    with pytest.raises(DeadEnd):
         allowed_ids(stuck, vocabulary)
     compiler.close()
 

@@ -14,7 +14,13 @@ META = jsonschema.Draft202012Validator(
     jsonschema.Draft202012Validator.META_SCHEMA,
     format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
 )
-LIMITS = {"max_depth": 20, "max_properties": 50, "max_enum_values": 50, "max_count": 1000}
+LIMITS = {
+    "max_depth": 20,
+    "max_properties": 50,
+    "max_optional": 40,
+    "max_enum_values": 50,
+    "max_count": 1000,
+}
 
 
 def check(schema: Any, **limits: int) -> None:
@@ -64,6 +70,10 @@ def test_limits() -> None:
         check(wide, max_properties=49)
     with pytest.raises(GrammarTooLarge, match=r"more than 2 values \(at \$\.enum"):
         check({"enum": [1, 2, 3]}, max_enum_values=2)
+    forty_one = {"properties": {str(i): {} for i in range(41)}}
+    check(forty_one | {"required": ["0", "elsewhere"]})
+    with pytest.raises(GrammarTooLarge, match="more than 40 optional"):
+        check(forty_one)
     check({"maxLength": 1000, "minItems": 1000.0})
     with pytest.raises(GrammarTooLarge, match=r"more than 1000 \(at \$\.items\.maxItems"):
         check({"items": {"maxItems": 1001}})

@@ -1,0 +1,210 @@
+"""Grammars made to hurt: each is refused within the limits, or turns out to be harmless."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from grammar.bench import synthetic_vocabulary
+from grammar.compiler import GrammarCompiler
+from grammar.errors import (
+    CompileFailed,
+    GrammarTooLarge,
+    InvalidGrammar,
+    MatcherFailed,
+    UnsupportedKeyword,
+)
+from grammar.spec import GrammarSpec
+from grammar.vocabulary import Vocabulary
+from tests.grammar.walks import accepts, allowed_ids
+
+TIMEOUT_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def compiler(vocabulary: Vocabulary) -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(vocabulary, timeout_s=TIMEOUT_S, memory_bytes=512 << 20)
+    compiler.start().result()
+    yield compiler
+    compiler.close()
+
+
+def nested(depth: int) -> Any:
+    schema: Any = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+def doubled(depth: int) -> Any:
+    schema: Any = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
+    return schema
+
+
+REFERENCES = {
+    "$defs": {
+        f"d{i}": {
+            "type": "array",
+            "items": False,
+            "prefixItems": [{"$ref": f"#/$defs/d{i + 1}"}] * 2,
+        }
+        for i in range(22)
+    }
+    | {"d22": {"type": "null"}},
+    "$ref": "#/$defs/d0",
+}
+CONJUNCTIONS = {
+    "allOf": [
+        {"anyOf": [{"type": "object", "required": [f"{i}_{j}"]} for j in range(4)]}
+        for i in range(12)
+    ]
+}
+
+
+def schema(value: Any) -> GrammarSpec:
+    return GrammarSpec.from_schema(value)
+
+
+REFUSED: dict[str, tuple[GrammarSpec, type[Exception]]] = {
+    "nested repetitions": (
+        schema({"type": "string", "pattern": "([a-z]{1,100}){1,100}"}),
+        UnsupportedKeyword,
+    ),
+    "nesting 200": (schema(nested(200)), GrammarTooLarge),
+    "nesting 2000": (
+        GrammarSpec("json_schema", '{"items":' * 2_000 + "{}" + "}" * 2_000),
+        GrammarTooLarge,
+    ),
+    "nested data": (
+        GrammarSpec("json_schema", '{"const":' + "[" * 900 + "]" * 900 + "}"),
+        GrammarTooLarge,
+    ),
+    "anyOf doubled 18 times": (schema(doubled(18)), GrammarTooLarge),
+    "allOf of anyOf": (schema(CONJUNCTIONS), GrammarTooLarge),
+    "enum of 20,000": (schema({"enum": [f"v{i}" for i in range(20_000)]}), GrammarTooLarge),
+    "20,000 choices": (GrammarSpec.from_choices([f"{i}" for i in range(20_000)]), GrammarTooLarge),
+    "6,000 properties": (
+        schema({"properties": {f"p{i}": {} for i in range(6_000)}}),
+        GrammarTooLarge,
+    ),
+    "maxLength 1e6": (schema({"type": "string", "maxLength": 10**6}), GrammarTooLarge),
+    "maxItems 1e5": (schema({"type": "array", "maxItems": 10**5}), GrammarTooLarge),
+    "a bound of 2**80": (schema({"type": "integer", "minimum": 2**80}), UnsupportedKeyword),
+    "a reference in a circle": (
+        schema({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}),
+        InvalidGrammar,
+    ),
+    "thousands of optional parts": (
+        GrammarSpec("ebnf", "start: " + '("a"|"b")? ' * 3_000),
+        GrammarTooLarge,
+    ),
+    "1,001 optional properties": (
+        schema({"properties": {f"p{i}": {} for i in range(1_001)}}),
+        GrammarTooLarge,
+    ),
+    "a megabyte": (schema({"description": "x" * 10**6}), GrammarTooLarge),
+}
+
+HARMLESS: dict[str, GrammarSpec] = {
+    "nesting 60": schema(nested(60)),
+    "anyOf doubled 8 times": schema(doubled(8)),
+    "1,000 optional properties": schema(
+        {
+            "type": "object",
+            "properties": {f"p{i}": {"type": "string"} for i in range(1_000)},
+            "additionalProperties": False,
+        }
+    ),
+    "an automaton of 2**20 states": schema({"type": "string", "pattern": ".*a.{20}"}),
+    "an automaton of 2**24 states": schema({"type": "string", "pattern": "^[ab]*a[ab]{24}$"}),
+    "references doubled 22 times": schema(REFERENCES),
+    "a backtracker's trap": schema({"type": "string", "pattern": "(a+)+b"}),
+    "minItems 60,000": schema({"type": "array", "minItems": 60_000}),
+    "an ambiguous grammar": GrammarSpec("ebnf", 'start: a\na: a a | "x" |'),
+    "nested repetitions as a regex": GrammarSpec("regex", "([a-z]{1,100}){1,100}"),
+    "nested classes as a regex": GrammarSpec("regex", r"(\w{1,500}){1,500}x"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_time_by_an_error_of_its_kind(compiler: GrammarCompiler, name: str) -> None:
+    spec, kind = REFUSED[name]
+    started = time.monotonic()
+    with pytest.raises(kind) as caught:
+        compiler.compile(spec)
+    assert time.monotonic() - started < TIMEOUT_S + 1
+    assert len(str(caught.value)) < 1_000
+    assert compiler.compile(schema({"type": "integer"})).backend == "llguidance"
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_harmless_ones_compile_and_their_masks_stay_quick(
+    compiler: GrammarCompiler, vocabulary: Vocabulary, name: str
+) -> None:
+    started = time.monotonic()
+    matcher = compiler.compile(HARMLESS[name]).matcher()
+    assert time.monotonic() - started < TIMEOUT_S + 1
+    rng = random.Random(0)
+    row = np.zeros(vocabulary.mask_words, dtype=np.int32)
+    memory = psutil.Process().memory_info().rss
+    slowest = 0.0
+    for _ in range(150):
+        started = time.perf_counter()
+        try:
+            matcher.fill_mask(row)
+        except MatcherFailed:
+            break  # a limit of the backend: this request ends, and nothing else
+        slowest = max(slowest, time.perf_counter() - started)
+        assert matcher.accept(rng.choice(allowed_ids(matcher, vocabulary)))
+        if matcher.is_terminated:
+            break
+    assert slowest < 0.25
+    assert psutil.Process().memory_info().rss - memory < 64 << 20
+
+
+def test_a_thousand_optional_properties_can_be_followed_to_the_end() -> None:
+    vocabulary = synthetic_vocabulary(50_000)
+    compiler = GrammarCompiler(vocabulary, num_workers=0)
+    properties = {f"prop_{i}": {"type": "string"} for i in range(1_000)}
+    matcher = compiler.compile(schema({"properties": properties, "type": "object"})).matcher()
+    assert accepts(matcher, vocabulary, '{"prop_0": "a", "prop_70": "b b", "prop_999": ""}')
+    compiler.close()
+
+
+def test_what_no_limit_foresees_is_killed(vocabulary: Vocabulary) -> None:
+    """Here by way of a backend that builds the whole automaton."""
+    compiler = GrammarCompiler(vocabulary, backends=["outlines"], timeout_s=0.5)
+    bombs = [{"type": "string", "pattern": f"^[ab]*a[ab]{{{n}}}$"} for n in (24, 26)]
+    bombs.append({"type": "object", "properties": {f"p{i}": True for i in range(200)}} | CLOSED)
+    for bomb in bombs:
+        started = time.monotonic()
+        with pytest.raises(CompileFailed):
+            compiler.compile(schema(bomb))
+        assert time.monotonic() - started < 5
+    assert compiler.compile(schema({"type": "integer"})).backend == "outlines"
+    compiler.close()
+
+
+CLOSED = {"additionalProperties": False}
+
+
+def test_a_random_source_never_does_worse_than_an_error(compiler: GrammarCompiler) -> None:
+    rng = random.Random(3)
+    base = json.dumps(nested(3) | {"pattern": "^(a|b){2,3}$", "enum": [1, "x", None]})
+    for _ in range(150):
+        data = list(base)
+        for _ in range(rng.choice([1, 2, 5])):
+            data[rng.randrange(len(data))] = rng.choice('{}[]",:0a\\\u0000é$')
+        for kind in ("json_schema", "regex", "ebnf", "choice", "structural_tag"):
+            with contextlib.suppress(InvalidGrammar, UnsupportedKeyword):
+                compiler.compile(GrammarSpec(kind, "".join(data)))  # type: ignore[arg-type]
