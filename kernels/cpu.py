@@ -26,6 +26,7 @@ from kernels import ops
 from kernels.build import BuildError, cache_dir
 
 SOURCE = Path(__file__).parent / "csrc" / "cpu.cpp"
+HEADERS = sorted(SOURCE.parent.glob("cpu_*.h"))
 MAX_HEAD_DIM = 256
 
 # Not -ffast-math: it would change how the whole process rounds. Compiling and linking are separate
@@ -45,7 +46,7 @@ Ints = npt.NDArray[np.int64]
 def available() -> bool:
     """Whether the kernels are built and loaded here, building them if needed."""
     try:
-        _library()
+        library()
     except BuildError as error:
         _logger.info("CPU kernels are off: %s", error)
         return False
@@ -63,7 +64,7 @@ def rms_norm(
 ) -> torch.Tensor:
     rows, width = x.shape
     out = torch.empty_like(x)
-    _library().sluice_rms_norm(
+    library().sluice_rms_norm(
         out.data_ptr(),
         x.data_ptr(),
         None if residual is None else residual.data_ptr(),
@@ -79,7 +80,7 @@ def rms_norm(
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
-    _library().sluice_silu_mul(
+    library().sluice_silu_mul(
         out.data_ptr(), gate_up.data_ptr(), rows, width, torch.get_num_threads()
     )
     return out
@@ -96,7 +97,7 @@ def rope_and_cache(
     slots: torch.Tensor,
 ) -> None:
     num_tokens, num_q_heads, head_dim = q.shape
-    _library().sluice_rope_and_cache(
+    library().sluice_rope_and_cache(
         q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
@@ -112,6 +113,47 @@ def rope_and_cache(
         q.stride(0),
         torch.get_num_threads(),
     )
+
+
+class LinearStruct(ctypes.Structure):
+    """``Linear`` of cpu_linear.h."""
+
+    _fields_ = (
+        ("packed", _pointer),
+        ("bias", _pointer),
+        ("out_features", _int),
+        ("in_features", _int),
+    )
+
+
+class PackedLinear:
+    """``x @ weight.T + bias``; ``weight`` itself, [out, in] float32, is needed no more.
+
+    A row of the result does not depend on how many rows there are.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        lib = library()
+        out_features, in_features = weight.shape
+        weight = weight.contiguous()
+        packed = weight.new_empty(lib.sluice_packed_size(out_features, in_features))
+        lib.sluice_pack(packed.data_ptr(), weight.data_ptr(), out_features, in_features)
+        self.num_bytes = packed.nbytes
+        self.out_features = out_features
+        self._owned = packed, bias
+        bias_pointer = None if bias is None else bias.data_ptr()
+        self.struct = LinearStruct(packed.data_ptr(), bias_pointer, out_features, in_features)
+        self._address = ctypes.addressof(self.struct)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [num_tokens, in] float32; returns [num_tokens, out]."""
+        x = x.contiguous()
+        rows = x.shape[0]
+        out = x.new_empty(rows, self.out_features)
+        library().sluice_linear(
+            out.data_ptr(), x.data_ptr(), self._address, rows, torch.get_num_threads()
+        )
+        return out
 
 
 class _AttentionStep(ctypes.Structure):
@@ -168,7 +210,7 @@ def paged_attention(
     belong to no sequence of the step are left alone. Meant for few queries a sequence.
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
-    _library().sluice_paged_attention(
+    library().sluice_paged_attention(
         out.data_ptr(),
         q.data_ptr(),
         k_cache.data_ptr(),
@@ -185,21 +227,26 @@ def paged_attention(
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
     """Raises ``BuildError``."""
     try:
-        library = ctypes.CDLL(str(build()))
+        loaded = ctypes.CDLL(str(build()))
     except OSError as error:
         raise BuildError(f"the built library does not load: {error}") from error
+    loaded.sluice_packed_size.restype = _int
+    loaded.sluice_packed_size.argtypes = [_int] * 2
     for name, arguments in {
         "sluice_rms_norm": [_pointer] * 4 + [_int] * 2 + [_float, _int],
         "sluice_silu_mul": [_pointer] * 2 + [_int] * 3,
         "sluice_rope_and_cache": [_pointer] * 8 + [_int] * 6,
         "sluice_paged_attention": [_pointer] * 5 + [_int] * 5 + [_float, _int],
+        "sluice_pack": [_pointer] * 2 + [_int] * 2,
+        "sluice_linear": [_pointer] * 3 + [_int] * 2,
+        "sluice_decoder": [_pointer] * 4 + [_int] + [_pointer] * 3 + [_int],
     }.items():
-        function = getattr(library, name)
+        function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, None
-    return library
+    return loaded
 
 
 def build() -> Path:
@@ -228,8 +275,9 @@ def build() -> Path:
 
 def _fingerprint(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    digest = hashlib.sha256(SOURCE.read_bytes())
-    for part in (version, repr(_COMPILE).encode(), _processor()):
+    sources = [path.read_bytes() for path in (SOURCE, *HEADERS)]
+    digest = hashlib.sha256()
+    for part in (*sources, version, repr(_COMPILE).encode(), _processor()):
         digest.update(part + b"\0")
     return digest.hexdigest()[:24]
 

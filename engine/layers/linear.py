@@ -8,7 +8,9 @@ import torch
 
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
-from kernels import onednn, ops, products
+from kernels import cpu, onednn, ops, products
+
+PackedLinear = cpu.PackedLinear | onednn.PackedLinear
 
 
 class Linear(Module):
@@ -29,25 +31,26 @@ class Linear(Module):
         self.bias: Weight | None = None
         if bias:
             self.bias = Weight(torch.empty(out_features, dtype=dtype, device=device), parts)
-        self._packed: torch.Tensor | None = None
+        self.packed: PackedLinear | None = None
 
     def pack(self) -> None:
-        if _packs(self.weight.data):
-            self._packed = onednn.pack(self.weight.data)
+        self.packed = _pack(self.weight.data, self._bias())
+        if self.packed is not None:
             self.weight.data = self.weight.data.new_empty(0)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        bias = None if self.bias is None else self.bias.data
-        if self._packed is not None:
-            return onednn.linear(x, self._packed, bias)
-        return products.linear(x, self.weight.data, bias)
+        if self.packed is not None:
+            return self.packed(x)
+        return products.linear(x, self.weight.data, self._bias())
 
     def gated(self, x: torch.Tensor) -> torch.Tensor:
         """``silu(gate) * up`` of an output that is [gate | up]."""
-        if self._packed is not None:
-            return ops.silu_mul(self(x))
-        bias = None if self.bias is None else self.bias.data
-        return products.gated_linear(x, self.weight.data, bias)
+        if self.packed is not None:
+            return ops.silu_mul(self.packed(x))
+        return products.gated_linear(x, self.weight.data, self._bias())
+
+    def _bias(self) -> torch.Tensor | None:
+        return None if self.bias is None else self.bias.data
 
 
 class TiedLinear(Module):
@@ -55,7 +58,7 @@ class TiedLinear(Module):
 
     def __init__(self, weight: Weight) -> None:
         self._weight = weight
-        self._packed: torch.Tensor | None = None
+        self.packed: PackedLinear | None = None
 
     @property
     def weight(self) -> Weight:
@@ -63,14 +66,18 @@ class TiedLinear(Module):
         return self._weight
 
     def pack(self) -> None:
-        if _packs(self._weight.data):
-            self._packed = onednn.pack(self._weight.data)
+        self.packed = _pack(self._weight.data, None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._packed is not None:
-            return onednn.linear(x, self._packed, None)
+        if self.packed is not None:
+            return self.packed(x)
         return products.linear(x, self._weight.data, None)
 
 
-def _packs(weight: torch.Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and onednn.available()
+def _pack(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
+    """The fastest product for the weight; None: torch's own."""
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return None
+    if cpu.available():
+        return cpu.PackedLinear(weight, bias)
+    return onednn.PackedLinear(weight, bias) if onednn.available() else None

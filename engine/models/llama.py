@@ -6,6 +6,7 @@ import torch
 
 from engine.layers.attention import SelfAttention, StepContext
 from engine.layers.embedding import Embedding
+from engine.layers.fused_decoder import FusedDecoder
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mlp import GatedMLP
 from engine.layers.module import Module
@@ -65,9 +66,16 @@ class LlamaModel(Module):
         ]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self.cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len, device)
+        self._fused: FusedDecoder | None = None
+
+    def pack(self) -> None:
+        super().pack()
+        self._fused = FusedDecoder.of(self.layers, self.norm, self.cos_sin)
 
     def __call__(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         x = self.embed_tokens(token_ids)
+        if self._fused is not None and self._fused.serves(step):
+            return self._fused(x, step)
         residual: torch.Tensor | None = None
         for layer in self.layers:
             x, residual = layer(x, residual, self.cos_sin, step)

@@ -17,10 +17,10 @@ needs_kernels = pytest.mark.skipif(not cpu.available(), reason="no compiler for 
 def cold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty build cache and nothing loaded."""
     monkeypatch.setenv("SLUICE_KERNEL_CACHE", str(tmp_path))
-    cpu._library.cache_clear()
+    cpu.library.cache_clear()
     cpu.available.cache_clear()
     yield tmp_path
-    cpu._library.cache_clear()
+    cpu.library.cache_clear()
     cpu.available.cache_clear()
 
 
@@ -32,6 +32,15 @@ def test_a_build_is_made_once(cold: Path) -> None:
     assert cpu.build() == first
     assert first.stat().st_mtime_ns == made
     assert [path.name for path in first.parent.iterdir()] == [first.name]
+
+
+@needs_kernels
+def test_a_changed_header_is_another_build(cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = cpu._fingerprint("g++")
+    changed = cold / cpu.HEADERS[0].name
+    changed.write_text(cpu.HEADERS[0].read_text() + "// changed\n")
+    monkeypatch.setattr(cpu, "HEADERS", [changed, *cpu.HEADERS[1:]])
+    assert cpu._fingerprint("g++") != first
 
 
 def test_without_a_compiler_the_kernels_are_off(

@@ -1,0 +1,88 @@
+"""The layers of a decoder as one kernel, where there is one: short chunks of a small CPU model.
+
+It computes what the layers compute, to the bit, from the weights that they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from engine.attention.cpu import CpuStepAttention
+from engine.layers.attention import SelfAttention, StepContext
+from engine.layers.mlp import GatedMLP
+from engine.layers.norm import RMSNorm
+from kernels import cpu
+from kernels.cpu_decoder import Decoder, LayerWeights
+
+MAX_WEIGHT_BYTES = 64 << 20
+"""Every thread reads all weights: up to here the last-level cache serves them."""
+MAX_TOKENS = 64
+"""Beyond, reading the weights once for all rows is worth more than meeting less often."""
+
+
+class DecoderLayer(Protocol):
+    """What a layer must be made of."""
+
+    input_layernorm: RMSNorm
+    self_attn: SelfAttention
+    post_attention_layernorm: RMSNorm
+    mlp: GatedMLP
+
+
+class FusedDecoder:
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    @classmethod
+    def of(
+        cls, layers: Sequence[DecoderLayer], norm: RMSNorm, cos_sin: torch.Tensor
+    ) -> FusedDecoder | None:
+        """The layers, which are packed already, as one; None where that is not possible."""
+        weights = [_weights(layer) for layer in layers]
+        packed = [layer for layer in weights if layer is not None]
+        attention = layers[0].self_attn
+        num_bytes = sum(
+            product.num_bytes
+            for layer in packed
+            for product in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        )
+        fits = attention.head_dim <= cpu.MAX_HEAD_DIM and num_bytes <= MAX_WEIGHT_BYTES
+        if len(packed) < len(layers) or not fits:
+            return None
+        decoder = Decoder(
+            packed,
+            norm.weight.data,
+            cos_sin,
+            num_q_heads=attention.num_heads,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            eps=norm.eps,
+            scale=attention.scale,
+        )
+        return cls(decoder)
+
+    def serves(self, step: StepContext) -> bool:
+        short = isinstance(step.attend, CpuStepAttention) and step.attend.rest is None
+        return short and len(step.positions) <= MAX_TOKENS
+
+    def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """x: [num_tokens, hidden], the embeddings, overwritten; returns that shape, normed."""
+        assert isinstance(step.attend, CpuStepAttention)
+        return self._decoder(x, step.kv_cache, step.attend.struct, step.positions, step.slots)
+
+
+def _weights(layer: DecoderLayer) -> LayerWeights | None:
+    qkv, output = layer.self_attn.qkv_proj.packed, layer.self_attn.o_proj.packed
+    gate_up, down = layer.mlp.gate_up_proj.packed, layer.mlp.down_proj.packed
+    if (
+        isinstance(qkv, cpu.PackedLinear)
+        and isinstance(output, cpu.PackedLinear)
+        and isinstance(gate_up, cpu.PackedLinear)
+        and isinstance(down, cpu.PackedLinear)
+    ):
+        norms = layer.input_layernorm.weight.data, layer.post_attention_layernorm.weight.data
+        return LayerWeights(*norms, qkv, output, gate_up, down)
+    return None

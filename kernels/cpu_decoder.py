@@ -1,0 +1,132 @@
+"""A whole decoder as one CPU kernel: what a step of a small model would lose between its ops."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels import cpu
+
+
+class _DecoderLayer(ctypes.Structure):
+    """``DecoderLayer`` of cpu_decoder.h."""
+
+    _fields_ = (
+        ("input_norm", ctypes.c_void_p),
+        ("attention_norm", ctypes.c_void_p),
+        ("qkv", cpu.LinearStruct),
+        ("output", cpu.LinearStruct),
+        ("gate_up", cpu.LinearStruct),
+        ("down", cpu.LinearStruct),
+    )
+
+
+class _Decoder(ctypes.Structure):
+    """``Decoder`` of cpu_decoder.h."""
+
+    _fields_ = (
+        ("layers", ctypes.c_void_p),
+        ("norm", ctypes.c_void_p),
+        ("cos_sin", ctypes.c_void_p),
+        ("num_layers", ctypes.c_int64),
+        ("num_q_heads", ctypes.c_int64),
+        ("num_kv_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("eps", ctypes.c_float),
+        ("scale", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer of a ``Decoder``."""
+
+    input_norm: torch.Tensor
+    attention_norm: torch.Tensor
+    qkv: cpu.PackedLinear
+    output: cpu.PackedLinear
+    gate_up: cpu.PackedLinear
+    down: cpu.PackedLinear
+
+
+class Decoder:
+    """All layers of a decoder, and the norm after them, in one call a step.
+
+    Gives the same bits as the ops one by one: both are made of the same functions.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerWeights],
+        norm: torch.Tensor,
+        cos_sin: torch.Tensor,
+        *,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        eps: float,
+        scale: float,
+    ) -> None:
+        self._layers = (_DecoderLayer * len(layers))(
+            *(
+                _DecoderLayer(
+                    layer.input_norm.data_ptr(),
+                    layer.attention_norm.data_ptr(),
+                    layer.qkv.struct,
+                    layer.output.struct,
+                    layer.gate_up.struct,
+                    layer.down.struct,
+                )
+                for layer in layers
+            )
+        )
+        self._owned = list(layers), norm, cos_sin
+        self._struct = _Decoder(
+            ctypes.addressof(self._layers),
+            norm.data_ptr(),
+            cos_sin.data_ptr(),
+            len(layers),
+            num_q_heads,
+            num_kv_heads,
+            head_dim,
+            eps,
+            scale,
+        )
+        self._cache: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._cache_pointers: ctypes.Array[ctypes.c_void_p] = (ctypes.c_void_p * 0)()
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        kv_cache: list[tuple[torch.Tensor, torch.Tensor]],
+        step: ctypes.Structure,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """hidden: [num_tokens, hidden], the embeddings, overwritten; returns that shape, normed.
+
+        kv_cache, positions, slots: as for the ops; step: ``AttentionSequences.struct`` of all
+        sequences of the step, one after another.
+        """
+        if kv_cache is not self._cache:
+            pointers = [tensor.data_ptr() for layer in kv_cache for tensor in layer]
+            self._cache, self._cache_pointers = (
+                kv_cache,
+                (ctypes.c_void_p * len(pointers))(*pointers),
+            )
+        out = torch.empty_like(hidden)
+        cpu.library().sluice_decoder(
+            out.data_ptr(),
+            hidden.data_ptr(),
+            ctypes.addressof(self._struct),
+            ctypes.addressof(self._cache_pointers),
+            kv_cache[0][0].shape[1],
+            ctypes.addressof(step),
+            positions.data_ptr(),
+            slots.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out

@@ -1,0 +1,212 @@
+// Attention of one sequence over its blocks of the paged cache.
+
+#pragma once
+
+#include <vector>
+
+#include "cpu_rows.h"
+
+extern "C" {
+
+// The sequences of a step; field for field the struct of kernels/cpu.py.
+struct AttentionStep {
+  const int32_t* block_table;  // [rows, table_stride]
+  const int64_t* rows;         // [num_sequences]: the sequence's row in the block table
+  const int64_t* first_token;  // [num_sequences]: the sequence's first query
+  const int64_t* query_lens;   // [num_sequences]
+  const int64_t* seq_lens;     // [num_sequences], queries included
+  int64_t num_sequences;
+  int64_t table_stride;
+};
+}
+
+namespace {
+
+struct AttentionShape {
+  int64_t num_q_heads, num_kv_heads, head_dim, block_size;
+  int64_t q_stride;  // elements between the queries of two tokens
+  float scale;
+};
+
+// Lane i of the result is the sum of the lanes of parts[i]: a transpose by halves, adding on the
+// way, at a third of the cost of as many separate reductions.
+inline Vector sum_lanes(Vector* parts) {
+  static constexpr Lanes kEven = SLUICE_EVEN, kOdd = SLUICE_ODD;
+  for (int count = kLanes; count > 1; count /= 2)
+    for (int i = 0; i < count / 2; ++i)
+      parts[i] = __builtin_shuffle(parts[2 * i], parts[2 * i + 1], kEven) +
+                 __builtin_shuffle(parts[2 * i], parts[2 * i + 1], kOdd);
+  return parts[0];
+}
+
+// scores[j] = scale * (query . keys[j]) for up to kLanes keys, summed alike however many they are.
+// All kLanes scores are written.
+template <int kDim, bool kFull>
+inline void score_keys(float* scores, const float* query, const float* keys, int64_t count,
+                       int64_t key_stride, float scale) {
+  Vector parts[kLanes] = {};
+#pragma GCC unroll 16
+  for (int j = 0; j < kLanes; ++j) {
+    if (!kFull && j >= count) break;
+    Vector sum = {};
+#pragma GCC unroll 16
+    for (int d = 0; d < kDim; d += kLanes) sum += load(query + d) * load(keys + j * key_stride + d);
+    parts[j] = sum;
+  }
+  store(scores, sum_lanes(parts) * scale);
+}
+
+// The same for a head_dim that is no multiple of kLanes.
+inline void score_keys_slowly(float* scores, const float* query, const float* keys, int64_t count,
+                              int64_t key_stride, int64_t dim, float scale) {
+  for (int64_t j = 0; j < count; ++j) {
+    float dot = 0.0f;
+#pragma omp simd reduction(+ : dot)
+    for (int64_t d = 0; d < dim; ++d) dot += query[d] * keys[j * key_stride + d];
+    scores[j] = dot * scale;
+  }
+}
+
+// Turns scores into the weights of the values, in place.
+inline void softmax(float* scores, int64_t count) {
+  float best = scores[0];
+#pragma omp simd reduction(max : best)
+  for (int64_t j = 0; j < count; ++j) best = std::max(best, scores[j]);
+  float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < count; ++j) {
+    scores[j] = exp_nonpositive(scores[j] - best);
+    sum += scores[j];
+  }
+  const float scale = 1.0f / sum;
+#pragma omp simd
+  for (int64_t j = 0; j < count; ++j) scores[j] *= scale;
+}
+
+// acc += weights[j] * values[j] over the keys of a block; even and odd keys apart, so that one sum
+// need not wait for the other.
+template <int kDim>
+inline void add_values(float (*acc)[kDim > 0 ? kDim : kMaxHeadDim], const float* weights,
+                       const float* values, int64_t count, int64_t stride, int64_t dim) {
+  int64_t j = 0;
+  for (; j + 1 < count; j += 2) {
+    const float *even = values + j * stride, *odd = even + stride;
+    const float even_weight = weights[j], odd_weight = weights[j + 1];
+#pragma omp simd
+    for (int64_t d = 0; d < dim; ++d) {
+      acc[0][d] += even_weight * even[d];
+      acc[1][d] += odd_weight * odd[d];
+    }
+  }
+  for (; j < count; ++j)
+#pragma omp simd
+    for (int64_t d = 0; d < dim; ++d) acc[0][d] += weights[j] * values[j * stride + d];
+}
+
+inline void prefetch(const float* x, int64_t count) {
+  constexpr int64_t kLine = 64 / sizeof(float);
+  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(x + i, 0, 2);
+}
+
+// One sequence and some of its KV heads. A row is a query token and a query head. q and out start
+// at the sequence's first token.
+template <int kDim>
+void attend(float* out, const float* q, const float* k_cache, const float* v_cache,
+            const AttentionStep& step, const AttentionShape& shape, int64_t sequence,
+            int64_t first_kv_head, int64_t num_kv_heads, std::vector<Vector>& scratch) {
+  constexpr int kWidth = kDim > 0 ? kDim : kMaxHeadDim;
+  const int64_t dim = kDim > 0 ? kDim : shape.head_dim;
+  const int64_t group = shape.num_q_heads / shape.num_kv_heads, num_heads = num_kv_heads * group;
+  const int64_t query_len = step.query_lens[sequence], length = step.seq_lens[sequence];
+  const int64_t num_rows = query_len * num_heads;
+  const int64_t key_stride = shape.num_kv_heads * dim, block_size = shape.block_size;
+  const int64_t num_blocks = (length + block_size - 1) / block_size;
+  const int32_t* table = step.block_table + step.rows[sequence] * step.table_stride;
+
+  // Scratch: the rows' scores, each row starting on a vector and with room for the last block's to
+  // overshoot; then their sums.
+  const int64_t row_vectors = (length + block_size) / kLanes + 2;
+  constexpr int64_t kSumVectors = 2 * kWidth / kLanes;
+  scratch.assign(num_rows * (row_vectors + kSumVectors), Vector{});
+  float* all_sums = reinterpret_cast<float*>(scratch.data() + num_rows * row_vectors);
+  const auto scores_of = [&](int64_t row) {
+    return reinterpret_cast<float*>(scratch.data() + row * row_vectors);
+  };
+  const auto sums_of = [&](int64_t row) {
+    return reinterpret_cast<float(*)[kWidth]>(all_sums + row * 2 * kWidth);
+  };
+
+  const auto token = [&](int64_t row) { return row / num_heads; };
+  const auto head = [&](int64_t row) { return first_kv_head * group + row % num_heads; };
+  // The block's first key or value, of the first head.
+  const auto block = [&](const float* cache, int64_t i) {
+    return cache + table[i] * block_size * key_stride + first_kv_head * dim;
+  };
+  const auto prefetch_block = [&](const float* cache, int64_t i) {
+    if (i >= num_blocks) return;
+    if (num_kv_heads == shape.num_kv_heads)
+      prefetch(block(cache, i), block_size * key_stride);
+    else
+      for (int64_t j = 0; j < block_size; ++j)
+        prefetch(block(cache, i) + j * key_stride, num_kv_heads * dim);
+  };
+
+  for (int64_t i = 0; i < num_blocks; ++i) {
+    prefetch_block(k_cache, i + 1);
+    const int64_t count = std::min(block_size, length - i * block_size);
+    for (int64_t row = 0; row < num_rows; ++row) {
+      const float* query = q + token(row) * shape.q_stride + head(row) * dim;
+      const float* keys = block(k_cache, i) + row % num_heads / group * dim;
+      float* scores = scores_of(row) + i * block_size;
+      if constexpr (kDim == 0) {
+        score_keys_slowly(scores, query, keys, count, key_stride, dim, shape.scale);
+        continue;
+      }
+      for (int64_t j = 0; j < count; j += kLanes) {
+        const float* some = keys + j * key_stride;
+        if (count - j >= kLanes)
+          score_keys<kDim, true>(scores + j, query, some, kLanes, key_stride, shape.scale);
+        else
+          score_keys<kDim, false>(scores + j, query, some, count - j, key_stride, shape.scale);
+      }
+    }
+  }
+
+  const auto visible = [&](int64_t row) { return length - query_len + row / num_heads + 1; };
+  prefetch_block(v_cache, 0);
+  for (int64_t row = 0; row < num_rows; ++row) softmax(scores_of(row), visible(row));
+  for (int64_t i = 0; i < num_blocks; ++i) {
+    prefetch_block(v_cache, i + 1);
+    for (int64_t row = 0; row < num_rows; ++row) {
+      const int64_t count = std::min(block_size, visible(row) - i * block_size);
+      const float* values = block(v_cache, i) + row % num_heads / group * dim;
+      add_values<kDim>(sums_of(row), scores_of(row) + i * block_size, values, count, key_stride,
+                       dim);
+    }
+  }
+  for (int64_t row = 0; row < num_rows; ++row) {
+    float* result = out + (token(row) * shape.num_q_heads + head(row)) * dim;
+    const auto sums = sums_of(row);
+#pragma omp simd
+    for (int64_t d = 0; d < dim; ++d) result[d] = sums[0][d] + sums[1][d];
+  }
+}
+
+using Attend = void (*)(float*, const float*, const float*, const float*, const AttentionStep&,
+                        const AttentionShape&, int64_t, int64_t, int64_t, std::vector<Vector>&);
+
+Attend attend_for(int64_t head_dim) {
+  switch (head_dim) {
+    case 16: return attend<16>;
+    case 32: return attend<32>;
+    case 48: return attend<48>;
+    case 64: return attend<64>;
+    case 80: return attend<80>;
+    case 96: return attend<96>;
+    case 128: return attend<128>;
+    case 256: return attend<256>;
+    default: return attend<0>;
+  }
+}
+
+}  // namespace

@@ -1,0 +1,174 @@
+"""The fused decoder against the layers one by one, and both against plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.attention.base import AttentionBackend, AttentionBatch
+from engine.attention.cpu import CpuAttention
+from engine.attention.torch_ref import TorchAttention
+from engine.layers import fused_decoder
+from engine.layers.attention import KVCache, StepContext
+from engine.layers.rope import RopeConfig
+from engine.models.base import ModelConfig
+from engine.models.llama import LlamaModel
+from kernels import cpu, ops
+
+pytestmark = pytest.mark.skipif(not cpu.available(), reason="no compiler for CPU kernels")
+
+CPU = torch.device("cpu")
+BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 4, 120, 48
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> Iterator[None]:
+    before = dict(ops._registry)
+    cpu.register()
+    yield
+    ops._registry.clear()
+    ops._registry.update(before)
+    ops.resolve.cache_clear()
+
+
+def model(
+    *, head_dim: int = 16, bias: bool = False, dtype: torch.dtype = torch.float32, hidden: int = 42
+) -> LlamaModel:
+    config = ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=50,
+        hidden_size=hidden,
+        intermediate_size=75,
+        num_layers=3,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=MAX_LEN,
+        rope=RopeConfig(),
+        tie_word_embeddings=True,
+        attention_bias=bias,
+        mlp_bias=bias,
+        dtype=dtype,
+        eos_token_ids=frozenset(),
+    )
+    made = LlamaModel(config, MAX_LEN, dtype=dtype, device=CPU)
+    gen = torch.Generator().manual_seed(0)
+    for name, weight in made.named_weights():
+        shift = 1.0 if "norm" in name else 0.0
+        weight.data.copy_(torch.randn(weight.data.shape, generator=gen) * 0.3 + shift)
+    return made
+
+
+def run(
+    of: LlamaModel, shapes: list[tuple[int, int]], backend: AttentionBackend
+) -> tuple[torch.Tensor, KVCache]:
+    """shapes: (tokens of the step, tokens before it) of each sequence, at most 8 of them."""
+    gen = torch.Generator().manual_seed(1)
+    head_dim = of.layers[0].self_attn.head_dim
+    cache: KVCache = [
+        (k, v) for k, v in torch.randn(3, 2, NUM_BLOCKS, BLOCK_SIZE, 2, head_dim, generator=gen)
+    ]
+    table = torch.randperm(NUM_BLOCKS, generator=gen)[:96].view(8, 12).to(torch.int32)
+    query_lens, past = np.array(shapes).T.copy()
+    rows = np.arange(len(shapes))[::-1].copy()
+    positions = torch.cat([torch.arange(p, p + n) for n, p in shapes])
+    token_rows = torch.from_numpy(rows.repeat(query_lens))
+    slots = table[token_rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    batch = AttentionBatch(query_lens, query_lens + past, rows, table)
+    step = StepContext(positions, slots.long(), backend.prepare(batch, BLOCK_SIZE), cache)
+    token_ids = torch.randint(50, (len(positions),), generator=gen)
+    return of(token_ids, step), cache
+
+
+def assert_same_bits(of: LlamaModel, shapes: list[tuple[int, int]]) -> torch.Tensor:
+    fused, fused_cache = run(of, shapes, CpuAttention())
+    kept, of._fused = of._fused, None
+    assert kept is not None
+    one_by_one, cache = run(of, shapes, CpuAttention())
+    of._fused = kept
+    assert torch.equal(fused, one_by_one)
+    for ours, theirs in zip(fused_cache, cache, strict=True):
+        assert torch.equal(ours[0], theirs[0])
+        assert torch.equal(ours[1], theirs[1])
+    return fused
+
+
+@pytest.mark.parametrize("head_dim", [6, 16, 32])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shapes", [[(1, 0)], [(1, 9), (1, 30), (8, 0)], [(3, 2)] * 8])
+def test_equals_plain_torch(head_dim: int, bias: bool, shapes: list[tuple[int, int]]) -> None:
+    made = model(head_dim=head_dim, bias=bias)
+    plain, _ = run(made, shapes, TorchAttention(CPU, torch.float32))
+    made.pack()
+    torch.testing.assert_close(assert_same_bits(made, shapes), plain, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 40)), min_size=1, max_size=8),
+    num_threads=st.integers(1, 4),
+)
+def test_gives_the_bits_of_the_layers_one_by_one(
+    shapes: list[tuple[int, int]], num_threads: int
+) -> None:
+    made = model()
+    made.pack()
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        assert_same_bits(made, shapes)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_new_cache_is_noticed() -> None:
+    made = model()
+    made.pack()
+    first, _ = run(made, [(1, 9)], CpuAttention())
+    second, cache = run(made, [(1, 9)], CpuAttention())
+    assert torch.equal(first, second)
+    assert made._fused is not None
+    assert made._fused._decoder._cache is cache
+
+
+def test_long_chunks_and_large_steps_go_through_the_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = model()
+    made.pack()
+    assert made._fused is not None
+    served: list[bool] = []
+    serves = made._fused.serves
+
+    def spy(_self: object, step: StepContext) -> bool:
+        served.append(serves(step))
+        return served[-1]
+
+    monkeypatch.setattr(fused_decoder.FusedDecoder, "serves", spy)
+    run(made, [(8, 0), (1, 9)], CpuAttention())
+    run(made, [(9, 0), (1, 9)], CpuAttention())
+    run(made, [(1, 9)], TorchAttention(CPU, torch.float32))
+    monkeypatch.setattr(fused_decoder, "MAX_TOKENS", 8)
+    run(made, [(8, 0), (1, 9)], CpuAttention())
+    assert served == [True, False, False, False]
+
+
+def test_what_cannot_be_fused_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = model(dtype=torch.bfloat16)
+    half.pack()
+    assert half._fused is None
+    monkeypatch.setattr(fused_decoder, "MAX_WEIGHT_BYTES", 1000)
+    large = model()
+    large.pack()
+    assert large._fused is None
+    monkeypatch.undo()
+    monkeypatch.setattr(cpu, "available", lambda: False)
+    without_compiler = model()
+    without_compiler.pack()
+    assert without_compiler._fused is None
