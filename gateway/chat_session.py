@@ -29,17 +29,19 @@ from gateway.errors import (
     Draining,
     InvalidApiKey,
     InvalidRequestError,
-    PermissionDenied,
     RateLimited,
     to_api_error,
 )
 from gateway.generation import Generation, Generations
 from gateway.outbox import Outbox
 from gateway.schemas import ws
+from tenants.access import require_scope, visible_models
 from tenants.authenticator import Authenticator
-from tenants.errors import AuthenticationFailed, TenantsError
+from tenants.errors import AuthenticationFailed, ScopeMissing, TenantsError
 from tenants.types import Principal
 
+REFUSED_S = 0.3
+"""How long turns of a key that was revoked may take for their last words."""
 FLUSH_S = 1.0
 """How long the last frames may take before the socket is closed."""
 _TURN_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -100,6 +102,12 @@ class ChatSession:
         self._tasks: set[asyncio.Task[None]] = set()
         self._may_close = asyncio.Event()
         self._draining = False
+        self._refused: ApiError | None = None
+
+    @property
+    def principal(self) -> Principal | None:
+        """Who opened the socket; None until that is known."""
+        return self._context.principal
 
     async def run(self) -> None:
         """Returns when the socket is closed; nothing of the session is left running."""
@@ -108,6 +116,8 @@ class ChatSession:
         drained = asyncio.create_task(self._may_close.wait(), name="ws drain")
         try:
             await asyncio.wait((writer, reader, drained), return_when=asyncio.FIRST_COMPLETED)
+            if self._refused is not None and self._tasks:
+                await asyncio.wait(self._tasks, timeout=REFUSED_S)  # their last frames
             await self._end_turns()
             await self._close(writer, reader)
         finally:
@@ -120,6 +130,12 @@ class ChatSession:
         """The server goes down: no more turns; the socket closes after the last one."""
         self._draining = True
         self._close_if_drained()
+
+    def refuse(self, error: ApiError) -> None:
+        """The key is good no more: tell, and close with the error's code."""
+        self._refused = error
+        self._draining = True
+        self._may_close.set()
 
     # -- ending
 
@@ -143,7 +159,10 @@ class ChatSession:
                 raise error
             return
         code, reason = 1012, "the server is shutting down"
-        if reader.done():
+        if self._refused is not None:
+            await self._send_error(self._refused)
+            code, reason = self._refused.close_code, self._refused.code or "refused"
+        elif reader.done():
             error = reader.exception()
             if not isinstance(error, _Close):
                 if error is not None and not isinstance(error, WebSocketDisconnect):
@@ -168,12 +187,14 @@ class ChatSession:
         except ApiError as exc:
             await self._refuse(exc)
         self._context.principal = principal
-        if "chat" not in principal.key.scopes:
-            await self._refuse(PermissionDenied("This API key may not chat."))
+        try:
+            require_scope(principal.key, "chat")
+        except ScopeMissing as exc:
+            await self._refuse(to_api_error(exc))
         await self._send(
             None,
             ws.Ready(
-                models=[self._model],
+                models=list(visible_models(principal.key, (self._model,))),
                 max_model_len=self._max_model_len(),
                 max_turns=self._config.ws_max_turns,
                 max_message_bytes=self._config.ws_max_message_bytes,
@@ -307,7 +328,12 @@ class ChatSession:
     async def _send_error(self, error: ApiError) -> None:
         await self._send(
             None,
-            ws.SocketError(status=error.status, retryable=error.retryable, error=error.object()),
+            ws.SocketError(
+                status=error.status,
+                retryable=error.retryable,
+                error=error.object(),
+                headers=error.limit_headers() or msgspec.UNSET,
+            ),
         )
 
     async def _refuse(self, error: ApiError) -> NoReturn:

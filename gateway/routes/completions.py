@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import bodies, context
+from gateway import bodies, context, rate_limits
 from gateway.admission import Admission
 from gateway.config import ServerConfig
 from gateway.disconnect import until_disconnect
@@ -37,6 +37,7 @@ def completions_route(
             ),
         )
         echoes = [text for text in texts for _ in range(admitted.num_choices)]
+        known.rate_limits.update(rate_limits.headers(admitted.hold.answer))
         generation = generations.begin(admitted)
         completion_id = f"cmpl-{admitted.id.hex}"
         if not body.stream:
