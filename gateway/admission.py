@@ -25,7 +25,6 @@ from gateway.errors import (
     InvalidRequestError,
     ModelNotFound,
     Overloaded,
-    PermissionDenied,
     UnsupportedParameter,
 )
 from gateway.generation import Admitted
@@ -40,6 +39,11 @@ from gateway.schemas.completions import CompletionRequest
 from gateway.secrets import Secrets
 from grammar.compiler import GrammarChecker
 from grammar.spec import GrammarSpec
+from tenants.access import require_scope, resolve_model
+from tenants.authenticator import Authenticator
+from tenants.errors import InvalidValue
+from tenants.names import normalize_name
+from tenants.quota import Hold, Quota
 from tenants.salts import cache_salt
 from tenants.types import Principal
 from tenants.usage import Ledger
@@ -100,6 +104,8 @@ class Admission:
         *,
         engine: EngineClient,
         ledger: Ledger,
+        quota: Quota,
+        authenticator: Authenticator,
         secrets: Secrets,
         tokenizer: Tokenizer,
         template: ChatTemplate,
@@ -112,6 +118,9 @@ class Admission:
         self._default_max_tokens = config.models.default_max_tokens
         self._engine = engine
         self._ledger = ledger
+        self._quota = quota
+        self._authenticator = authenticator
+        self._price = config.models.price
         self._salt_root = secrets.cache_salt_root
         self._tokenizer = tokenizer
         self._template = template
@@ -145,7 +154,8 @@ class Admission:
         refuse_unsupported(request, UNSUPPORTED_IN_COMPLETIONS)
         _check_stream_options(request)
         self._check_open(principal)
-        self._check_model(request.model)
+        self._check_model(principal, request.model)
+        end_user = _end_user(request.user)
         num_choices = _num_choices(request.n)
         stop = _stop_strings(request.stop)
         max_model_len = self._engine.info.max_model_len
@@ -156,17 +166,27 @@ class Admission:
         if max_tokens is None:
             max_tokens = min(room, self._default_max_tokens or DEFAULT_COMPLETION_TOKENS)
         _check_fits(max_tokens, longest, max_model_len, param="max_tokens")
+        params = _sampling_params(request, max_tokens, None, self._sampling_defaults)
+        hold = await self._reserve(
+            principal,
+            request_id,
+            prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+            max_tokens=max_tokens * len(prompts) * num_choices,
+        )
         admitted = Admitted(
             id=request_id,
             principal=principal,
             model=self._model,
             prompts=[prompt.token_ids for prompt in prompts],
-            params=_sampling_params(request, max_tokens, None, self._sampling_defaults),
+            params=params,
             stop=stop,
             num_choices=num_choices,
             make_parser=None,
             skip_special_tokens=True,
             cache_salt=cache_salt(self._salt_root, principal.tenant.id),
+            hold=hold,
+            price=self._price,
+            end_user=end_user,
         )
         return admitted, [prompt.text if request.echo else "" for prompt in prompts]
 
@@ -181,12 +201,13 @@ class Admission:
     ) -> Admitted:
         """Check everything that can be known before the engine has the request.
 
-        Raises ``ApiError``, ``EngineDead``, ``GrammarError`` or ``InvalidRequest``: all of them
-        are ``errors.to_api_error``'s to translate.
+        The answer holds quota: ``Generations.begin`` takes it over, without an await in between.
+        Raises ``ApiError``, ``EngineDead``, ``GrammarError``, ``InvalidRequest`` or
+        ``TenantsError``: all of them are ``errors.to_api_error``'s to translate.
         """
         self._check_open(principal)
-        if model is not None:
-            self._check_model(model)
+        self._check_model(principal, self._model if model is None else model)
+        end_user = _end_user(fields.user)
         has_tools = _check_tools(fields)
         check_metadata(fields.metadata)
         stop = _stop_strings(fields.stop)
@@ -194,31 +215,61 @@ class Admission:
         structured_outputs = await self._structured_outputs(fields)
         prompt_token_ids = await self._prompt(fields, has_tools=has_tools)
         max_tokens = self._max_tokens(fields, len(prompt_token_ids), max_model_len)
+        params = _sampling_params(fields, max_tokens, structured_outputs, self._sampling_defaults)
+        hold = await self._reserve(
+            principal,
+            request_id,
+            prompt_tokens=len(prompt_token_ids),
+            max_tokens=max_tokens * num_choices,
+        )
         return Admitted(
             id=request_id,
             principal=principal,
             model=self._model,
             prompts=[prompt_token_ids],
-            params=_sampling_params(
-                fields, max_tokens, structured_outputs, self._sampling_defaults
-            ),
+            params=params,
             stop=stop,
             num_choices=num_choices,
             make_parser=HermesParser if has_tools else None,
             skip_special_tokens=not (has_tools and self._tags_are_special),
             cache_salt=cache_salt(self._salt_root, principal.tenant.id),
+            hold=hold,
+            price=self._price,
+            end_user=end_user,
         )
 
     def _check_open(self, principal: Principal) -> None:
-        if "chat" not in principal.key.scopes:
-            raise PermissionDenied("This API key may not chat: it lacks the scope 'chat'.")
+        require_scope(principal.key, "chat")
         if self.draining:
             raise Draining("The server is shutting down.", retry_after_s=1)
         if not self._ledger.has_room:
             raise Overloaded("Usage cannot be recorded at the moment.", retry_after_s=5)
 
-    def _check_model(self, model: str) -> None:
-        if model != self._model:
+    async def _reserve(
+        self, principal: Principal, request_id: UUID, *, prompt_tokens: int, max_tokens: int
+    ) -> Hold:
+        """Last of all: nothing that can be refused comes after it, but a key that ended meanwhile.
+
+        Raises ``QuotaExceeded``, ``StoreUnavailable``, ``AuthenticationFailed``.
+        """
+        hold = await self._quota.reserve(
+            principal,
+            request_id=request_id,
+            model=self._model,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            price=self._price,
+        )
+        try:
+            # It may have waited in a queue; and while it is not running, nobody else looks.
+            await self._authenticator.check(principal.key.public_id)
+        except BaseException:
+            await self._quota.release(hold)
+            raise
+        return hold
+
+    def _check_model(self, principal: Principal, model: str) -> None:
+        if resolve_model(principal.key, model) != self._model:
             raise ModelNotFound(
                 f"The model {model!r} does not exist; this server has {self._model!r}.",
                 param="model",
@@ -300,6 +351,15 @@ def _check_fits(max_tokens: int, num_prompt_tokens: int, max_model_len: int, *, 
             "completion). Please reduce either.",
             param=param,
         )
+
+
+def _end_user(user: str | None) -> str | None:
+    if user is None:
+        return None
+    try:
+        return normalize_name("user", user)
+    except InvalidValue as exc:
+        raise InvalidRequestError(f"It {exc.reason}.", param="user") from None
 
 
 def _num_choices(n: int | None) -> int:

@@ -16,18 +16,21 @@ from starlette.websockets import WebSocket
 from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
 from engine.tokenizer import Tokenizer
-from gateway import context, sampling_defaults
+from gateway import context, rate_limits, sampling_defaults
 from gateway.admission import Admission
+from gateway.background import Background
 from gateway.chat_session import ChatSession
-from gateway.config import Config
+from gateway.config import Config, TenantsConfig
+from gateway.errors import ConfigError
 from gateway.generation import Generations
-from gateway.lifecycle import Lifecycle
+from gateway.lifecycle import Lifecycle, Session
 from gateway.metrics import Metrics
 from gateway.middleware.access_log import AccessLog
 from gateway.middleware.auth import Auth
 from gateway.middleware.body_limit import BodyLimit
 from gateway.middleware.errors import Errors
 from gateway.middleware.request_id import RequestId
+from gateway.revocations import Revocations
 from gateway.routes.answers import Answers
 from gateway.routes.chat import chat_route
 from gateway.routes.chat_ws import PATH as CHAT_WS_PATH
@@ -46,6 +49,10 @@ from gateway.tickets import Tickets
 from grammar.compiler import GrammarChecker
 from grammar.vocabulary import Vocabulary
 from tenants.authenticator import Authenticator
+from tenants.changes import ChangeListener
+from tenants.journal import Journal
+from tenants.last_used import LastUsed
+from tenants.quota import Quota
 from tenants.store import Store
 from tenants.usage import Ledger
 
@@ -56,7 +63,8 @@ def create_app(
     """The ASGI app. It owns ``engine`` and ``store`` from its lifespan's end on: it closes them.
 
     Whoever made ``engine`` starts it, before or after: until then ``/readyz`` and chats answer 503.
-    Raises ``ModelLoadError`` when the model's tokenizer or chat template cannot be read.
+    Raises ``ModelLoadError`` when the model's tokenizer or chat template cannot be read,
+    ``ConfigError`` when the folder of the usage journal cannot be used.
     """
     tokenizer = Tokenizer.load(config.engine.model_dir)
     template = ChatTemplate.load(config.engine.model_dir)
@@ -69,12 +77,16 @@ def create_app(
         )
     )
     metrics = Metrics()
-    ledger = Ledger(store)
-    authenticator = Authenticator(store, secrets.key_pepper)
+    journal = _open_journal(config.tenants)
+    ledger = Ledger(store, journal=journal)
+    quota = Quota(store)
+    last_used = LastUsed(store)
+    authenticator = Authenticator(store, secrets.key_pepper, last_used=last_used)
     generations = Generations(
         engine=engine,
         tokenizer=tokenizer,
         ledger=ledger,
+        quota=quota,
         metrics=metrics,
         flush_interval_s=config.server.flush_interval_ms / 1000,
     )
@@ -82,6 +94,8 @@ def create_app(
         config,
         engine=engine,
         ledger=ledger,
+        quota=quota,
+        authenticator=authenticator,
         secrets=secrets,
         tokenizer=tokenizer,
         template=template,
@@ -92,10 +106,20 @@ def create_app(
             else None
         ),
     )
+    sessions: set[Session] = set()
+    work = {"quota leases": quota.run, "last uses of keys": last_used.run}
+    if config.tenants.dsn is not None:
+        revocations = Revocations(authenticator, generations=generations, sessions=sessions)
+        listener = ChangeListener(config.tenants.dsn, revocations.on_change)
+        work |= {"changes": listener.run, "revocations": revocations.run}
+        metrics.watch_changes(listener)
     lifecycle = Lifecycle(
         engine=engine,
         store=store,
         ledger=ledger,
+        journal=journal,
+        background=Background(work),
+        sessions=sessions,
         admission=admission,
         generations=generations,
         compiler=compiler,
@@ -172,6 +196,8 @@ def create_app(
     app.state.lifecycle = lifecycle
     app.state.streams = streams
     app.state.authenticator = authenticator
+    app.state.metrics = metrics
+    app.state.quota = quota
     return app
 
 
@@ -184,9 +210,26 @@ def _cors(origins: Sequence[str]) -> list[Middleware]:
             allow_origins=origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", STREAM_ID_HEADER],
+            expose_headers=[
+                "x-request-id",
+                "x-should-retry",
+                "retry-after",
+                "retry-after-ms",
+                STREAM_ID_HEADER,
+                *rate_limits.NAMES,
+            ],
         )
     ]
+
+
+def _open_journal(config: TenantsConfig) -> Journal:
+    try:
+        return Journal(config.journal_folder)
+    except OSError as exc:
+        raise ConfigError(
+            f"{config.journal_folder}: usage cannot be kept here ({exc.strerror}); "
+            "set tenants.journal_dir to a folder that can be written"
+        ) from None
 
 
 async def _raise(request: Request, exc: Exception) -> Response:
@@ -196,6 +239,7 @@ async def _raise(request: Request, exc: Exception) -> Response:
 
 @asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    app.state.lifecycle.start()
     yield
     await app.state.lifecycle.drain()
     await app.state.streams.close()

@@ -225,6 +225,7 @@ class TurnFrames:
                 status=error.status,
                 retryable=error.retryable,
                 error=error.object(),
+                headers=error.limit_headers() or msgspec.UNSET,
             )
         ).decode()
 

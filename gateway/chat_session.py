@@ -31,7 +31,6 @@ from gateway.errors import (
     Gone,
     InvalidApiKey,
     InvalidRequestError,
-    PermissionDenied,
     RateLimited,
     to_api_error,
 )
@@ -40,10 +39,13 @@ from gateway.outbox import Outbox
 from gateway.schemas import ws
 from gateway.streams import Reader, Streams, new_stream_id
 from gateway.turn import Turn, frames_of, is_last, logged_frames_of
+from tenants.access import require_scope, visible_models
 from tenants.authenticator import Authenticator
-from tenants.errors import AuthenticationFailed, TenantsError
+from tenants.errors import AuthenticationFailed, ScopeMissing, TenantsError
 from tenants.types import Principal
 
+REFUSED_S = 0.3
+"""How long turns of a key that was revoked may take for their last words."""
 FLUSH_S = 1.0
 """How long the last frames may take before the socket is closed."""
 _TURN_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -91,6 +93,12 @@ class ChatSession:
         self._tasks: set[asyncio.Task[None]] = set()
         self._may_close = asyncio.Event()
         self._draining = False
+        self._refused: ApiError | None = None
+
+    @property
+    def principal(self) -> Principal | None:
+        """Who opened the socket; None until that is known."""
+        return self._context.principal
 
     async def run(self) -> None:
         """Returns when the socket is closed; nothing of the session is left running."""
@@ -99,6 +107,8 @@ class ChatSession:
         drained = asyncio.create_task(self._may_close.wait(), name="ws drain")
         try:
             await asyncio.wait((writer, reader, drained), return_when=asyncio.FIRST_COMPLETED)
+            if self._refused is not None and self._tasks:
+                await asyncio.wait(self._tasks, timeout=REFUSED_S)  # their last frames
             await self._end_turns()
             await self._close(writer, reader)
         finally:
@@ -111,6 +121,12 @@ class ChatSession:
         """The server goes down: no more turns; the socket closes after the last one."""
         self._draining = True
         self._close_if_drained()
+
+    def refuse(self, error: ApiError) -> None:
+        """The key is good no more: tell, and close with the error's code."""
+        self._refused = error
+        self._draining = True
+        self._may_close.set()
 
     # -- ending
 
@@ -134,7 +150,10 @@ class ChatSession:
                 raise error
             return
         code, reason = 1012, "the server is shutting down"
-        if reader.done():
+        if self._refused is not None:
+            await self._send_error(self._refused)
+            code, reason = self._refused.close_code, self._refused.code or "refused"
+        elif reader.done():
             error = reader.exception()
             if not isinstance(error, _Close):
                 if error is not None and not isinstance(error, WebSocketDisconnect):
@@ -159,12 +178,14 @@ class ChatSession:
         except ApiError as exc:
             await self._refuse(exc)
         self._context.principal = principal
-        if "chat" not in principal.key.scopes:
-            await self._refuse(PermissionDenied("This API key may not chat."))
+        try:
+            require_scope(principal.key, "chat")
+        except ScopeMissing as exc:
+            await self._refuse(to_api_error(exc))
         await self._send(
             None,
             ws.Ready(
-                models=[self._model],
+                models=list(visible_models(principal.key, (self._model,))),
                 max_model_len=self._max_model_len(),
                 max_turns=self._config.ws_max_turns,
                 max_message_bytes=self._config.ws_max_message_bytes,
@@ -324,7 +345,12 @@ class ChatSession:
     async def _send_error(self, error: ApiError) -> None:
         await self._send(
             None,
-            ws.SocketError(status=error.status, retryable=error.retryable, error=error.object()),
+            ws.SocketError(
+                status=error.status,
+                retryable=error.retryable,
+                error=error.object(),
+                headers=error.limit_headers() or msgspec.UNSET,
+            ),
         )
 
     async def _refuse(self, error: ApiError) -> NoReturn:

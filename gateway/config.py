@@ -19,13 +19,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Policy
 from engine.errors import ConfigError as EngineConfigError
 from gateway.errors import ConfigError
+from tenants.limits import MAX_PRICE, Price
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+TokenPrice = Annotated[int, msgspec.Meta(ge=0, le=MAX_PRICE)]
 
 ENV_PREFIX = "SLUICE_"
 
@@ -81,6 +83,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One JSON object or one line of text for each record."""
 
 
+class ServedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The engine's settings as the gateway starts it: for several tenants at once."""
+
+    policy: Policy = "fair_share"
+    """Who goes first: by arrival, by ``priority``, or by the least service received so far."""
+
+
 class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where tenants, keys and the ledger live."""
 
@@ -89,6 +98,12 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     secrets_file: str = ".sluice/secrets.json"
     """The pepper of the keys and the root of the cache salts; must be readable by its owner only.
     """
+    journal_dir: str | None = None
+    """Where usage is kept while PostgreSQL is away; by default ``journal`` beside the secrets."""
+
+    @property
+    def journal_folder(self) -> Path:
+        return Path(self.journal_dir or Path(self.secrets_file).parent / "journal")
 
 
 class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,12 +116,29 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ``generation_config.json``, or nowhere (temperature 1)."""
     default_max_tokens: Positive | None = None
     """New tokens when a request sets no limit; by default what fits the model."""
+    price_prompt: TokenPrice = 0
+    """Millionths of your currency for a million prompt tokens: 150000 for $0.15."""
+    price_cached: TokenPrice = 0
+    """The same for prompt tokens found in the prefix cache; not above ``price_prompt``."""
+    price_completion: TokenPrice = 0
+    """The same for generated tokens."""
+
+    def __post_init__(self) -> None:
+        if self.price_cached > self.price_prompt:
+            raise ConfigError("models.price_cached must not be above models.price_prompt")
+
+    @property
+    def price(self) -> Price:
+        """What tenants pay."""
+        return Price(
+            prompt=self.price_prompt, cached=self.price_cached, completion=self.price_completion
+        )
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file."""
 
-    engine: EngineConfig
+    engine: ServedEngineConfig
     server: ServerConfig = ServerConfig()
     tenants: TenantsConfig = TenantsConfig()
     models: ModelsConfig = ModelsConfig()
@@ -134,7 +166,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "server": ServerConfig,
-    "engine": EngineConfig,
+    "engine": ServedEngineConfig,
     "models": ModelsConfig,
     "tenants": TenantsConfig,
 }
@@ -169,6 +201,8 @@ def parse(document: Mapping[str, Any], *, where: str = "config") -> Config:
     except msgspec.ValidationError as exc:
         rule, _, at = str(exc).partition(" - at `$.")
         raise ConfigError(f"{where}: {at.rstrip('`') or 'the file'}: {rule}") from None
+    except ConfigError as exc:
+        raise ConfigError(f"{where}: {exc}") from None
     except EngineConfigError as exc:
         raise ConfigError(f"{where}: engine.{exc}") from None
 
@@ -207,7 +241,11 @@ def _resolve(config: Config, folder: Path) -> Config:
     return msgspec.structs.replace(
         config,
         engine=msgspec.structs.replace(engine, model=str(folder / engine.model)),
-        tenants=msgspec.structs.replace(tenants, secrets_file=str(folder / tenants.secrets_file)),
+        tenants=msgspec.structs.replace(
+            tenants,
+            secrets_file=str(folder / tenants.secrets_file),
+            journal_dir=None if tenants.journal_dir is None else str(folder / tenants.journal_dir),
+        ),
     )
 
 
@@ -232,9 +270,11 @@ def settings() -> Iterator[Setting]:
 
 def _attribute_docs(struct: type[msgspec.Struct]) -> dict[str, tuple[str, str]]:
     """Attribute to (annotation, docstring below it): Python keeps neither at run time."""
+    docs: dict[str, tuple[str, str]] = {}
+    if (base := struct.__base__) is not None and base is not msgspec.Struct:
+        docs = _attribute_docs(base)
     body = ast.parse(textwrap.dedent(inspect.getsource(struct))).body[0]
     assert isinstance(body, ast.ClassDef)
-    docs: dict[str, tuple[str, str]] = {}
     for node, after in zip(body.body, [*body.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             text = ""

@@ -21,6 +21,8 @@ class RequestContext:
     """Set by ``middleware.auth``, or by a WebSocket session once it is authenticated."""
     notes: dict[str, str | int | float] = field(default_factory=dict)
     """Facts for the line in the access log: no prompts, no keys."""
+    rate_limits: dict[str, str] = field(default_factory=dict)
+    """Headers for the answer, whatever it will be: the limits as admission left them."""
 
 
 def attach(scope: Scope) -> RequestContext:

@@ -30,11 +30,10 @@ from rich.console import Console
 from rich.text import Text
 
 import migrations
-from engine.config import EngineConfig
 from engine.demo import MODEL_DIR
 from engine.messages import LoadProgress
 from gateway import logs, provisioning, server
-from gateway.config import Config, ModelsConfig, ServerConfig, TenantsConfig
+from gateway.config import Config, ModelsConfig, ServedEngineConfig, ServerConfig, TenantsConfig
 from gateway.data_dir import DataDir, Keys, Running
 from gateway.errors import AddressInUse, SetupError
 from tenants.authenticator import Authenticator
@@ -150,7 +149,7 @@ class Demo:
         self, dsn: str, say: Callable[[str], None]
     ) -> tuple[asyncio.Task[None], asyncio.Future[str]]:
         config = Config(
-            engine=EngineConfig(model=str(MODEL_DIR)),
+            engine=ServedEngineConfig(model=str(MODEL_DIR)),
             server=self._listen,
             tenants=TenantsConfig(dsn=dsn, secrets_file=str(self._folder.secrets_file)),
             models=ModelsConfig(served_model_name=MODEL),

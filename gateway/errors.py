@@ -21,13 +21,15 @@ ApiError                       a request failed: what the client is told
 ├── PayloadTooLarge            413  above a size limit
 ├── UnsupportedMediaType       415  the body is not JSON
 ├── RateLimited                429  above a limit of this client
+│   ├── InsufficientQuota      429  the month's budget is used up: trying again is in vain
+│   └── RequestTooLarge        429  this request alone is above the limit of a minute
 ├── HeadersTooLarge            431  above the limits on headers
 ├── InternalError              500  our fault
 │   └── GenerationFailed       500  the engine could not finish this request
 └── Unavailable                503  try again later
     ├── Overloaded             503  too many requests wait already
     ├── EngineUnavailable      503  the engine is starting, restarting or gone
-    ├── StoreUnavailable       503  keys cannot be checked at the moment
+    ├── StoreUnavailable       503  keys or limits cannot be checked at the moment
     └── Draining               503  the server is shutting down
 
 Each class carries the whole answer: HTTP status, OpenAI's type and code, the WebSocket close code
@@ -45,9 +47,10 @@ import msgspec
 from starlette.exceptions import HTTPException
 
 from engine.errors import EngineDead, InvalidRequest, QueueFull
+from gateway import rate_limits
 from gateway.schemas.common import ErrorBody, ErrorObject
 from grammar.errors import CompileTimeout, GrammarError, InvalidGrammar
-from tenants.errors import AuthenticationFailed
+from tenants.errors import AuthenticationFailed, ModelNotAllowed, NotAllowed, QuotaExceeded
 from tenants.errors import StoreUnavailable as TenantStoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -104,12 +107,17 @@ class ApiError(Exception):
     def body(self) -> bytes:
         return msgspec.json.encode(ErrorBody(self.object()))
 
-    def headers(self, *, began: bool = False) -> dict[str, str]:
-        """``began``: tokens were generated already, so a silent second try would cost twice."""
-        headers = {"content-type": "application/json", **self.extra_headers}
+    def limit_headers(self) -> dict[str, str]:
+        """When to try again, and what is left of the limits: WebSockets have them in the event."""
+        headers = dict(self.extra_headers)
         if self.retry_after_s is not None:
             headers["retry-after"] = str(math.ceil(self.retry_after_s))
-        if self.status >= 500 and (began or not self.retryable):
+        return headers
+
+    def headers(self, *, began: bool = False) -> dict[str, str]:
+        """``began``: tokens were generated already, so a silent second try would cost twice."""
+        headers = {"content-type": "application/json", **self.limit_headers()}
+        if (self.status >= 500 or self.status == 429) and (began or not self.retryable):
             headers["x-should-retry"] = "false"
         return headers
 
@@ -233,6 +241,20 @@ class RateLimited(ApiError):
     retryable = True
 
 
+class InsufficientQuota(RateLimited):
+    """The month's budget is used up."""
+
+    type = "insufficient_quota"
+    default_code = "insufficient_quota"
+    retryable = False
+
+
+class RequestTooLarge(RateLimited):
+    """This request alone is above the limit of a minute."""
+
+    retryable = False
+
+
 class HeadersTooLarge(ApiError):
     """The request line and the headers exceed their limits."""
 
@@ -276,7 +298,7 @@ class EngineUnavailable(Unavailable):
 
 
 class StoreUnavailable(Unavailable):
-    """Keys cannot be checked at the moment."""
+    """Keys or limits cannot be checked at the moment."""
 
     default_code = "store_unavailable"
 
@@ -303,6 +325,17 @@ def _from_grammar(exc: GrammarError) -> ApiError:
     return InvalidRequestError(f"The output format cannot be used: {exc}", param="response_format")
 
 
+def _from_quota(exc: QuotaExceeded) -> ApiError:
+    headers = rate_limits.headers(exc.answer)
+    if exc.is_budget:
+        return InsufficientQuota(str(exc), headers=headers)
+    if exc.is_too_large:
+        return RequestTooLarge(f"{exc} This request alone is above it.", headers=headers)
+    wait_us = 1_000_000 if exc.retry_after_us is None else exc.retry_after_us
+    headers["retry-after-ms"] = str(math.ceil(wait_us / 1000))
+    return RateLimited(str(exc), retry_after_s=wait_us / 1e6, headers=headers)
+
+
 # First match wins: a subclass stands above its base.
 _TRANSLATIONS: tuple[tuple[type[Exception], Callable[..., ApiError]], ...] = (
     (InvalidRequest, lambda exc: InvalidRequestError(str(exc))),
@@ -322,8 +355,13 @@ _TRANSLATIONS: tuple[tuple[type[Exception], Callable[..., ApiError]], ...] = (
     ),
     (
         TenantStoreUnavailable,
-        lambda exc: StoreUnavailable("Keys cannot be checked at the moment.", retry_after_s=2),
+        lambda exc: StoreUnavailable(
+            "Keys and limits cannot be checked at the moment.", retry_after_s=2
+        ),
     ),
+    (ModelNotAllowed, lambda exc: PermissionDenied(str(exc), param="model")),
+    (NotAllowed, lambda exc: PermissionDenied(str(exc))),
+    (QuotaExceeded, _from_quota),
     (InvalidGrammar, _from_grammar),
     (
         CompileTimeout,

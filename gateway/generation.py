@@ -15,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -41,6 +42,8 @@ from gateway.metrics import Metrics
 from gateway.parsers.base import ToolCallDelta, ToolParser
 from gateway.schemas.common import PromptTokensDetails, Usage
 from tenants.errors import TenantsError
+from tenants.limits import Price
+from tenants.quota import Hold, Quota
 from tenants.types import Principal, UsageEvent, UsageStatus
 from tenants.usage import Ledger
 
@@ -69,6 +72,10 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     make_parser: Callable[[], ToolParser] | None
     skip_special_tokens: bool
     cache_salt: str
+    hold: Hold
+    """Its part of the tenant's limits; whoever begins the request sees that it ends."""
+    price: Price = Price()
+    end_user: str | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -136,6 +143,7 @@ class Generation:
         self._heard: RequestOutput | None = None  # by first_word, of choice 0
         self._has_tokens = False
         self._cancelled = False
+        self._is_spent = False  # the budget ended before the answer
         self._failure: ApiError | None = None
         self._closed = False
 
@@ -220,16 +228,21 @@ class Generation:
         await self._finished()
         free = status == "error" and self.num_generated_tokens == 0
         principal = self.admitted.principal
+        prompt_tokens = 0 if free else self.admitted.num_prompt_tokens
+        cached_tokens = 0 if free else self._num_cached_tokens
+        completion_tokens = self.num_generated_tokens
         return UsageEvent(
             request_id=self.admitted.id,
             tenant_id=principal.tenant.id,
             key_id=principal.key.id,
             model=self.admitted.model,
             status=status,
-            prompt_tokens=0 if free else self.admitted.num_prompt_tokens,
-            cached_tokens=0 if free else self._num_cached_tokens,
-            completion_tokens=self.num_generated_tokens,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            completion_tokens=completion_tokens,
             created_at=datetime.fromtimestamp(self.created, UTC),
+            end_user=self.admitted.end_user,
+            cost_micro=self.admitted.price.cost(prompt_tokens, cached_tokens, completion_tokens),
         )
 
     @property
@@ -253,12 +266,17 @@ class Generation:
         if not self._has_tokens and output.new_token_ids:
             self._has_tokens = True
             self._owner.metrics.observe_first_token(time.monotonic() - self._began_at)
+        if not self._is_spent and not self.admitted.hold.note(self.num_generated_tokens):
+            self._is_spent = True
+            self._abort()
         if output.finish_reason == "abort" and choice.finish_reason is None:
             if self._failure is not None:
                 raise self._failure
-            if self._closed and not self._cancelled:
+            if self._is_spent:
+                output = msgspec.structs.replace(output, finish_reason="length")
+            elif self._closed and not self._cancelled:
                 raise Gone("Nobody read this stream any more.", code="stream_abandoned")
-            if not self._cancelled:
+            elif not self._cancelled:
                 raise InternalError("The request was aborted by the server.")
         delta = choice.advance(output)
         if delta.finish_reason == "abort":
@@ -327,6 +345,7 @@ class Generations:
         engine: EngineClient,
         tokenizer: Tokenizer,
         ledger: Ledger,
+        quota: Quota,
         metrics: Metrics,
         flush_interval_s: float,
     ) -> None:
@@ -335,6 +354,7 @@ class Generations:
         self._engine = engine
         self._tokenizer = tokenizer
         self._ledger = ledger
+        self._quota = quota
         self._live: set[Generation] = set()
         self._idle = asyncio.Event()
         self._settlements: set[asyncio.Task[None]] = set()
@@ -343,9 +363,13 @@ class Generations:
         return len(self._live)
 
     def begin(self, admitted: Admitted) -> Generation:
-        """Submit all choices of all prompts or none. Raises ``EngineDead`` or ``QueueFull``."""
+        """Submit all choices of all prompts or none. Raises ``EngineDead`` or ``QueueFull``.
+
+        From here on ``admitted.hold`` is ours: it is settled, or released when this raises.
+        """
         choices: list[Choice] = []
         with ExitStack() as undo:
+            undo.callback(self._release, admitted.hold)
             for index in range(len(admitted.prompts) * admitted.num_choices):
                 choice = self._submit(admitted, index)
                 undo.callback(choice.stream.close)
@@ -360,15 +384,21 @@ class Generations:
         self._live.discard(generation)
         if not self._live:
             self._idle.set()
-        task = asyncio.create_task(
-            self._settle(generation, status), name=f"settle {generation.admitted.id}"
-        )
-        self._settlements.add(task)
-        task.add_done_callback(self._settled)
+        self._own(self._settle(generation, status), name=f"settle {generation.admitted.id}")
 
     def fail_all(self, error: ApiError) -> None:
         for generation in list(self._live):
             generation.fail(error)
+
+    def fail_key(self, public_id: str, error: ApiError) -> None:
+        """Fail all requests that came with this key."""
+        for generation in list(self._live):
+            if generation.admitted.principal.key.public_id == public_id:
+                generation.fail(error)
+
+    def principals(self) -> Iterator[Principal]:
+        """Whose requests run."""
+        return (generation.admitted.principal for generation in list(self._live))
 
     async def wait_idle(self, timeout_s: float) -> None:
         """Return when no request is left, or after ``timeout_s``."""
@@ -387,7 +417,7 @@ class Generations:
         return len(self._settlements)
 
     def _submit(self, admitted: Admitted, index: int) -> Choice:
-        params, tenant = admitted.params, admitted.principal.tenant
+        params, principal = admitted.params, admitted.principal
         prompt_index, copy = divmod(index, admitted.num_choices)
         if params.seed is not None and copy > 0:
             params = msgspec.structs.replace(params, seed=(params.seed + copy) % 2**64)
@@ -396,9 +426,9 @@ class Generations:
             prompt_token_ids=admitted.prompts[prompt_index],
             params=params,
             cache_salt=admitted.cache_salt,
-            fair_key=tenant.id.hex,
-            weight=tenant.weight,
-            priority=tenant.priority,
+            fair_key=principal.tenant.id.hex,
+            weight=principal.weight,
+            priority=principal.priority,
         )
         detokenizer = Detokenizer(
             self._tokenizer,
@@ -414,12 +444,23 @@ class Generations:
         )
 
     async def _settle(self, generation: Generation, status: UsageStatus) -> None:
-        event = await generation.usage_event(status)
-        self.metrics.count_usage(event)
         try:
+            event = await generation.usage_event(status)
+            self.metrics.count_usage(event)
             await self._ledger.settle(event)
         except TenantsError:
-            logger.exception("usage of %s is not in the ledger", event.request_id)
+            logger.exception("usage of %s is not in the ledger", generation.admitted.id)
+        finally:
+            await generation.admitted.hold.close()
+
+    def _release(self, hold: Hold) -> None:
+        self._own(self._quota.release(hold), name=f"release {hold.request_id}")
+
+    def _own(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        """A task that ``drain`` waits for."""
+        task = asyncio.create_task(work, name=name)
+        self._settlements.add(task)
+        task.add_done_callback(self._settled)
 
     def _settled(self, task: asyncio.Task[None]) -> None:
         self._settlements.discard(task)

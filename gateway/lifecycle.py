@@ -4,11 +4,12 @@
     2 tell         every WebSocket learns of it; idle ones close
     3 wait         running requests end by themselves, up to the deadline
     4 abort        what still runs ends with an error event
-    5 settle       usage of all of them reaches the ledger
-    6 close        the grammar compiler, the engine, the store
+    5 settle       usage of all of them reaches the ledger, or its journal
+    6 close        the background tasks, the grammar compiler, the engine, the store
 
 ``drain`` is 1 to 4 and ``close`` 5 and 6. Each acts once: the server calls ``drain`` before it
-closes connections, the ASGI lifespan calls both for servers that know nothing of this.
+closes connections, the ASGI lifespan calls both for servers that know nothing of this. Going up is
+``start``: settlements of dead processes are queued and the background tasks begin.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from typing import Protocol
 
 from engine.client import EngineClient
 from gateway.admission import Admission
-from gateway.errors import Draining
+from gateway.background import Background
+from gateway.errors import ApiError, Draining
 from gateway.generation import Generations
 from grammar.compiler import GrammarChecker
+from tenants.journal import Journal
 from tenants.store import Store
+from tenants.types import Principal
 from tenants.usage import Ledger
 
 logger = logging.getLogger(__name__)
@@ -32,11 +36,18 @@ ABORT_S = 2.0
 """Left after the deadline for aborted requests to say so, and for their settlement."""
 
 
-class Drainable(Protocol):
+class Session(Protocol):
     """A WebSocket session."""
 
     def drain(self) -> None:
         """Take no more turns; close when the last one has ended."""
+
+    @property
+    def principal(self) -> Principal | None:
+        """Who opened it; None until that is known."""
+
+    def refuse(self, error: ApiError) -> None:
+        """Tell the client, and close."""
 
 
 class Lifecycle:
@@ -48,15 +59,20 @@ class Lifecycle:
         engine: EngineClient,
         store: Store,
         ledger: Ledger,
+        journal: Journal,
+        background: Background,
+        sessions: set[Session],
         admission: Admission,
         generations: Generations,
         compiler: GrammarChecker,
         shutdown_timeout_s: float,
     ) -> None:
-        self.sessions: set[Drainable] = set()
+        self.sessions = sessions
         self._engine = engine
         self._store = store
         self._ledger = ledger
+        self._journal = journal
+        self._background = background
         self._admission = admission
         self._generations = generations
         self._compiler = compiler
@@ -67,6 +83,15 @@ class Lifecycle:
     @property
     def draining(self) -> bool:
         return self._admission.draining
+
+    def start(self) -> None:
+        """Call it once the event loop runs."""
+        try:
+            if (num_events := self._ledger.replay()) > 0:
+                logger.info("startup: settle %d requests of dead processes", num_events)
+        except OSError as error:
+            logger.error("startup: settlements of dead processes stay in their files: %s", error)
+        self._background.start()
 
     async def drain(self) -> None:
         if self.draining:
@@ -107,6 +132,8 @@ class Lifecycle:
         await self._generations.drain(deadline - time.monotonic())
         await self._ledger.drain(max(0.0, deadline - time.monotonic()))
         logger.info("shutdown: close")
+        await self._background.stop()  # until here leases had to be renewed
+        self._journal.close()
         await asyncio.to_thread(self._compiler.close)
         await self._engine.close()
         await self._store.close()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.messages import Stats
+from tenants.changes import ChangeListener
 from tenants.types import UsageEvent
 
 _LATENCIES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -49,6 +50,10 @@ class Metrics:
         """Read these two whenever the metrics are scraped."""
         self._registry.register(_EngineCollector(running, stats))
 
+    def watch_changes(self, listener: ChangeListener) -> None:
+        """Likewise."""
+        self._registry.register(_ChangesCollector(listener))
+
     def count_response(self, route: str, status: int) -> None:
         self._responses.labels(route, str(status)).inc()
 
@@ -83,3 +88,20 @@ class _EngineCollector(Collector):
             yield GaugeMetricFamily(
                 f"sluice_engine_{name}", "See engine.messages.Stats.", getattr(stats, name)
             )
+
+
+class _ChangesCollector(Collector):
+    def __init__(self, listener: ChangeListener) -> None:
+        self._listener = listener
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily(
+            "sluice_changes_age_seconds",
+            "Since the line that tells of revoked keys was last known to be alive.",
+            self._listener.age_s,
+        )
+        yield CounterMetricFamily(
+            "sluice_changes_connects",
+            "How often that line was made; each time all keys were forgotten.",
+            self._listener.num_connects,
+        )

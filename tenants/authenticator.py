@@ -84,6 +84,19 @@ class Authenticator:
         expected = _NOBODY if record is None else record.key_hash
         if not hmac.compare_digest(key_hash, expected) or record is None:
             raise UnknownKey(parsed.public_id)
+        principal = self._judge(record.principal)
+        if self._last_used is not None:
+            self._last_used.note(principal.key.id)
+        return principal
+
+    async def check(self, public_id: str) -> Principal:
+        """The principal of a key whose secret was proven before, if the key is still good.
+
+        Raises as ``authenticate``.
+        """
+        record = await self._find(public_id)
+        if record is None:
+            raise UnknownKey(public_id)
         return self._judge(record.principal)
 
     def forget(self, public_id: str | None = None) -> None:
@@ -117,8 +130,6 @@ class Authenticator:
             raise ExpiredKey(key.public_id)
         if principal.tenant.disabled_at is not None:
             raise DisabledTenant(key.public_id)
-        if self._last_used is not None:
-            self._last_used.note(key.id)
         return principal
 
     async def _find(self, public_id: str) -> KeyRecord | None:

@@ -29,7 +29,7 @@ class CudaAttention:
         self._shape = shape
         self._triton = TritonAttention(device, shape)
         self._max_queries = min(MAX_QUERIES, cuda.max_decode_rows(shape.head_dim))
-        self._side = torch.cuda.Stream(device)
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._workspace = cuda.DecodeWorkspace.create(
             shape.max_num_seqs, shape.num_heads, shape.head_dim, device
         )

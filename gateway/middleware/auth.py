@@ -8,7 +8,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import context
-from gateway.errors import InvalidApiKey, PermissionDenied
+from gateway.errors import InvalidApiKey
+from tenants.access import require_scope
 from tenants.authenticator import Authenticator
 from tenants.types import Scope as KeyScope
 
@@ -60,6 +61,5 @@ class Auth:
             )
         principal = await self._authenticator.authenticate(token)
         needed = self._scopes.get(scope["path"], self._default_scope)
-        if needed not in principal.key.scopes:
-            raise PermissionDenied(f"This API key lacks the scope {needed!r}.")
+        require_scope(principal.key, needed)
         context.of(scope).principal = principal

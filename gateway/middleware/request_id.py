@@ -11,7 +11,9 @@ _STARTS = {"http.response.start", "websocket.http.response.start", "websocket.ac
 
 
 class RequestId:
-    """Outermost: makes the ``RequestContext`` and adds ``x-request-id`` to every answer."""
+    """Outermost: makes the ``RequestContext`` and adds ``x-request-id`` to every answer,
+    and what admission notes of the limits.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -20,12 +22,15 @@ class RequestId:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        request_id = str(context.attach(scope).request_id)
+        attached = context.attach(scope)
+        request_id = str(attached.request_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] in _STARTS:
                 message.setdefault("headers", [])
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                headers.update(attached.rate_limits)
             await send(message)
 
         await self._app(scope, receive, send_with_id)

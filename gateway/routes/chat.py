@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import bodies, context
+from gateway import bodies, context, rate_limits
 from gateway.admission import Admission
 from gateway.assembler import ChatChunks, ChatCompletion
 from gateway.disconnect import until_disconnect
@@ -35,6 +35,7 @@ def chat_route(admission: Admission, generations: Generations, sender: Answers) 
                 principal=context.principal_of(request.scope),
             ),
         )
+        known.rate_limits.update(rate_limits.headers(admitted.hold.answer))
         generation = generations.begin(admitted)
         completion_id = f"chatcmpl-{admitted.id.hex}"
         if not body.stream:

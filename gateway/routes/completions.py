@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import bodies, context
+from gateway import bodies, context, rate_limits
 from gateway.admission import Admission
 from gateway.disconnect import until_disconnect
 from gateway.generation import Generations
@@ -36,6 +36,7 @@ def completions_route(admission: Admission, generations: Generations, sender: An
             ),
         )
         echoes = [text for text in texts for _ in range(admitted.num_choices)]
+        known.rate_limits.update(rate_limits.headers(admitted.hold.answer))
         generation = generations.begin(admitted)
         completion_id = f"cmpl-{admitted.id.hex}"
         if not body.stream:

@@ -176,7 +176,7 @@ class ChatFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     user: str | None = None
-    """Names the end user in our log lines, nowhere else."""
+    """Names the end user in log lines and in the ledger."""
     metadata: dict[str, str] | None = None
     # Not OpenAI's; SDKs send them through ``extra_body``.
     top_k: int | None = None

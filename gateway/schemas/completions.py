@@ -32,7 +32,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     stop: str | list[str] | None = None
     seed: int | None = None
     user: str | None = None
-    """Names the end user in our log lines, nowhere else."""
+    """Names the end user in log lines and in the ledger."""
     # Not OpenAI's; SDKs send them through ``extra_body``.
     top_k: int | None = None
     min_p: float | None = None

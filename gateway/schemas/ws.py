@@ -52,8 +52,11 @@ Server to client
         The turn ended well. ``finish_reason`` is ``stop``, ``length``, ``tool_calls`` or
         ``cancelled``; ``usage`` is Chat Completions' usage object.
     ``{"type": "error", "id": "t1", "seq": 9, "status": 503, "retryable": true,
-    "error": {"message": "...", "type": "...", "param": null, "code": "..."}}``
+    "error": {"message": "...", "type": "...", "param": null, "code": "..."},
+    "headers": {"retry-after": "2"}}``
         The turn ended badly, or was refused. ``status`` is what HTTP would have answered.
+        ``headers`` holds the ``x-ratelimit-*`` and ``retry-after`` that HTTP would have sent; it
+        is left out where there are none.
         With ``"id": null`` (and no ``seq``) it concerns no turn: a frame that is no JSON, an
         unknown type, an id already in use; running turns go on.
     ``{"type": "pong", "data": "..."}``
@@ -143,6 +146,8 @@ class TurnError(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
     status: int
     retryable: bool
     error: ErrorObject
+    headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """``retry-after``, ``x-ratelimit-*``, as the HTTP answer would have them; left out if none."""
 
 
 class SocketError(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
@@ -152,6 +157,8 @@ class SocketError(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
     status: int
     retryable: bool
     error: ErrorObject
+    headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """``retry-after``, ``x-ratelimit-*``, as the HTTP answer would have them; left out if none."""
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):

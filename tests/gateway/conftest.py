@@ -11,6 +11,9 @@ import pytest_asyncio
 from tests.gateway import tiny_model
 from tests.gateway.engine_double import EngineDouble
 from tests.gateway.serving import Gateway, served_double
+from tests.postgres import pg_dsn, postgres_server
+
+__all__ = ["pg_dsn", "postgres_server"]
 
 
 @pytest.fixture(scope="session")

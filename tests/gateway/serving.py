@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -116,6 +117,9 @@ async def served(
     tenant = await store.create_tenant("acme")
     if started:
         await engine.start()
+    journal = tempfile.TemporaryDirectory(prefix="sluice-test-")
+    tenants = msgspec.structs.replace(config.tenants, journal_dir=journal.name)
+    config = msgspec.structs.replace(config, tenants=tenants)
     app = create_app(config, engine=engine, store=store, secrets=SECRETS)
     listener = bind(config.server)
     server = PromptServer(app, config.server)
@@ -129,6 +133,7 @@ async def served(
         server.should_exit = True
         await serving
         listener.close()
+        journal.cleanup()
 
 
 def double_client(config: Config, double: EngineDouble, **options: Any) -> EngineClient:

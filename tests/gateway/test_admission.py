@@ -14,19 +14,24 @@ from engine.errors import EngineDead, InvalidRequest
 from engine.tokenizer import Tokenizer
 from gateway import config as configuration
 from gateway.admission import Admission
-from gateway.errors import Draining, ModelNotFound, Overloaded, PermissionDenied
+from gateway.errors import Draining, ModelNotFound, Overloaded
 from gateway.generation import Admitted
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.secrets import generate
 from grammar.compiler import GrammarChecker
 from grammar.errors import GrammarError
 from grammar.vocabulary import Vocabulary
+from tenants.authenticator import Authenticator
+from tenants.errors import ScopeMissing
 from tenants.keys import mint
 from tenants.memory import MemoryStore
+from tenants.quota import Quota
 from tenants.types import Principal, Scope
 from tenants.usage import Ledger
 from tests.gateway.engine_double import EngineDouble
 from tests.gateway.serving import MODEL, chat_body, double_client, make_config
+
+PEPPER = b"p" * 32
 
 pytestmark = pytest.mark.asyncio
 
@@ -55,6 +60,8 @@ class Gate:
             self.config,
             engine=self.engine,
             ledger=self.ledger,
+            quota=Quota(self.store),
+            authenticator=Authenticator(self.store, PEPPER),
             secrets=generate(),
             tokenizer=self.tokenizer,
             template=ChatTemplate.load(model_dir),
@@ -75,7 +82,7 @@ class Gate:
 
     async def somebody(self, *scopes: Scope, name: str = "acme") -> Principal:
         tenant = await self.store.create_tenant(name)
-        minted = mint(b"p" * 32)
+        minted = mint(PEPPER)
         key = await self.store.create_key(
             tenant.id,
             public_id=minted.public_id,
@@ -117,7 +124,7 @@ async def test_tenants_have_salts_of_their_own(model_dir: Path) -> None:
 
 async def test_who_may_not_enter(model_dir: Path) -> None:
     async with Gate(model_dir) as gate:
-        with pytest.raises(PermissionDenied):
+        with pytest.raises(ScopeMissing):
             await gate.admit(await gate.somebody("admin", name="boss"))
         with pytest.raises(ModelNotFound):
             await gate.admit(model="other")

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
 from gateway import config
-from gateway.config import Config, ServerConfig
+from gateway.config import Config, ServedEngineConfig, ServerConfig
 from gateway.errors import ConfigError
 
 MINIMAL = '[engine]\nmodel = "models/demo"\n'
@@ -35,7 +34,7 @@ def test_values_are_taken(tmp_path: Path) -> None:
     )
     assert loaded.server.port == 9000
     assert loaded.server.allowed_origins == ("https://a.example",)
-    assert loaded.engine == EngineConfig(model="/m", max_num_seqs=3)
+    assert loaded.engine == ServedEngineConfig(model="/m", max_num_seqs=3)
     assert loaded.model_name == "mine"
 
 
@@ -104,7 +103,7 @@ def test_every_setting_is_documented() -> None:
     rows = list(config.settings())
     assert {row.section for row in rows} == {"server", "engine", "models", "tenants"}
     keys = {(row.section, row.key) for row in rows}
-    assert keys >= {("engine", key) for key in EngineConfig.__struct_fields__}
+    assert keys >= {("engine", key) for key in ServedEngineConfig.__struct_fields__}
     for row in rows:
         if row.section != "engine":
             assert row.description, f"{row.section}.{row.key} has no docstring"

@@ -21,9 +21,11 @@ from gateway.metrics import Metrics
 from tenants.errors import StoreUnavailable
 from tenants.keys import mint
 from tenants.memory import MemoryStore
+from tenants.quota import Quota
 from tenants.types import Principal, UsageEvent
 from tenants.usage import Ledger
 from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.holds import free_hold
 from tests.gateway.serving import until
 
 pytestmark = pytest.mark.asyncio
@@ -51,6 +53,7 @@ class Bench:
     store: RecordingStore
     principal: Principal
     ledger: Ledger
+    quota: Quota
     tokens: list[int] = field(default_factory=lambda: [1, 2, 3])
 
     def begin(self, **fields: object) -> Generation:
@@ -66,7 +69,10 @@ class Bench:
             "skip_special_tokens": True,
             "cache_salt": "",
         }
-        return self.generations.begin(Admitted(**(values | fields)))  # type: ignore[arg-type]
+        values |= fields
+        if "hold" not in values:
+            values["hold"] = free_hold(self.quota, self.principal, values["id"])
+        return self.generations.begin(Admitted(**values))  # type: ignore[arg-type]
 
     async def event(self) -> UsageEvent:
         """The one event there is."""
@@ -96,14 +102,16 @@ async def bench(
         scopes=["chat"],
     )
     ledger = Ledger(store)
+    quota = Quota(store)
     generations = Generations(
         engine=engine,
         tokenizer=tokenizer,
         ledger=ledger,
+        quota=quota,
         metrics=Metrics(),
         flush_interval_s=flush_interval_s,
     )
-    yield Bench(generations, double, store, Principal(tenant=tenant, key=key), ledger)
+    yield Bench(generations, double, store, Principal(tenant=tenant, key=key), ledger, quota)
     await engine.close()
     assert await generations.drain(5) == 0
     assert await ledger.drain(5) == 0

@@ -1,0 +1,99 @@
+"""What runs under a key ends with the key: its requests, and the WebSockets it opened.
+
+    ChangeListener ──► on_change ──► suspects ──► run: asks the authenticator ──► fail, close
+
+A change only says where to look. What a key may do now is the authenticator's to tell, so a lost
+or doubled notification harms nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Set
+from itertools import chain
+
+from gateway.errors import ApiError, to_api_error
+from gateway.generation import Generations
+from gateway.lifecycle import Session
+from tenants.authenticator import Authenticator
+from tenants.changes import Change
+from tenants.errors import AuthenticationFailed, StoreUnavailable
+from tenants.types import Principal
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+
+
+class Revocations:
+    """Looks again at keys in use whenever something about them has changed."""
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        *,
+        generations: Generations,
+        sessions: Set[Session],
+        num_checks: int = 8,
+    ) -> None:
+        """``num_checks`` bounds how many keys are looked up at once when all may have changed."""
+        self._authenticator = authenticator
+        self._generations = generations
+        self._sessions = sessions
+        self._num_checks = num_checks
+        self._suspects: dict[str, None] = {}  # in the order of their changes
+        self._wake = asyncio.Event()
+
+    def on_change(self, change: Change) -> None:
+        """For a ``ChangeListener``; does not block."""
+        self._authenticator.apply(change)
+        for principal in self._in_use():
+            if _concerns(change, principal):
+                self._suspects[principal.key.public_id] = None
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Check suspects as they come, until cancelled."""
+        while True:
+            if not self._suspects:
+                self._wake.clear()
+                await self._wake.wait()
+            batch = list(self._suspects)[: self._num_checks]
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for public_id in batch:
+                        group.create_task(self._check(public_id), name=f"check {public_id}")
+            except* StoreUnavailable as errors:
+                logger.warning("Keys in use are not checked: %s", errors.exceptions[0])
+                await asyncio.sleep(RETRY_S)
+
+    async def _check(self, public_id: str) -> None:
+        try:
+            self._suspects.pop(public_id, None)
+            await self._authenticator.check(public_id)
+        except AuthenticationFailed as exc:
+            logger.info("%s What runs under it ends.", exc)
+            self._end(public_id, to_api_error(exc))
+        except BaseException:
+            self._suspects[public_id] = None
+            raise
+
+    def _end(self, public_id: str, error: ApiError) -> None:
+        self._generations.fail_key(public_id, error)
+        for session in list(self._sessions):
+            if session.principal is not None and session.principal.key.public_id == public_id:
+                session.refuse(error)
+
+    def _in_use(self) -> Iterator[Principal]:
+        opened: Iterable[Principal | None] = (session.principal for session in self._sessions)
+        return chain(
+            self._generations.principals(),
+            (principal for principal in opened if principal is not None),
+        )
+
+
+def _concerns(change: Change, principal: Principal) -> bool:
+    if change.public_id is not None:
+        return principal.key.public_id == change.public_id
+    return change.tenant_id in (None, principal.tenant.id)

@@ -1,0 +1,349 @@
+"""Keys, limits and revocations, over a real PostgreSQL and its notifications."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import pytest
+from openai import APIError, AuthenticationError, RateLimitError
+
+from engine.tokenizer import Tokenizer
+from gateway import config as configuration
+from tenants.keys import mint
+from tenants.limits import Limits
+from tenants.postgres import PostgresStore
+from tenants.types import ApiKey
+from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.raw_http import Answer, exchange, get, post
+from tests.gateway.serving import (
+    MODEL,
+    SECRETS,
+    Gateway,
+    chat_body,
+    double_client,
+    encode,
+    make_config,
+    served,
+    until,
+)
+from tests.gateway.ws_client import ready
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.pg]
+
+HELLO: Any = [{"role": "user", "content": "hi"}]
+ENDLESS = Play(text="x" * 1500, interval_s=0.01)
+
+
+@dataclass
+class Site:
+    """A gateway with its database, and what administrators do there."""
+
+    gateway: Gateway
+    double: EngineDouble
+    store: PostgresStore
+    key: ApiKey
+
+    async def limit(self, **limits: Any) -> None:
+        """For the tenant; returns when the gateway knows."""
+        tenant_id = self.gateway.tenant.id
+        await self.store.put_limits(tenant_id, "tenant", tenant_id, Limits(**limits))
+
+        async def is_known() -> bool:
+            principal = await self.gateway.authenticator.authenticate(self.gateway.api_key)
+            return bool(principal.policies)
+
+        await until(is_known)
+
+    async def make_key(
+        self,
+        *,
+        allowed_models: tuple[str, ...] = (),
+        model_aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
+        minted = mint(SECRETS.key_pepper)
+        await self.store.create_key(
+            self.gateway.tenant.id,
+            public_id=minted.public_id,
+            key_hash=minted.key_hash,
+            name="special",
+            scopes=["chat"],
+            allowed_models=allowed_models,
+            model_aliases=model_aliases,
+        )
+        return minted.text
+
+
+@asynccontextmanager
+async def site(
+    model_dir: Path, dsn: str, *, max_num_queued_reqs: int = 100, **models: Any
+) -> AsyncIterator[Site]:
+    config = make_config(model_dir)
+    config = msgspec.structs.replace(
+        config,
+        tenants=configuration.TenantsConfig(dsn=dsn),
+        models=configuration.ModelsConfig(served_model_name=MODEL, **models),
+    )
+    double = EngineDouble(Tokenizer.load(model_dir))
+    store = await PostgresStore.connect(dsn)
+    async with served(
+        config, double_client(config, double, max_num_queued_reqs=max_num_queued_reqs), store=store
+    ) as gateway:
+        (key,) = await store.list_keys(gateway.tenant.id)
+        await until(lambda: b"sluice_changes_connects_total 1.0" in metrics(gateway))
+        yield Site(gateway, double, store, key)
+
+
+def metrics(gateway: Gateway) -> bytes:
+    rendered: bytes = gateway.app.state.metrics.render()
+    return rendered
+
+
+async def ask(gateway: Gateway, body: object, *, key: str) -> Answer:
+    return await exchange(gateway, post(gateway, encode(body), key=key))
+
+
+async def test_above_the_rate_the_client_learns_when_to_come_back(
+    model_dir: Path, pg_dsn: str
+) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        await here.limit(requests_per_minute=2, tokens_per_minute=10_000)
+        async with here.gateway.openai() as client:
+            for remaining in ("1", "0"):
+                answer = await client.chat.completions.with_raw_response.create(
+                    model=MODEL, messages=HELLO, max_tokens=5
+                )
+                assert answer.headers["x-ratelimit-limit-requests"] == "2"
+                assert answer.headers["x-ratelimit-remaining-requests"] == remaining
+                assert answer.headers["x-ratelimit-limit-tokens"] == "10000"
+                assert answer.headers["x-ratelimit-reset-requests"].endswith("s")
+            with pytest.raises(RateLimitError) as refused:
+                await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5)
+        headers = refused.value.response.headers
+        assert refused.value.code == "rate_limit_exceeded"
+        assert 25 <= int(headers["retry-after"]) <= 30
+        assert 25_000 <= int(headers["retry-after-ms"]) <= 30_000
+        assert headers["x-ratelimit-remaining-requests"] == "0"
+        async with ready(here.gateway) as socket:
+            await socket.chat("t")
+            (frame,) = await socket.turn("t")
+        assert (frame["status"], frame["retryable"]) == (429, True)
+        assert frame["headers"]["x-ratelimit-remaining-requests"] == "0"
+        assert int(frame["headers"]["retry-after-ms"]) > 0
+        assert len(here.double.requests) == 2
+
+
+async def test_a_spent_budget_refuses_and_says_that_retrying_is_in_vain(
+    model_dir: Path, pg_dsn: str
+) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        await here.limit(monthly_tokens=3)
+        async with here.gateway.openai(max_retries=2) as client:
+            with pytest.raises(RateLimitError) as refused:
+                await client.chat.completions.create(model=MODEL, messages=HELLO)
+        assert refused.value.code == "insufficient_quota"
+        assert refused.value.type == "insufficient_quota"
+        assert refused.value.response.headers["x-should-retry"] == "false"
+        assert "retry-after" not in refused.value.response.headers
+        assert here.double.requests == []
+
+
+async def test_a_budget_that_ends_meanwhile_ends_the_answer_with_length(
+    model_dir: Path, pg_dsn: str
+) -> None:
+    async with site(model_dir, pg_dsn, price_prompt=10**6, price_completion=2 * 10**6) as here:
+        here.double.script = lambda prompt: Play(text="x" * 1500, interval_s=0.002)
+        await here.limit(monthly_tokens=400)
+        async with here.gateway.openai() as client:
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=HELLO, max_tokens=1500, user="jo"
+            )
+        assert answer.choices[0].finish_reason == "length"
+        assert answer.usage is not None
+        assert 100 < answer.usage.completion_tokens < 600
+        assert answer.usage.completion_tokens == sum(here.double.generated.values())
+        totals = await here.gateway.usage()
+        assert totals.completion_tokens == answer.usage.completion_tokens
+        prompt, completion = answer.usage.prompt_tokens, answer.usage.completion_tokens
+        assert totals.cost_micro == prompt + 2 * completion
+        await until(lambda: not here.double.running)
+
+
+async def test_of_two_at_once_the_second_is_refused_until_the_first_has_ended(
+    model_dir: Path, pg_dsn: str
+) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        here.double.script = lambda prompt: ENDLESS
+        await here.limit(max_concurrent=1)
+        async with here.gateway.openai() as client:
+            first = await client.chat.completions.create(
+                model=MODEL, messages=HELLO, max_tokens=1500, stream=True
+            )
+            await anext(aiter(first))
+            with pytest.raises(RateLimitError) as refused:
+                await client.chat.completions.create(model=MODEL, messages=HELLO)
+            assert int(refused.value.response.headers["retry-after"]) >= 1
+            await first.close()
+            await here.gateway.usage()
+            here.double.script = lambda prompt: Play(text="ok")
+            answer = await client.chat.completions.create(model=MODEL, messages=HELLO)
+            assert answer.choices[0].message.content == "ok"
+
+
+async def test_with_a_queue_the_second_waits_its_turn(model_dir: Path, pg_dsn: str) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        most = 0
+
+        def script(prompt: str) -> Play:
+            nonlocal most
+            most = max(most, len(here.double.running))
+            return Play(text="x" * 20, interval_s=0.005)
+
+        here.double.script = script
+        await here.limit(max_concurrent=1, max_queued=5)
+        async with here.gateway.openai() as client:
+            answers = await asyncio.gather(
+                *(client.chat.completions.create(model=MODEL, messages=HELLO) for _ in range(3))
+            )
+        assert [answer.choices[0].finish_reason for answer in answers] == ["stop"] * 3
+        assert most == 1
+
+
+async def test_an_engine_that_refuses_costs_nothing(model_dir: Path, pg_dsn: str) -> None:
+    async with site(model_dir, pg_dsn, max_num_queued_reqs=0) as here:
+        await here.limit(requests_per_minute=1, max_concurrent=1)
+
+        async def is_refused_by_the_engine() -> bool:
+            answer = await ask(here.gateway, chat_body(), key=here.gateway.api_key)
+            return (answer.status, answer.error["code"]) == (503, "overloaded")
+
+        assert await is_refused_by_the_engine()
+        await until(is_refused_by_the_engine)  # once the minute's only request is given back
+        await until(lambda: here.gateway.app.state.quota.num_held == 0)
+
+
+async def test_a_revoked_key_ends_what_runs_within_a_second(model_dir: Path, pg_dsn: str) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        here.double.script = lambda prompt: ENDLESS
+        other = await here.gateway.key("chat")
+        async with (
+            here.gateway.openai() as client,
+            here.gateway.openai(api_key=other) as neighbour,
+            ready(here.gateway) as busy,
+            ready(here.gateway) as idle,
+        ):
+            stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+            spared = await neighbour.chat.completions.create(
+                model=MODEL, messages=HELLO, stream=True
+            )
+            await busy.chat("t")
+            await until(lambda: len(here.double.generated) == 3)
+            began = time.monotonic()
+            await here.store.revoke_key(here.key.public_id)
+            with pytest.raises(APIError) as ended:
+                async for _ in stream:
+                    pass
+            frames = await busy.turn("t")
+            assert await idle.closed() == 4401
+            assert await busy.closed() == 4401
+            assert time.monotonic() - began < 1.0
+            assert ended.value.code == "invalid_api_key"
+            assert frames[-1]["error"]["code"] == "invalid_api_key"
+            with pytest.raises(AuthenticationError):
+                await client.chat.completions.create(model=MODEL, messages=HELLO)
+            totals = await here.gateway.usage(2)
+            assert totals.requests == 2
+            assert totals.completion_tokens > 0
+            assert len(here.double.running) == 1  # the neighbour's
+            await anext(aiter(spared))
+
+
+async def test_a_key_revoked_in_the_queue_never_runs(model_dir: Path, pg_dsn: str) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        here.double.script = lambda prompt: ENDLESS
+        await here.limit(max_concurrent=1, max_queued=1)
+        other = await here.gateway.key("chat")
+        async with (
+            here.gateway.openai(api_key=other) as neighbour,
+            here.gateway.openai() as client,
+        ):
+            first = await neighbour.chat.completions.create(
+                model=MODEL, messages=HELLO, stream=True
+            )
+            await anext(aiter(first))
+            queued = asyncio.create_task(
+                client.chat.completions.create(model=MODEL, messages=HELLO)
+            )
+            await asyncio.sleep(0.1)
+            await here.store.revoke_key(here.key.public_id)
+            await first.close()
+            with pytest.raises(AuthenticationError):
+                await queued
+        assert len(here.double.requests) == 1
+        await until(lambda: here.gateway.app.state.quota.num_held == 0)
+
+
+async def test_a_disabled_tenant_is_shut_out(model_dir: Path, pg_dsn: str) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        here.double.script = lambda prompt: ENDLESS
+        async with here.gateway.openai() as client:
+            stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+            await anext(aiter(stream))
+            await here.store.update_tenant(here.gateway.tenant.id, disabled=True)
+            with pytest.raises(APIError, match="API key"):
+                async for _ in stream:
+                    pass
+            with pytest.raises(AuthenticationError):
+                await client.models.list()
+            await here.store.update_tenant(here.gateway.tenant.id, disabled=False)
+            await until(lambda: b"sluice_changes_age_seconds" in metrics(here.gateway))
+
+            async def is_open() -> bool:
+                answer = await get(
+                    here.gateway,
+                    "/v1/models",
+                    authorization=f"Bearer {here.gateway.api_key}",
+                )
+                return answer.status == 200
+
+            await until(is_open, within_s=1)
+
+
+async def test_keys_see_and_use_their_models(model_dir: Path, pg_dsn: str) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        aliased = await here.make_key(model_aliases={"gpt-4o": MODEL, "gone": "nowhere"})
+        async with here.gateway.openai(api_key=aliased) as client:
+            assert [model.id async for model in client.models.list()] == [MODEL, "gpt-4o"]
+            answer = await client.chat.completions.create(model="gpt-4o", messages=HELLO)
+            assert answer.model == MODEL
+        barred = await here.make_key(allowed_models=("another",))
+        for key, model, status, code in (
+            (aliased, "gone", 404, "model_not_found"),
+            (aliased, "unknown", 404, "model_not_found"),
+            (barred, MODEL, 403, "permission_denied"),
+        ):
+            answer = await ask(here.gateway, chat_body() | {"model": model}, key=key)
+            assert (answer.status, answer.error["code"]) == (status, code)
+            assert answer.error["param"] == "model"
+
+
+async def test_a_user_that_can_be_no_name_is_refused(model_dir: Path, pg_dsn: str) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        answer = await ask(here.gateway, chat_body(user="a\u202eb"), key=here.gateway.api_key)
+        assert (answer.status, answer.error["param"]) == (400, "user")
+
+
+async def test_a_scopes_priority_and_weight_reach_the_engine(model_dir: Path, pg_dsn: str) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        await here.limit(priority=-3, weight=2.5)
+        async with here.gateway.openai() as client:
+            await client.chat.completions.create(model=MODEL, messages=HELLO)
+        (request,) = here.double.requests
+        assert (request.priority, request.weight) == (-3, 2.5)
