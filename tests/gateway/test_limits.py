@@ -218,14 +218,15 @@ async def test_with_a_queue_the_second_waits_its_turn(model_dir: Path, pg_dsn: s
 
 async def test_an_engine_that_refuses_costs_nothing(model_dir: Path, pg_dsn: str) -> None:
     async with site(model_dir, pg_dsn, max_num_queued_reqs=0) as here:
-        await here.limit(requests_per_minute=1, max_concurrent=1)
+        await here.limit(tokens_per_minute=100, max_concurrent=1)
 
         async def is_refused_by_the_engine() -> bool:
-            answer = await ask(here.gateway, chat_body(), key=here.gateway.api_key)
+            body = chat_body(max_tokens=80)
+            answer = await ask(here.gateway, body, key=here.gateway.api_key)
             return (answer.status, answer.error["code"]) == (503, "overloaded")
 
         assert await is_refused_by_the_engine()
-        await until(is_refused_by_the_engine)  # once the minute's only request is given back
+        await until(is_refused_by_the_engine)  # once slot and tokens are given back
         await until(lambda: here.gateway.app.state.quota.num_held == 0)
 
 

@@ -1,0 +1,106 @@
+"""The ``openai`` package under limits: the real engine, a real PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from openai import APIError, RateLimitError
+
+from engine.client import EngineClient
+from engine.demo import MODEL_DIR
+from gateway.config import TenantsConfig
+from tenants.limits import Limits
+from tenants.postgres import PostgresStore
+from tests.gateway.serving import MODEL, Gateway, make_config, served, until
+from tests.postgres import pg_dsn, postgres_server
+
+__all__ = ["pg_dsn", "postgres_server"]
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.pg]
+
+HELLO: Any = [{"role": "user", "content": "Hello! What can you do?"}]
+
+
+@pytest_asyncio.fixture
+async def gateway(pg_dsn: str) -> AsyncIterator[Gateway]:
+    config = make_config(MODEL_DIR, engine={"kv_cache_memory_bytes": 64 * 2**20, "num_threads": 1})
+    config = msgspec.structs.replace(config, tenants=TenantsConfig(dsn=pg_dsn))
+    store = await PostgresStore.connect(pg_dsn)
+    async with served(config, EngineClient(config.engine), store=store) as gateway:
+        yield gateway
+
+
+async def limit(gateway: Gateway, **limits: Any) -> None:
+    tenant_id = gateway.tenant.id
+    await gateway.store.put_limits(tenant_id, "tenant", tenant_id, Limits(**limits))
+
+    async def is_known() -> bool:
+        principal = await gateway.authenticator.authenticate(gateway.api_key)
+        return bool(principal.policies)
+
+    await until(is_known)
+
+
+async def test_limits_as_the_openai_package_meets_them(gateway: Gateway) -> None:
+    # 60 a minute is a burst of 60 and one more each second: the burst is used up at once.
+    await limit(gateway, requests_per_minute=60)
+    async with gateway.openai() as client:
+        outcomes = await asyncio.gather(
+            *(
+                client.chat.completions.with_raw_response.create(
+                    model=MODEL, messages=HELLO, max_tokens=1
+                )
+                for _ in range(75)
+            ),
+            return_exceptions=True,
+        )
+    refusals = [outcome for outcome in outcomes if isinstance(outcome, RateLimitError)]
+    answers = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+    assert len(refusals) + len(answers) == 75
+    assert len(answers) >= 60
+    assert refusals
+    for response in (*answers, *(refusal.response for refusal in refusals)):
+        assert response.headers["x-ratelimit-limit-requests"] == "60"
+    assert all(0 < int(each.response.headers["retry-after-ms"]) <= 1000 for each in refusals)
+    async with gateway.openai(max_retries=2) as patient:
+        again = await patient.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1)
+        assert again.usage is not None
+    await limit(gateway, monthly_tokens=1)
+
+    async def is_spent() -> bool:
+        async with gateway.openai() as client:
+            try:
+                await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1)
+            except RateLimitError as error:
+                return error.code == "insufficient_quota"
+            return False
+
+    await until(is_spent, within_s=2)
+
+
+async def test_a_revoked_key_ends_a_running_stream(gateway: Gateway) -> None:
+    (key,) = await gateway.store.list_keys(gateway.tenant.id)
+    async with gateway.openai() as client:
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=HELLO,
+            max_tokens=400,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        await anext(aiter(stream))
+        revoked_at = time.monotonic()
+        await gateway.store.revoke_key(key.public_id)
+        with pytest.raises(APIError) as ended:
+            async for _ in stream:
+                pass
+        assert time.monotonic() - revoked_at < 1.0
+        assert ended.value.code == "invalid_api_key"
+    totals = await gateway.usage()
+    assert 0 < totals.completion_tokens < 400
