@@ -82,22 +82,21 @@ class Demo:
         self._folder.create()
         # A demo that was killed leaves its ready file; nobody must take it for ours.
         for file in self._ready_files:
-            file.unlink(missing_ok=True)
+            self._clear(file)
         postgres = EmbeddedPostgres(self._folder.postgres)
         try:
-            with self._progress() as say:
-                say("Starting PostgreSQL")
-                dsn = await _in_thread(postgres.start)
-                await migrations.upgrade(dsn)
-                keys = await self._keys(dsn)
-                serving = self._start_server(dsn, say)
-                try:
-                    running = await self._answers(*serving, keys, say)
-                except BaseException:
-                    await _end(serving[0])
-                    raise
-            with self._announced(running):
-                await serving[0]
+            async with contextlib.AsyncExitStack() as stack:
+                with self._progress() as say:
+                    say("Starting PostgreSQL")
+                    dsn = await _in_thread(postgres.start)
+                    await migrations.upgrade(dsn)
+                    keys = await self._keys(dsn)
+                    serving, loaded = self._start_server(dsn, say)
+                    # Whatever fails from here on, the server ends before its database.
+                    stack.push_async_callback(_end, serving)
+                    running = await self._answers(serving, loaded, keys, say)
+                with self._announced(running):
+                    await serving
         finally:
             if self._num_signals:
                 self._console.print("Stopping PostgreSQL", style="dim")
@@ -122,6 +121,12 @@ class Demo:
         except AddressInUse as exc:
             cause = str(exc).partition(";")[0]
             raise AddressInUse(f"{cause}; choose another --port or --host") from None
+
+    def _clear(self, file: Path) -> None:
+        """Found out before the start rather than after it: no file can be written there."""
+        if file.is_dir() or not os.access(file.parent, os.W_OK | os.X_OK):
+            raise SetupError(f"{file} cannot be written; choose another --ready-file")
+        file.unlink(missing_ok=True)
 
     async def _keys(self, dsn: str) -> Keys:
         """The keys of the last run while they work, else new ones."""

@@ -152,6 +152,17 @@ def test_a_data_folder_that_cannot_be_made(tmp_path: Path) -> None:
     assert "--data-dir" in line
 
 
+@pytest.mark.parametrize("place", ["missing/ready.json", "folder"])
+def test_a_ready_file_that_cannot_be_written_is_found_before_the_start(
+    tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    arguments = ["--port", "0", "--data-dir", "d", "--ready-file", place]
+    line = complaint(sluice("demo", *arguments, cwd=tmp_path))
+    assert f"{place} cannot be written; choose another --ready-file" in line
+    assert not (tmp_path / "d" / "postgres").exists()
+
+
 @pytest.mark.parametrize("command", [["chat", "hi"], ["bench", "-c", "1"]])
 def test_no_server_answers(tmp_path: Path, command: list[str]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
