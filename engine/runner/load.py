@@ -98,17 +98,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         _measure_products(model)
     graphs = None
     if isinstance(attention, CapturableBackend) and not config.enforce_eager:
-        graphs = DecodeGraphs(
-            model,
-            cache.layers,
-            table,
-            attention,
-            block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
-        )
-        graphs.capture(
-            lambda done: report(LoadProgress("Capturing CUDA graphs", 0.95 + 0.05 * done))
-        )
+        graphs = _capture_graphs(config, model, cache, table, attention, report)
     runner = TorchRunner(
         model,
         cache,
@@ -124,6 +114,26 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     )
     report(LoadProgress("Model loaded", 1.0))
     return runner
+
+
+def _capture_graphs(
+    config: EngineConfig,
+    model: Model,
+    cache: PagedCache,
+    table: RowTable,
+    attention: CapturableBackend,
+    report: OnProgress,
+) -> DecodeGraphs:
+    graphs = DecodeGraphs(
+        model,
+        cache.layers,
+        table,
+        attention,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+    )
+    graphs.capture(lambda done: report(LoadProgress("Capturing CUDA graphs", 0.95 + 0.05 * done)))
+    return graphs
 
 
 def _register_kernels(device: torch.device) -> bool:

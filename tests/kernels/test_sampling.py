@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,10 +14,14 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _kernels() -> None:
+def _kernels() -> Iterator[None]:
     from kernels import cuda
 
     cuda.load()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(min(threads, 2))  # the reference, beside other test processes
+    yield
+    torch.set_num_threads(threads)
 
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -54,7 +60,7 @@ def draw(
 def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     """All but those where two sums round to different sides of top-p's edge."""
     different = (ours != theirs).sum().item()
-    assert different <= len(ours) // 100, f"{different} of {len(ours)} tokens differ"
+    assert different <= max(1, len(ours) // 100), f"{different} of {len(ours)} tokens differ"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -89,8 +95,8 @@ def test_greedy_is_the_first_of_the_best(vocab: int, dtype: torch.dtype) -> None
 def test_tokens_are_those_of_the_reference(
     limits: dict[str, float], scale: float, dtype: torch.dtype
 ) -> None:
-    for vocab in (203, 32000):
-        assert_same(*draw(logits_of(200, vocab, scale).to(dtype), **limits))
+    for vocab in (203, 9000):
+        assert_same(*draw(logits_of(100, vocab, scale).to(dtype), **limits))
 
 
 @pytest.mark.parametrize("top_k", [5000, 100_000])
