@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,11 @@ def _missing_browser() -> str | None:
         return "no chromium on the PATH: apt-get install chromium"
     return None
 
+
+# A shell's background job ignores Ctrl-C, and its children inherit that: tests that send one to
+# their own children need the default back.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _PROBES = {"gpu": _missing_gpu, "pg": _missing_postgres, "browser": _missing_browser}
 

@@ -42,15 +42,22 @@ async def running(**options: object) -> AsyncIterator[EngineClient]:
         assert not leftovers()
 
 
+_others: set[psutil.Process] = set()
+"""Processes that were there before the test, such as the suite's PostgreSQL."""
+
+
 def leftovers() -> list[object]:
     """Engine processes of ours, and folders for their sockets."""
     folders = Path(tempfile.gettempdir()).iterdir()
-    return [*psutil.Process().children(recursive=True), *folders]
+    ours = set(psutil.Process().children(recursive=True)) - _others
+    return [*ours, *folders]
 
 
 @pytest.fixture(autouse=True)
 def _temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ours alone, so that what is left there is ours; a short path, for the socket's sake."""
+    _others.clear()
+    _others.update(psutil.Process().children(recursive=True))
     with tempfile.TemporaryDirectory() as directory:
         monkeypatch.setattr(tempfile, "tempdir", directory)
         yield
