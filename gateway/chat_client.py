@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import Console
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.spinner import Spinner
@@ -147,6 +148,13 @@ class ChatClient:
         sys.stdout.write("\n")
         return outcome
 
+    def _growing(self, text: str) -> Constrain:
+        """Leaves room at the end of a line for the ``^C`` that a terminal echoes there.
+
+        On a line of its own it would be one line more than the live region knows how to erase.
+        """
+        return Constrain(Markdown(text), self._console.width - len("^C"))
+
     def _show_live(self, deltas: Iterator[str | Outcome]) -> Outcome:
         text = ""
         outcome = Outcome("")
@@ -157,7 +165,7 @@ class ChatClient:
                     outcome = delta
                 else:
                     text += delta
-                    live.update(Markdown(text))
+                    live.update(self._growing(text))
         if text:
             self._console.print(Markdown(text))
         if outcome.note and not outcome.failed:

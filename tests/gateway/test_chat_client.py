@@ -221,3 +221,12 @@ def test_ctrl_c_twice_leaves_in_the_middle_of_an_answer(server: ScriptedServer) 
         time.sleep(0.3)
         terminal.type("\x03")
         assert terminal.exit_code() == 0
+
+
+def test_a_growing_answer_leaves_room_for_the_echo_of_ctrl_c(server: ScriptedServer) -> None:
+    with ChatClient.connect(Address(server.url, KEY), Options()) as client:
+        console = client._console
+        lines = console.render_lines(client._growing("word " * 100), pad=False)
+    widths = [sum(segment.cell_length for segment in line) for line in lines]
+    assert len(widths) > 2
+    assert max(widths) <= console.width - len("^C")
