@@ -9,9 +9,10 @@ import typer
 
 from gateway.commands.database import ConfigOption, DataDirOption, opened, with_store
 
-app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
+app = typer.Typer(help="Create, list, rotate and revoke API keys.", no_args_is_help=True)
 
 TenantName = Annotated[str, typer.Argument(help="The tenant's name.")]
+PublicId = Annotated[str, typer.Argument(help="The 12 characters after sk-slc-.")]
 
 
 @app.command()
@@ -19,6 +20,12 @@ def create(
     tenant: TenantName,
     name: Annotated[str, typer.Option(help="What the key is for.")] = "default",
     scope: Annotated[list[str] | None, typer.Option(help="chat or admin; may be repeated.")] = None,
+    project: Annotated[
+        str | None, typer.Option(help="The tenant's project; made if there is none.")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model it may use; may be repeated. By default all.")
+    ] = None,
     expires_in_days: Annotated[float | None, typer.Option(help="By default never.")] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
@@ -40,6 +47,8 @@ def create(
                 name=name,
                 scopes=scope or ["chat"],
                 expires_at=expires_at,
+                project=project,
+                allowed_models=model or (),
             ),
         )
     print(text)
@@ -70,8 +79,34 @@ def list_(tenant: TenantName, config: ConfigOption = None, data_dir: DataDirOpti
 
 
 @app.command()
+def rotate(
+    public_id: PublicId,
+    grace_hours: Annotated[
+        float, typer.Option("--grace", help="Hours that the old key goes on working.")
+    ] = 24.0,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Replace a key by a new one that may do the same, and print it: it is shown only now."""
+    from gateway import provisioning, secrets
+    from gateway.errors import SetupError
+
+    try:
+        grace = timedelta(hours=grace_hours)
+    except (OverflowError, ValueError):
+        raise SetupError(f"--grace: {grace_hours:g} is no number of hours") from None
+    with opened(config, data_dir) as database:
+        pepper = secrets.load(database.secrets_file).key_pepper
+        text = with_store(
+            database,
+            lambda store: provisioning.rotate_key(store, pepper, public_id, grace=grace),
+        )
+    print(text)
+
+
+@app.command()
 def revoke(
-    public_id: Annotated[str, typer.Argument(help="The 12 characters after sk-slc-.")],
+    public_id: PublicId,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:

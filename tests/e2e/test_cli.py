@@ -146,7 +146,30 @@ def test_scopes_and_expiry(migrated: Folder) -> None:
     old = migrated.ok("key", "create", "scoped", "--expires-in-days", "-1").strip()
     with pytest.raises(AuthenticationFailed):
         migrated.authenticate(old)
+    one = migrated.ok("key", "create", "scoped", "--project", "web", "--model", "tiny").strip()
+    key_of_web = migrated.authenticate(one).key
+    assert key_of_web.allowed_models == ("tiny",)
+    assert key_of_web.project_id != principal.key.project_id
+    same = migrated.ok("key", "create", "scoped", "--project", "web").strip()
+    assert migrated.authenticate(same).key.project_id == key_of_web.project_id
     assert "'root' is no scope" in migrated.complaint("key", "create", "scoped", "--scope", "root")
+
+
+def test_a_key_is_rotated_with_grace_or_at_once(migrated: Folder) -> None:
+    migrated.ok("tenant", "create", "rotating")
+    old = migrated.ok("key", "create", "rotating", "--model", "tiny").strip()
+    public_id = migrated.authenticate(old).key.public_id
+    new = migrated.ok("key", "rotate", public_id, "--grace", "1").strip()
+    replaced = migrated.authenticate(new).key
+    assert replaced.allowed_models == ("tiny",)
+    assert migrated.authenticate(old).key.revoke_at is not None
+    newest = migrated.ok("key", "rotate", replaced.public_id, "--grace", "0").strip()
+    migrated.authenticate(newest)
+    with pytest.raises(AuthenticationFailed):
+        migrated.authenticate(new)
+    assert "grace" in migrated.complaint("key", "rotate", public_id, "--grace", "-1")
+    assert "--grace" in migrated.complaint("key", "rotate", public_id, "--grace", "nan")
+    assert "no key 'abc'" in migrated.complaint("key", "rotate", "abc")
 
 
 def test_who_is_not_there_is_named(migrated: Folder) -> None:

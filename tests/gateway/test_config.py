@@ -116,3 +116,23 @@ def test_a_row_says_what_the_setting_is() -> None:
     assert port.description == "Port to listen on; 0 picks a free one."
     (model,) = [row for row in config.settings() if row.key == "model"]
     assert model.default == ""
+
+
+def test_the_gateway_serves_tenants_in_fair_shares_unless_told_otherwise(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL).engine.policy == "fair_share"
+    assert load(tmp_path, MINIMAL + 'policy = "fcfs"\n').engine.policy == "fcfs"
+
+
+def test_the_journal_lies_beside_the_secrets_unless_told_otherwise(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL).tenants.journal_folder == tmp_path / ".sluice/journal"
+    named = load(tmp_path, MINIMAL + '[tenants]\njournal_dir = "kept"\n')
+    assert named.tenants.journal_folder == tmp_path / "kept"
+
+
+def test_prices(tmp_path: Path) -> None:
+    prices = "[models]\nprice_prompt = 2\nprice_cached = {}\nprice_completion = 3\n"
+    loaded = load(tmp_path, MINIMAL + prices.format(1))
+    price = loaded.models.price
+    assert (price.prompt, price.cached, price.completion) == (2, 1, 3)
+    with pytest.raises(ConfigError, match=r"models\.price_cached"):
+        load(tmp_path, MINIMAL + prices.format(5))
