@@ -11,7 +11,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from grammar.errors import InvalidGrammar
-from grammar.schema.forms import subschemas
+from grammar.schema.forms import CONSTRAINTS, subschemas
 from grammar.schema.paths import ROOT, child
 
 Schema = dict[str, Any] | bool
@@ -32,6 +32,8 @@ class Document:
     def __init__(self, root: Schema, path: str = ROOT) -> None:
         self.root = root
         self.path = path
+        self.merges = False
+        """Whether an engine will have to make one schema of several."""
         self._schemas: dict[int, str] = {}
         resource = DRAFT202012.create_resource(root)
         uri = resource.id() or ""
@@ -53,6 +55,7 @@ class Document:
             schema, path = stack.pop()
             self._schemas[id(schema)] = path
             if isinstance(schema, dict):
+                self.merges = self.merges or _is_merged(schema)
                 stack += subschemas(schema, path)
 
     def _check_cycles(self) -> None:
@@ -108,3 +111,11 @@ class Document:
             key = part.replace("~1", "/").replace("~0", "~")
             path = child(path, int(key)) if key.isdigit() else child(path, key)
         return path
+
+
+def _is_merged(schema: dict[str, Any]) -> bool:
+    """Whether several parts of this schema apply to the same value."""
+    if not schema.keys().isdisjoint({"allOf", "patternProperties", "dependentSchemas"}):
+        return True
+    alone = schema.keys() & CONSTRAINTS
+    return len(alone) > 1 and not alone.isdisjoint({"$ref", "anyOf", "oneOf"})

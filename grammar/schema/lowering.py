@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from grammar.schema import arrays, combinators, numbers, objects, strings, values
@@ -59,6 +60,7 @@ class Lowering:
         self.document = document
         self.dialect = dialect
         self.findings: list[Finding] = []
+        self.divisors: list[Fraction] = []
         self._names: dict[str, str] = {}
         self._pending: list[tuple[str, Schema, str]] = []
 

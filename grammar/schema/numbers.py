@@ -3,40 +3,59 @@ both see alike can be enforced."""
 
 from __future__ import annotations
 
+import math
+from decimal import Decimal
+from fractions import Fraction
+
 from grammar.schema.scope import Scope
 
-_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 # Any two decimals of at most this many digits are different doubles, in the same order.
 _DIGITS = 15
 _MAX_FRACTION_DIGITS = 9
-_MAX_DIVISOR = 10_000
+# An engine walks an automaton of as many states as the divisor has units of its last digit, or as
+# the least common multiple of all the divisors that it merges has.
+_MAX_STATES = 10_000
 
 
 def lower(scope: Scope) -> None:
-    present = scope.present(_KEYWORDS)
+    present = scope.present((*_BOUNDS, "multipleOf"))
     if scope.types.isdisjoint({"integer", "number"}):
         scope.enforce(*present)
         return
-    for keyword in present:
-        value = scope.schema[keyword]
-        problem = _divisor_problem(value) if keyword == "multipleOf" else _bound_problem(value)
+    for keyword in scope.present(_BOUNDS):
+        problem = _bound_problem(scope.schema[keyword])
         if problem is None:
-            scope.keep(keyword, int(value) if value == int(value) else value)
+            _keep_bound(scope, keyword)
         else:
             scope.drop(keyword, problem)
-    _keep_clear_of_open_bounds(scope)
+    if "multipleOf" in present:
+        _lower_divisor(scope)
 
 
-def _keep_clear_of_open_bounds(scope: Scope) -> None:
-    """Limits the fraction digits next to an exclusive bound: 0.99999999999999999 is below 1, but
-    the nearest double is 1."""
-    bounds = [scope.lowered.get(k) for k in ("exclusiveMinimum", "exclusiveMaximum")]
-    magnitudes = [abs(bound) for bound in bounds if bound is not None]
-    if not magnitudes or "multipleOf" in scope.lowered or "number" not in scope.types:
-        return
-    whole_digits = len(str(int(max(magnitudes))))
+def _keep_bound(scope: Scope, keyword: str) -> None:
+    value = scope.schema[keyword]
+    if keyword in ("minimum", "maximum") or "number" not in scope.types:
+        _narrow(scope, keyword, value)
+    elif keyword == "exclusiveMinimum":
+        _narrow(scope, "minimum", _beside(value, 1))
+    else:
+        _narrow(scope, "maximum", _beside(value, -1))
+    scope.enforce(keyword)
+
+
+def _narrow(scope: Scope, keyword: str, value: float) -> None:
+    tighter = min if keyword.lower().endswith("maximum") else max
+    value = tighter(value, scope.lowered.get(keyword, value))
+    scope.lowered[keyword] = int(value) if value == int(value) else value
+
+
+def _beside(bound: float, direction: int) -> float:
+    """The nearest decimal above or below an exclusive bound that is surely another double:
+    0.99999999999999999 is below 1, but the double nearest to it is 1."""
+    whole_digits = len(str(int(abs(bound))))
     digits = max(0, min(_MAX_FRACTION_DIGITS, _DIGITS - whole_digits))
-    scope.lowered["multipleOf"] = 10**-digits if digits else 1
+    return float(Decimal(repr(bound)) + direction * Decimal(10) ** -digits)
 
 
 def _bound_problem(value: float) -> str | None:
@@ -47,10 +66,24 @@ def _bound_problem(value: float) -> str | None:
     return None
 
 
-def _divisor_problem(value: float) -> str | None:
-    numerator, denominator = value.as_integer_ratio()
-    if max(numerator, denominator) <= _MAX_DIVISOR:
-        return None
-    if value != int(value):
-        return f"{value} is no exact binary fraction, so validators disagree on its multiples"
-    return f"a divisor over {_MAX_DIVISOR}"
+def _lower_divisor(scope: Scope) -> None:
+    value = scope.schema["multipleOf"]
+    if Fraction(value) != Fraction(repr(value)):
+        reason = f"{value} is no exact binary fraction, so validators disagree on its multiples"
+        scope.drop("multipleOf", reason)
+        return
+    divisors = [*scope.lowering.divisors, Fraction(value)]
+    if _states([Fraction(value)]) > _MAX_STATES:
+        scope.drop("multipleOf", f"a divisor of more than {_MAX_STATES} units")
+    elif scope.document.merges and _states(divisors) > _MAX_STATES:
+        scope.drop("multipleOf", "too large a common multiple with other divisors")
+    else:
+        scope.lowering.divisors = divisors
+        scope.keep("multipleOf", int(value) if value == int(value) else value)
+
+
+def _states(divisors: list[Fraction]) -> int:
+    """The least common multiple in units of the finest last decimal digit."""
+    # Binary fractions of 2**n take n decimals.
+    decimals = max(divisor.denominator.bit_length() - 1 for divisor in divisors)
+    return math.lcm(*(int(divisor * 10**decimals) for divisor in divisors))

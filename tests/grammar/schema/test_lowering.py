@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grammar.schema.dialects import LLGUIDANCE, OUTLINES, XGRAMMAR
+from grammar.schema.document import Document
+from grammar.schema.lowering import Dialect, lower
+
+
+def lowered(schema: Any, dialect: Dialect = LLGUIDANCE) -> Any:
+    return lower(Document(schema), dialect).schema
+
+
+def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
+    return {f.path: f.reason for f in lower(Document(schema), dialect).unenforced}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (True, {}),
+        ({"title": "T", "description": "D", "x-custom": 1, "default": 3}, {}),
+        ({"type": "string", "minLength": 2.0}, {"type": "string", "minLength": 2}),
+        ({"type": "string", "minimum": 3, "items": {"not": {}}}, {"type": "string"}),
+        ({"type": "string", "pattern": "^a"}, {"type": "string", "pattern": r"^(?:a[\s\S]*)$"}),
+        # Listed values are checked here, against whatever stands beside them.
+        ({"enum": ["a", 1, "abc", None], "type": "string", "maxLength": 2}, {"enum": ["a"]}),
+        ({"enum": [1, 2, 3], "not": {"const": 2}}, {"enum": [1, 3]}),
+        ({"const": 2.0}, {"enum": [2]}),
+        ({"enum": ["a"], "type": "integer"}, False),
+        # Open bounds of numbers become closed ones that are surely another double.
+        ({"type": "number", "exclusiveMinimum": 0}, {"type": "number", "minimum": 1e-09}),
+        ({"type": "number", "exclusiveMaximum": 1}, {"type": "number", "maximum": 0.999999999}),
+        (
+            {"type": "number", "exclusiveMaximum": 10**12, "maximum": 5},
+            {"type": "number", "maximum": 5},
+        ),
+        ({"type": "number", "exclusiveMinimum": 10**15}, {"type": "number", "minimum": 10**15 + 1}),
+        ({"type": "integer", "exclusiveMinimum": 1}, {"type": "integer", "exclusiveMinimum": 1}),
+        ({"minimum": 2.0, "multipleOf": 0.5}, {"minimum": 2, "multipleOf": 0.5}),
+        # What binds nothing is left out.
+        ({"type": "array", "uniqueItems": False, "maxContains": 1}, {"type": "array"}),
+        (
+            {"type": "array", "prefixItems": [True], "unevaluatedItems": False},
+            {"type": "array", "prefixItems": [{}], "items": False},
+        ),
+        (
+            {"type": "object", "unevaluatedProperties": {"type": "null"}},
+            {"type": "object", "additionalProperties": {"type": "null"}},
+        ),
+        # Names under a rule are names that match a pattern.
+        (
+            {"propertyNames": {"enum": ["a", "b"]}, "properties": {"c": {}, "a": {}}},
+            {
+                "properties": {"c": False, "a": {}},
+                "patternProperties": {"^(?:a|b)$": {}},
+                "additionalProperties": False,
+            },
+        ),
+        (
+            {"patternProperties": {"^x": {"type": "null"}}, "properties": {"xy": True, "y": True}},
+            {
+                "properties": {"xy": {"allOf": [{}, {"type": "null"}]}, "y": {}},
+                "patternProperties": {r"^(?:x[\s\S]*)$": {"type": "null"}},
+            },
+        ),
+        (
+            {"dependentRequired": {"a": ["b"]}},
+            {"allOf": [{"anyOf": [{"properties": {"a": False}}, {"required": ["b"]}]}]},
+        ),
+        # Proven apart, oneOf is anyOf.
+        (
+            {"oneOf": [{"type": "null"}, {"type": "string"}]},
+            {"anyOf": [{"type": "null"}, {"type": "string"}]},
+        ),
+        (
+            {"anyOf": [{"type": "null"}], "oneOf": [{"const": 1}, {"const": 2}]},
+            {"anyOf": [{"type": "null"}], "allOf": [{"anyOf": [{"enum": [1]}, {"enum": [2]}]}]},
+        ),
+        ({"anyOf": [False, {"type": "null"}]}, {"anyOf": [{"type": "null"}]}),
+        (
+            {"definitions": {"a b": {"$ref": "#"}}, "items": {"$ref": "#/definitions/a%20b"}},
+            {
+                "items": {"$ref": "#/$defs/d0"},
+                "$defs": {"d0": {"$ref": "#/$defs/d1"}, "d1": {"items": {"$ref": "#/$defs/d0"}}},
+            },
+        ),
+    ],
+)
+def test_exact_forms(schema: Any, expected: Any) -> None:
+    assert lowered(schema) == expected
+    assert reasons(schema) == {}
+
+
+def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
+    date = lowered({"type": "string", "format": "date"})
+    assert set(date) == {"type", "pattern"}
+    both = lowered({"type": "string", "format": "email", "pattern": "a"})
+    assert both["allOf"][0]["maxLength"] == 254
+
+
+@pytest.mark.parametrize(
+    ("schema", "path", "reason"),
+    [
+        ({"multipleOf": 0.1}, "$.multipleOf", "binary fraction"),
+        ({"multipleOf": 99_991}, "$.multipleOf", "more than 10000 units"),
+        ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, "$.allOf[1].multipleOf", "common"),
+        ({"minimum": 10**16}, "$.minimum", "digits"),
+        ({"patternProperties": {"^a$": {}}}, "$.patternProperties", "dialect"),
+        ({"patternProperties": {"(?=a)": {}}}, "$.patternProperties", "look-around"),
+    ],
+)
+def test_what_is_dropped_has_a_reason(schema: Any, path: str, reason: str) -> None:
+    assert list(reasons(schema)) == [path]
+    assert reason in reasons(schema)[path]
+
+
+def test_divisors_that_never_meet_need_no_common_multiple() -> None:
+    schema = {"properties": {"a": {"multipleOf": 997}, "b": {"multipleOf": 991}}}
+    assert reasons(schema) == {}
+
+
+def test_dropping_a_pattern_frees_the_names_it_might_have_matched() -> None:
+    schema = {"patternProperties": {r"\bx": {"type": "null"}}, "additionalProperties": False}
+    assert lowered(schema) == {}
+    assert set(reasons(schema)) == {"$.patternProperties", "$.additionalProperties"}
+
+
+def test_a_backend_of_one_family_is_told_one() -> None:
+    schema = {"$ref": "#/$defs/a", "minimum": 3, "$defs": {"a": {"type": "integer"}}}
+    assert lowered(schema, XGRAMMAR)["$ref"] == "#/$defs/d0"
+    assert "minimum" not in lowered(schema, XGRAMMAR)
+    assert reasons(schema, XGRAMMAR) == {"$.minimum": "xgrammar ignores it beside $ref"}
+    assert reasons({"minimum": 3}, XGRAMMAR) == {"$.minimum": "xgrammar ignores it without a type"}
+
+
+def test_an_object_that_cannot_be_is_ruled_out_for_them() -> None:
+    schema = {
+        "type": ["object", "null"],
+        "properties": {"a": False},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    assert lowered(schema, XGRAMMAR)["type"] == ["null"]
+    assert lowered(schema | {"type": "object"}, XGRAMMAR) is False
+
+
+def test_outlines_spells_out_what_anything_is() -> None:
+    array = lowered({"type": "array", "items": True}, OUTLINES)
+    assert array["items"]["type"] == ["array", "boolean", "null", "number", "object", "string"]
