@@ -212,6 +212,12 @@ class Admission:
         check_metadata(fields.metadata)
         stop = _stop_strings(fields.stop)
         max_model_len = self._engine.info.max_model_len
+        if len(fields.messages) > max_model_len:  # each is a token at least: spare the rendering
+            raise ContextLengthExceeded(
+                f"There are {len(fields.messages)} messages, but the model takes {max_model_len} "
+                "tokens in all.",
+                param="messages",
+            )
         structured_outputs = await self._structured_outputs(fields)
         prompt_token_ids = await self._prompt(fields, has_tools=has_tools)
         max_tokens = self._max_tokens(fields, len(prompt_token_ids), max_model_len)

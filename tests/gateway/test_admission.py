@@ -14,7 +14,7 @@ from engine.errors import EngineDead, InvalidRequest
 from engine.tokenizer import Tokenizer
 from gateway import config as configuration
 from gateway.admission import Admission
-from gateway.errors import Draining, ModelNotFound, Overloaded
+from gateway.errors import ContextLengthExceeded, Draining, ModelNotFound, Overloaded
 from gateway.generation import Admitted
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.secrets import generate
@@ -99,6 +99,16 @@ class Gate:
         return await self.admission.admit_completion(
             request, request_id=uuid4(), principal=principal or self.principal
         )
+
+
+async def test_a_flood_of_messages_is_refused_before_it_is_rendered(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChatTemplate, "render", None)  # calling it would raise a TypeError
+    async with Gate(model_dir) as gate:
+        flood = [{"role": "user", "content": ""}] * (gate.engine.info.max_model_len + 1)
+        with pytest.raises(ContextLengthExceeded, match="messages"):
+            await gate.admit(messages=flood)
 
 
 async def test_a_request_goes_over_the_models_sampling_defaults(model_dir: Path) -> None:
