@@ -188,9 +188,11 @@ class Compiler:
 
     def _first_allowed(self) -> int:
         """Of the tokens in the row, the first that is no blank, if one is not."""
-        ids = np.flatnonzero(np.unpackbits(self._row.view(np.uint8), bitorder="little"))
-        texts = ((int(i), self._vocabulary.tokens[i]) for i in ids)
-        return next((token_id for token_id, text in texts if not text.isspace()), int(ids[0]))
+        solid = self._row & self._vocabulary.solid_mask
+        row = solid if solid.any() else self._row
+        word = int(np.flatnonzero(row)[0])
+        bits = int(row[word]) & 0xFFFFFFFF
+        return word * 32 + (bits & -bits).bit_length() - 1
 
 
 def run(job: Job, compiler: Compiler | None) -> Result:

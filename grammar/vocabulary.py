@@ -63,6 +63,11 @@ class Vocabulary:
         )
 
     @cached_property
+    def solid_mask(self) -> Mask:
+        """Shape ``[mask_words]``: the bits of tokens that are not just blanks."""
+        return self._mask(i for i, token in enumerate(self.tokens) if not token.isspace())
+
+    @cached_property
     def text_mask(self) -> Mask:
         """Shape ``[mask_words]``: the bits of tokens that stand for bytes."""
         return self._mask(

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from grammar import errors
+from grammar.errors import (
+    CompileMemory,
+    CompileTimeout,
+    GrammarError,
+    GrammarTooLarge,
+    InvalidGrammar,
+    UnsupportedKeyword,
+)
+from grammar.jobs import (
+    Backends,
+    Compiled,
+    CompileJob,
+    Compiler,
+    Loaded,
+    Loading,
+    Refused,
+    Reply,
+    Setup,
+    Validated,
+    ValidateJob,
+    decode_reply,
+    decode_request,
+    encode,
+    run,
+)
+from grammar.schema.scope import Finding
+from grammar.spec import GrammarSpec, Limits
+from grammar.validation import Report, Violation
+from grammar.vocabulary import Vocabulary
+
+SPEC = GrammarSpec("regex", "é", strict=False)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Setup([b"\xff", b""], [1], [1], 2, ["llguidance"], Limits(max_depth=3), 1.5, 1 << 40),
+        CompileJob(SPEC),
+        ValidateJob(SPEC, "text"),
+    ],
+)
+def test_requests_survive_the_wire(request_: Setup | CompileJob | ValidateJob) -> None:
+    assert decode_request(encode(request_)) == request_
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Loading(),
+        Loaded(),
+        Compiled("outlines", SPEC, b"\x00\xff", (Finding("not", "$.not", False, "why"),)),
+        Validated(Report((Violation("$", "bad"),))),
+        Refused("InvalidGrammar", ["$", "m"]),
+    ],
+)
+def test_replies_survive_the_wire(reply: Reply) -> None:
+    assert isinstance(reply, get_args(Reply))
+    assert decode_reply(encode(reply)) == reply
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidGrammar("$.a", "wrong"),
+        GrammarTooLarge("$", "large"),
+        UnsupportedKeyword("not", "$.not", "why"),
+        CompileTimeout(1.5),
+        CompileMemory(1 << 30),
+        errors.CompileFailed("crashed"),
+        errors.DeadEnd("no token"),
+    ],
+)
+def test_errors_survive_the_wire(error: GrammarError) -> None:
+    refused = decode_reply(encode(Refused.of(error)))
+    assert isinstance(refused, Refused)
+    again = refused.exception()
+    assert type(again) is type(error)
+    assert again.args == error.args
+    assert str(again) == str(error)
+
+
+def test_backends_are_loaded_once_and_when_needed(vocabulary: Vocabulary) -> None:
+    backends = Backends(vocabulary)
+    assert "llguidance" not in backends
+    assert backends.load("llguidance") is backends.load("llguidance")
+    assert "llguidance" in backends
+
+
+class Refusing:
+    """A backend that takes nothing."""
+
+    def compile(self, spec: GrammarSpec) -> None:
+        raise InvalidGrammar("$", "not for me")
+
+
+def test_the_next_candidate_is_asked_when_one_refuses(vocabulary: Vocabulary) -> None:
+    backends = Backends(vocabulary)
+
+    def load(name: str) -> Any:
+        return Refusing() if name == "xgrammar" else backends.load(name)
+
+    compiler = Compiler(vocabulary, ["xgrammar", "llguidance"], Limits(), load)
+    outcome = compiler.compile(GrammarSpec.from_schema({"type": "integer"}))
+    assert outcome.candidate.backend == "llguidance"
+    alone = Compiler(vocabulary, ["xgrammar"], Limits(), load)
+    with pytest.raises(InvalidGrammar, match="not for me"):
+        alone.compile(GrammarSpec.from_schema({"type": "integer"}))
+
+
+def test_a_validation_needs_no_compiler() -> None:
+    result = run(ValidateJob(GrammarSpec.from_schema({"type": "null"}), "1"), None)
+    assert isinstance(result, Validated)
+    assert not result.report.passed
