@@ -13,7 +13,7 @@ PER_KIND = 12
 
 
 @pytest.mark.slow
-def test_at_least_nine_in_ten_are_right() -> None:
+def test_hardly_any_is_wrong() -> None:
     llm = LLM(model=str(MODEL_DIR), dtype="float32")
 
     def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
@@ -23,5 +23,5 @@ def test_at_least_nine_in_ten_are_right() -> None:
 
     tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
     accuracy = evaluate(generate, tokenizer, held_out_examples(PER_KIND))
-    assert accuracy.overall >= 0.9, accuracy.table()
-    assert min(accuracy.per_kind().values()) >= 0.75, accuracy.table()
+    assert accuracy.overall >= 0.95, accuracy.table()
+    assert min(accuracy.per_kind().values()) >= 0.8, accuracy.table()

@@ -110,4 +110,4 @@ def test_the_loss_of_the_bundled_model_is_that_of_its_training() -> None:
         for batch in batches_of(encoded, 8192):
             total += trainer._loss(batch).item()
             count += len(batch.targets)
-    assert 0.01 < total / count < 0.15
+    assert 0.01 < total / count < 0.08  # 0.042 at the end of its training
