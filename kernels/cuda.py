@@ -21,6 +21,9 @@ _logger = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int64]
 MAX_SKINNY_TOKENS = 16
 DECODE_HEAD_DIMS = frozenset(CTAS_PER_SM)
+PREFILL_HEAD_DIMS = frozenset({64, 128, 256})
+PREFILL_ROWS = 128
+"""Query tokens times query heads per KV head in a tile of the prefill kernel."""
 DECODE_DTYPES = frozenset({torch.bfloat16, torch.float16})
 FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
@@ -181,6 +184,47 @@ def paged_decode(
         workspace.arrivals,
         alibi_slopes,
         max_queries,
+        window,
+        scale,
+        soft_cap,
+    )
+
+
+def has_prefill(device: torch.device, head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether ``paged_prefill`` serves this: Hopper, 16-bit floats, blocks of 16 or a multiple."""
+    hopper = torch.cuda.get_device_capability(device) == (9, 0)
+    return hopper and head_dim in PREFILL_HEAD_DIMS and dtype in DECODE_DTYPES
+
+
+def paged_prefill(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_queries: torch.Tensor,
+    tiles: torch.Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> None:
+    """Causal attention of any number of query tokens, of the sequences in ``tiles``, into ``out``.
+
+    As ``paged_decode``, where ``has_prefill``. tiles: [num_tiles, 2] int32 of ``tiles.tile_list``
+    with ``PREFILL_ROWS``; other sequences' tokens are left untouched, nothing past a sequence's
+    end is read.
+    """
+    torch.ops.sluice_cuda.paged_prefill(
+        out,
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        seq_lens,
+        cu_queries,
+        tiles,
         window,
         scale,
         soft_cap,

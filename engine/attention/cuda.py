@@ -1,4 +1,5 @@
-"""Attention on a GPU: sequences of few tokens by our CUDA kernel, prompt chunks by Triton's.
+"""Attention on a GPU: sequences of few tokens by our CUDA kernel for decoding, prompt chunks by the
+one for Hopper where it serves them, else by Triton's.
 
 The CUDA kernel splits the keys of a step evenly over the GPU, whatever the lengths; how is decided
 on the device, once a step for all layers.
@@ -14,6 +15,7 @@ import torch
 from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch, StepAttention
 from engine.attention.triton import TritonAttention, TritonStepAttention
 from kernels import cuda
+from kernels.tiles import tile_list
 from kernels.transfer import to_device
 
 MAX_QUERIES = 8
@@ -28,6 +30,7 @@ class CudaAttention:
         self._device = device
         self._shape = shape
         self._triton = TritonAttention(device, shape)
+        self._own_prefill = cuda.has_prefill(device, shape.head_dim, shape.dtype)
         self._max_queries = min(MAX_QUERIES, cuda.max_decode_rows(shape.head_dim))
         self._workspace = cuda.DecodeWorkspace.create(
             shape.max_num_seqs, shape.num_heads, shape.head_dim, device
@@ -51,7 +54,7 @@ class CudaAttention:
         assert batch.on_device is not None
         short = batch.query_lens <= self._max_queries
         if not short.any():
-            return self._triton.prepare(batch, block_size)
+            return self._prepare_long(batch, np.arange(len(short)))
         max_queries = int(batch.query_lens[short].max())
         if short.all():
             return self._prepare_short(batch.on_device, max_queries, block_size)
@@ -59,12 +62,25 @@ class CudaAttention:
         seq_lens = to_device(np.where(short, batch.seq_lens, 0).astype(np.int32), self._device)
         on_device = DeviceBatch(seq_lens, batch.on_device.cu_queries, batch.on_device.block_table)
         return _MixedStepAttention(
-            self._triton.prepare_some(batch, np.flatnonzero(~short)),
+            self._prepare_long(batch, np.flatnonzero(~short)),
             self._prepare_short(on_device, max_queries, block_size),
         )
 
     def prepare_decode(self, batch: DeviceBatch, block_size: int) -> StepAttention:
         return self._prepare_short(batch, 1, block_size)
+
+    def _prepare_long(
+        self, batch: AttentionBatch, sequences: cuda.Ints
+    ) -> _LongStepAttention | TritonStepAttention:
+        assert batch.on_device is not None
+        if not self._own_prefill:
+            return self._triton.prepare_some(batch, sequences)
+        group = self._shape.num_heads // self._shape.num_kv_heads
+        tiles = tile_list(
+            batch.query_lens[sequences], batch.seq_lens[sequences], group, cuda.PREFILL_ROWS
+        )
+        tiles[:, 0] = sequences[tiles[:, 0]]
+        return _LongStepAttention(batch.on_device, to_device(tiles, self._device))
 
     def _prepare_short(
         self, batch: DeviceBatch, max_queries: int, block_size: int
@@ -119,10 +135,33 @@ class _ShortStepAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class _LongStepAttention:
+    batch: DeviceBatch
+    tiles: torch.Tensor
+
+    def __call__(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        cuda.paged_prefill(
+            out,
+            q,
+            k_cache,
+            v_cache,
+            self.batch.block_table,
+            self.batch.seq_lens,
+            self.batch.cu_queries,
+            self.tiles,
+            scale=scale,
+        )
+        return out
+
+
+@dataclass(frozen=True, slots=True)
 class _MixedStepAttention:
     """One after the other: side by side on two streams was measured to be slower."""
 
-    long: TritonStepAttention
+    long: _LongStepAttention | TritonStepAttention
     short: _ShortStepAttention
 
     def __call__(

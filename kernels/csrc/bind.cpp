@@ -8,6 +8,7 @@
 
 #include "layer_ops.cuh"
 #include "paged_decode.cuh"
+#include "paged_prefill.cuh"
 #include "sampling.cuh"
 #include "skinny_linear.cuh"
 #include "step_inputs.cuh"
@@ -57,13 +58,31 @@ sluice::DecodeStart* starts_of(const Tensor& schedule) {
   return reinterpret_cast<sluice::DecodeStart*>(schedule.data_ptr<int>()) + 1;
 }
 
-void check_batch(const Tensor& schedule, const Tensor& seq_lens, const Tensor& cu_queries,
-                 const Tensor& block_table, int64_t block_size) {
+void check_attention(const Tensor& out, const Tensor& q, const Tensor& k_cache,
+                     const Tensor& v_cache) {
+  TORCH_CHECK(q.dim() == 3 && q.stride(2) == 1 && q.stride(1) == q.size(2),
+              "q must be [tokens, heads, head_dim] with contiguous heads");
+  TORCH_CHECK(out.sizes() == q.sizes() && out.scalar_type() == q.scalar_type() &&
+                  out.stride(2) == 1 && out.stride(1) == out.size(2),
+              "out must have q's shape and dtype and contiguous heads");
+  TORCH_CHECK(q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf,
+              "q must be bfloat16 or float16");
+  TORCH_CHECK(k_cache.dim() == 4 && k_cache.is_contiguous() && v_cache.is_contiguous() &&
+                  k_cache.sizes() == v_cache.sizes() && k_cache.scalar_type() == q.scalar_type() &&
+                  v_cache.scalar_type() == q.scalar_type() && k_cache.size(3) == q.size(2),
+              "caches must be contiguous [blocks, block_size, kv_heads, head_dim] of q's dtype");
+}
+
+void check_schedule(const Tensor& schedule) {
   check_int32(schedule, "schedule");
-  check_int32(seq_lens, "seq_lens");
-  check_int32(cu_queries, "cu_queries");
   TORCH_CHECK(schedule.dim() == 2 && schedule.size(0) >= 2 && schedule.size(1) == kStartInts,
               "schedule must be [1 + num_ctas, ", kStartInts, "]");
+}
+
+void check_batch(const Tensor& seq_lens, const Tensor& cu_queries, const Tensor& block_table,
+                 int64_t block_size) {
+  check_int32(seq_lens, "seq_lens");
+  check_int32(cu_queries, "cu_queries");
   TORCH_CHECK(block_table.dim() == 2 && block_table.scalar_type() == at::kInt &&
                   block_table.stride(1) == 1,
               "block_table must be an int32 matrix with contiguous rows");
@@ -77,7 +96,8 @@ void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
                      const Tensor& cu_queries, const Tensor& block_table, int64_t block_size,
                      int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t max_queries,
                      int64_t min_span, int64_t window) {
-  check_batch(schedule, seq_lens, cu_queries, block_table, block_size);
+  check_batch(seq_lens, cu_queries, block_table, block_size);
+  check_schedule(schedule);
   check_int32(tile_ends, "tile_ends");
   const int64_t batch = seq_lens.numel();
   TORCH_CHECK(tile_ends.numel() >= batch, "tile_ends needs ", batch, " elements");
@@ -103,18 +123,9 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
                   const Tensor& schedule, Tensor partial_out, Tensor partial_stats,
                   Tensor arrivals, const std::optional<Tensor>& alibi_slopes, int64_t max_queries,
                   int64_t window, double scale, double soft_cap) {
-  TORCH_CHECK(q.dim() == 3 && q.stride(2) == 1 && q.stride(1) == q.size(2),
-              "q must be [tokens, heads, head_dim] with contiguous heads");
-  TORCH_CHECK(out.sizes() == q.sizes() && out.scalar_type() == q.scalar_type() &&
-                  out.stride(2) == 1 && out.stride(1) == out.size(2),
-              "out must have q's shape and dtype and contiguous heads");
-  TORCH_CHECK(q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf,
-              "q must be bfloat16 or float16");
-  TORCH_CHECK(k_cache.dim() == 4 && k_cache.is_contiguous() && v_cache.is_contiguous() &&
-                  k_cache.sizes() == v_cache.sizes() && k_cache.scalar_type() == q.scalar_type() &&
-                  v_cache.scalar_type() == q.scalar_type() && k_cache.size(3) == q.size(2),
-              "caches must be contiguous [blocks, block_size, kv_heads, head_dim] of q's dtype");
-  check_batch(schedule, seq_lens, cu_queries, block_table, k_cache.size(1));
+  check_attention(out, q, k_cache, v_cache);
+  check_batch(seq_lens, cu_queries, block_table, k_cache.size(1));
+  check_schedule(schedule);
   check_int32(arrivals, "arrivals");
 
   const int64_t head_dim = q.size(2), kv_heads = k_cache.size(2), batch = seq_lens.numel();
@@ -163,6 +174,51 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
                              split.group * max_queries, num_ctas / split.columns * split.columns,
                              c10::cuda::getCurrentCUDAStream()),
         "paged_decode");
+}
+
+sluice::PrefillParams prefill_params(const Tensor& q, const Tensor& k_cache,
+                                     const Tensor& v_cache, const Tensor& block_table,
+                                     const Tensor& seq_lens, const Tensor& cu_queries,
+                                     double scale) {
+  TORCH_CHECK(q.size(1) % k_cache.size(2) == 0,
+              "the query heads must be a multiple of the KV heads");
+  sluice::PrefillParams p = {};
+  p.q = q.data_ptr();
+  p.k_cache = k_cache.data_ptr();
+  p.v_cache = v_cache.data_ptr();
+  p.seq_lens = seq_lens.data_ptr<int>();
+  p.cu_queries = cu_queries.data_ptr<int>();
+  p.block_table = block_table.data_ptr<int>();
+  p.q_stride = q.stride(0);
+  p.num_blocks = k_cache.size(0);
+  p.table_stride = block_table.stride(0);
+  p.block_size = k_cache.size(1);
+  p.num_kv_heads = k_cache.size(2);
+  p.group = q.size(1) / k_cache.size(2);
+  p.batch = seq_lens.numel();
+  p.scale = scale;
+  return p;
+}
+
+void paged_prefill(Tensor out, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
+                   const Tensor& block_table, const Tensor& seq_lens, const Tensor& cu_queries,
+                   const Tensor& tiles, int64_t window, double scale, double soft_cap) {
+  check_attention(out, q, k_cache, v_cache);
+  check_batch(seq_lens, cu_queries, block_table, k_cache.size(1));
+  check_int32(tiles, "tiles");
+  TORCH_CHECK(tiles.dim() == 2 && tiles.size(1) == 2, "tiles must be [num_tiles, 2]");
+  sluice::PrefillParams p =
+      prefill_params(q, k_cache, v_cache, block_table, seq_lens, cu_queries, scale);
+  p.out = out.data_ptr();
+  p.out_stride = out.stride(0);
+  p.tiles = reinterpret_cast<const int2*>(tiles.data_ptr<int>());
+  p.num_tiles = tiles.size(0);
+  p.window = window;
+  p.soft_cap = soft_cap;
+  const c10::cuda::CUDAGuard guard(q.device());
+  check(sluice::paged_prefill(p, q.scalar_type() == at::kBFloat16, q.size(2),
+                              c10::cuda::getCurrentCUDAStream()),
+        "paged_prefill");
 }
 
 sluice::Dtype dtype_of(const Tensor& t, const char* name) {
@@ -411,6 +467,10 @@ TORCH_LIBRARY(sluice_cuda, m) {
       "Tensor(c!) partial_stats, Tensor(d!) arrivals, Tensor? alibi_slopes, int max_queries, "
       "int window, float scale, float soft_cap) -> ()");
   m.def(
+      "paged_prefill(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, "
+      "Tensor block_table, Tensor seq_lens, Tensor cu_queries, Tensor tiles, int window, "
+      "float scale, float soft_cap) -> ()");
+  m.def(
       "rms_norm(Tensor(a!) out, Tensor x, Tensor(b!)? residual, Tensor weight, float eps) -> ()");
   m.def("silu_mul(Tensor(a!) out, Tensor x) -> ()");
   m.def(
@@ -432,6 +492,7 @@ TORCH_LIBRARY(sluice_cuda, m) {
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
   m.impl("decode_schedule", &decode_schedule);
   m.impl("paged_decode", &paged_decode);
+  m.impl("paged_prefill", &paged_prefill);
   m.impl("rms_norm", &rms_norm);
   m.impl("silu_mul", &silu_mul);
   m.impl("rope_and_cache", &rope_and_cache);
