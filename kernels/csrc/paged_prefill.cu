@@ -33,9 +33,6 @@ constexpr int kThreads = kConsumers + 128;
 constexpr int kStages = 2;
 constexpr int kBoxTokens = 16;
 constexpr int kPanelBytes = 128;  // of a row of a panel: 64 elements
-[[maybe_unused]] constexpr int kBoxBytes = kBoxTokens * kPanelBytes;
-[[maybe_unused]] constexpr float kLog2e = 1.4426950408889634f;
-enum NamedBarrier { kTurn = 1, kFilled = kTurn + kGroups, kOwn = kFilled + 1 };
 
 struct Maps {
   CUtensorMap k, v;
@@ -50,6 +47,14 @@ struct Shared {
   uint8_t v[kStages][kPanels * kKeys * kPanelBytes];
   uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
 };
+
+// Other architectures get an empty kernel, which is never launched.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define SLUICE_HOPPER
+
+constexpr int kBoxBytes = kBoxTokens * kPanelBytes;
+constexpr float kLog2e = 1.4426950408889634f;
+enum NamedBarrier { kTurn = 1, kFilled = kTurn + kGroups, kOwn = kFilled + 1 };
 
 // What a CTA works on: rows of a sequence, and blocks [first, last] of its keys.
 struct Tile {
@@ -446,10 +451,12 @@ class Consumer {
   }
 };
 
+#endif  // Hopper
+
 template <typename T, int D, bool kSoftCap, bool kShared>
 __global__ void __launch_bounds__(kThreads, 1)
     paged_prefill_kernel(const PrefillParams params, const __grid_constant__ Maps maps) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#ifdef SLUICE_HOPPER
   extern __shared__ __align__(1024) uint8_t raw[];
   auto& sm = *reinterpret_cast<Shared<D>*>(raw);
   if (threadIdx.x == 0) {
