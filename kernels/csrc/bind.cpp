@@ -92,10 +92,29 @@ void check_batch(const Tensor& seq_lens, const Tensor& cu_queries, const Tensor&
   TORCH_CHECK(block_size % 16 == 0, "block_size must be a multiple of 16");
 }
 
+const int* skipped_of(const std::optional<Tensor>& skipped, int64_t window, int64_t batch) {
+  if (!skipped) return nullptr;
+  check_int32(*skipped, "skipped");
+  TORCH_CHECK(skipped->numel() >= batch, "skipped must match the batch of ", batch);
+  TORCH_CHECK(window == 0, "keys cannot be shared under a sliding window");
+  return skipped->data_ptr<int>();
+}
+
+// The partial results for shared keys, and how many rows of [num_q_heads] they hold.
+int64_t check_partial(const Tensor& out, const Tensor& stats, int64_t heads, int64_t head_dim) {
+  TORCH_CHECK(out.scalar_type() == at::kFloat && out.is_contiguous() && out.dim() == 3 &&
+                  out.size(1) == heads && out.size(2) == head_dim &&
+                  stats.scalar_type() == at::kFloat && stats.is_contiguous() &&
+                  stats.numel() == out.size(0) * heads * 2,
+              "shared results must be float32 [rows, ", heads, ", ", head_dim, "] and [rows, ",
+              heads, ", 2]");
+  return out.size(0);
+}
+
 void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
                      const Tensor& cu_queries, const Tensor& block_table, int64_t block_size,
                      int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t max_queries,
-                     int64_t min_span, int64_t window) {
+                     int64_t min_span, int64_t window, const std::optional<Tensor>& skipped) {
   check_batch(seq_lens, cu_queries, block_table, block_size);
   check_schedule(schedule);
   check_int32(tile_ends, "tile_ends");
@@ -107,7 +126,8 @@ void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
   s.starts = starts_of(schedule);
   s.tile_ends = tile_ends.data_ptr<int>();
   s.shape = {seq_lens.data_ptr<int>(), cu_queries.data_ptr<int>(),
-             static_cast<int>(split.items / split.columns), static_cast<int>(window)};
+             static_cast<int>(split.items / split.columns), static_cast<int>(window),
+             skipped_of(skipped, window, batch)};
   s.table = {block_table.data_ptr<int>(), static_cast<int>(block_table.stride(0)),
              static_cast<int>(block_size)};
   s.batch = batch;
@@ -121,8 +141,11 @@ void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
 void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                   const Tensor& block_table, const Tensor& seq_lens, const Tensor& cu_queries,
                   const Tensor& schedule, Tensor partial_out, Tensor partial_stats,
-                  Tensor arrivals, const std::optional<Tensor>& alibi_slopes, int64_t max_queries,
-                  int64_t window, double scale, double soft_cap) {
+                  Tensor arrivals, const std::optional<Tensor>& alibi_slopes,
+                  const std::optional<Tensor>& skipped, const std::optional<Tensor>& shared_splits,
+                  const std::optional<Tensor>& shared_out,
+                  const std::optional<Tensor>& shared_stats, int64_t max_queries, int64_t window,
+                  double scale, double soft_cap) {
   check_attention(out, q, k_cache, v_cache);
   check_batch(seq_lens, cu_queries, block_table, k_cache.size(1));
   check_schedule(schedule);
@@ -152,12 +175,25 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
   p.line = line_of(schedule);
   p.starts = starts_of(schedule);
   p.line_shape = {seq_lens.data_ptr<int>(), cu_queries.data_ptr<int>(),
-                  static_cast<int>(split.items / split.columns), static_cast<int>(window)};
+                  static_cast<int>(split.items / split.columns), static_cast<int>(window),
+                  skipped_of(skipped, window, batch)};
   p.table = {block_table.data_ptr<int>(), static_cast<int>(block_table.stride(0)),
              static_cast<int>(k_cache.size(1))};
   p.alibi_slopes = alibi_slopes ? alibi_slopes->data_ptr<float>() : nullptr;
   p.partial_out = partial_out.data_ptr<float>();
   p.partial_stats = reinterpret_cast<float2*>(partial_stats.data_ptr<float>());
+  if (skipped) {
+    TORCH_CHECK(shared_splits && shared_out && shared_stats,
+                "skipped keys need the results for them");
+    TORCH_CHECK(!alibi_slopes && soft_cap == 0, "keys cannot be shared with ALiBi or a soft cap");
+    check_int32(*shared_splits, "shared_splits");
+    TORCH_CHECK(shared_splits->numel() >= batch, "shared_splits must match the batch of ", batch);
+    check_partial(*shared_out, *shared_stats, q.size(1), head_dim);
+    p.shared_out = shared_out->data_ptr<float>();
+    p.shared_stats = reinterpret_cast<const float2*>(shared_stats->data_ptr<float>());
+    p.shared_splits = shared_splits->data_ptr<int>();
+    p.shared_batch = batch;
+  }
   p.arrivals = arrivals.data_ptr<int>();
   p.q_stride = q.stride(0);
   p.out_stride = out.stride(0);
@@ -219,6 +255,34 @@ void paged_prefill(Tensor out, const Tensor& q, const Tensor& k_cache, const Ten
   check(sluice::paged_prefill(p, q.scalar_type() == at::kBFloat16, q.size(2),
                               c10::cuda::getCurrentCUDAStream()),
         "paged_prefill");
+}
+
+void shared_prefix(Tensor partial_out, Tensor partial_stats, const Tensor& q,
+                   const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
+                   const Tensor& seq_lens, const Tensor& cu_queries, const Tensor& tiles,
+                   const Tensor& tile_splits, const Tensor& num_tiles, const Tensor& members,
+                   double scale) {
+  check_attention(q, q, k_cache, v_cache);
+  check_batch(seq_lens, cu_queries, block_table, k_cache.size(1));
+  check_partial(partial_out, partial_stats, q.size(1), q.size(2));
+  for (const Tensor& t : {tiles, tile_splits, num_tiles, members}) {
+    check_int32(t, "tiles, tile_splits, num_tiles and members");
+  }
+  TORCH_CHECK(tiles.dim() == 2 && tiles.size(1) == 4 && tile_splits.numel() == tiles.size(0) &&
+                  num_tiles.numel() == 1,
+              "tiles must be [max_tiles, 4], tile_splits [max_tiles] and num_tiles [1]");
+  sluice::PrefillParams p =
+      prefill_params(q, k_cache, v_cache, block_table, seq_lens, cu_queries, scale);
+  p.shared = reinterpret_cast<const sluice::SharedTile*>(tiles.data_ptr<int>());
+  p.num_shared = num_tiles.data_ptr<int>();
+  p.members = members.data_ptr<int>();
+  p.splits = tile_splits.data_ptr<int>();
+  p.partial_out = partial_out.data_ptr<float>();
+  p.partial_stats = reinterpret_cast<float2*>(partial_stats.data_ptr<float>());
+  const c10::cuda::CUDAGuard guard(q.device());
+  check(sluice::shared_prefix(p, q.scalar_type() == at::kBFloat16, q.size(2),
+                              c10::cuda::getCurrentCUDAStream()),
+        "shared_prefix");
 }
 
 sluice::Dtype dtype_of(const Tensor& t, const char* name) {
@@ -459,17 +523,22 @@ void apply_token_bitmask(Tensor logits, const Tensor& bitmask, const Tensor& row
 TORCH_LIBRARY(sluice_cuda, m) {
   m.def(
       "decode_schedule(Tensor(a!) schedule, Tensor(b!) tile_ends, Tensor seq_lens, "
-      "Tensor cu_queries, Tensor block_table, int block_size, int q_heads, int kv_heads, int head_dim, int max_queries, int min_span, "
-      "int window) -> ()");
+      "Tensor cu_queries, Tensor block_table, int block_size, int q_heads, int kv_heads, "
+      "int head_dim, int max_queries, int min_span, int window, Tensor? skipped) -> ()");
   m.def(
       "paged_decode(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, "
       "Tensor seq_lens, Tensor cu_queries, Tensor schedule, Tensor(b!) partial_out, "
-      "Tensor(c!) partial_stats, Tensor(d!) arrivals, Tensor? alibi_slopes, int max_queries, "
+      "Tensor(c!) partial_stats, Tensor(d!) arrivals, Tensor? alibi_slopes, Tensor? skipped, "
+      "Tensor? shared_splits, Tensor? shared_out, Tensor? shared_stats, int max_queries, "
       "int window, float scale, float soft_cap) -> ()");
   m.def(
       "paged_prefill(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, "
       "Tensor block_table, Tensor seq_lens, Tensor cu_queries, Tensor tiles, int window, "
       "float scale, float soft_cap) -> ()");
+  m.def(
+      "shared_prefix(Tensor(a!) partial_out, Tensor(b!) partial_stats, Tensor q, Tensor k_cache, "
+      "Tensor v_cache, Tensor block_table, Tensor seq_lens, Tensor cu_queries, Tensor tiles, "
+      "Tensor tile_splits, Tensor num_tiles, Tensor members, float scale) -> ()");
   m.def(
       "rms_norm(Tensor(a!) out, Tensor x, Tensor(b!)? residual, Tensor weight, float eps) -> ()");
   m.def("silu_mul(Tensor(a!) out, Tensor x) -> ()");
@@ -493,6 +562,7 @@ TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
   m.impl("decode_schedule", &decode_schedule);
   m.impl("paged_decode", &paged_decode);
   m.impl("paged_prefill", &paged_prefill);
+  m.impl("shared_prefix", &shared_prefix);
   m.impl("rms_norm", &rms_norm);
   m.impl("silu_mul", &silu_mul);
   m.impl("rope_and_cache", &rope_and_cache);

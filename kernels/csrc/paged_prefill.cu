@@ -80,15 +80,15 @@ class Work {
     index = item / p.num_kv_heads;
     tile.head = item % p.num_kv_heads;
     if constexpr (kShared) {
-      const int4 s = p.shared[index];
-      tile.seq = p.members[s.x];
+      const SharedTile shared = p.shared[index];
+      tile.seq = p.members[shared.first_member];  // any of them
       tile.seq_len = p.seq_lens[tile.seq];
       tile.row = 0;
-      tile.num_rows = s.y * p.group;
-      tile.query_start = s.x;
-      tile.computed = s.w - 1;
-      tile.begin = s.z;
-      tile.end = s.w;
+      tile.num_rows = shared.num_members * p.group;
+      tile.query_start = shared.first_member;
+      tile.computed = shared.end - 1;
+      tile.begin = shared.begin;
+      tile.end = shared.end;
     } else {
       const int2 t = p.tiles[index];
       tile.seq = t.x;

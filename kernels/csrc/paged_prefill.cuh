@@ -36,7 +36,7 @@ struct PrefillParams {
   float soft_cap;  // 0 = none
 
   // Only for shared prefixes, where nothing is masked and partial results are left.
-  const int4* shared;         // [num_shared] of SharedTile
+  const SharedTile* shared;   // [num_shared]
   const int* num_shared;      // [1]
   const int* members;         // sequences, those of a group in a row
   const int* splits;          // [num_shared]: which of a sequence's partial results a tile makes
