@@ -128,6 +128,10 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Client to engine: finish the step in flight, then exit with code 0."""
 
 
+class Attach(msgspec.Struct, frozen=True, tag="attach"):
+    """Client to engine: I am here; answered with ``Ready``. The owner need not say so."""
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Client to engine: answer with one fresh ``Stats`` between two steps.
 
@@ -135,7 +139,9 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """
 
 
-ClientMessage = GenerateRequest | AbortRequest | ParkRequest | UnparkRequest | Shutdown | Ping
+ClientMessage = (
+    GenerateRequest | AbortRequest | ParkRequest | UnparkRequest | Shutdown | Attach | Ping
+)
 
 
 class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
