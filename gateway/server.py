@@ -144,7 +144,9 @@ async def serve(
     loaded = secrets.load(Path(config.tenants.secrets_file))
     with contextlib.closing(bind(config.server)) as listener:
         url = url_of(listener)
-        store = await PostgresStore.connect(config.tenants.dsn)
+        store = await PostgresStore.connect(
+            config.tenants.dsn, is_pooled=config.tenants.transaction_pooling
+        )
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(store.close)
             engine = EngineClient(config.engine, on_progress=on_progress)
