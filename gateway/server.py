@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: Starlette, config: ServerConfig) -> None:
         super().__init__(_uvicorn_config(app, config))
-        self._lifecycle: Lifecycle = app.state.lifecycle
+        self._lifecycle: Lifecycle = app.state.services.lifecycle
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
@@ -152,7 +152,7 @@ async def serve(
             engine = EngineClient(config.engine, on_progress=on_progress)
             stack.push_async_callback(engine.close)
             app = create_app(config, engine=engine, store=store, secrets=loaded)
-            stack.push_async_callback(app.state.lifecycle.close)
+            stack.push_async_callback(app.state.services.lifecycle.close)
             await _serve(Server(app, config.server), listener, engine, url, on_ready)
 
 
