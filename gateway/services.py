@@ -111,9 +111,9 @@ def create_services(
     )
     sessions: set[Session] = set()
     work = {"quota leases": quota.run, "last uses of keys": last_used.run}
-    if config.tenants.dsn is not None:
+    if config.tenants.session_dsn is not None:
         revocations = Revocations(authenticator, generations=generations, sessions=sessions)
-        listener = ChangeListener(config.tenants.dsn, revocations.on_change)
+        listener = ChangeListener(config.tenants.session_dsn, revocations.on_change)
         work |= {"changes": listener.run, "revocations": revocations.run}
         metrics.watch_changes(listener)
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
