@@ -90,9 +90,23 @@ def rope_and_cache(
     cos_sin: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
+    *,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     resolve("rope_and_cache", q.device.type, q.dtype)(
-        q, k, v, k_cache, v_cache, cos_sin, positions, slots
+        q,
+        k,
+        v,
+        k_cache,
+        v_cache,
+        cos_sin,
+        positions,
+        slots,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        eps=eps,
     )
 
 
