@@ -312,6 +312,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     num_waiting: int = 0
     num_parked: int = 0
     """Set aside because their readers stall."""
+    num_swapped: int = 0
+    """Of those waiting: preempted, with what they had computed in host memory."""
     num_queued_tokens: int = 0
     """Prompt tokens of the requests that wait for their first admission."""
     num_total_blocks: int = 0
@@ -319,6 +321,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """Blocks nobody references, those whose content is still cached included."""
     num_cached_blocks: int = 0
     """Blocks whose content can be found, referenced or not."""
+    num_total_swap_blocks: int = 0
+    num_free_swap_blocks: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    """Fewer than went out where requests end outside, or are found in the prefix cache."""
     num_steps: int = 0
     num_preemptions: int = 0
     scheduled_tokens: int = 0
