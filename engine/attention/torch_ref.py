@@ -193,7 +193,7 @@ def _capped_attention(
     """What torch's fused attention does not offer. q: [B, num_q_heads, query_len, head_dim]."""
     group_size = q.shape[1] // k.shape[1]
     # The queries of a KV head side by side: [B, num_kv_heads, group_size, query_len, head_dim].
-    by_kv_head = q.unflatten(1, (-1, group_size))
+    by_kv_head = q.reshape(q.shape[0], -1, group_size, *q.shape[2:])
     scores = torch.matmul(by_kv_head, k.unsqueeze(2).transpose(-1, -2)).float()
     scores = torch.tanh(scores * (scale / softcap)).mul_(softcap)
     if mask is not None:
