@@ -28,6 +28,7 @@ OPS = (
     "rope_and_cache",
     "apply_experts",
     "apply_token_bitmask",
+    "apply_penalties",
     "process_logits",
     "sample",
 )
@@ -125,6 +126,19 @@ def apply_experts(
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
     resolve("apply_token_bitmask", logits.device.type, logits.dtype)(logits, bitmask, rows)
+
+
+def apply_penalties(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    where: torch.Tensor,
+    strengths: torch.Tensor,
+    *,
+    max_len: int,
+) -> None:
+    resolve("apply_penalties", logits.device.type, logits.dtype)(
+        logits, tokens, where, strengths, max_len=max_len
+    )
 
 
 def process_logits(
