@@ -172,7 +172,18 @@ class LLM:
                 f"max_model_len = {self.info.max_model_len}"
             )
         output = GenerationOutput(request_id, text, ids, [CompletionOutput(0, "", [])])
-        return _Job(output, params, self._detokenizer(params))
+        return _Job(output, self._with_bad_words(params), self._detokenizer(params))
+
+    def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
+        if not params.bad_words or params.bad_words_token_ids:
+            return params
+        if self._tokenizer is None:
+            raise InvalidRequest(
+                "bad_words need the tokenizer: skip_tokenizer_init is set, send bad_words_token_ids"
+            )
+        return msgspec.structs.replace(
+            params, bad_words_token_ids=self._tokenizer.bad_words_token_ids(params.bad_words)
+        )
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
         if self._tokenizer is None:
