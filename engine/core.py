@@ -50,6 +50,7 @@ class EngineCore:
     ) -> None:
         self._runner = runner
         self._max_model_len = max_model_len
+        self._max_logprobs = config.max_logprobs
         self._eos_token_ids = frozenset(eos_token_ids)
         self._overlap = bool(config.async_scheduling) if overlap is None else overlap
         self._clock = clock
@@ -153,9 +154,18 @@ class EngineCore:
         self._check_ids("logit_bias", params.logit_bias or ())
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
         self._check_ids("bad_words_token_ids", [*chain(*params.bad_words_token_ids)])
+        self._check_num_logprobs("logprobs", params.logprobs)
+        self._check_num_logprobs("prompt_logprobs", params.prompt_logprobs)
         if params.bad_words and not params.bad_words_token_ids:
             raise InvalidRequest(
                 "bad_words must come with bad_words_token_ids: the engine has no tokenizer for them"
+            )
+
+    def _check_num_logprobs(self, field: str, number: int | None) -> None:
+        asked = self._runner.vocab_size if number == -1 else number or 0
+        if 0 <= self._max_logprobs < asked:
+            raise InvalidRequest(
+                f"{field} is {number}, but max_logprobs allows at most {self._max_logprobs}"
             )
 
     def _check_ids(self, field: str, token_ids: Collection[int]) -> None:
@@ -262,6 +272,7 @@ class EngineCore:
     ) -> None:
         """Say what happened to a request; forget it if that was the last."""
         self.scheduler.stats.generation_tokens += len(token_ids)
+        logprobs = request.logprobs
         self._outputs.append(
             RequestOutput(
                 request.request_id,
@@ -271,6 +282,8 @@ class EngineCore:
                 request.num_cached_tokens,
                 error,
                 error_code,
+                None if logprobs is None else logprobs.take(len(token_ids)),
+                None if logprobs is None else logprobs.take_prompt(),
             )
         )
         if request.finished:

@@ -61,6 +61,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    logprobs: int | None = None
+    """Report the log-probability of each generated token, and so many of the likeliest at its
+    place; -1 for the whole vocabulary. Taken from the model's raw logits."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens. The whole prompt is computed for it, cached or not."""
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
@@ -68,6 +73,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check_distribution()
         self._check_penalties()
         self._check_token_ids()
+        self._check_logprobs()
         self._check_end()
 
     def _normalize(self) -> None:
@@ -134,6 +140,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             "must not hold an empty sequence",
             self.bad_words_token_ids,
         )
+
+    def _check_logprobs(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            number = getattr(self, name)
+            _require(
+                number is None or number >= -1,
+                name,
+                "must be at least 0, or -1 for the whole vocabulary",
+                number,
+            )
 
     def _check_end(self) -> None:
         _require(
@@ -219,6 +235,19 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 ClientMessage = GenerateRequest | AbortRequest | ParkRequest | UnparkRequest | Shutdown | Ping
 
 
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How likely the model found a token before any sampling parameter took effect."""
+
+    token_id: int
+    logprob: float
+    """Natural logarithm of its probability at temperature 1."""
+    rank: int
+    """1 for the likeliest: one more than the tokens that were likelier."""
+    top: list[tuple[int, float]] = []
+    """(id, log-probability) of as many tokens as asked for, the likeliest first, of equals the
+    lowest id first."""
+
+
 class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
     """What one step did for one request. ``finish_reason`` set means: the last one."""
 
@@ -234,6 +263,11 @@ class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
     error_code: str | None = None
     """Set with ``error``: ``invalid_request`` (the mend is the client's), ``queue_full`` (later may
     work) or ``internal``."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One for each of ``new_token_ids``; None unless asked for."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """With the first token, if asked for: one for each prompt token but the first, which nothing
+    predicts."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):

@@ -34,6 +34,7 @@ class BlockTable:
         "owner",
         "region",
         "root",
+        "skip_reading",
     )
 
     def __init__(
@@ -48,6 +49,8 @@ class BlockTable:
         self.keys: list[bytes] = []
         """Keys of the leading full blocks, as far as they were computed. They outlive a release:
         a preempted request looks its own prefix up again."""
+        self.skip_reading = False
+        """Take nothing from the cache: all tokens are to be computed."""
         self.num_published = 0
         """Leading blocks that need no publishing any more."""
         self.num_written = 0
@@ -109,7 +112,7 @@ class CacheManager:
 
         Never all of the tokens: the last one is always computed, because its logits are needed.
         """
-        if not self.enable_prefix_caching:
+        if table.skip_reading or not self.enable_prefix_caching:
             return PrefixHit()
         limit = len(token_ids) - 1
         block_ids = self._cached_blocks(table, token_ids)
@@ -121,7 +124,7 @@ class CacheManager:
 
     def num_matching_tokens(self, table: BlockTable, token_ids: Sequence[int]) -> int:
         """What ``lookup`` would find, rounded down to full blocks: cheap enough to compare many."""
-        if not self.enable_prefix_caching:
+        if table.skip_reading or not self.enable_prefix_caching:
             return 0
         return len(self._cached_blocks(table, token_ids)) * self.block_size
 

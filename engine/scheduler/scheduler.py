@@ -319,6 +319,8 @@ class Scheduler:
         It costs a step or two, but never the other requests behind it.
         """
         keys, index = request.block_table.keys, len(hit.block_ids)
+        if request.block_table.skip_reading:
+            return False
         if index >= len(keys) or not self._followers.expects(keys[index]):
             return False
         self.policy.dequeue(request)
@@ -413,6 +415,7 @@ class Scheduler:
         """
         step = self._in_flight.popleft()
         assert step.plan.step_id == result.step_id, "steps are collected out of order"
+        _keep_logprobs(step, result)
         moved = []
         for request, chunk, token_ids in zip(
             step.requests, step.plan.chunks, result.token_ids, strict=True
@@ -478,3 +481,14 @@ class Scheduler:
         assert self._in_flight or not len(self._followers), "requests wait for a step that is over"
         for request in self._draining.values():
             assert request.num_in_flight > 0, "a drained request was not released"
+
+
+def _keep_logprobs(step: Step, result: StepResult) -> None:
+    for index, found in result.logprobs.items():
+        if (wanted := step.requests[index].logprobs) is not None:
+            wanted.add(found)
+    for index, found in result.prompt_logprobs.items():
+        request = step.requests[index]
+        if request.logprobs is not None:
+            request.logprobs.add_prompt(step.plan.chunks[index].num_computed_tokens + 1, found)
+            request.block_table.skip_reading = request.lacks_prompt_logprobs

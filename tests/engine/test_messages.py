@@ -33,6 +33,8 @@ from engine.messages import (
         ({"allowed_token_ids": []}, "allowed_token_ids must name at least one token"),
         ({"bad_words": ["a", " "]}, "bad_words must not hold an empty string"),
         ({"bad_words_token_ids": [[1], []]}, "bad_words_token_ids must not hold an empty"),
+        ({"logprobs": -2}, "logprobs must be at least 0, or -1 for the whole vocabulary, got -2"),
+        ({"prompt_logprobs": -2}, "prompt_logprobs must be at least 0"),
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"min_tokens": -1}, "min_tokens must be at least 0"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens must not exceed max_tokens"),
@@ -80,6 +82,8 @@ def test_every_parameter_reaches_the_engine() -> None:
         ignore_eos=True,
         include_stop_str_in_output=True,
         skip_special_tokens=False,
+        logprobs=5,
+        prompt_logprobs=-1,
         structured_outputs=StructuredOutputs(regex="a+"),
     )
     request = GenerateRequest(request_id="r", prompt_token_ids=[1], params=how)
