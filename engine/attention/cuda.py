@@ -7,7 +7,7 @@ on the device, once a step for all layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -32,9 +32,8 @@ class CudaAttention:
         self._triton = TritonAttention(device, shape)
         self._own_prefill = cuda.has_prefill(device, shape.head_dim, shape.dtype)
         self._max_queries = min(MAX_QUERIES, cuda.max_decode_rows(shape.head_dim))
-        self._workspace = cuda.DecodeWorkspace.create(
-            shape.max_num_seqs, shape.num_heads, shape.head_dim, device
-        )
+        # The schedule depends on the window: layers of different windows need one each.
+        self._workspaces: dict[int | None, cuda.DecodeWorkspace] = {}
 
     @staticmethod
     def refusal(device: torch.device, shape: AttentionShape) -> str | None:
@@ -85,31 +84,31 @@ class CudaAttention:
     def _prepare_short(
         self, batch: DeviceBatch, max_queries: int, block_size: int
     ) -> _ShortStepAttention:
-        cuda.decode_schedule(
-            self._workspace,
-            batch.seq_lens,
-            batch.cu_queries,
-            batch.block_table,
-            block_size=block_size,
-            num_q_heads=self._shape.num_heads,
-            num_kv_heads=self._shape.num_kv_heads,
-            head_dim=self._shape.head_dim,
-            max_queries=max_queries,
-        )
-        return _ShortStepAttention(batch, self._workspace, max_queries)
+        return _ShortStepAttention(batch, max_queries, block_size, self._shape, self._workspaces)
 
 
 @dataclass(frozen=True, slots=True)
 class _ShortStepAttention:
     batch: DeviceBatch
-    workspace: cuda.DecodeWorkspace
     max_queries: int
+    block_size: int
+    shape: AttentionShape
+    workspaces: dict[int | None, cuda.DecodeWorkspace]
+    """By window, shared by all steps: a step's first layer of a window makes the schedule."""
+    scheduled: set[int | None] = field(default_factory=set)
 
     def __call__(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.attend_into(out, q, k_cache, v_cache, scale)
+        self.attend_into(out, q, k_cache, v_cache, scale, window=window, softcap=softcap)
         return out
 
     def attend_into(
@@ -119,7 +118,12 @@ class _ShortStepAttention:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> None:
+        if window not in self.scheduled:
+            self._schedule(window, q.device)
         cuda.paged_decode(
             out,
             q,
@@ -128,10 +132,31 @@ class _ShortStepAttention:
             self.batch.block_table,
             self.batch.seq_lens,
             self.batch.cu_queries,
-            self.workspace,
+            self.workspaces[window],
             scale=scale,
             max_queries=self.max_queries,
+            window=window or 0,
+            soft_cap=softcap or 0.0,
         )
+
+    def _schedule(self, window: int | None, device: torch.device) -> None:
+        if window not in self.workspaces:
+            self.workspaces[window] = cuda.DecodeWorkspace.create(
+                self.shape.max_num_seqs, self.shape.num_heads, self.shape.head_dim, device
+            )
+        cuda.decode_schedule(
+            self.workspaces[window],
+            self.batch.seq_lens,
+            self.batch.cu_queries,
+            self.batch.block_table,
+            block_size=self.block_size,
+            num_q_heads=self.shape.num_heads,
+            num_kv_heads=self.shape.num_kv_heads,
+            head_dim=self.shape.head_dim,
+            max_queries=self.max_queries,
+            window=window or 0,
+        )
+        self.scheduled.add(window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +165,14 @@ class _LongStepAttention:
     tiles: torch.Tensor
 
     def __call__(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         cuda.paged_prefill(
@@ -153,6 +185,8 @@ class _LongStepAttention:
             self.batch.cu_queries,
             self.tiles,
             scale=scale,
+            window=window or 0,
+            soft_cap=softcap or 0.0,
         )
         return out
 
@@ -165,8 +199,15 @@ class _MixedStepAttention:
     short: _ShortStepAttention
 
     def __call__(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
-        out = self.long(q, k_cache, v_cache, scale)
-        self.short.attend_into(out, q, k_cache, v_cache, scale)
+        out = self.long(q, k_cache, v_cache, scale, window=window, softcap=softcap)
+        self.short.attend_into(out, q, k_cache, v_cache, scale, window=window, softcap=softcap)
         return out
