@@ -31,6 +31,9 @@ class CudaAttention:
         self._shape = shape
         self._triton = TritonAttention(device, shape)
         self._own_prefill = cuda.has_prefill(device, shape.head_dim, shape.dtype)
+        shares = cuda.has_shared_prefix(device, shape.head_dim, shape.dtype)
+        plain = shape.window is None and shape.softcap is None
+        self.sharing: AttentionShape | None = shape if shares and plain else None
         self._max_queries = min(MAX_QUERIES, cuda.max_decode_rows(shape.head_dim))
         # The schedule depends on the window: layers of different windows need one each.
         self._workspaces: dict[int | None, cuda.DecodeWorkspace] = {}
@@ -124,19 +127,32 @@ class _ShortStepAttention:
     ) -> None:
         if window not in self.scheduled:
             self._schedule(window, q.device)
+        batch = self.batch
+        if batch.shared is not None:
+            cuda.shared_prefix(
+                q,
+                k_cache,
+                v_cache,
+                batch.block_table,
+                batch.seq_lens,
+                batch.cu_queries,
+                batch.shared,
+                scale=scale,
+            )
         cuda.paged_decode(
             out,
             q,
             k_cache,
             v_cache,
-            self.batch.block_table,
-            self.batch.seq_lens,
-            self.batch.cu_queries,
+            batch.block_table,
+            batch.seq_lens,
+            batch.cu_queries,
             self.workspaces[window],
             scale=scale,
             max_queries=self.max_queries,
             window=window or 0,
             soft_cap=softcap or 0.0,
+            shared=batch.shared,
         )
 
     def _schedule(self, window: int | None, device: torch.device) -> None:
@@ -155,6 +171,7 @@ class _ShortStepAttention:
             head_dim=self.shape.head_dim,
             max_queries=self.max_queries,
             window=window or 0,
+            shared=self.batch.shared,
         )
         self.scheduled.add(window)
 

@@ -23,6 +23,7 @@ class TritonAttention:
 
     name = "triton"
     block_size_multiple = 1
+    sharing = None
 
     def __init__(self, device: torch.device, shape: AttentionShape) -> None:
         self._device = device

@@ -1,5 +1,6 @@
 // Attention of many query tokens over a paged KV cache with Hopper's own means (FlashAttention-3,
-// arXiv 2407.08608): one warp has the copy engine bring the keys and values, two warpgroups multiply.
+// arXiv 2407.08608): of one warpgroup, a warp has the copy engine bring the keys and values and the
+// others bring the queries, a tile ahead; two warpgroups multiply.
 //
 // Work. The rows of a sequence are its query tokens x the query heads that share a KV head; a tile
 // is 128 of them, 64 for each warpgroup, so keys are read once for all query heads. CTAs stay and
@@ -17,185 +18,15 @@
 #include <cudaTypedefs.h>
 
 #include "dependent_launch.cuh"
-#include "hopper.cuh"
-#include "mma.cuh"
-#include "paged_prefill.cuh"
+#include "prefill_loads.cuh"
 #include "wgmma.cuh"
 
 namespace sluice {
 namespace {
 
-constexpr int kRows = kPrefillRows;
-constexpr int kGroups = 2;  // warpgroups that multiply
-constexpr int kGroupRows = kRows / kGroups;
-constexpr int kConsumers = kGroups * 128;
-constexpr int kThreads = kConsumers + 128;
-constexpr int kStages = 2;
-constexpr int kBoxTokens = 16;
-constexpr int kPanelBytes = 128;  // of a row of a panel: 64 elements
+using namespace prefill;
 
-struct Maps {
-  CUtensorMap k, v;
-};
-
-template <int D>
-struct Shared {
-  static constexpr int kKeys = D > 128 ? 64 : 128;  // of one block
-  static constexpr int kPanels = D / 64;
-  uint8_t q[kGroups][kPanels * kGroupRows * kPanelBytes];
-  uint8_t k[kStages][kPanels * kKeys * kPanelBytes];
-  uint8_t v[kStages][kPanels * kKeys * kPanelBytes];
-  uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
-};
-
-// Other architectures get an empty kernel, which is never launched.
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define SLUICE_HOPPER
-
-constexpr int kBoxBytes = kBoxTokens * kPanelBytes;
-constexpr float kLog2e = 1.4426950408889634f;
-enum NamedBarrier { kTurn = 1, kFilled = kTurn + kGroups, kOwn = kFilled + 1 };
-
-// What a CTA works on: rows of a sequence, and blocks [first, last] of its keys.
-struct Tile {
-  int seq, head;
-  int seq_len;
-  int row, num_rows;  // the first one, and how many the sequence (or the group) has
-  int query_start;    // token of row 0, or the first member
-  int computed;       // position of row 0
-  int begin, end;     // keys that some row sees
-};
-
-template <bool kShared>
-class Work {
- public:
-  explicit __device__ Work(const PrefillParams& params)
-      : p(params), count((kShared ? *p.num_shared : p.num_tiles) * p.num_kv_heads) {}
-
-  __device__ bool next(Tile& tile) {
-    const int grid = gridDim.x, cta = blockIdx.x;
-    const int item = turn * grid + (turn % 2 ? grid - 1 - cta : cta);
-    ++turn;
-    if (item >= count) return false;
-    index = item / p.num_kv_heads;
-    tile.head = item % p.num_kv_heads;
-    if constexpr (kShared) {
-      const SharedTile shared = p.shared[index];
-      tile.seq = p.members[shared.first_member];  // any of them
-      tile.seq_len = p.seq_lens[tile.seq];
-      tile.row = 0;
-      tile.num_rows = shared.num_members * p.group;
-      tile.query_start = shared.first_member;
-      tile.computed = shared.end - 1;
-      tile.begin = shared.begin;
-      tile.end = shared.end;
-    } else {
-      const int2 t = p.tiles[index];
-      tile.seq = t.x;
-      tile.seq_len = p.seq_lens[t.x];
-      tile.query_start = p.cu_queries[t.x];
-      const int queries = p.cu_queries[t.x + 1] - tile.query_start;
-      tile.row = t.y * kRows;
-      tile.num_rows = queries * p.group;
-      tile.computed = tile.seq_len - queries;
-      const int oldest = tile.computed + tile.row / p.group - p.window + 1;
-      tile.begin = p.window > 0 ? max(oldest, 0) : 0;
-      tile.end = tile.computed + min(queries, (tile.row + kRows - 1) / p.group + 1);
-    }
-    return true;
-  }
-
-  // The token of a row.
-  __device__ int token(const Tile& tile, int row) const {
-    const int query = tile.query_start + row / p.group;
-    return kShared ? p.cu_queries[p.members[query]] : query;
-  }
-
-  int index = 0;
-
- private:
-  const PrefillParams& p;
-  const int count;
-  int turn = 0;
-};
-
-// A place in the ring of stages.
-struct Place {
-  int stage = 0, parity = 0;
-  __device__ void advance() {
-    stage ^= 1;
-    parity ^= stage == 0;
-  }
-};
-static_assert(kStages == 2);
-
-__device__ __forceinline__ uint32_t address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
-template <int D, bool kShared>
-class Producer {
-  using Memory = Shared<D>;
-  static constexpr int kBoxes = Memory::kKeys / kBoxTokens * Memory::kPanels;
-  static_assert(kBoxes <= 32, "one lane a box");
-
- public:
-  __device__ Producer(const PrefillParams& params, const Maps& maps, Memory& shared)
-      : p(params), maps(maps), sm(shared), lane(threadIdx.x % 32) {}
-
-  // One warp.
-  __device__ void run() {
-    Work<kShared> work(p);
-    for (Tile tile; work.next(tile);) {
-      const int first = tile.begin / Memory::kKeys, last = (tile.end - 1) / Memory::kKeys;
-      int token = token_of(tile, last);
-      copy(maps.k, tile, last, token, k_place, sm.k[k_place.stage], sm.k_full, sm.k_empty);
-      for (int block = last; block >= first; --block) {
-        const int v_token = token;
-        if (block > first) {
-          token = token_of(tile, block - 1);
-          copy(maps.k, tile, block - 1, token, k_place, sm.k[k_place.stage], sm.k_full, sm.k_empty);
-        }
-        copy(maps.v, tile, block, v_token, v_place, sm.v[v_place.stage], sm.v_full, sm.v_empty);
-      }
-    }
-  }
-
- private:
-  const PrefillParams& p;
-  const Maps& maps;
-  Memory& sm;
-  const int lane;
-  Place k_place, v_place;
-
-  __device__ int key_of(int block) const {
-    return block * Memory::kKeys + lane / Memory::kPanels * kBoxTokens;
-  }
-
-  // Where in the cache this lane's 16 keys are; -1: nowhere.
-  __device__ int token_of(const Tile& tile, int block) const {
-    const int key = key_of(block);
-    if (lane >= kBoxes || key >= tile.seq_len) return -1;
-    const int64_t at = static_cast<int64_t>(tile.seq) * p.table_stride + key / p.block_size;
-    return p.block_table[at] * p.block_size + key % p.block_size;
-  }
-
-  __device__ void copy(const CUtensorMap& map, const Tile& tile, int block, int token, Place& place,
-                       const uint8_t* to, uint64_t* full, uint64_t* empty) {
-    const uint32_t arrived = address(&full[place.stage]);
-    mbarrier_wait(address(&empty[place.stage]), place.parity ^ 1);
-    const int keys = min(Memory::kKeys, tile.seq_len - block * Memory::kKeys);
-    const int boxes = (keys + kBoxTokens - 1) / kBoxTokens * Memory::kPanels;
-    if (lane == 0) mbarrier_expect(arrived, boxes * kBoxBytes);
-    __syncwarp();
-    if (token >= 0) {
-      const int panel = lane % Memory::kPanels, box = lane / Memory::kPanels;
-      const int at = panel * Memory::kKeys * kPanelBytes + box * kBoxBytes;
-      copy_box(address(to) + at, map, arrived, panel * 64, tile.head, token);
-    }
-    place.advance();
-  }
-};
+#ifdef SLUICE_HOPPER
 
 template <typename T, int D, bool kSoftCap, bool kShared>
 class Consumer {
@@ -219,7 +50,10 @@ class Consumer {
   // One warpgroup.
   __device__ void run() {
     if (group == 1) arrive_named(kTurn, kConsumers);  // the first turn is warpgroup 0's
-    for (Tile tile; work.next(tile);) {
+    while (true) {
+      mbarrier_wait(address(&sm.q_full[q_place.stage]), q_place.parity);
+      const Tile tile = sm.tiles[q_place.stage];
+      if (tile.index < 0) return;
       const int first = tile.begin / kKeys, last = (tile.end - 1) / kKeys;
       open(tile);
       mbarrier_wait(address(&sm.k_full[k_place.stage]), k_place.parity);
@@ -243,6 +77,7 @@ class Consumer {
         pin(s);
         release(sm.k_empty, k_place);
         soften(tile, block, fade);
+        hold(row_sum[0] + row_sum[1]);
         wgmma_wait<0>();
         pin(o);
         release(sm.v_empty, v_place);
@@ -252,6 +87,7 @@ class Consumer {
         }
         pack();
       }
+      release(sm.q_empty, q_place);
       mbarrier_wait(address(&sm.v_full[v_place.stage]), v_place.parity);
       multiply_values();
       wgmma_wait<0>();
@@ -267,11 +103,12 @@ class Consumer {
   Work<kShared> work;
   const int group, thread, lane;
   const float scale;  // of what `s` holds when the softmax begins, base 2
-  Place k_place, v_place;
+  Place<Memory::kQueryStages> q_place;
+  Place<kStages> k_place, v_place;
   float s[kScores];
   float o[kOutputs];
   uint32_t weights[kSteps][4];
-  float row_max[2], row_sum[2];
+  float row_max[2], row_sum[2];  // of row_of(0) and row_of(1)
   int position[2];
 
   // This thread's rows within the tile are row_of(0) and row_of(1).
@@ -279,32 +116,14 @@ class Consumer {
     return group * kGroupRows + thread / 32 * 16 + half * 8 + lane / 4;
   }
 
-  __device__ void release(uint64_t* empty, Place& place) {
+  template <int kSize>
+  __device__ void release(uint64_t* empty, Place<kSize>& place) {
     __syncwarp();
     if (lane == 0) mbarrier_arrive(address(&empty[place.stage]));
     place.advance();
   }
 
-  // Brings the queries into shared memory and starts afresh.
   __device__ void open(const Tile& tile) {
-    constexpr int kPieces = D / 8;
-    sync_named(kOwn + group, 128);  // nobody multiplies the last tile's queries any more
-#pragma unroll 8
-    for (int i = thread; i < kGroupRows * kPieces; i += 128) {
-      const int r = i / kPieces, piece = i % kPieces;
-      const int row = tile.row + group * kGroupRows + r;
-      uint4 x = make_uint4(0, 0, 0, 0);
-      if (row < tile.num_rows) {
-        const T* from = static_cast<const T*>(p.q) +
-                        static_cast<int64_t>(work.token(tile, row)) * p.q_stride +
-                        static_cast<int64_t>(tile.head * p.group + row % p.group) * D;
-        x = *reinterpret_cast<const uint4*>(from + piece * 8);
-      }
-      const int at = (piece / 8 * kGroupRows + r) * kPanelBytes + ((piece % 8) ^ (r % 8)) * 16;
-      *reinterpret_cast<uint4*>(&sm.q[group][at]) = x;
-    }
-    fence_async_proxy();
-    sync_named(kOwn + group, 128);
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) o[i] = 0.f;
 #pragma unroll
@@ -320,7 +139,7 @@ class Consumer {
 
   // s = Q K
   __device__ void multiply_keys() {
-    const uint32_t q = address(sm.q[group]), k = address(sm.k[k_place.stage]);
+    const uint32_t q = address(sm.q[q_place.stage][group]), k = address(sm.k[k_place.stage]);
     pin(s);
     wgmma_fence();
 #pragma unroll
@@ -423,7 +242,7 @@ class Consumer {
       if (row >= tile.num_rows) continue;
       const int head = tile.head * p.group + row % p.group;
       if constexpr (kShared) {
-        leave(half, sum, work.token(tile, row), head);
+        leave(half, sum, tile.index, work.token(tile, row), head);
       } else {
         const float inverse = sum > 0.f ? 1.f / sum : 0.f;
         T* to = static_cast<T*>(p.out) +
@@ -439,9 +258,9 @@ class Consumer {
   }
 
   // The partial result of a row.
-  __device__ void leave(int half, float sum, int token, int head) {
+  __device__ void leave(int half, float sum, int index, int token, int head) {
     const int heads = p.num_kv_heads * p.group;
-    const int64_t row = (static_cast<int64_t>(p.splits[work.index]) * p.batch + token) * heads + head;
+    const int64_t row = (static_cast<int64_t>(p.splits[index]) * p.batch + token) * heads + head;
     if (lane % 4 == 0) p.partial_stats[row] = make_float2(row_max[half] * scale, sum);
     float* to = p.partial_out + row * D + lane % 4 * 2;
 #pragma unroll
@@ -468,15 +287,23 @@ __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(address(&sm.k_empty[stage]), kConsumers / 32);
       mbarrier_init(address(&sm.v_empty[stage]), kConsumers / 32);
     }
+    for (int stage = 0; stage < Shared<D>::kQueryStages; ++stage) {
+      mbarrier_init(address(&sm.q_full[stage]), kQueryThreads);
+      mbarrier_init(address(&sm.q_empty[stage]), kConsumers / 32);
+    }
     mbarrier_init_fence();
   }
   __syncthreads();
   wait_for_inputs();
   if (threadIdx.x < 128) {
-    give_up_registers<24>();
-    if (threadIdx.x < 32) Producer<D, kShared>(params, maps, sm).run();
+    give_up_registers<40>();
+    if (threadIdx.x < 32) {
+      Producer<D, kShared>(params, maps, sm).run();
+    } else {
+      QueryProducer<T, D, kShared>(params, sm).run();
+    }
   } else {
-    take_registers<240>();
+    take_registers<232>();
     Consumer<T, D, kSoftCap, kShared>(params, sm).run();
   }
 #endif

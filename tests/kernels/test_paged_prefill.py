@@ -52,6 +52,7 @@ def run_hopper(
     from kernels import cuda
     from kernels.tiles import tile_list
 
+    cuda.load()
     if not cuda.has_prefill(case.q.device, case.q.shape[2], case.q.dtype):
         pytest.skip("not for this GPU, head size or dtype")
     group = case.q.shape[1] // case.k_cache.shape[2]
