@@ -13,7 +13,7 @@ import torch
 from engine.config import EngineConfig
 from engine.llm import LLM, SamplingParams
 from engine.runner import TorchRunner, load_runner
-from tests.engine.models.families import CASES, PROMPT_LEN, Case, write
+from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
 from tests.engine.runner.harness import Generation, Harness
 
 BLOCK_SIZE = 4
@@ -56,7 +56,7 @@ class Subject:
         assert expected.std() > 0.05, "logits too alike to tell anything"
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+@pytest.fixture(scope="module", params=[*CASES, *FALLBACK_CASES], ids=lambda case: case.name)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return Subject(request.param, tmp_path_factory.mktemp(request.param.name))
 
