@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 
 from engine.attention.base import AttentionShape, CapturableBackend
@@ -149,6 +151,10 @@ def _register_kernels(device: torch.device) -> bool:
     if not kernels.available():
         return False
     kernels.register()
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from kernels.triton import grouped_gemm
+
+        grouped_gemm.register()
     return True
 
 
