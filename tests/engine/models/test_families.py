@@ -83,12 +83,16 @@ def harness(subject: Subject) -> Harness:
     return Harness(subject.runner, block_size=BLOCK_SIZE, max_rows=4)
 
 
-@pytest.mark.parametrize("chunk_size", [1 << 30, 7])
-def test_logits_of_prefill_decode_and_chunks(
-    subject: Subject, seen: list[torch.Tensor], chunk_size: int
-) -> None:
+def test_logits(subject: Subject, seen: list[torch.Tensor]) -> None:
+    """Of the prompt at once, then of each token by itself."""
     done = Generation("a", subject.prompt, NUM_DECODED)
-    harness(subject).run([done], chunk_size=chunk_size)
+    harness(subject).run([done])
+    subject.assert_logits_equal(seen, done)
+
+
+def test_logits_of_chunks(subject: Subject, seen: list[torch.Tensor]) -> None:
+    done = Generation("a", subject.prompt, NUM_DECODED)
+    harness(subject).run([done], chunk_size=7)
     subject.assert_logits_equal(seen, done)
 
 
