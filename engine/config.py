@@ -91,6 +91,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Share of the blocks that admissions leave free for the requests already running."""
     async_scheduling: bool | None = None
     """Plan step N+1 while step N runs. None: on a GPU, which works beside the host."""
+    max_logprobs: int = 20
+    """The most ``logprobs`` or ``prompt_logprobs`` a request may ask for; -1 sets no limit."""
     num_threads: int | None = None
     """Torch's CPU threads; None leaves torch's choice."""
     seed: int = 0
@@ -136,6 +138,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "must be in [prefix_cache_tenant_floor, 1]",
             ceiling,
         )
+        _require(self.max_logprobs >= -1, "max_logprobs", "must be at least -1", self.max_logprobs)
         _require(
             self.swap_space is None or 0 <= self.swap_space < float("inf"),
             "swap_space",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from engine.cache.manager import CacheManager
@@ -16,11 +16,11 @@ from engine.scheduler.policy import create_policy
 from engine.scheduler.scheduler import Scheduler, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable
     from collections.abc import Set as AbstractSet
 
     from engine.config import EngineConfig
-    from engine.messages import GenerateRequest
+    from engine.messages import GenerateRequest, SamplingParams
     from engine.scheduler.plan import Runner
     from grammar.compiler import GrammarCompiler
 
@@ -50,6 +50,7 @@ class EngineCore:
     ) -> None:
         self._runner = runner
         self._max_model_len = max_model_len
+        self._max_logprobs = config.max_logprobs
         self._eos_token_ids = frozenset(eos_token_ids)
         self._overlap = bool(config.async_scheduling) if overlap is None else overlap
         self._clock = clock
@@ -74,7 +75,7 @@ class EngineCore:
         self._parked: set[str] = set()
         self._outputs: list[RequestOutput] = []
         """What the next return of ``step`` delivers."""
-        self._arrivals = itertools.count()
+        self._arrivals = count()
 
     @property
     def has_unfinished(self) -> bool:
@@ -123,7 +124,7 @@ class EngineCore:
         if not prompt:
             raise InvalidRequest("prompt_token_ids is empty")
         self._check_ids("prompt_token_ids", prompt)
-        self._check_ids("stop_token_ids", message.params.stop_token_ids)
+        self._check_params(message.params)
         if not 0 <= message.num_public_tokens <= len(prompt):
             raise InvalidRequest(
                 f"num_public_tokens must be in [0, {len(prompt)}], got {message.num_public_tokens}"
@@ -152,7 +153,27 @@ class EngineCore:
             eos_token_ids=self._eos_token_ids,
         )
 
-    def _check_ids(self, field: str, token_ids: Sequence[int]) -> None:
+    def _check_params(self, params: SamplingParams) -> None:
+        """What ``SamplingParams`` cannot check by itself. Raises ``InvalidRequest``."""
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("logit_bias", params.logit_bias or ())
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_ids("bad_words_token_ids", [*chain(*params.bad_words_token_ids)])
+        self._check_num_logprobs("logprobs", params.logprobs)
+        self._check_num_logprobs("prompt_logprobs", params.prompt_logprobs)
+        if params.bad_words and not params.bad_words_token_ids:
+            raise InvalidRequest(
+                "bad_words must come with bad_words_token_ids: the engine has no tokenizer for them"
+            )
+
+    def _check_num_logprobs(self, field: str, number: int | None) -> None:
+        asked = self._runner.vocab_size if number == -1 else number or 0
+        if 0 <= self._max_logprobs < asked:
+            raise InvalidRequest(
+                f"{field} is {number}, but max_logprobs allows at most {self._max_logprobs}"
+            )
+
+    def _check_ids(self, field: str, token_ids: Collection[int]) -> None:
         vocab_size = self._runner.vocab_size
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
             raise InvalidRequest(
@@ -256,6 +277,7 @@ class EngineCore:
     ) -> None:
         """Say what happened to a request; forget it if that was the last."""
         self.scheduler.stats.generation_tokens += len(token_ids)
+        logprobs = request.logprobs
         self._outputs.append(
             RequestOutput(
                 request.request_id,
@@ -265,6 +287,8 @@ class EngineCore:
                 request.num_cached_tokens,
                 error,
                 error_code,
+                None if logprobs is None else logprobs.take(len(token_ids)),
+                None if logprobs is None else logprobs.take_prompt(),
             )
         )
         if request.finished:

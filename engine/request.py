@@ -6,6 +6,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from engine.cache.manager import BlockTable
+from engine.logprobs import Logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -59,6 +60,7 @@ class Request:
         "fair_key",
         "finish_reason",
         "is_new",
+        "logprobs",
         "max_total_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -112,6 +114,8 @@ class Request:
         self.block_table = BlockTable(
             {"salt": message.cache_salt}, message.fair_key, message.num_public_tokens
         )
+        self.logprobs = Logprobs.asked_for(params, self.num_prompt_tokens)
+        self.block_table.skip_reading = self.lacks_prompt_logprobs
         self.is_new = True
         """Was never in the queue."""
         self.was_admitted = False
@@ -143,6 +147,11 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.state is RequestState.FINISHED
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether some of them were asked for and are not there yet."""
+        return self.logprobs is not None and not self.logprobs.has_prompt
 
     def enter(self, state: RequestState) -> None:
         """The only way to change the state."""

@@ -39,6 +39,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Address to listen on."""
     port: Port = 8000
     """Port to listen on; 0 picks a free one."""
+    workers: Positive = 1
+    """Gateway processes that share the port and the engine."""
     allowed_origins: tuple[str, ...] = ()
     """Other web origins whose pages may call the API (CORS) and open WebSockets."""
     max_body_bytes: Positive = 4 * 1024 * 1024

@@ -27,6 +27,7 @@ OPS = (
     "silu_mul",
     "rope_and_cache",
     "apply_token_bitmask",
+    "apply_penalties",
     "process_logits",
     "sample",
 )
@@ -97,6 +98,19 @@ def rope_and_cache(
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
     resolve("apply_token_bitmask", logits.device.type, logits.dtype)(logits, bitmask, rows)
+
+
+def apply_penalties(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    where: torch.Tensor,
+    strengths: torch.Tensor,
+    *,
+    max_len: int,
+) -> None:
+    resolve("apply_penalties", logits.device.type, logits.dtype)(
+        logits, tokens, where, strengths, max_len=max_len
+    )
 
 
 def process_logits(

@@ -110,6 +110,43 @@ def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch
     logits[rows] = logits[rows].masked_fill_(forbidden, _NEG_INF)
 
 
+def apply_penalties(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    where: torch.Tensor,
+    strengths: torch.Tensor,
+    *,
+    max_len: int,
+) -> None:
+    """Make tokens that were there before less likely (or more), in place.
+
+    logits: [num_rows, vocab] float32. tokens: [max_rows, max_tokens] int64, all of them ids. where:
+    [4, n] int64: for each row of logits to change its index, its row of ``tokens``, how many tokens
+    that holds so far (at most ``max_len``), and how many of these are the prompt; no index comes
+    twice. strengths: [3, n] float32:
+
+    - repetition, over prompt and output: divides positive logits, multiplies negative ones (arXiv
+      1909.05858);
+    - frequency: taken off once for each time a token is in the output;
+    - presence: taken off once if it is there.
+    """
+    indices, rows, lengths, num_prompt = where
+    repetition, frequency, presence = strengths.unsqueeze(-1)
+    history = tokens[rows, :max_len]
+    position = torch.arange(max_len, device=tokens.device)
+    known = position < lengths.unsqueeze(-1)
+    generated = known & (position >= num_prompt.unsqueeze(-1))
+    scores = logits[indices]
+    seen = torch.zeros_like(scores).scatter_add_(1, history, known.float()) > 0
+    counts = torch.zeros_like(scores).scatter_add_(1, history, generated.float())
+    scores = torch.where(
+        seen, torch.where(scores > 0, scores / repetition, scores * repetition), scores
+    )
+    scores -= frequency * counts
+    scores -= presence * (counts > 0)
+    logits[indices] = scores
+
+
 def process_logits(
     logits: torch.Tensor,
     temperature: torch.Tensor,

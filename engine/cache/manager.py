@@ -35,6 +35,7 @@ class BlockTable:
         "owner",
         "region",
         "root",
+        "skip_reading",
         "swapped",
     )
 
@@ -50,6 +51,8 @@ class BlockTable:
         self.keys: list[bytes] = []
         """Keys of the leading full blocks, as far as they were computed. They outlive a release:
         a preempted request looks its own prefix up again."""
+        self.skip_reading = False
+        """Take nothing from the cache: all tokens are to be computed."""
         self.num_published = 0
         """Leading blocks that need no publishing any more."""
         self.num_written = 0
@@ -117,7 +120,8 @@ class CacheManager:
 
         Never all of the tokens: the last one is always computed, because its logits are needed.
         """
-        hit = self._cached_prefix(table, token_ids) if self.enable_prefix_caching else PrefixHit()
+        reads = self.enable_prefix_caching and not table.skip_reading
+        hit = self._cached_prefix(table, token_ids) if reads else PrefixHit()
         if table.swapped is None:
             return hit
         # Drafts that were rejected after the copy was planned are not among the tokens.
@@ -137,9 +141,15 @@ class CacheManager:
 
     def num_matching_tokens(self, table: BlockTable, token_ids: Sequence[int]) -> int:
         """What ``lookup`` would find, rounded down to full blocks: cheap enough to compare many."""
-        if not self.enable_prefix_caching:
+        if table.skip_reading or not self.enable_prefix_caching:
             return 0
-        return len(self._cached_blocks(table, token_ids)) * self.block_size
+        find, keys = self.pool.index.find, table.keys
+        for index in range((len(token_ids) - 1) // self.block_size):
+            if index == len(keys):  # Most match nothing: no need to know all their keys.
+                self._extend_keys(table, token_ids, index + 1)
+            if find(keys[index]) is None:
+                return index * self.block_size
+        return (len(token_ids) - 1) // self.block_size * self.block_size
 
     def _cached_blocks(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
         max_blocks = (len(token_ids) - 1) // self.block_size

@@ -49,29 +49,37 @@ class GrowthForecast:
 
     def begin_step(self, running: Iterable[Request]) -> None:
         """Forecast these; ``admit`` adds to them."""
-        rows = [self._row(r, len(r.block_table.block_ids) * self._block_size) for r in running]
-        self._batch = self._columns(rows)
+        size = self._block_size
+        self._batch = self._columns(
+            [
+                (
+                    (num_tokens := len(request.token_ids)) - request.num_prompt_tokens,
+                    request.max_total_tokens - num_tokens,
+                    (num_held := len(request.block_table.block_ids) * size),
+                    num_tokens - num_held,
+                )
+                for request in running
+            ]
+        )
 
     def peak_blocks(self, request: Request, num_slots: int) -> int:
         """Blocks needed beyond those held now, if ``request`` came in and held ``num_slots``."""
-        self._candidate = np.hstack([self._batch, self._columns([self._row(request, num_slots)])])
+        num_tokens = len(request.token_ids)
+        row = (
+            num_tokens - request.num_prompt_tokens,
+            request.max_total_tokens - num_tokens,
+            num_slots,
+            num_tokens - num_slots,
+        )
+        self._candidate = np.hstack([self._batch, self._columns([row])])
         return math.ceil(peak_growth(*self._candidate) / self._block_size)
 
     def admit(self) -> None:
         """The request asked about last came in."""
         self._batch = self._candidate
 
-    def _row(self, request: Request, num_held: int) -> tuple[int, int, int, int]:
-        num_tokens = len(request.token_ids)
-        return (
-            num_tokens - request.num_prompt_tokens,
-            request.max_total_tokens - num_tokens,
-            num_held,
-            num_tokens - num_held,
-        )
-
     def _columns(self, rows: list[tuple[int, int, int, int]]) -> Floats:
-        """(remaining, held, lacking) for ``peak_growth``: [3, n]"""
+        """From (generated, limit, held, lacking) to (remaining, held, lacking): [3, n]"""
         generated, limits, held, lacking = np.array(rows, dtype=np.float64).reshape(-1, 4).T
         remaining = np.minimum(self.expected_length(generated) - generated, limits)
         # At any moment the last block of a request is half empty, on average.

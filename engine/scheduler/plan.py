@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
 
-    from engine.messages import SamplingParams
+    from engine.messages import SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,11 @@ class StepResult:
     step_id: int
     token_ids: list[list[int]]
     """For each chunk of the plan, in its order: the new tokens; empty where nothing was sampled."""
+    logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """By the index of the chunk, where its request asked: one for each new token."""
+    prompt_logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """Likewise: one for each prompt token that the chunk's tokens predict, so for those from
+    position ``num_computed_tokens + 1`` on."""
 
 
 class Runner(Protocol):

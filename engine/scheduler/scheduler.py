@@ -266,8 +266,7 @@ class Scheduler:
         num_preemptions = self.stats.num_preemptions
         num_missing = 0
         order = list(self.running.values())
-        # An upper bound on what the chunks of one step can ask for.
-        if self.cache.num_free_blocks < len(order) + budget // self.cache.block_size:
+        if self._may_run_short(order):
             order = self.policy.ranked(order)
         index = 0
         while index < len(order):
@@ -291,6 +290,23 @@ class Scheduler:
             budget -= num_tokens
         # Where they do not, new work would only take what running requests are short of.
         return budget, num_missing == 0 and num_preemptions == self.stats.num_preemptions
+
+    def _may_run_short(self, order: list[Request]) -> bool:
+        """Whether the next chunks of these could ask for more blocks than are free.
+
+        Ranking them is what takes time, and most steps of a full cache need only a few blocks.
+        """
+        num_free, block_size = self.cache.num_free_blocks, self.cache.block_size
+        if num_free >= len(order) + self._max_num_batched_tokens // block_size:
+            return False
+        num_needed = 0
+        for request in order:
+            end = len(request.token_ids) + request.num_pending
+            end = min(end, request.num_computed_tokens + self._chunk_limit)
+            lacking = -(-end // block_size) - len(request.block_table.block_ids)
+            if lacking > 0:
+                num_needed += lacking
+        return num_needed > num_free
 
     def _make_room(
         self, step: Step, num_blocks: int, request: Request, order: list[Request]
@@ -349,7 +365,9 @@ class Scheduler:
         It costs a step or two, but never the other requests behind it.
         """
         keys, index = request.block_table.keys, len(hit.block_ids)
-        if hit.is_swapped or index >= len(keys) or not self._followers.expects(keys[index]):
+        if hit.is_swapped or request.block_table.skip_reading:
+            return False
+        if index >= len(keys) or not self._followers.expects(keys[index]):
             return False
         self.policy.dequeue(request)
         self._followers.hold(request, keys[index])
@@ -445,6 +463,7 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.plan.step_id == result.step_id, "steps are collected out of order"
         self._observe_time(step)
+        _keep_logprobs(step, result)
         moved = []
         for request, chunk, token_ids in zip(
             step.requests, step.plan.chunks, result.token_ids, strict=True
@@ -522,3 +541,14 @@ class Scheduler:
         assert self._in_flight or not len(self._followers), "requests wait for a step that is over"
         for request in self._draining.values():
             assert request.num_in_flight > 0, "a drained request was not released"
+
+
+def _keep_logprobs(step: Step, result: StepResult) -> None:
+    for index, found in result.logprobs.items():
+        if (wanted := step.requests[index].logprobs) is not None:
+            wanted.add(found)
+    for index, found in result.prompt_logprobs.items():
+        request = step.requests[index]
+        if request.logprobs is not None:
+            request.logprobs.add_prompt(step.plan.chunks[index].num_computed_tokens + 1, found)
+            request.block_table.skip_reading = request.lacks_prompt_logprobs

@@ -29,6 +29,8 @@ def submit(harness: Harness, rng: random.Random, request_id: str, prompts: list[
         max_tokens=rng.randrange(1, 16),
         ignore_eos=rng.random() < 0.5,
         stop_token_ids=rng.choice([(), (9,)]),
+        logprobs=rng.choice([None, None, 0, 5]),
+        prompt_logprobs=rng.choice([None, None, None, 2]),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from engine.messages import TokenLogprobs
 from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ def pick(values: Sequence[int], vocab_size: int, allowed: Sequence[bool] | None 
         if allowed is None or allowed[token_id]:
             return token_id
     raise AssertionError("the mask allows no token")
+
+
+def toy_logprobs(token_id: int, position: int) -> TokenLogprobs:
+    """What is reported of a token: enough to tell whether it comes to the right place."""
+    return TokenLogprobs(token_id, -float(position), 1)
 
 
 def alone(
@@ -81,6 +87,8 @@ class Launched:
     touched: dict[int, set[str]] = field(default_factory=dict)
     """Block id to the requests that read or write it."""
     token_ids: list[list[int]] | None = None
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
 
 class ToyRunner:
@@ -133,8 +141,9 @@ class ToyRunner:
                 self._slots[target * self._block_size + offset] = value
             step.touched.setdefault(source, set()).add("copy")
         assert len({chunk.row for chunk in plan.chunks}) == len(plan.chunks), "a row twice"
-        for chunk in plan.chunks:
+        for index, chunk in enumerate(plan.chunks):
             self._compute(chunk, step)
+            self._report_prompt(index, chunk, step)
         self._in_flight.append(step)
         self.plans.append(plan)
 
@@ -209,6 +218,15 @@ class ToyRunner:
             block_id = row.block_ids[position // self._block_size]
             step.touched.setdefault(block_id, set()).add(request_id)
 
+    def _report_prompt(self, index: int, chunk: Chunk, step: Launched) -> None:
+        row = self._rows[chunk.row]
+        first = chunk.num_computed_tokens + 1
+        end = min(first + chunk.num_scheduled_tokens, row.num_prompt_tokens)
+        if row.params.prompt_logprobs is not None and first < end:
+            step.prompt_logprobs[index] = [
+                toy_logprobs(row.token_ids[p], p) for p in range(first, end)
+            ]
+
     def _slot(self, row: Row, position: int) -> int:
         block_id = row.block_ids[position // self._block_size]
         return block_id * self._block_size + position % self._block_size
@@ -236,6 +254,8 @@ class ToyRunner:
                 ]
             values = [self._slots[self._slot(row, p)] for p in range(len(row.token_ids))]
             token_id = pick(values, self.vocab_size, allowed)
+            if row.params.logprobs is not None:
+                step.logprobs[i] = [toy_logprobs(token_id, len(row.token_ids))]
             row.token_ids.append(token_id)
             step.token_ids.append([token_id])
 
@@ -251,4 +271,4 @@ class ToyRunner:
         self.calls.append(f"collect {step.plan.step_id}")
         assert step.token_ids is not None, "a step is collected before it sampled"
         self._swap_out(step.plan)
-        return StepResult(step.plan.step_id, step.token_ids)
+        return StepResult(step.plan.step_id, step.token_ids, step.logprobs, step.prompt_logprobs)
