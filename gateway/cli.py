@@ -72,8 +72,8 @@ def serve(
         logging.getLogger("sluice").info("%s (%.0f%%)", progress.message, 100 * progress.fraction)
 
     settings = configuration.load(config)
-    if settings.tenants.dsn is not None:
-        asyncio.run(migrations.check(settings.tenants.dsn))
+    if settings.tenants.session_dsn is not None:
+        asyncio.run(migrations.check(settings.tenants.session_dsn))
     if workers is not None:
         settings = msgspec.structs.replace(
             settings, server=msgspec.structs.replace(settings.server, workers=workers)

@@ -168,7 +168,9 @@ async def serve_on(
         if config.tenants.dsn is None:
             raise ConfigError("tenants.dsn is missing; set it to the PostgreSQL to use")
         loaded = secrets.load(Path(config.tenants.secrets_file))
-        store = await PostgresStore.connect(config.tenants.dsn)
+        store = await PostgresStore.connect(
+            config.tenants.dsn, is_pooled=config.tenants.transaction_pooling
+        )
         stack.push_async_callback(store.close)
         app = create_app(config, engine=engine, store=store, secrets=loaded)
         stack.push_async_callback(app.state.services.lifecycle.close)
