@@ -131,6 +131,7 @@ class Scheduler:
     def register(self, request: Request) -> None:
         """Count a new request as queued, before ``add``. Raises ``QueueFull``."""
         self.queue.enter(request.fair_key, request.num_prompt_tokens)
+        self.tenants.of(request.fair_key)  # Known from now on.
 
     def add(self, request: Request) -> None:
         """Queue a new request, or one whose grammar is ready now."""
@@ -405,9 +406,12 @@ class Scheduler:
         request.num_cached_tokens = num_cached
         self.queue.leave(request.fair_key, request.num_prompt_tokens)
         self.policy.charge_prompt(request, 0, num_cached)
-        self.tenants.of(request.fair_key).cached_tokens += num_cached
-        self.stats.prompt_tokens += request.num_prompt_tokens
         waited_s = self._clock() - request.arrival_s
+        totals = self.tenants.of(request.fair_key)
+        totals.cached_tokens += num_cached
+        totals.num_admitted += 1
+        totals.queue_time_sum_s += waited_s
+        self.stats.prompt_tokens += request.num_prompt_tokens
         self.stats.queue_time_counts[bisect_left(QUEUE_TIME_BUCKETS_S, waited_s)] += 1
         self.stats.queue_time_sum_s += waited_s
         if self.cache.enable_prefix_caching:
