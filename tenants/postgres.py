@@ -41,6 +41,7 @@ from tenants.names import (
     check_weight,
     normalize_name,
 )
+from tenants.postgres_shared import PostgresShared
 from tenants.store import Store
 from tenants.types import (
     ApiKey,
@@ -63,6 +64,7 @@ class PostgresStore(Store):
     def __init__(self, connections: Connections, now: Callable[[], datetime | None]) -> None:
         self._connections = connections
         self._now = now
+        self.shared = PostgresShared(connections)
 
     @classmethod
     async def connect(
