@@ -7,7 +7,7 @@ from alembic import op
 from migrations.isolation import APP, OPERATOR, protect
 
 revision = "0013"
-down_revision = "0007"
+down_revision = "0008"
 branch_labels = None
 depends_on = None
 
