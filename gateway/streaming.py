@@ -153,9 +153,10 @@ async def open_event_stream(
         new_stream_id(),
         generation,
         _events(generation, chunks),
+        tenant_id=generation.admitted.principal.tenant.id,
         kind="sse",
         cut=chunks.error,
-        heartbeat=chunks.heartbeat,
+        heartbeat=lambda: chunks.heartbeat,
     )
     return FollowingEventStream(reader, heartbeat_s=heartbeat_s)
 
