@@ -147,6 +147,10 @@ class Streams:
         await self._log.check(stream_id, tenant_id)
         self._cancel(stream_id)
 
+    async def forget(self, stream_id: str, tenant_id: UUID) -> None:
+        """Drop what it said. One that is unknown, or another tenant's, is left as it is."""
+        await self._log.forget(stream_id, tenant_id)
+
     async def close(self) -> None:
         """Cut what still runs, and settle it."""
         left = list(self._running.values())
