@@ -165,6 +165,7 @@ def test_the_bound_of_a_tenant_holds_whatever_happens(steps: list[tuple[str, str
     asyncio.run(play())
 
 
+@pytest.mark.asyncio
 async def test_forgetting_is_for_the_owner_only() -> None:
     log, tenant = make(), uuid4()
     await log.create("a", tenant, "sse")
