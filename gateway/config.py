@@ -130,6 +130,11 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Where a session is one's own: for LISTEN and for migrations."""
         return self.direct_dsn or self.dsn
 
+    response_retention_s: Seconds = 30 * 86400.0
+    """Time a stored response is kept after it was used last."""
+    max_response_bytes: Positive = 1024 * 1024 * 1024
+    """Most bytes kept of all stored responses of one tenant; the oldest go first."""
+
     @property
     def journal_folder(self) -> Path:
         return Path(self.journal_dir or Path(self.secrets_file).parent / "journal")
