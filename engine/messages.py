@@ -153,6 +153,10 @@ class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
     error_code: str | None = None
     """Set with ``error``: ``invalid_request`` (the mend is the client's), ``queue_full`` (later may
     work) or ``internal``."""
+    num_draft_tokens: int = 0
+    """Drafted tokens checked so far (speculative decoding)."""
+    num_accepted_tokens: int = 0
+    """Of these, the right ones, which are part of the output."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
@@ -175,6 +179,10 @@ class TenantStats(msgspec.Struct, array_like=True, frozen=True):
     generation_tokens: int = 0
     preemptions_caused: int = 0
     preemptions_suffered: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """As ``spec_decode_num_accepted_tokens``; likewise the two before."""
 
 
 QUEUE_TIME_BUCKETS_S = (
@@ -218,6 +226,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     queue_time_sum_s: float = 0.0
     fairness_gap: float = 0.0
     """Largest difference in service (cost over weight) between two tenants with backlog."""
+    spec_decode_num_drafts: int = 0
+    """Speculative decoding: times that a request had drafted tokens checked."""
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0
+    """Drafted tokens that were right, and so part of an output."""
+    spec_decode_num_accepted_tokens_per_pos: list[int] = []
+    """The same by place in the draft."""
     tenants: list[TenantStats] = []
 
 

@@ -17,6 +17,7 @@ from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
 from engine.sampling.sampler import RowMask, Sampler
 from engine.scheduler.plan import StepPlan, StepResult, TokenMask
+from engine.spec.rejection import accept
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +142,9 @@ class TorchRunner:
         if step.token_ids is not None:
             sampled = step.token_ids.tolist()
             for chunk, token_id in zip(step.inputs.sampled_chunks.tolist(), sampled, strict=True):
-                token_ids[chunk] = [token_id]
-        return StepResult(step.plan.step_id, token_ids)
+                token_ids[chunk].append(token_id)
+        verified = map(accept, step.plan.chunks, token_ids)
+        return StepResult(step.plan.step_id, list(verified))
 
     def _apply(self, plan: StepPlan) -> None:
         """Bring the persistent state up to date, in the order the plan's contract gives."""
@@ -159,12 +161,15 @@ class TorchRunner:
             self._table.apply(plan.admissions, plan.new_blocks)
         for source, target, num_slots in plan.block_copies:
             self._cache.copy_block(source, target, num_slots)
+        self._table.write_drafts(plan.chunks)
 
 
 def _row_mask(inputs: StepInputs, mask: TokenMask | None) -> RowMask | None:
     """The mask with chunk indices turned into indices of the rows being sampled."""
     if mask is None or not mask.chunk_indices:
         return None
-    indices = np.searchsorted(inputs.sampled_chunks, mask.chunk_indices)
-    assert (inputs.sampled_chunks[indices] == mask.chunk_indices).all(), "masked but not sampled"
+    chunks = np.array(mask.chunk_indices)
+    place = np.arange(len(chunks)) - np.searchsorted(chunks, chunks)
+    indices = np.searchsorted(inputs.sampled_chunks, chunks) + place
+    assert (inputs.sampled_chunks[indices] == chunks).all(), "masked but not sampled"
     return RowMask(indices, mask.bitmask)

@@ -25,6 +25,9 @@ class Totals:
         "cached_tokens",
         "computed_tokens",
         "generation_tokens",
+        "num_accepted_tokens",
+        "num_draft_tokens",
+        "num_drafts",
         "preemptions_caused",
         "preemptions_suffered",
     )
@@ -33,6 +36,9 @@ class Totals:
         self.computed_tokens = 0
         self.cached_tokens = 0
         self.generation_tokens = 0
+        self.num_drafts = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
         self.preemptions_caused = 0
         self.preemptions_suffered = 0
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.scheduler.harness import Harness
 
-FEATURES = ("chunked", "crowded", "cached", "overlap")
+FEATURES = ("chunked", "crowded", "cached", "overlap", "drafts")
 
 
 def submit(harness: Harness, rng: random.Random, request_id: str, prompts: list[list[int]]) -> None:
@@ -49,9 +49,10 @@ def test_every_combination(policy: str, features: dict[str, bool]) -> None:
         "async_scheduling": features["overlap"],
         "max_num_seqs": 6,
         "max_num_batched_tokens": 9 if features["chunked"] else 200,
-        "num_blocks": 14 if crowded else 200,
+        "num_blocks": 12 if crowded else 200,
     }
-    harness = Harness(vocab_size=20, max_model_len=50, **options)
+    draft_hits = 0.7 if features["drafts"] else None
+    harness = Harness(vocab_size=20, max_model_len=50, draft_hits=draft_hits, **options)
     rng = random.Random(str(sorted(options.items())))
     prompts: list[list[int]] = []
     for i in range(24):
@@ -64,3 +65,4 @@ def test_every_combination(policy: str, features: dict[str, bool]) -> None:
     stats = harness.core.stats()
     assert (stats.num_preemptions > 0) or not crowded
     assert (stats.prefix_cache_hits > 0) == cached
+    assert (stats.spec_decode_num_accepted_tokens > 0) == features["drafts"]
