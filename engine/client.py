@@ -117,8 +117,10 @@ class RequestStream(AsyncIterator[RequestOutput]):
 
 
 def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """``first`` gives up its list of tokens: copying it at every step would be quadratic."""
+    """``first`` gives up its lists: copying them at every step would be quadratic."""
     first.new_token_ids.extend(second.new_token_ids)
+    if first.logprobs is not None:
+        first.logprobs.extend(second.logprobs or ())
     return RequestOutput(
         request_id=first.request_id,
         new_token_ids=first.new_token_ids,
@@ -127,6 +129,10 @@ def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
         error=second.error,
         error_code=second.error_code,
+        logprobs=second.logprobs if first.logprobs is None else first.logprobs,
+        prompt_logprobs=(
+            second.prompt_logprobs if first.prompt_logprobs is None else first.prompt_logprobs
+        ),
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from engine.cache.manager import CacheManager
@@ -17,11 +17,11 @@ from engine.scheduler.scheduler import Scheduler, Step
 from engine.spec.speculator import Speculator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable
     from collections.abc import Set as AbstractSet
 
     from engine.config import EngineConfig
-    from engine.messages import GenerateRequest
+    from engine.messages import GenerateRequest, SamplingParams
     from engine.scheduler.plan import Runner
     from engine.spec.base import Proposer
     from grammar.compiler import GrammarCompiler
@@ -53,6 +53,7 @@ class EngineCore:
     ) -> None:
         self._runner = runner
         self._max_model_len = max_model_len
+        self._max_logprobs = config.max_logprobs
         self._eos_token_ids = frozenset(eos_token_ids)
         self._overlap = bool(config.async_scheduling) if overlap is None else overlap
         self._clock = clock
@@ -62,9 +63,14 @@ class EngineCore:
             enable_prefix_caching=config.enable_prefix_caching,
             tenant_floor=config.prefix_cache_tenant_floor,
             tenant_ceiling=config.prefix_cache_tenant_ceiling,
+            num_swap_blocks=runner.num_swap_blocks,
         )
         self.scheduler = Scheduler(
-            config, self._cache, create_policy(config, self._prefix_match), clock
+            config,
+            self._cache,
+            create_policy(config, self._prefix_match),
+            clock,
+            swap_s_per_block=runner.swap_s_per_block,
         )
         self._constraints = Constraints(grammar, runner.vocab_size)
         self._speculator = Speculator(config.speculative_config, self._constraints, proposer)
@@ -73,7 +79,7 @@ class EngineCore:
         self._parked: set[str] = set()
         self._outputs: list[RequestOutput] = []
         """What the next return of ``step`` delivers."""
-        self._arrivals = itertools.count()
+        self._arrivals = count()
 
     @property
     def has_unfinished(self) -> bool:
@@ -122,7 +128,7 @@ class EngineCore:
         if not prompt:
             raise InvalidRequest("prompt_token_ids is empty")
         self._check_ids("prompt_token_ids", prompt)
-        self._check_ids("stop_token_ids", message.params.stop_token_ids)
+        self._check_params(message.params)
         if not 0 <= message.num_public_tokens <= len(prompt):
             raise InvalidRequest(
                 f"num_public_tokens must be in [0, {len(prompt)}], got {message.num_public_tokens}"
@@ -151,7 +157,27 @@ class EngineCore:
             eos_token_ids=self._eos_token_ids,
         )
 
-    def _check_ids(self, field: str, token_ids: Sequence[int]) -> None:
+    def _check_params(self, params: SamplingParams) -> None:
+        """What ``SamplingParams`` cannot check by itself. Raises ``InvalidRequest``."""
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("logit_bias", params.logit_bias or ())
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_ids("bad_words_token_ids", [*chain(*params.bad_words_token_ids)])
+        self._check_num_logprobs("logprobs", params.logprobs)
+        self._check_num_logprobs("prompt_logprobs", params.prompt_logprobs)
+        if params.bad_words and not params.bad_words_token_ids:
+            raise InvalidRequest(
+                "bad_words must come with bad_words_token_ids: the engine has no tokenizer for them"
+            )
+
+    def _check_num_logprobs(self, field: str, number: int | None) -> None:
+        asked = self._runner.vocab_size if number == -1 else number or 0
+        if 0 <= self._max_logprobs < asked:
+            raise InvalidRequest(
+                f"{field} is {number}, but max_logprobs allows at most {self._max_logprobs}"
+            )
+
+    def _check_ids(self, field: str, token_ids: Collection[int]) -> None:
         vocab_size = self._runner.vocab_size
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
             raise InvalidRequest(
@@ -266,6 +292,7 @@ class EngineCore:
     ) -> None:
         """Say what happened to a request; forget it if that was the last."""
         self.scheduler.stats.generation_tokens += len(token_ids)
+        logprobs = request.logprobs
         self._outputs.append(
             RequestOutput(
                 request.request_id,
@@ -275,6 +302,8 @@ class EngineCore:
                 request.num_cached_tokens,
                 error,
                 error_code,
+                None if logprobs is None else logprobs.take(len(token_ids)),
+                None if logprobs is None else logprobs.take_prompt(),
                 request.num_draft_tokens,
                 request.num_accepted_tokens,
             )
@@ -290,15 +319,21 @@ class EngineCore:
 
     def stats(self) -> Stats:
         scheduler, pool, totals = self.scheduler, self._cache.pool, self.scheduler.stats
+        swap = self._cache.swap
         num_running, num_parked = len(scheduler.running), len(self._parked)
         return Stats(
             num_running=num_running,
             num_waiting=len(self._requests) - num_running - num_parked,
             num_parked=num_parked,
+            num_swapped=swap.num_holders,
             num_queued_tokens=scheduler.queue.num_tokens,
             num_total_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
             num_cached_blocks=len(pool.index),
+            num_total_swap_blocks=swap.num_blocks,
+            num_free_swap_blocks=swap.num_free,
+            swapped_out_blocks=swap.num_blocks_out,
+            swapped_in_blocks=swap.num_blocks_in,
             num_steps=totals.num_steps,
             num_preemptions=totals.num_preemptions,
             scheduled_tokens=totals.scheduled_tokens,
@@ -330,6 +365,7 @@ class EngineCore:
             assert self.scheduler.queue.num_reqs == self.scheduler.queue.num_tokens == 0
             assert not self._parked
             assert self._constraints.is_idle
+            assert self._cache.swap.num_free == self._cache.swap.num_blocks
 
 
 def _refusal(request_id: str, message: str, code: str) -> RequestOutput:

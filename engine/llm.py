@@ -25,11 +25,19 @@ from engine.messages import (
     Ready,
     RequestOutput,
     SamplingParams,
+    TokenLogprobs,
 )
 from engine.process import build_engine
 from engine.tokenizer import Tokenizer
 
-__all__ = ["LLM", "CompletionOutput", "GenerationOutput", "SamplingParams", "TokensPrompt"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "GenerationOutput",
+    "Logprob",
+    "SamplingParams",
+    "TokensPrompt",
+]
 
 Message: TypeAlias = dict[str, Any]
 
@@ -39,6 +47,17 @@ class TokensPrompt(TypedDict):
 
 
 Prompt: TypeAlias = str | TokensPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """As in vLLM."""
+
+    logprob: float
+    rank: int
+    """1 for the likeliest token."""
+    decoded_token: str | None
+    """The token by itself; None with ``skip_tokenizer_init``."""
 
 
 @dataclass(slots=True)
@@ -52,6 +71,8 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop token or stop string that ended it; None for the model's own EOS."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    """If asked for: at the place of each of ``token_ids``, that token and the likeliest ones."""
 
 
 @dataclass(slots=True)
@@ -63,6 +84,8 @@ class GenerationOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """If asked for: the same for the prompt; None at its first token."""
 
 
 @dataclass(slots=True)
@@ -172,7 +195,18 @@ class LLM:
                 f"max_model_len = {self.info.max_model_len}"
             )
         output = GenerationOutput(request_id, text, ids, [CompletionOutput(0, "", [])])
-        return _Job(output, params, self._detokenizer(params))
+        return _Job(output, self._with_bad_words(params), self._detokenizer(params))
+
+    def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
+        if not params.bad_words or params.bad_words_token_ids:
+            return params
+        if self._tokenizer is None:
+            raise InvalidRequest(
+                "bad_words need the tokenizer: skip_tokenizer_init is set, send bad_words_token_ids"
+            )
+        return msgspec.structs.replace(
+            params, bad_words_token_ids=self._tokenizer.bad_words_token_ids(params.bad_words)
+        )
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
         if self._tokenizer is None:
@@ -221,6 +255,11 @@ class LLM:
         completion.token_ids += output.new_token_ids
         completion.finish_reason = output.finish_reason
         completion.stop_reason = output.stop_reason
+        if output.logprobs is not None:
+            completion.logprobs = completion.logprobs or []
+            completion.logprobs += map(self._named, output.logprobs)
+        if output.prompt_logprobs is not None:
+            job.output.prompt_logprobs = [None, *map(self._named, output.prompt_logprobs)]
         job.output.num_cached_tokens = max(job.output.num_cached_tokens, output.num_cached_tokens)
         if job.detokenizer is not None:
             job.texts.append(job.detokenizer.push_output(output))
@@ -233,6 +272,20 @@ class LLM:
             return False
         completion.text = "".join(job.texts)
         return True
+
+    def _named(self, found: TokenLogprobs) -> dict[int, Logprob]:
+        """The token itself first, then the likeliest that are others."""
+        entries = [(found.token_id, found.logprob, found.rank)]
+        entries += [(token_id, logprob, 1 + i) for i, (token_id, logprob) in enumerate(found.top)]
+        return {
+            token_id: Logprob(logprob, rank, self._decoded(token_id))
+            for token_id, logprob, rank in entries
+        }
+
+    def _decoded(self, token_id: int) -> str | None:
+        if self._tokenizer is None:
+            return None
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
 
 def _config(model: str, options: dict[str, object]) -> EngineConfig:

@@ -6,6 +6,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from engine.cache.manager import BlockTable
+from engine.logprobs import Logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -18,6 +19,7 @@ class RequestState(enum.Enum):
     WAITING = "waiting"  #: In the queue, never ran.
     RUNNING = "running"  #: Has a row and blocks.
     PREEMPTED = "preempted"  #: Back in the queue; its blocks were taken from it.
+    SWAPPED = "swapped"  #: Likewise, but host memory keeps what it had computed.
     PARKED = "parked"  #: Set aside until its reader reads again; holds nothing.
     FINISHED = "finished"  #: ``finish_reason`` says why. Blocks may wait for a step in flight.
 
@@ -27,10 +29,12 @@ _NEXT_STATES = {
     RequestState.WAITING: {RequestState.RUNNING, RequestState.FINISHED},
     RequestState.RUNNING: {
         RequestState.PREEMPTED,
+        RequestState.SWAPPED,
         RequestState.PARKED,
         RequestState.FINISHED,
     },
     RequestState.PREEMPTED: {RequestState.RUNNING, RequestState.PARKED, RequestState.FINISHED},
+    RequestState.SWAPPED: {RequestState.RUNNING, RequestState.PARKED, RequestState.FINISHED},
     RequestState.PARKED: {RequestState.PREEMPTED, RequestState.FINISHED},
     RequestState.FINISHED: set[RequestState](),
 }
@@ -60,6 +64,7 @@ class Request:
         "fair_key",
         "finish_reason",
         "is_new",
+        "logprobs",
         "max_total_tokens",
         "num_accepted_tokens",
         "num_cached_tokens",
@@ -116,6 +121,8 @@ class Request:
         self.block_table = BlockTable(
             {"salt": message.cache_salt}, message.fair_key, message.num_public_tokens
         )
+        self.logprobs = Logprobs.asked_for(params, self.num_prompt_tokens)
+        self.block_table.skip_reading = self.lacks_prompt_logprobs
         self.is_new = True
         """Was never in the queue."""
         self.was_admitted = False
@@ -125,7 +132,7 @@ class Request:
         self.num_pending = 0
         """Tokens that steps in flight will have sampled."""
         self.num_in_flight = 0
-        """Steps in flight that read or write its blocks."""
+        """Steps in flight that read or write its blocks; copying them out is reading."""
         self.draft_token_ids: list[int] = []
         """Guesses at what follows the known tokens, for the next step to check."""
         self.num_drafts_in_flight = 0
@@ -148,6 +155,11 @@ class Request:
         return len(self.token_ids) + self.num_pending
 
     @property
+    def num_settled_tokens(self) -> int:
+        """Computed tokens that no update takes back."""
+        return self.num_computed_tokens - self.num_drafts_in_flight
+
+    @property
     def draft_room(self) -> int:
         """Guesses that the next step can check: none unless it has only the last token to compute,
         and never so many that the request could outgrow its limit."""
@@ -162,6 +174,11 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.state is RequestState.FINISHED
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether some of them were asked for and are not there yet."""
+        return self.logprobs is not None and not self.logprobs.has_prompt
 
     def enter(self, state: RequestState) -> None:
         """The only way to change the state."""

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any
 from uuid import UUID, uuid4
 
-import asyncpg
 import msgspec
 
 from tenants import queries
-from tenants.dsn import check_dsn, describe
+from tenants.connections import NO_VIOLATIONS, Connections, Row, Violations
 from tenants.errors import (
-    InvalidValue,
     KeyExists,
     KeyNotFound,
     ProjectExists,
     ProjectNotFound,
     ScopeNotFound,
-    StoreUnavailable,
     TenantExists,
     TenantNotFound,
     TenantsError,
@@ -59,41 +54,14 @@ from tenants.types import (
     UsageTotals,
 )
 
-Violations = Mapping[str, TenantsError]
-"""Constraint name to the error it means."""
-
-_NONE: Violations = MappingProxyType({})
 _SQL = queries.load()
-
-# Trying again later may help: the server is away, starting, stopping, full, a replica after a
-# failover, or the statement lost a race for time or locks.
-_TRANSIENT = (
-    OSError,
-    TimeoutError,
-    asyncpg.InterfaceError,
-    # What is left of a connection the server closed in the middle of a statement.
-    asyncpg.InternalClientError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.TransactionRollbackError,
-    asyncpg.LockNotAvailableError,
-    asyncpg.ReadOnlySQLTransactionError,
-)
-# Somebody else's mistake: wrong password, database or rights.
-_REFUSED = (
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.InsufficientPrivilegeError,
-)
 
 
 class PostgresStore(Store):
     """A store over a pool of connections. Made by ``connect``."""
 
-    def __init__(self, pool: asyncpg.Pool, where: str, now: Callable[[], datetime | None]) -> None:
-        self._pool = pool
-        self._where = where
+    def __init__(self, connections: Connections, now: Callable[[], datetime | None]) -> None:
+        self._connections = connections
         self._now = now
 
     @classmethod
@@ -105,39 +73,33 @@ class PostgresStore(Store):
         max_size: int = 8,
         connect_timeout_s: float = 5.0,
         command_timeout_s: float = 5.0,
+        is_pooled: bool = False,
         now: Callable[[], datetime | None] = lambda: None,
     ) -> PostgresStore:
         """Open the pool. Raises ``InvalidValue`` (the DSN), ``StoreUnavailable``.
 
         ``command_timeout_s`` bounds each statement on both sides: the client stops waiting, and the
-        server stops working on it. ``now`` is the clock of limits and leases; None is the
-        server's own, the only one that all workers and hosts share.
+        server stops working on it. ``is_pooled``: the DSN leads to a pooler in transaction mode.
+        ``now`` is the clock of limits and leases; None is the server's own, the only one that all
+        workers and hosts share.
         """
-        where = describe(check_dsn(dsn))
-        with _translated(where):
-            pool = await asyncpg.create_pool(
-                dsn,
-                min_size=min_size,
-                max_size=max_size,
-                timeout=connect_timeout_s,
-                command_timeout=command_timeout_s,
-                server_settings={
-                    "application_name": "sluice",
-                    "timezone": "UTC",
-                    # Every statement finds its rows by an index: no plan depends on a value.
-                    "plan_cache_mode": "force_generic_plan",
-                    "statement_timeout": str(int(command_timeout_s * 1000)),
-                    "lock_timeout": str(int(command_timeout_s * 500)),
-                    "idle_in_transaction_session_timeout": "10000",
-                },
-            )
-        return cls(pool, where, now)
+        connections = await Connections.open(
+            dsn,
+            min_size=min_size,
+            max_size=max_size,
+            connect_timeout_s=connect_timeout_s,
+            command_timeout_s=command_timeout_s,
+            is_pooled=is_pooled,
+        )
+        return cls(connections, now)
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
         name = normalize_name("name", name)
+        tenant_id = uuid4()
         row = await self._one(
             "create_tenant",
-            *(uuid4(), name, check_weight(weight), check_priority(priority)),
+            *(tenant_id, name, check_weight(weight), check_priority(priority)),
+            tenant_id=tenant_id,
             violations={"tenant_name_key": TenantExists(name)},
         )
         return _tenant(row)
@@ -164,6 +126,7 @@ class PostgresStore(Store):
         row = await self._one(
             "update_tenant",
             *(tenant_id, name, weight, priority, disabled),
+            tenant_id=tenant_id,
             violations={"tenant_name_key": TenantExists(name or "")},
             missing=TenantNotFound(tenant_id),
         )
@@ -174,6 +137,7 @@ class PostgresStore(Store):
         row = await self._one(
             "create_project",
             *(uuid4(), tenant_id, name),
+            tenant_id=tenant_id,
             violations={
                 "project_tenant_id_name_key": ProjectExists(name),
                 "project_tenant_id_fkey": TenantNotFound(tenant_id),
@@ -182,7 +146,8 @@ class PostgresStore(Store):
         return _project(row)
 
     async def list_projects(self, tenant_id: UUID) -> Sequence[Project]:
-        return [_project(row) for row in await self._all("list_projects", tenant_id)]
+        rows = await self._all("list_projects", tenant_id, tenant_id=tenant_id)
+        return [_project(row) for row in rows]
 
     async def create_key(
         self,
@@ -206,6 +171,7 @@ class PostgresStore(Store):
             check_models(allowed_models),
             msgspec.json.encode(check_aliases(model_aliases)).decode(),
             expires_at,
+            tenant_id=tenant_id,
             violations={
                 "api_key_public_id_key": KeyExists(public_id),
                 "api_key_tenant_id_fkey": TenantNotFound(tenant_id),
@@ -236,7 +202,8 @@ class PostgresStore(Store):
         return _record(rows[0]) if rows else None
 
     async def list_keys(self, tenant_id: UUID) -> Sequence[ApiKey]:
-        return [_key(row) for row in await self._all("list_keys", tenant_id)]
+        rows = await self._all("list_keys", tenant_id, tenant_id=tenant_id)
+        return [_key(row) for row in rows]
 
     async def revoke_key(self, public_id: str) -> ApiKey:
         missing = KeyNotFound(public_id)
@@ -271,12 +238,16 @@ class PostgresStore(Store):
         self, tenant_id: UUID, scope_kind: ScopeKind, scope_id: UUID, limits: Limits
     ) -> None:
         values = msgspec.structs.astuple(limits)
-        row = await self._one("put_limits", tenant_id, scope_kind, scope_id, *values, self._now())
+        row = await self._one(
+            "put_limits",
+            *(tenant_id, scope_kind, scope_id, *values, self._now()),
+            tenant_id=tenant_id,
+        )
         if not row["found"]:
             raise ScopeNotFound(scope_kind, scope_id)
 
     async def list_limits(self, tenant_id: UUID) -> Sequence[ScopePolicy]:
-        rows = await self._all("list_limits", tenant_id)
+        rows = await self._all("list_limits", tenant_id, tenant_id=tenant_id)
         return [
             ScopePolicy(
                 scope_kind=row["scope_kind"],
@@ -330,13 +301,14 @@ class PostgresStore(Store):
         return request_id
 
     async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
-        return UsageTotals(**await self._one("usage_totals", tenant_id))
+        return UsageTotals(**await self._one("usage_totals", tenant_id, tenant_id=tenant_id))
 
     async def list_usage(
         self, tenant_id: UUID, start: datetime, end: datetime
     ) -> Sequence[UsageHour]:
         check_range(start, end)
-        return [UsageHour(**row) for row in await self._all("list_usage", tenant_id, start, end)]
+        rows = await self._all("list_usage", tenant_id, start, end, tenant_id=tenant_id)
+        return [UsageHour(**row) for row in rows]
 
     async def maintain(self) -> None:
         await self._one("add_partitions")
@@ -346,63 +318,43 @@ class PostgresStore(Store):
 
     async def close(self) -> None:
         """Wait for statements under way, then close all connections. Idempotent."""
-        await self._pool.close()
+        await self._connections.close()
 
     async def _all(
-        self, name: str, *values: object, violations: Violations = _NONE
-    ) -> Sequence[Mapping[str, Any]]:
-        with _translated(self._where, violations):
-            rows: Sequence[Mapping[str, Any]] = await self._pool.fetch(_SQL[name], *values)
-            return rows
+        self,
+        name: str,
+        *values: object,
+        tenant_id: UUID | None = None,
+        violations: Violations = NO_VIOLATIONS,
+    ) -> Sequence[Row]:
+        return await self._connections.fetch(
+            _SQL[name], values, tenant_id=tenant_id, violations=violations
+        )
 
     async def _one(
         self,
         name: str,
         *values: object,
-        violations: Violations = _NONE,
+        tenant_id: UUID | None = None,
+        violations: Violations = NO_VIOLATIONS,
         missing: TenantsError | None = None,
-    ) -> Mapping[str, Any]:
-        rows = await self._all(name, *values, violations=violations)
+    ) -> Row:
+        rows = await self._all(name, *values, tenant_id=tenant_id, violations=violations)
         if not rows and missing is not None:
             raise missing
         assert len(rows) == 1
         return rows[0]
 
 
-@contextmanager
-def _translated(where: str, violations: Violations = _NONE) -> Iterator[None]:
-    """Errors of asyncpg in our words; ``violations``: constraint name to what it means."""
-    try:
-        yield
-    except asyncpg.IntegrityConstraintViolationError as error:
-        if error.constraint_name in violations:
-            raise violations[error.constraint_name] from None
-        raise InvalidValue(error.constraint_name or "value", str(error)) from error
-    except asyncpg.DataError as error:
-        raise InvalidValue("value", str(error)) from error
-    except asyncpg.ClientConfigurationError as error:
-        raise InvalidValue("dsn", str(error)) from error
-    except _TRANSIENT as error:
-        raise StoreUnavailable(f"{where} does not answer: {_reason(error)}") from error
-    except _REFUSED as error:
-        raise StoreUnavailable(f"{where} refuses us: {_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "timed out"
-    return str(error) or type(error).__name__
-
-
-def _tenant(row: Mapping[str, Any]) -> Tenant:
+def _tenant(row: Row) -> Tenant:
     return Tenant(**row)
 
 
-def _project(row: Mapping[str, Any]) -> Project:
+def _project(row: Row) -> Project:
     return Project(**row)
 
 
-def _key(row: Mapping[str, Any]) -> ApiKey:
+def _key(row: Row) -> ApiKey:
     values = {name: row[name] for name in ApiKey.__struct_fields__}
     values["scopes"] = tuple(row["scopes"])
     values["allowed_models"] = tuple(row["allowed_models"])
@@ -410,7 +362,7 @@ def _key(row: Mapping[str, Any]) -> ApiKey:
     return ApiKey(**values)
 
 
-def _record(row: Mapping[str, Any]) -> KeyRecord:
+def _record(row: Row) -> KeyRecord:
     tenant = Tenant(
         id=row["tenant_id"],
         name=row["tenant_name"],
@@ -424,7 +376,7 @@ def _record(row: Mapping[str, Any]) -> KeyRecord:
     return KeyRecord(principal, row["key_hash"])
 
 
-def _answer(row: Mapping[str, Any]) -> QuotaAnswer:
+def _answer(row: Row) -> QuotaAnswer:
     return QuotaAnswer(
         state=row["state"],
         completion_tokens=row["completion_tokens"] or 0,
@@ -436,7 +388,7 @@ def _answer(row: Mapping[str, Any]) -> QuotaAnswer:
     )
 
 
-def _window(row: Mapping[str, Any], name: str) -> Window | None:
+def _window(row: Row, name: str) -> Window | None:
     if row[f"limit_{name}"] is None:
         return None
     return Window(

@@ -26,6 +26,7 @@ from engine.runner.memory import (
 from engine.runner.profile import measure_activation_bytes
 from engine.runner.rows import RowTable
 from engine.runner.runner import TorchRunner
+from engine.runner.swap import load_host_blocks
 from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
 from engine.weights.dummy import draw_weights
@@ -85,6 +86,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     max_model_len = fit_max_model_len(config, model_config, num_blocks)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
     cache = PagedCache(model_config, num_blocks, config.block_size, dtype=dtype, device=device)
+    host_blocks = load_host_blocks(config.swap_space, cache.layers)
     table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device)
     sampler = (CudaSampler if has_kernels and device.type == "cuda" else Sampler)(
         config.max_num_seqs,
@@ -106,6 +108,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         sampler,
         attention,
         graphs,
+        host_blocks,
         block_size=config.block_size,
         max_model_len=max_model_len,
         vocab_size=model_config.vocab_size,

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.browser, pytest.mark.pg]
 
+# The page leaves sampling to the model's defaults; these tests ask for the likeliest words.
+CHAT_FIELDS = """
+  window.chatFields = { temperature: 0 };
+  const send = WebSocket.prototype.send;
+  WebSocket.prototype.send = function (text) {
+    const message = JSON.parse(text);
+    if (message.type === "chat") Object.assign(message, window.chatFields);
+    send.call(this, JSON.stringify(message));
+  };
+"""
 STORY = "Tell me a story about a fox named Ada."
 
 
@@ -24,6 +34,7 @@ def page(chromium: Browser, demo: dict[str, Any]) -> Iterator[Page]:
     """The page as the demo's printed address opens it; fails on any error it logs."""
     context = chromium.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
+    page.add_init_script(CHAT_FIELDS)
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", lambda message: faults.append(message.text) if _bad(message) else None)
@@ -46,16 +57,7 @@ def ask(page: Page, text: str) -> None:
 def endless(page: Page, on: bool) -> None:
     """Whether answers go on until the context is full: the model is faster than a test."""
     page.evaluate(
-        """(on) => {
-          const prototype = WebSocket.prototype;
-          prototype.plainSend ??= prototype.send;
-          prototype.send = function (text) {
-            const message = JSON.parse(text);
-            if (on && message.type === "chat") message.ignore_eos = true;
-            this.plainSend(JSON.stringify(message));
-          };
-        }""",
-        on,
+        "(on) => { on ? (chatFields.ignore_eos = true) : delete chatFields.ignore_eos }", on
     )
 
 

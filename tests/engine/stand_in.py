@@ -21,6 +21,7 @@ from engine.messages import (
     Ready,
     RequestOutput,
     Stats,
+    TokenLogprobs,
 )
 from engine.process import Engine, OnProgress, main
 from engine.transport import EngineProcess
@@ -97,7 +98,19 @@ class StandInCore:
             del self.running[request_id]
             finish_reason = "length"
         token = prompt[done % len(prompt)] + 1
-        return RequestOutput(request_id, [token], finish_reason, None, len(prompt) // 2)
+        asked = request.params
+        return RequestOutput(
+            request_id,
+            [token],
+            finish_reason,
+            num_cached_tokens=len(prompt) // 2,
+            logprobs=None if asked.logprobs is None else [TokenLogprobs(token, -float(done), 1)],
+            prompt_logprobs=(
+                [TokenLogprobs(i, -1.0, 1) for i in prompt[1:]]
+                if asked.prompt_logprobs is not None and done == 0
+                else None
+            ),
+        )
 
     def _spring_traps(self) -> bool:
         first = {request.prompt_token_ids[0] for request, _ in self.running.values()}

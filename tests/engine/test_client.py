@@ -19,7 +19,13 @@ import uvloop
 from engine.client import EngineClient, RequestStream
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError, QueueFull
-from engine.messages import GenerateRequest, LoadProgress, RequestOutput, SamplingParams
+from engine.messages import (
+    GenerateRequest,
+    LoadProgress,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
 from engine.transport import OnExit, OnMessage
 from tests.engine.stand_in import StandInProcess, Trap, expected_tokens
 
@@ -121,6 +127,19 @@ class TestServing:
         assert outputs[0].new_token_ids == expected_tokens([1, 2, 3], 300)
         assert outputs[0].finish_reason == "length"
         assert outputs[0].num_cached_tokens == 1
+
+    async def test_merged_outputs_keep_their_logprobs(self) -> None:
+        params = SamplingParams(max_tokens=50, logprobs=0, prompt_logprobs=0)
+        async with running() as client:
+            slow = client.submit(
+                GenerateRequest(request_id="slow", prompt_token_ids=[1, 2, 3], params=params)
+            )
+            assert len(await read(client.submit(request("fast", max_tokens=100)))) == 100
+            (output,) = [output async for output in slow]
+        tokens = expected_tokens([1, 2, 3], 50)
+        assert output.new_token_ids == tokens
+        assert output.logprobs == [TokenLogprobs(t, -float(i), 1) for i, t in enumerate(tokens)]
+        assert output.prompt_logprobs == [TokenLogprobs(t, -1.0, 1) for t in (2, 3)]
 
     async def test_cancelling_a_read_loses_nothing(self) -> None:
         async with running() as client:

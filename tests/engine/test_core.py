@@ -67,6 +67,13 @@ def test_each_step_says_what_it_sampled() -> None:
         ([1] * 20, {}, "prompt_token_ids has 20 tokens, but max_model_len leaves room for 19"),
         ([1] * 10, {"max_tokens": 11}, "max_tokens is 11, but .* max_model_len leaves room for 10"),
         ([1], {"stop_token_ids": (50,)}, "stop_token_ids must be in"),
+        ([1], {"logit_bias": {50: 1.0}}, r"logit_bias must be in \[0, 50\), got 50 to 50"),
+        ([1], {"allowed_token_ids": [-1, 2]}, "allowed_token_ids must be in .* got -1 to 2"),
+        ([1], {"bad_words_token_ids": [[1, 50]]}, "bad_words_token_ids must be in"),
+        ([1], {"logprobs": 21}, "logprobs is 21, but max_logprobs allows at most 20"),
+        ([1], {"logprobs": -1}, "logprobs is -1, but max_logprobs allows at most 20"),
+        ([1], {"prompt_logprobs": 21}, "prompt_logprobs is 21, but max_logprobs allows at most"),
+        ([1], {"bad_words": ["x"]}, "bad_words must come with bad_words_token_ids"),
         ([1, 2], {"num_public_tokens": 3}, r"num_public_tokens must be in \[0, 2\], got 3"),
         ([1], {"weight": 0.0}, "weight must be a positive number, got 0.0"),
         ([1], {"weight": float("nan")}, "weight must be a positive number, got nan"),
@@ -85,6 +92,29 @@ def test_an_impossible_request_is_answered_at_once(
     assert output.error is not None
     assert re.search(message, output.error), output.error
     harness.check_outputs(errors={"bad"})
+
+
+@pytest.mark.parametrize(
+    ("limit", "asked"), [(50, -1), (-1, -1), (0, 0), (3, 3)], ids=lambda number: str(number)
+)
+def test_max_logprobs_is_what_may_be_asked_for(limit: int, asked: int) -> None:
+    harness = Harness(max_logprobs=limit)
+    harness.add("a", 3, max_tokens=2, logprobs=asked, prompt_logprobs=asked)
+    harness.run()
+    harness.check_outputs()
+
+
+def test_prompt_logprobs_compute_what_is_cached() -> None:
+    harness = Harness()
+    harness.add("first", list(range(4, 30)), max_tokens=2)
+    harness.run()
+    harness.add("again", list(range(4, 30)), max_tokens=2, prompt_logprobs=0)
+    harness.run()
+    assert harness.finished["again"].num_cached_tokens == 0
+    harness.add("third", list(range(4, 30)), max_tokens=2, logprobs=0)
+    harness.run()
+    assert harness.finished["third"].num_cached_tokens == 25
+    harness.check_outputs()
 
 
 def test_a_request_that_outgrows_the_cache_is_refused() -> None:

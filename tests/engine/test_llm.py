@@ -2,13 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
 from engine.errors import ConfigError, InvalidRequest, ModelLoadError
-from engine.llm import LLM, GenerationOutput, SamplingParams
+from engine.llm import LLM, CompletionOutput, GenerationOutput, SamplingParams
 from engine.messages import LoadProgress
 from tests.engine import toys
 
@@ -123,6 +125,31 @@ class TestStopping:
         assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
 
 
+class TestSteering:
+    def greedy(self, llm: LLM, **options: Any) -> CompletionOutput:
+        how = msgspec.structs.replace(GREEDY, **options)
+        return llm.generate("the cat", how)[0].outputs[0]
+
+    def test_bad_words(self, llm: LLM) -> None:
+        word = self.greedy(llm).text[2:5]
+        assert word not in self.greedy(llm, bad_words=[word]).text
+
+    def test_allowed_token_ids_and_logit_bias(self, llm: LLM) -> None:
+        free = self.greedy(llm).token_ids
+        assert set(self.greedy(llm, allowed_token_ids=[70, 71, 72]).token_ids) <= {70, 71, 72}
+        assert self.greedy(llm, logit_bias={free[0]: -100.0}).token_ids[0] != free[0]
+        assert self.greedy(llm, logit_bias={99: 100.0}).token_ids == [99] * 24
+
+    def test_penalties(self, llm: LLM) -> None:
+        repeated = self.greedy(llm, logit_bias={99: 5.0, 98: 5.0}).token_ids
+        assert repeated.count(99) + repeated.count(98) > 12
+        varied = self.greedy(llm, logit_bias={99: 5.0, 98: 5.0}, frequency_penalty=2.0).token_ids
+        assert varied.count(99) + varied.count(98) < 12
+        once = self.greedy(llm, repetition_penalty=1e6).token_ids
+        prompt = llm.get_tokenizer().encode("the cat")
+        assert len({*once, *prompt}) == len(once) + len(set(prompt))
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("prompt", "params", "message"),
@@ -198,5 +225,7 @@ def test_without_a_tokenizer(model_dir: Path) -> None:
     assert text_of(result) == ""
     with pytest.raises(ConfigError, match="skip_tokenizer_init"):
         llm.generate("text")
+    with pytest.raises(InvalidRequest, match="bad_words need the tokenizer"):
+        llm.generate({"prompt_token_ids": [5]}, SamplingParams(bad_words=("x",)))
     with pytest.raises(InvalidRequest, match="stop strings need the tokenizer"):
         llm.generate({"prompt_token_ids": [5]}, SamplingParams(stop=("x",)))

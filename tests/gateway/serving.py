@@ -46,7 +46,7 @@ class Gateway:
 
     @property
     def authenticator(self) -> Authenticator:
-        found: Authenticator = self.app.state.authenticator
+        found: Authenticator = self.app.state.services.authenticator
         return found
 
     @property

@@ -102,7 +102,7 @@ async def site(
 
 
 def metrics(gateway: Gateway) -> bytes:
-    rendered: bytes = gateway.app.state.metrics.render()
+    rendered: bytes = gateway.app.state.services.metrics.render()
     return rendered
 
 
@@ -227,7 +227,7 @@ async def test_an_engine_that_refuses_costs_nothing(model_dir: Path, pg_dsn: str
 
         assert await is_refused_by_the_engine()
         await until(is_refused_by_the_engine)  # once slot and tokens are given back
-        await until(lambda: here.gateway.app.state.quota.num_held == 0)
+        await until(lambda: here.gateway.app.state.services.quota.num_held == 0)
 
 
 async def test_a_revoked_key_ends_what_runs_within_a_second(model_dir: Path, pg_dsn: str) -> None:
@@ -288,7 +288,7 @@ async def test_a_key_revoked_in_the_queue_never_runs(model_dir: Path, pg_dsn: st
             with pytest.raises(AuthenticationError):
                 await queued
         assert len(here.double.requests) == 1
-        await until(lambda: here.gateway.app.state.quota.num_held == 0)
+        await until(lambda: here.gateway.app.state.services.quota.num_held == 0)
 
 
 async def test_a_disabled_tenant_is_shut_out(model_dir: Path, pg_dsn: str) -> None:

@@ -165,7 +165,7 @@ async def test_running_requests_may_end(gateway: Gateway, double: EngineDouble) 
     idle = await RawClient.connect(gateway)
     await until(lambda: len(double.running) == 2)
     gateway.server.should_exit = True
-    await until(lambda: gateway.app.state.lifecycle.draining)
+    await until(lambda: gateway.app.state.services.lifecycle.draining)
     with pytest.raises(OSError, match="Connect call failed"):
         await RawClient.connect(gateway)
     assert events((await stream).body)[-1] == "[DONE]"
@@ -204,7 +204,7 @@ async def test_a_kept_connection_gets_a_503_while_draining(
     kept.send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
     assert (await kept.answer()).status == 200
     gateway.server.should_exit = True
-    await until(lambda: gateway.app.state.lifecycle.draining)
+    await until(lambda: gateway.app.state.services.lifecycle.draining)
     kept.send(post(gateway, encode(chat_body())))
     answer = await kept.answer()
     assert (answer.status, answer.error["code"]) == (503, "shutting_down")
@@ -221,7 +221,7 @@ async def test_a_second_ctrl_c_waits_for_nobody(model_dir: Path) -> None:
         client.send(post(gateway, encode(chat_body(stream=True))))
         await until(lambda: double.generated)
         gateway.server.handle_exit(signal.SIGINT, None)
-        await until(lambda: gateway.app.state.lifecycle.draining)
+        await until(lambda: gateway.app.state.services.lifecycle.draining)
         gateway.server.handle_exit(signal.SIGINT, None)
         await until(lambda: not gateway.server.server_state.tasks, within_s=5)
         *_, last = events((await client.answer()).body)

@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import GenerateRequest, RequestOutput, SamplingParams
 from engine.spec.config import SpeculativeConfig
-from tests.engine.scheduler.toy_runner import ToyRunner, alone
+from tests.engine.scheduler.toy_runner import ToyRunner, alone, toy_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,6 +66,8 @@ class Harness:
         grammar: GrammarCompiler | None = None,
         clock: Callable[[], float] | None = None,
         draft_hits: float | None = None,
+        num_swap_blocks: int = 0,
+        swap_s_per_block: float = 0.0,
         **options: Any,
     ) -> None:
         options.setdefault("block_size", 4)
@@ -82,6 +84,8 @@ class Harness:
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             eos_token_ids=frozenset({EOS}),
+            num_swap_blocks=num_swap_blocks,
+            swap_s_per_block=swap_s_per_block,
         )
         extra = {} if clock is None else {"clock": clock}
         self.core = EngineCore(
@@ -95,6 +99,7 @@ class Harness:
         )
         self.messages: dict[str, GenerateRequest] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.reported_prompts: set[str] = set()
         self.finished: dict[str, RequestOutput] = {}
 
     @property
@@ -133,11 +138,29 @@ class Harness:
             outputs = self.core.step()
             for output in outputs:
                 assert output.request_id not in self.finished, "an output after the last one"
+                self._check_logprobs(output)
                 self.tokens[output.request_id] += output.new_token_ids
                 if output.finish_reason is not None:
                     self.finished[output.request_id] = output
             self.core.check_integrity()
         return outputs
+
+    def _check_logprobs(self, output: RequestOutput) -> None:
+        """All that was asked for, each at its place, and nothing else."""
+        message = self.messages[output.request_id]
+        prompt, params = message.prompt_token_ids, message.params
+        start = len(prompt) + len(self.tokens[output.request_id])
+        found = [toy_logprobs(t, start + i) for i, t in enumerate(output.new_token_ids)]
+        if output.finish_reason != "error":
+            assert output.logprobs == (None if params.logprobs is None else found)
+        if output.prompt_logprobs is not None:
+            assert output.request_id not in self.reported_prompts, "reported twice"
+            self.reported_prompts.add(output.request_id)
+            expected = [toy_logprobs(t, i) for i, t in enumerate(prompt) if i > 0]
+            assert output.prompt_logprobs == expected
+        if output.new_token_ids:
+            asked = params.prompt_logprobs is not None
+            assert (output.request_id in self.reported_prompts) == asked
 
     def run(self, max_steps: int = 5_000) -> None:
         """Until nothing is left to do; then nothing may be held."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from engine.messages import TokenLogprobs
 from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ def pick(values: Sequence[int], vocab_size: int, allowed: Sequence[bool] | None 
         if allowed is None or allowed[token_id]:
             return token_id
     raise AssertionError("the mask allows no token")
+
+
+def toy_logprobs(token_id: int, position: int) -> TokenLogprobs:
+    """What is reported of a token: enough to tell whether it comes to the right place."""
+    return TokenLogprobs(token_id, -float(position), 1)
 
 
 def alone(
@@ -84,6 +90,8 @@ class Launched:
     touched: dict[int, set[str]] = field(default_factory=dict)
     """Block id to the requests that read or write it."""
     token_ids: list[list[int]] | None = None
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
 
 class ToyRunner:
@@ -98,8 +106,12 @@ class ToyRunner:
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
         eos_token_ids: frozenset[int] = frozenset(),
+        num_swap_blocks: int = 0,
+        swap_s_per_block: float = 0.0,
     ) -> None:
         self.num_blocks = num_blocks
+        self.num_swap_blocks = num_swap_blocks
+        self.swap_s_per_block = swap_s_per_block
         self.vocab_size = vocab_size
         self.regions: dict[str, tuple[str, int]] = {}
         """Request id to salt and public tokens in full blocks: what no plan tells."""
@@ -111,6 +123,7 @@ class ToyRunner:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._eos_token_ids = eos_token_ids
         self._slots = [UNWRITTEN] * (num_blocks * block_size)
+        self._host_slots = [UNWRITTEN] * (num_swap_blocks * block_size)
         self._rows: dict[int, Row] = {}
         self._in_flight: deque[Launched] = deque()
 
@@ -118,20 +131,41 @@ class ToyRunner:
         self.calls.append(f"forward {plan.step_id}")
         assert len(self._in_flight) < 2, "more than two steps in flight"
         assert all(step.token_ids is not None for step in self._in_flight), "a step never sampled"
-        assert plan.chunks, "an empty plan"
+        assert plan.chunks or plan.swap_outs, "an empty plan"
         assert plan.num_tokens <= self._max_num_batched_tokens
         step = Launched(plan)
+        for block_id, _ in plan.swap_outs:
+            step.touched.setdefault(block_id, set()).add("swap")
         self._apply_rows(plan)
+        self._swap_in(plan)
         for source, target, count in plan.block_copies:
             for offset in range(count):
                 value = self._slots[source * self._block_size + offset]
                 self._slots[target * self._block_size + offset] = value
             step.touched.setdefault(source, set()).add("copy")
         assert len({chunk.row for chunk in plan.chunks}) == len(plan.chunks), "a row twice"
-        for chunk in plan.chunks:
+        for index, chunk in enumerate(plan.chunks):
             self._compute(chunk, step)
+            self._report_prompt(index, chunk, step)
         self._in_flight.append(step)
         self.plans.append(plan)
+
+    def _swap_in(self, plan: StepPlan) -> None:
+        for block_id, host_id in plan.swap_ins:
+            assert all(block_id not in step.touched for step in self._in_flight), (
+                f"block {block_id} is swapped into while a step in flight uses it"
+            )
+            self._copy(self._host_slots, host_id, self._slots, block_id)
+
+    def _swap_out(self, plan: StepPlan) -> None:
+        """As late as the contract allows."""
+        for block_id, host_id in plan.swap_outs:
+            self._copy(self._slots, block_id, self._host_slots, host_id)
+
+    def _copy(self, source: list[int], source_id: int, target: list[int], target_id: int) -> None:
+        size = self._block_size
+        values = source[source_id * size : (source_id + 1) * size]
+        target[target_id * size : (target_id + 1) * size] = values
 
     def _apply_rows(self, plan: StepPlan) -> None:
         busy = {chunk.row for step in self._in_flight for chunk in step.plan.chunks}
@@ -190,6 +224,15 @@ class ToyRunner:
             block_id = row.block_ids[position // self._block_size]
             step.touched.setdefault(block_id, set()).add(request_id)
 
+    def _report_prompt(self, index: int, chunk: Chunk, step: Launched) -> None:
+        row = self._rows[chunk.row]
+        first = chunk.num_computed_tokens + 1
+        end = min(first + chunk.num_scheduled_tokens, row.num_prompt_tokens)
+        if row.params.prompt_logprobs is not None and first < end:
+            step.prompt_logprobs[index] = [
+                toy_logprobs(row.token_ids[p], p) for p in range(first, end)
+            ]
+
     def _slot(self, row: Row, position: int) -> int:
         block_id = row.block_ids[position // self._block_size]
         return block_id * self._block_size + position % self._block_size
@@ -210,7 +253,13 @@ class ToyRunner:
             assert masked.count(i) in (0, chunk.num_draft_tokens + 1), "a place without a mask"
             masks = [] if mask is None or i not in masked else mask.bitmask[masked.index(i) :]
             assert chunk.constrained or len(masks) == 0
+            known = len(self._rows[chunk.row].token_ids)
             step.token_ids.append(self._draw(chunk, masks))
+            if self._rows[chunk.row].params.logprobs is not None:
+                step.logprobs[i] = [
+                    toy_logprobs(token_id, position)
+                    for position, token_id in enumerate(step.token_ids[-1], known)
+                ]
 
     def _draw(self, chunk: Chunk, masks: Sequence[npt.NDArray[np.int32]]) -> list[int]:
         """One token, and one more for each draft that is what would have been drawn anyway."""
@@ -242,4 +291,5 @@ class ToyRunner:
         step = self._in_flight.popleft()
         self.calls.append(f"collect {step.plan.step_id}")
         assert step.token_ids is not None, "a step is collected before it sampled"
-        return StepResult(step.plan.step_id, step.token_ids)
+        self._swap_out(step.plan)
+        return StepResult(step.plan.step_id, step.token_ids, step.logprobs, step.prompt_logprobs)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.llm import LLM, SamplingParams, TokensPrompt
+from engine.llm import LLM, Logprob, SamplingParams, TokensPrompt
 from engine.messages import RequestOutput
 from tests.engine.runner.tiny_llama import save_tiny_llama
 
@@ -21,6 +21,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     save_tiny_llama(folder)
     return folder
+
+
+Output = tuple[list[int], object, object]
 
 
 def engine(model: Path, **options: Any) -> LLM:
@@ -42,28 +45,41 @@ def workload(vocab_size: int) -> tuple[list[TokensPrompt], list[SamplingParams]]
                 min_tokens=i,
                 ignore_eos=i % 2 == 0,
                 stop_token_ids=(i * 7 % vocab_size,),
+                frequency_penalty=0.2 if i == 4 else 0.0,
+                logprobs=2 if i in (0, 5) else None,
+                prompt_logprobs=1 if i == 6 else None,
                 **({"temperature": 0.0} if i % 3 else sampled),
             )
         )
     return prompts + prompts[:2], params + params[:2]
 
 
-def outputs(llm: LLM) -> list[tuple[list[int], object]]:
+def outputs(llm: LLM) -> list[Output]:
     prompts, params = workload(llm.info.vocab_size)
     results = llm.generate(prompts, params)
     llm._core.check_integrity()
-    return [(r.outputs[0].token_ids, r.outputs[0].finish_reason) for r in results]
+    return [
+        (r.outputs[0].token_ids, r.outputs[0].finish_reason, rounded(r.outputs[0].logprobs))
+        for r in results
+    ]
+
+
+def rounded(logprobs: list[dict[int, Logprob]] | None) -> object:
+    """Chunks of more than eight tokens take another path, which differs in the last bits."""
+    if logprobs is None:
+        return None
+    return [{i: round(entry.logprob, 3) for i, entry in tops.items()} for tops in logprobs]
 
 
 @pytest.fixture(scope="module")
-def plain(model: Path) -> list[tuple[list[int], object]]:
+def plain(model: Path) -> list[Output]:
     return outputs(engine(model))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 7, 12])
 @pytest.mark.parametrize("method", [NGRAM, SUFFIX], ids=lambda method: method["method"])
 def test_the_same_for_every_number_of_drafts(
-    model: Path, plain: list[tuple[list[int], object]], method: dict[str, Any], num_tokens: int
+    model: Path, plain: list[Output], method: dict[str, Any], num_tokens: int
 ) -> None:
     llm = engine(model, speculative_config={**method, "num_speculative_tokens": num_tokens})
     assert outputs(llm) == plain
@@ -83,7 +99,7 @@ def test_the_same_for_every_number_of_drafts(
     ids=["chunked", "overlap", "crowded", "uncached"],
 )
 def test_the_same_however_it_is_scheduled(
-    model: Path, plain: list[tuple[list[int], object]], options: dict[str, Any]
+    model: Path, plain: list[Output], options: dict[str, Any]
 ) -> None:
     llm = engine(model, speculative_config={**NGRAM, "num_speculative_tokens": 4}, **options)
     assert outputs(llm) == plain

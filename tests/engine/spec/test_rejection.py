@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import product
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -30,6 +31,15 @@ LAWS = {
     "top_k": SamplingParams(top_k=2),
     "top_p": SamplingParams(top_p=0.7, temperature=1.4),
     "min_p": SamplingParams(min_p=0.2),
+}
+WITH_HISTORY = {
+    "greedy": SamplingParams(temperature=0.0),
+    "presence": SamplingParams(presence_penalty=1.5),
+    "frequency": SamplingParams(frequency_penalty=1.0, temperature=0.7),
+    "repetition": SamplingParams(repetition_penalty=1.8),
+    "bias": SamplingParams(logit_bias={1: 2.0, 2: -1.0}),
+    "bad words": SamplingParams(bad_words_token_ids=((1, 2), (3,))),
+    "min_tokens": SamplingParams(min_tokens=2, stop_token_ids=(1,)),
 }
 
 
@@ -67,7 +77,7 @@ def generate(
     sampler: Sampler, params: SamplingParams, seed: int, drafter: Drafter | None, num_drafts: int
 ) -> tuple[int, ...]:
     """``LENGTH`` tokens, several places at a time, as the runner draws them."""
-    sampler.admit(0, "r", SamplingParams(**{**_fields(params), "seed": seed}), 0)
+    sampler.admit(0, "r", msgspec.structs.replace(params, seed=seed), 0)
     rng = random.Random(seed)
     tokens: list[int] = []
     while len(tokens) < LENGTH:
@@ -77,13 +87,10 @@ def generate(
         places = range(len(drafts) + 1)
         logits = torch.stack([logits_after(tokens + drafts[:place]) for place in places])
         positions = np.array([len(tokens) + place for place in places])
-        drawn = sampler.sample(logits, np.zeros(len(places), np.int64), positions, None)
+        table = torch.tensor([tokens + drafts])  # as the runner's: drafts behind known tokens
+        drawn = sampler.sample(table, logits, np.zeros(len(places), np.int64), positions, None)
         tokens += accept(chunk(drafts), drawn.tolist())
     return tuple(tokens[:LENGTH])
-
-
-def _fields(params: SamplingParams) -> dict[str, object]:
-    return {name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p")}
 
 
 def chi_square_p_value(observed: list[int], expected: list[float]) -> float:
@@ -98,13 +105,14 @@ def sampler() -> Sampler:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", [*LAWS, *WITH_HISTORY])
 def test_the_output_is_that_of_sampling_without_drafts(
     sampler: Sampler, law: str, drafter: str
 ) -> None:
-    for seed, num_drafts in product(range(10), (1, 2, 4)):
-        plain = generate(sampler, LAWS[law], seed, None, 0)
-        assert generate(sampler, LAWS[law], seed, DRAFTERS[drafter], num_drafts) == plain
+    params = (LAWS | WITH_HISTORY)[law]
+    for seed, num_drafts in product(range(8), (1, 2, 4)):
+        plain = generate(sampler, params, seed, None, 0)
+        assert generate(sampler, params, seed, DRAFTERS[drafter], num_drafts) == plain
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -140,7 +148,11 @@ def test_a_draft_is_accepted_with_its_probability() -> None:
     for seed in range(count):
         many.admit(seed, "r", SamplingParams(seed=seed), 0)
     first = many.sample(
-        logits_after([]).repeat(count, 1), np.arange(count), np.zeros(count, np.int64), None
+        torch.zeros(count, 1, dtype=torch.int64),
+        logits_after([]).repeat(count, 1),
+        np.arange(count),
+        np.zeros(count, np.int64),
+        None,
     ).tolist()
     for draft in range(VOCAB):
         hits = sum(len(accept(chunk([draft]), [token_id, 0])) == 2 for token_id in first)

@@ -85,7 +85,7 @@ async def test_a_bug_is_a_500(gateway: Gateway, caplog: pytest.LogCaptureFixture
     def broken() -> None:
         raise ZeroDivisionError
 
-    lifecycle: Any = gateway.app.state.lifecycle
+    lifecycle: Any = gateway.app.state.services.lifecycle
     patched: Callable[[], None] = broken
     type(lifecycle).draining, before = property(lambda self: patched()), type(lifecycle).draining
     try:

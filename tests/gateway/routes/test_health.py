@@ -82,7 +82,7 @@ async def test_not_ready_while_draining(gateway: Gateway, double: EngineDouble) 
     double.script = lambda prompt: Play(text="x" * 20, interval_s=0.02)
     running = asyncio.create_task(chat(gateway, chat_body()))
     await until(lambda: double.running)
-    draining = asyncio.create_task(gateway.app.state.lifecycle.drain())
+    draining = asyncio.create_task(gateway.app.state.services.lifecycle.drain())
     await asyncio.sleep(0)
     answer = await get(gateway, "/readyz")
     assert answer.status == 503

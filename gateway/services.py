@@ -1,0 +1,175 @@
+"""The parts that serve requests, each made once and handed to those that need it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.websockets import WebSocket
+
+from engine.chat_template import ChatTemplate
+from engine.client import EngineClient
+from engine.tokenizer import Tokenizer
+from gateway import context, sampling_defaults
+from gateway.admission import Admission
+from gateway.background import Background
+from gateway.chat_session import ChatSession
+from gateway.config import Config, TenantsConfig
+from gateway.errors import ConfigError
+from gateway.generation import Generations
+from gateway.lifecycle import Lifecycle, Session
+from gateway.metrics import Metrics
+from gateway.revocations import Revocations
+from gateway.routes.answers import Answers
+from gateway.secrets import Secrets
+from gateway.stream_log import MemoryStreamLog
+from gateway.streams import Streams
+from gateway.tickets import Tickets
+from grammar.compiler import GrammarChecker
+from grammar.vocabulary import Vocabulary
+from tenants.authenticator import Authenticator
+from tenants.changes import ChangeListener
+from tenants.journal import Journal
+from tenants.last_used import LastUsed
+from tenants.quota import Quota
+from tenants.store import Store
+from tenants.usage import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What the routes and the middleware are made of; ``create_services`` builds it."""
+
+    config: Config
+    engine: EngineClient
+    store: Store
+    metrics: Metrics
+    quota: Quota
+    authenticator: Authenticator
+    generations: Generations
+    admission: Admission
+    lifecycle: Lifecycle
+    streams: Streams
+    tickets: Tickets
+    answers: Answers
+
+    def chat_session(self, socket: WebSocket, api_key: str | None) -> ChatSession:
+        """A session over a socket not yet accepted."""
+        return ChatSession(
+            socket,
+            context.of(socket.scope),
+            api_key=api_key,
+            config=self.config.server,
+            model=self.config.model_name,
+            engine=self.engine,
+            authenticator=self.authenticator,
+            admission=self.admission,
+            generations=self.generations,
+            streams=self.streams,
+        )
+
+
+def create_services(
+    config: Config, *, engine: EngineClient, store: Store, secrets: Secrets
+) -> Services:
+    """Nothing runs yet: ``lifecycle.start`` begins the background tasks.
+
+    Raises ``ModelLoadError`` when the model's tokenizer or chat template cannot be read,
+    ``ConfigError`` when the folder of the usage journal cannot be used.
+    """
+    tokenizer = Tokenizer.load(config.engine.model_dir)
+    template = ChatTemplate.load(config.engine.model_dir)
+    compiler = GrammarChecker(_vocabulary(tokenizer))
+    metrics = Metrics()
+    journal = _open_journal(config.tenants)
+    ledger = Ledger(store, journal=journal)
+    quota = Quota(store)
+    last_used = LastUsed(store)
+    authenticator = Authenticator(store, secrets.key_pepper, last_used=last_used)
+    generations = Generations(
+        engine=engine,
+        tokenizer=tokenizer,
+        ledger=ledger,
+        quota=quota,
+        metrics=metrics,
+        flush_interval_s=config.server.flush_interval_ms / 1000,
+    )
+    admission = Admission(
+        config,
+        engine=engine,
+        ledger=ledger,
+        quota=quota,
+        authenticator=authenticator,
+        secrets=secrets,
+        tokenizer=tokenizer,
+        template=template,
+        compiler=compiler,
+        sampling_defaults=(
+            sampling_defaults.load(config.engine.model_dir)
+            if config.models.generation_config == "auto"
+            else None
+        ),
+    )
+    sessions: set[Session] = set()
+    work = {"quota leases": quota.run, "last uses of keys": last_used.run}
+    if config.tenants.session_dsn is not None:
+        revocations = Revocations(authenticator, generations=generations, sessions=sessions)
+        listener = ChangeListener(config.tenants.session_dsn, revocations.on_change)
+        work |= {"changes": listener.run, "revocations": revocations.run}
+        metrics.watch_changes(listener)
+    metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
+    lifecycle = Lifecycle(
+        engine=engine,
+        store=store,
+        ledger=ledger,
+        journal=journal,
+        background=Background(work),
+        sessions=sessions,
+        admission=admission,
+        generations=generations,
+        compiler=compiler,
+        shutdown_timeout_s=config.server.shutdown_timeout_s,
+    )
+    streams = _create_streams(config)
+    return Services(
+        config=config,
+        engine=engine,
+        store=store,
+        metrics=metrics,
+        quota=quota,
+        authenticator=authenticator,
+        generations=generations,
+        admission=admission,
+        lifecycle=lifecycle,
+        streams=streams,
+        tickets=Tickets(),
+        answers=Answers(streams, heartbeat_s=config.server.heartbeat_s),
+    )
+
+
+def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    return Vocabulary(
+        tokenizer.vocabulary(),
+        tokenizer.eos_token_ids,
+        tokenizer.special_ids,
+        tokenizer.vocab_size,
+    )
+
+
+def _create_streams(config: Config) -> Streams:
+    server = config.server
+    log = MemoryStreamLog(
+        max_stream_bytes=server.max_stream_log_bytes,
+        max_tenant_bytes=server.max_tenant_stream_log_bytes,
+        retention_s=server.stream_retention_s,
+    )
+    return Streams(log, grace_s=server.resume_grace_s, heartbeat_s=server.heartbeat_s)
+
+
+def _open_journal(config: TenantsConfig) -> Journal:
+    try:
+        return Journal(config.journal_folder)
+    except OSError as exc:
+        raise ConfigError(
+            f"{config.journal_folder}: usage cannot be kept here ({exc.strerror}); "
+            "set tenants.journal_dir to a folder that can be written"
+        ) from None
