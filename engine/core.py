@@ -159,6 +159,8 @@ class EngineCore:
 
     def _check_params(self, params: SamplingParams) -> None:
         """What ``SamplingParams`` cannot check by itself. Raises ``InvalidRequest``."""
+        if params.n != 1:
+            raise InvalidRequest(f"n must be 1 here, got {params.n}: send a request for each")
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("logit_bias", params.logit_bias or ())
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())

@@ -119,7 +119,10 @@ class Request:
         self.stop_reason: int | None = None
 
         self.block_table = BlockTable(
-            {"salt": message.cache_salt}, message.fair_key, message.num_public_tokens
+            {"salt": message.cache_salt},
+            message.fair_key,
+            message.num_public_tokens,
+            message.group,
         )
         self.logprobs = Logprobs.asked_for(params, self.num_prompt_tokens)
         self.block_table.skip_reading = self.lacks_prompt_logprobs

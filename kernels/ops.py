@@ -26,6 +26,7 @@ OPS = (
     "rms_norm",
     "silu_mul",
     "rope_and_cache",
+    "apply_experts",
     "apply_token_bitmask",
     "apply_penalties",
     "process_logits",
@@ -108,6 +109,19 @@ def rope_and_cache(
         k_norm=k_norm,
         eps=eps,
     )
+
+
+def apply_experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    out: torch.Tensor = resolve("apply_experts", x.device.type, x.dtype)(
+        x, gate_up, down, experts, weights
+    )
+    return out
 
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:

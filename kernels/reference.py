@@ -70,6 +70,27 @@ def rope_and_cache(
     v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slots, v)
 
 
+def apply_experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """The weighted sum of each token's experts, ``down(silu(gate(x)) * up(x))`` each.
+
+    x: [num_tokens, hidden]; gate_up: [num_experts, 2 * inner, hidden], gate first; down:
+    [num_experts, hidden, inner]; experts: [num_tokens, top_k] int64; weights: the same float32.
+    """
+    out = torch.zeros_like(x)
+    for expert in torch.unique(experts).tolist():
+        tokens, places = (experts == expert).nonzero(as_tuple=True)
+        inner = silu_mul(F.linear(x[tokens], gate_up[expert]))
+        weighted = F.linear(inner, down[expert]) * weights[tokens, places].unsqueeze(1)
+        out.index_add_(0, tokens, weighted.to(x.dtype))
+    return out
+
+
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half = cos.shape[-1]
     first, second, rest = x.float().tensor_split((half, 2 * half), -1)

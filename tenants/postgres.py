@@ -12,6 +12,7 @@ import msgspec
 from tenants import queries
 from tenants.connections import NO_VIOLATIONS, Connections, Row, Violations
 from tenants.errors import (
+    AdminKeyExists,
     KeyExists,
     KeyNotFound,
     ProjectExists,
@@ -28,11 +29,12 @@ from tenants.limits import (
     QuotaRequest,
     ScopeKind,
     ScopePolicy,
-    Window,
 )
 from tenants.names import (
     check_aliases,
+    check_bucket,
     check_grace,
+    check_groups,
     check_key,
     check_models,
     check_priority,
@@ -41,18 +43,33 @@ from tenants.names import (
     check_weight,
     normalize_name,
 )
+from tenants.rows import (
+    answer_of,
+    audit_entry_of,
+    key_of,
+    policy_of,
+    project_of,
+    record_of,
+    tenant_of,
+)
 from tenants.store import Store
 from tenants.types import (
     ApiKey,
+    AuditEntry,
     KeyRecord,
-    Principal,
     Project,
+    RunningRequest,
     Scope,
     Tenant,
+    UsageBucket,
     UsageEvent,
+    UsageGroup,
     UsageHour,
+    UsageSum,
     UsageTotals,
 )
+
+MAX_AUDIT_ID = 2**63 - 1
 
 _SQL = queries.load()
 
@@ -102,14 +119,17 @@ class PostgresStore(Store):
             tenant_id=tenant_id,
             violations={"tenant_name_key": TenantExists(name)},
         )
-        return _tenant(row)
+        return tenant_of(row)
 
-    async def get_tenant(self, name: str) -> Tenant:
-        name = normalize_name("name", name)
-        return _tenant(await self._one("get_tenant", name, missing=TenantNotFound(name)))
+    async def get_tenant(self, tenant: str | UUID) -> Tenant:
+        missing = TenantNotFound(tenant)
+        if isinstance(tenant, UUID):
+            return tenant_of(await self._one("get_tenant_by_id", tenant, missing=missing))
+        name = normalize_name("name", tenant)
+        return tenant_of(await self._one("get_tenant", name, missing=missing))
 
     async def list_tenants(self) -> Sequence[Tenant]:
-        return [_tenant(row) for row in await self._all("list_tenants")]
+        return [tenant_of(row) for row in await self._all("list_tenants")]
 
     async def update_tenant(
         self,
@@ -130,7 +150,7 @@ class PostgresStore(Store):
             violations={"tenant_name_key": TenantExists(name or "")},
             missing=TenantNotFound(tenant_id),
         )
-        return _tenant(row)
+        return tenant_of(row)
 
     async def create_project(self, tenant_id: UUID, name: str) -> Project:
         name = normalize_name("name", name)
@@ -143,11 +163,22 @@ class PostgresStore(Store):
                 "project_tenant_id_fkey": TenantNotFound(tenant_id),
             },
         )
-        return _project(row)
+        return project_of(row)
 
     async def list_projects(self, tenant_id: UUID) -> Sequence[Project]:
         rows = await self._all("list_projects", tenant_id, tenant_id=tenant_id)
-        return [_project(row) for row in rows]
+        return [project_of(row) for row in rows]
+
+    async def rename_project(self, tenant_id: UUID, project_id: UUID, name: str) -> Project:
+        name = normalize_name("name", name)
+        row = await self._one(
+            "rename_project",
+            *(tenant_id, project_id, name),
+            tenant_id=tenant_id,
+            violations={"project_tenant_id_name_key": ProjectExists(name)},
+            missing=ProjectNotFound(project_id),
+        )
+        return project_of(row)
 
     async def create_key(
         self,
@@ -178,7 +209,7 @@ class PostgresStore(Store):
                 "api_key_project_id_fkey": ProjectNotFound(project_id),
             },
         )
-        return _key(row)
+        return key_of(row)
 
     async def rotate_key(
         self, public_id: str, *, new_public_id: str, key_hash: bytes, grace: timedelta
@@ -193,23 +224,35 @@ class PostgresStore(Store):
             violations={"api_key_public_id_key": KeyExists(new_public_id)},
             missing=missing,
         )
-        return _key(row)
+        return key_of(row)
+
+    async def create_first_admin_key(
+        self, tenant_name: str, *, public_id: str, key_hash: bytes, name: str
+    ) -> None:
+        check_key(public_id, key_hash, None)
+        row = await self._one(
+            "create_first_admin_key",
+            *(uuid4(), normalize_name("tenant", tenant_name), uuid4(), public_id, key_hash),
+            normalize_name("name", name),
+        )
+        if not row["made"]:
+            raise AdminKeyExists
 
     async def find_key(self, public_id: str) -> KeyRecord | None:
         if not is_public_id(public_id):
             return None
         rows = await self._all("find_key", public_id)
-        return _record(rows[0]) if rows else None
+        return record_of(rows[0]) if rows else None
 
     async def list_keys(self, tenant_id: UUID) -> Sequence[ApiKey]:
         rows = await self._all("list_keys", tenant_id, tenant_id=tenant_id)
-        return [_key(row) for row in rows]
+        return [key_of(row) for row in rows]
 
     async def revoke_key(self, public_id: str) -> ApiKey:
         missing = KeyNotFound(public_id)
         if not is_public_id(public_id):
             raise missing
-        return _key(await self._one("revoke_key", public_id, missing=missing))
+        return key_of(await self._one("revoke_key", public_id, missing=missing))
 
     async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
         await self._all("touch_keys", list(last_used), list(last_used.values()))
@@ -248,14 +291,7 @@ class PostgresStore(Store):
 
     async def list_limits(self, tenant_id: UUID) -> Sequence[ScopePolicy]:
         rows = await self._all("list_limits", tenant_id, tenant_id=tenant_id)
-        return [
-            ScopePolicy(
-                scope_kind=row["scope_kind"],
-                scope_id=row["scope_id"],
-                limits=Limits(**{name: row[name] for name in Limits.__struct_fields__}),
-            )
-            for row in rows
-        ]
+        return [policy_of(row) for row in rows]
 
     async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
         row = await self._one(
@@ -274,7 +310,7 @@ class PostgresStore(Store):
             self._now(),
             violations={"reservation_key_id_fkey": KeyNotFound(request.key_id)},
         )
-        return _answer(row)
+        return answer_of(row)
 
     async def extend(
         self, tenant_id: UUID, request_id: UUID, *, tokens: int, generated: int, lease: timedelta
@@ -310,6 +346,44 @@ class PostgresStore(Store):
         rows = await self._all("list_usage", tenant_id, start, end, tenant_id=tenant_id)
         return [UsageHour(**row) for row in rows]
 
+    async def sum_usage(
+        self,
+        tenant_id: UUID | None,
+        start: datetime,
+        end: datetime,
+        *,
+        group_by: Sequence[UsageGroup] = (),
+        bucket: UsageBucket = "total",
+        limit: int = 10_000,
+    ) -> Sequence[UsageSum]:
+        check_range(start, end)
+        what = (start, end, check_groups(group_by), check_bucket(bucket), limit)
+        if tenant_id is None:
+            rows = await self._all("sum_all_usage", *what)
+        else:
+            rows = await self._all("sum_usage", tenant_id, *what, tenant_id=tenant_id)
+        return [UsageSum(**row) for row in rows]
+
+    async def list_running(self, tenant_id: UUID | None = None) -> Sequence[RunningRequest]:
+        if tenant_id is None:
+            rows = await self._all("list_all_running")
+        else:
+            rows = await self._all("list_running", tenant_id, tenant_id=tenant_id)
+        return [RunningRequest(**row) for row in rows]
+
+    async def kill_request(self, tenant_id: UUID, request_id: UUID) -> None:
+        await self._one("kill_request", tenant_id, request_id, tenant_id=tenant_id)
+
+    async def list_audit(
+        self, tenant_id: UUID | None = None, *, before: int | None = None, limit: int = 100
+    ) -> Sequence[AuditEntry]:
+        which = (MAX_AUDIT_ID if before is None else min(before, MAX_AUDIT_ID), limit)
+        if tenant_id is None:
+            rows = await self._all("list_all_audit", *which)
+        else:
+            rows = await self._all("list_audit", tenant_id, *which, tenant_id=tenant_id)
+        return [audit_entry_of(row) for row in rows]
+
     async def maintain(self) -> None:
         await self._one("add_partitions")
 
@@ -344,55 +418,3 @@ class PostgresStore(Store):
             raise missing
         assert len(rows) == 1
         return rows[0]
-
-
-def _tenant(row: Row) -> Tenant:
-    return Tenant(**row)
-
-
-def _project(row: Row) -> Project:
-    return Project(**row)
-
-
-def _key(row: Row) -> ApiKey:
-    values = {name: row[name] for name in ApiKey.__struct_fields__}
-    values["scopes"] = tuple(row["scopes"])
-    values["allowed_models"] = tuple(row["allowed_models"])
-    values["model_aliases"] = msgspec.json.decode(row["model_aliases"], type=dict[str, str])
-    return ApiKey(**values)
-
-
-def _record(row: Row) -> KeyRecord:
-    tenant = Tenant(
-        id=row["tenant_id"],
-        name=row["tenant_name"],
-        weight=row["weight"],
-        priority=row["priority"],
-        created_at=row["tenant_created_at"],
-        disabled_at=row["disabled_at"],
-    )
-    policies = msgspec.json.decode(row["policies"] or "[]", type=tuple[ScopePolicy, ...])
-    principal = Principal(tenant=tenant, key=_key(row), policies=policies)
-    return KeyRecord(principal, row["key_hash"])
-
-
-def _answer(row: Row) -> QuotaAnswer:
-    return QuotaAnswer(
-        state=row["state"],
-        completion_tokens=row["completion_tokens"] or 0,
-        refused_by=row["refused_by"],
-        scope_kind=row["scope_kind"],
-        wait_us=row["wait_us"],
-        requests=_window(row, "requests"),
-        tokens=_window(row, "tokens"),
-    )
-
-
-def _window(row: Row, name: str) -> Window | None:
-    if row[f"limit_{name}"] is None:
-        return None
-    return Window(
-        limit=row[f"limit_{name}"],
-        remaining=row[f"remaining_{name}"],
-        reset_us=row[f"reset_{name}_us"],
-    )

@@ -13,6 +13,12 @@ SELECT id, name, weight, priority, created_at, disabled_at
 FROM tenant
 WHERE name = $1;
 
+-- name: get_tenant_by_id for operator
+-- A tenant by its id.
+SELECT id, name, weight, priority, created_at, disabled_at
+FROM tenant
+WHERE id = $1;
+
 -- name: list_tenants for operator
 -- All tenants, ordered by code point whatever the database's collation.
 SELECT id, name, weight, priority, created_at, disabled_at
@@ -46,6 +52,13 @@ FROM project
 WHERE tenant_id = $1
 ORDER BY name COLLATE "C";
 
+-- name: rename_project for tenant
+-- Another name for a tenant's project.
+UPDATE project
+SET name = $3
+WHERE tenant_id = $1 AND id = $2
+RETURNING id, tenant_id, name, is_default, created_at;
+
 -- name: create_key for tenant
 -- A key by its hash; the secret never comes here. A trigger fills in the default project.
 INSERT INTO api_key (
@@ -75,6 +88,10 @@ FROM old
 RETURNING
     id, tenant_id, project_id, public_id, name, scopes, allowed_models, model_aliases, created_at,
     expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id;
+
+-- name: create_first_admin_key for operator
+-- False when there is an admin key already.
+SELECT key_bootstrap($1, $2, $3, $4, $5, $6) AS made;
 
 -- name: find_key
 -- What a presented key is compared with, and whose it is: one round trip per lookup.
@@ -189,6 +206,81 @@ FROM usage_rollup AS u
 JOIN api_key AS k ON k.id = u.key_id
 WHERE u.tenant_id = $1 AND u.hour >= $2 AND u.hour < $3
 ORDER BY u.hour, k.project_id, u.key_id, u.model COLLATE "C";
+
+-- name: sum_usage for tenant
+-- A tenant's sums by whatever is asked for.
+SELECT
+    CASE WHEN $5::text <> 'total' THEN date_trunc($5, u.hour, 'UTC') END AS start,
+    CASE WHEN 'tenant' = ANY ($4::text[]) THEN u.tenant_id END AS tenant_id,
+    CASE WHEN 'project' = ANY ($4::text[]) THEN k.project_id END AS project_id,
+    CASE WHEN 'key' = ANY ($4::text[]) THEN u.key_id END AS key_id,
+    CASE WHEN 'model' = ANY ($4::text[]) THEN u.model END COLLATE "C" AS model,
+    sum(u.requests)::bigint AS requests,
+    sum(u.prompt_tokens)::bigint AS prompt_tokens,
+    sum(u.cached_tokens)::bigint AS cached_tokens,
+    sum(u.completion_tokens)::bigint AS completion_tokens,
+    sum(u.cost_micro)::bigint AS cost_micro
+FROM usage_rollup AS u
+JOIN api_key AS k ON k.id = u.key_id
+WHERE u.tenant_id = $1 AND u.hour >= $2 AND u.hour < $3
+GROUP BY 1, 2, 3, 4, 5
+ORDER BY 1, 2, 3, 4, 5
+LIMIT $6;
+
+-- name: sum_all_usage for operator
+-- Everybody's sums by whatever is asked for.
+SELECT
+    CASE WHEN $4::text <> 'total' THEN date_trunc($4, u.hour, 'UTC') END AS start,
+    CASE WHEN 'tenant' = ANY ($3::text[]) THEN u.tenant_id END AS tenant_id,
+    CASE WHEN 'project' = ANY ($3::text[]) THEN k.project_id END AS project_id,
+    CASE WHEN 'key' = ANY ($3::text[]) THEN u.key_id END AS key_id,
+    CASE WHEN 'model' = ANY ($3::text[]) THEN u.model END COLLATE "C" AS model,
+    sum(u.requests)::bigint AS requests,
+    sum(u.prompt_tokens)::bigint AS prompt_tokens,
+    sum(u.cached_tokens)::bigint AS cached_tokens,
+    sum(u.completion_tokens)::bigint AS completion_tokens,
+    sum(u.cost_micro)::bigint AS cost_micro
+FROM usage_rollup AS u
+JOIN api_key AS k ON k.id = u.key_id
+WHERE u.hour >= $1 AND u.hour < $2
+GROUP BY 1, 2, 3, 4, 5
+ORDER BY 1, 2, 3, 4, 5
+LIMIT $5;
+
+-- name: list_running for tenant
+-- A tenant's requests that hold a reservation.
+SELECT
+    request_id, tenant_id, key_id, model, state, owner, prompt_tokens, generated_tokens, created_at
+FROM reservation
+WHERE tenant_id = $1
+ORDER BY created_at, request_id;
+
+-- name: list_all_running for operator
+-- Everybody's requests that hold a reservation.
+SELECT
+    request_id, tenant_id, key_id, model, state, owner, prompt_tokens, generated_tokens, created_at
+FROM reservation
+ORDER BY created_at, request_id;
+
+-- name: kill_request for tenant
+-- Tells all workers; in the audit log whether or not one of them runs it.
+SELECT stream_kill($1, $2);
+
+-- name: list_audit for tenant
+-- A tenant's changes, the newest first.
+SELECT id, tenant_id, at, actor, action, object_id, before, after
+FROM audit_log
+WHERE tenant_id = $1 AND id < $2
+ORDER BY id DESC
+LIMIT $3;
+
+-- name: list_all_audit for operator
+-- All changes, the newest first.
+SELECT id, tenant_id, at, actor, action, object_id, before, after
+FROM audit_log
+WHERE id < $1
+ORDER BY id DESC
+LIMIT $2;
 
 -- name: add_partitions for operator
 -- The ledger's partitions of this month and the next two.

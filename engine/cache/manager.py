@@ -23,11 +23,13 @@ class BlockTable:
 
     ``region`` separates what must never be shared ("salt", ...); ``owner`` is whom cached blocks
     count for. The first ``num_public_tokens`` stand outside the region: their full blocks are
-    shared with everybody who declares the same tokens public.
+    shared with everybody who declares the same tokens public. Tables of one ``group`` share their
+    common prefix even where prefix caching is off.
     """
 
     __slots__ = (
         "block_ids",
+        "group",
         "keys",
         "num_public_tokens",
         "num_published",
@@ -40,11 +42,16 @@ class BlockTable:
     )
 
     def __init__(
-        self, region: Mapping[str, str], owner: str = "", num_public_tokens: int = 0
+        self,
+        region: Mapping[str, str],
+        owner: str = "",
+        num_public_tokens: int = 0,
+        group: str = "",
     ) -> None:
         self.region = region
         self.owner = owner
         self.num_public_tokens = num_public_tokens
+        self.group = group
         self.root: bytes | None = None
         """Of the region; computed once, on demand."""
         self.block_ids: list[int] = []
@@ -120,8 +127,7 @@ class CacheManager:
 
         Never all of the tokens: the last one is always computed, because its logits are needed.
         """
-        may_read = self.enable_prefix_caching and not table.skip_reading
-        hit = self._cached_prefix(table, token_ids) if may_read else PrefixHit()
+        hit = self._cached_prefix(table, token_ids) if self._shares(table) else PrefixHit()
         if table.swapped is None:
             return hit
         # Drafts that were rejected after the copy was planned are not among the tokens.
@@ -131,6 +137,10 @@ class CacheManager:
         return PrefixHit(num_swapped, hit.block_ids, is_swapped=True)
 
     def _cached_prefix(self, table: BlockTable, token_ids: Sequence[int]) -> PrefixHit:
+        if table.skip_reading:
+            # Others may wait for what it computes.
+            self._extend_keys(table, token_ids, (len(token_ids) - 1) // self.block_size)
+            return PrefixHit()
         limit = len(token_ids) - 1
         block_ids = self._cached_blocks(table, token_ids)
         start = len(block_ids) * self.block_size
@@ -141,7 +151,7 @@ class CacheManager:
 
     def num_matching_tokens(self, table: BlockTable, token_ids: Sequence[int]) -> int:
         """What ``lookup`` would find, rounded down to full blocks: cheap enough to compare many."""
-        if table.skip_reading or not self.enable_prefix_caching:
+        if table.skip_reading or not self._shares(table):
             return 0
         return len(self._cached_blocks(table, token_ids)) * self.block_size
 
@@ -164,7 +174,7 @@ class CacheManager:
         """
         table.num_written = num_written
         num_full = num_written // self.block_size
-        if num_full <= table.num_published or not self.enable_prefix_caching:
+        if num_full <= table.num_published or not self._shares(table):
             return
         self._extend_keys(table, token_ids, num_full)
         for i in range(table.num_published, num_full):
@@ -181,6 +191,18 @@ class CacheManager:
         content = Content(child_key(parent, data), parent, data, table.owner, partial=True)
         self.pool.publish(table.block_ids[index], content)
 
+    def _shares(self, table: BlockTable) -> bool:
+        return self.enable_prefix_caching or bool(table.group)
+
+    def _region(self, table: BlockTable) -> Mapping[str, str]:
+        """Where prefix caching is off, a group is a region of its own."""
+        if self.enable_prefix_caching:
+            return table.region
+        return {**table.region, "group": table.group}
+
+    def _num_public_blocks(self, table: BlockTable) -> int:
+        return table.num_public_tokens // self.block_size if self.enable_prefix_caching else 0
+
     def _content(self, table: BlockTable, token_ids: Sequence[int], index: int) -> Content:
         start = index * self.block_size
         data = token_bytes(token_ids[start : start + self.block_size])
@@ -188,16 +210,16 @@ class CacheManager:
 
     def _parent(self, table: BlockTable, index: int) -> bytes:
         """The key that the block at ``index`` of the table continues."""
-        num_public = table.num_public_tokens // self.block_size
+        num_public = self._num_public_blocks(table)
         if index == num_public:
             # The region's own blocks begin here.
             if table.root is None:
-                table.root = root_key(self.block_size, table.region)
+                table.root = root_key(self.block_size, self._region(table))
             return child_key(table.keys[index - 1], table.root) if index else table.root
         return table.keys[index - 1] if index else root_key(self.block_size, _PUBLIC)
 
     def _extend_keys(self, table: BlockTable, token_ids: Sequence[int], num_blocks: int) -> None:
-        num_public = table.num_public_tokens // self.block_size
+        num_public = self._num_public_blocks(table)
         for end in (min(num_public, num_blocks), num_blocks):
             known = len(table.keys)
             if end > known:
@@ -241,7 +263,7 @@ class CacheManager:
 
     def release(self, table: BlockTable, token_ids: Sequence[int]) -> None:
         """Give all blocks back; the last ones are evicted first, as a prefix serves more often."""
-        if self.enable_prefix_caching:
+        if self._shares(table):
             self._publish_rest(table, token_ids)
         self.pool.release(reversed(table.block_ids))
         table.block_ids = []

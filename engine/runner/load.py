@@ -14,8 +14,8 @@ from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mlp import GatedMLP
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig
-from engine.models.config import DTYPES, read_config
-from engine.models.registry import create_model
+from engine.models.config import DTYPES
+from engine.models.registry import create_model, read_config
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.memory import (
     PagedCache,
@@ -53,16 +53,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         torch.set_num_threads(config.num_threads)
     has_kernels = _register_kernels(device)
     attention = select_backend(
-        config.attention_backend,
-        device,
-        AttentionShape(
-            dtype,
-            model_config.num_heads,
-            model_config.num_kv_heads,
-            model_config.head_dim,
-            config.block_size,
-            config.max_num_seqs,
-        ),
+        config.attention_backend, device, _attention_shape(config, model_config, dtype)
     )
     asked_len = requested_max_model_len(config, model_config)
     model = create_model(model_config, max_model_len=asked_len, dtype=dtype, device=device)
@@ -117,6 +108,22 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     )
     report(LoadProgress("Model loaded", 1.0))
     return runner
+
+
+def _attention_shape(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype
+) -> AttentionShape:
+    layout = model.cache_layout
+    return AttentionShape(
+        dtype,
+        model.num_heads,
+        layout.num_kv_heads,
+        layout.head_dim,
+        config.block_size,
+        config.max_num_seqs,
+        window=model.widest_window,
+        softcap=model.attention_softcap,
+    )
 
 
 def _capture_graphs(

@@ -15,8 +15,10 @@ FEATURES = ("chunked", "crowded", "swap", "cached", "overlap", "drafts")
 
 def submit(harness: Harness, rng: random.Random, request_id: str, prompts: list[list[int]]) -> None:
     """Prompts share prefixes; some requests branch off one prompt (n > 1)."""
+    group = ""
     if prompts and rng.random() < 0.3:
         prompt = rng.choice(prompts)
+        group = f"branches of {prompt}"
     else:
         prompt = [rng.randrange(4, 7) for _ in range(rng.randrange(1, 24))]
         prompts.append(prompt)
@@ -29,6 +31,7 @@ def submit(harness: Harness, rng: random.Random, request_id: str, prompts: list[
         max_tokens=rng.randrange(1, 16),
         ignore_eos=rng.random() < 0.5,
         stop_token_ids=rng.choice([(), (9,)]),
+        group=group,
         logprobs=rng.choice([None, None, 0, 5]),
         prompt_logprobs=rng.choice([None, None, None, 2]),
     )
