@@ -169,7 +169,8 @@ def process_logits(
         _keep_top_p(scores, top_p)
     if min_p is not None:
         # The best score is 0, so p >= min_p * p_max reads score >= log(min_p).
-        scores.masked_fill_(scores < min_p.log().unsqueeze(-1), _NEG_INF)
+        floor = min_p.double().log().float()
+        scores.masked_fill_(scores < floor.unsqueeze(-1), _NEG_INF)
     return scores
 
 
@@ -189,15 +190,16 @@ def _keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> None:
     if limited.numel() == 0:
         return
     rows, p = scores[limited], top_p[limited].unsqueeze(1)
-    log_sum = rows.logsumexp(-1, keepdim=True)
+    # In float64, so that no other order of adding up comes to another decision.
+    target = p * rows.double().exp().sum(-1, keepdim=True)
     vocab_size = rows.shape[1]
     num_candidates = min(128, vocab_size)
     while True:
         # The nucleus is nearly always small: sorting the whole vocabulary is the last resort.
         best = rows.topk(num_candidates, sorted=True).values
-        mass = (best - log_sum).exp_().cumsum(-1)
+        mass = best.double().exp().cumsum(-1)
         # A token stays as long as those before it do not reach p.
-        num_kept = (mass[:, :-1] < p).sum(-1, keepdim=True) + 1
+        num_kept = (mass[:, :-1] < target).sum(-1, keepdim=True) + 1
         if num_candidates == vocab_size or int(num_kept.max()) < num_candidates:
             break
         num_candidates = min(8 * num_candidates, vocab_size)
@@ -242,6 +244,16 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """``process_logits``, then ``gumbel_argmax``."""
+    """``process_logits``, then ``gumbel_argmax``; the best token where the temperature is 0."""
+    drawn = temperature.nonzero().squeeze(-1)
+    if len(drawn) == 0:
+        return logits.argmax(-1)
+    if len(drawn) < len(logits):
+        limits = (None if x is None else x[drawn] for x in (top_k, top_p, min_p))
+        token_ids = logits.argmax(-1)
+        token_ids[drawn] = sample(
+            logits[drawn], temperature[drawn], *limits, seeds[drawn], positions[drawn]
+        )
+        return token_ids
     scores = process_logits(logits, temperature, top_k, top_p, min_p)
     return gumbel_argmax(scores, seeds, positions)
