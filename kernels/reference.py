@@ -245,15 +245,9 @@ def sample(
     positions: torch.Tensor,
 ) -> torch.Tensor:
     """``process_logits``, then ``gumbel_argmax``; the best token where the temperature is 0."""
-    drawn = temperature.nonzero().squeeze(-1)
-    if len(drawn) == 0:
+    greedy = temperature == 0
+    if greedy.all():
         return logits.argmax(-1)
-    if len(drawn) < len(logits):
-        limits = (None if x is None else x[drawn] for x in (top_k, top_p, min_p))
-        token_ids = logits.argmax(-1)
-        token_ids[drawn] = sample(
-            logits[drawn], temperature[drawn], *limits, seeds[drawn], positions[drawn]
-        )
-        return token_ids
-    scores = process_logits(logits, temperature, top_k, top_p, min_p)
-    return gumbel_argmax(scores, seeds, positions)
+    scores = process_logits(logits, temperature.masked_fill(greedy, 1.0), top_k, top_p, min_p)
+    drawn = gumbel_argmax(scores, seeds, positions)
+    return torch.where(greedy, logits.argmax(-1), drawn) if greedy.any() else drawn
