@@ -251,6 +251,10 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Client to engine: finish the step in flight, then exit with code 0."""
 
 
+class Attach(msgspec.Struct, frozen=True, tag="attach"):
+    """Client to engine: I am here; answered with ``Ready``. The owner need not say so."""
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Client to engine: answer with one fresh ``Stats`` between two steps.
 
@@ -258,7 +262,9 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """
 
 
-ClientMessage = GenerateRequest | AbortRequest | ParkRequest | UnparkRequest | Shutdown | Ping
+ClientMessage = (
+    GenerateRequest | AbortRequest | ParkRequest | UnparkRequest | Shutdown | Attach | Ping
+)
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -332,6 +338,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     num_waiting: int = 0
     num_parked: int = 0
     """Set aside because their readers stall."""
+    num_swapped: int = 0
+    """Of those waiting: preempted, with what they had computed in host memory."""
     num_queued_tokens: int = 0
     """Prompt tokens of the requests that wait for their first admission."""
     num_total_blocks: int = 0
@@ -339,6 +347,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """Blocks nobody references, those whose content is still cached included."""
     num_cached_blocks: int = 0
     """Blocks whose content can be found, referenced or not."""
+    num_total_swap_blocks: int = 0
+    num_free_swap_blocks: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    """Fewer than went out where requests end outside, or are found in the prefix cache."""
     num_steps: int = 0
     num_preemptions: int = 0
     scheduled_tokens: int = 0

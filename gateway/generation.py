@@ -396,6 +396,16 @@ class Generations:
             if generation.admitted.principal.key.public_id == public_id:
                 generation.fail(error)
 
+    def fail_request(self, request_id: UUID, error: ApiError) -> None:
+        """Fail this request, if it runs here."""
+        for generation in list(self._live):
+            if generation.admitted.id == request_id:
+                generation.fail(error)
+
+    def live(self) -> tuple[Generation, ...]:
+        """What runs at the moment."""
+        return tuple(self._live)
+
     def principals(self) -> Iterator[Principal]:
         """Whose requests run."""
         return (generation.admitted.principal for generation in list(self._live))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from engine.cache.block_pool import BlockPool
 from engine.cache.prefix import Content, child_key, extend_chain, root_key, token_bytes
+from engine.cache.swap import Swapped, SwapSpace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ class BlockTable:
         "region",
         "root",
         "skip_reading",
+        "swapped",
     )
 
     def __init__(
@@ -62,11 +64,13 @@ class BlockTable:
         """Leading blocks that need no publishing any more."""
         self.num_written = 0
         """Leading slots whose step is over."""
+        self.swapped: Swapped | None = None
+        """What it has in host memory, while it holds no blocks for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The cached part of a prompt. Nothing of it is acquired yet."""
+    """The leading tokens that need no computing. Nothing of it is acquired yet."""
 
     num_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
@@ -75,9 +79,11 @@ class PrefixHit:
     """A block whose leading slots continue the prefix, to be copied; -1 for none."""
     num_copied: int = 0
     """Those slots; ``num_tokens`` includes them."""
+    is_swapped: bool = False
+    """What is behind the full blocks comes from host memory."""
 
     def without_copy(self) -> PrefixHit:
-        return PrefixHit(self.num_tokens - self.num_copied, self.block_ids)
+        return replace(self, num_tokens=self.num_tokens - self.num_copied, source=-1, num_copied=0)
 
 
 class CacheManager:
@@ -96,8 +102,10 @@ class CacheManager:
         enable_prefix_caching: bool = True,
         tenant_floor: float = 0.0,
         tenant_ceiling: float = 1.0,
+        num_swap_blocks: int = 0,
     ) -> None:
         self.block_size = block_size
+        self.swap = SwapSpace(num_swap_blocks)
         self.pool = BlockPool(
             num_blocks,
             floor=int(tenant_floor * num_blocks),
@@ -115,12 +123,20 @@ class CacheManager:
     # ---- prefixes -------------------------------------------------------------------------------
 
     def lookup(self, table: BlockTable, token_ids: Sequence[int]) -> PrefixHit:
-        """The longest cached prefix of ``token_ids``, to the token.
+        """The longest prefix of ``token_ids`` that is cached or swapped out, to the token.
 
         Never all of the tokens: the last one is always computed, because its logits are needed.
         """
-        if not self._shares(table):
-            return PrefixHit()
+        hit = self._cached_prefix(table, token_ids) if self._shares(table) else PrefixHit()
+        if table.swapped is None:
+            return hit
+        # Drafts that were rejected after the copy was planned are not among the tokens.
+        num_swapped = min(table.swapped.num_tokens, len(token_ids) - 1)
+        if hit.num_tokens >= num_swapped:
+            return hit
+        return PrefixHit(num_swapped, hit.block_ids, is_swapped=True)
+
+    def _cached_prefix(self, table: BlockTable, token_ids: Sequence[int]) -> PrefixHit:
         if table.skip_reading:
             # Others may wait for what it computes.
             self._extend_keys(table, token_ids, (len(token_ids) - 1) // self.block_size)
@@ -256,3 +272,30 @@ class CacheManager:
     def num_sole_blocks(self, table: BlockTable) -> int:
         """Blocks that a release of this table would free."""
         return sum(self.pool.ref_count(block_id) == 1 for block_id in table.block_ids)
+
+    # ---- host memory ----------------------------------------------------------------------------
+
+    def swap_out(self, table: BlockTable, num_tokens: int) -> list[tuple[int, int]]:
+        """Give the blocks of the leading tokens a place in host memory: (block, host block) to
+        copy. The table keeps its blocks until ``release``; the caller checked ``swap.num_free``.
+        """
+        assert table.swapped is None, "swapped out twice"
+        num_blocks = self.num_blocks_for(num_tokens)
+        table.swapped = self.swap.take(num_blocks, num_tokens)
+        return list(zip(table.block_ids[:num_blocks], table.swapped.block_ids, strict=True))
+
+    def swap_in(self, table: BlockTable, hit: PrefixHit) -> list[tuple[int, int]]:
+        """After ``admit``: what to copy back, (block, host block), and nothing stays outside."""
+        pairs: list[tuple[int, int]] = []
+        if table.swapped is not None and hit.is_swapped:
+            places = range(len(hit.block_ids), self.num_blocks_for(hit.num_tokens))
+            pairs = [(table.block_ids[i], table.swapped.block_ids[i]) for i in places]
+            self.swap.num_blocks_in += len(pairs)
+        self.drop_swapped(table)
+        return pairs
+
+    def drop_swapped(self, table: BlockTable) -> None:
+        """Forget what the table has in host memory, if anything."""
+        if table.swapped is not None:
+            self.swap.give_back(table.swapped)
+            table.swapped = None
