@@ -190,6 +190,44 @@ def apply_penalties(
     logits[indices] = scores
 
 
+Logprobs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+_ROWS_AT_ONCE = 64  # of log-probabilities, several times the size of the logits
+
+
+def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Logprobs:
+    """How likely tokens are, and which are likelier.
+
+    logits: [n, vocab], any float dtype; token_ids: [n] int64; num_top: k, at most vocab. Returns
+
+    - [n] float32: the log-probability of each token, of softmax(logits) in float32;
+    - [n] int64: its rank, one more than the number of tokens with a higher logit;
+    - [n, k] int64 and [n, k] float32: the ids and log-probabilities of the likeliest tokens, the
+      best first, of equals the lowest id first.
+    """
+    slices = [slice(i, i + _ROWS_AT_ONCE) for i in range(0, len(token_ids), _ROWS_AT_ONCE)]
+    parts = [_token_logprobs(logits[at].float(), token_ids[at], num_top) for at in slices]
+    logprobs, ranks, top_ids, top_logprobs = (torch.cat(c) for c in zip(*parts, strict=True))
+    return logprobs, ranks, top_ids, top_logprobs
+
+
+def _token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Logprobs:
+    chosen = token_ids.unsqueeze(1)
+    ranks = (logits > logits.gather(1, chosen)).sum(-1) + 1
+    top_ids = _likeliest(logits, num_top)
+    logprobs = logits.log_softmax(-1)
+    return logprobs.gather(1, chosen).squeeze(1), ranks, top_ids, logprobs.gather(1, top_ids)
+
+
+def _likeliest(logits: torch.Tensor, num_top: int) -> torch.Tensor:
+    # topk leaves open which of equals it takes, and the answer may depend on the batch. So it gets
+    # integers without equals: the float's bits, made to order as the floats do, over the id.
+    bits = (logits + 0.0).view(torch.int32)  # adding 0 makes the zeros equal
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    last = logits.shape[1] - 1
+    keys = (ordered.long() << 32) | torch.arange(last, -1, -1, device=logits.device)
+    return last - (keys.topk(num_top, sorted=True).values & 0xFFFFFFFF)
+
+
 def process_logits(
     logits: torch.Tensor,
     temperature: torch.Tensor,
