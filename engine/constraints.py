@@ -138,6 +138,9 @@ class Constraints:
     def accept(self, request: Request, token_ids: Sequence[int]) -> Ending | None:
         """Advance by tokens the request took; an ending if its grammar says so."""
         matcher = self._matchers[request]
+        if not _are_allowed(request, token_ids):
+            message = "structured_outputs and allowed_token_ids have no token in common here"
+            return Ending(request, "error", message, "invalid_request")
         try:
             for token_id in token_ids:
                 if not matcher.accept(token_id):
@@ -176,6 +179,12 @@ class Constraints:
             # The grammar has to end before min_tokens. Its promise is the stronger one.
             return Ending(request, "stop")
         return None
+
+
+def _are_allowed(request: Request, token_ids: Sequence[int]) -> bool:
+    """The sampler draws another token only where the grammar forbids all those of the list."""
+    allowed = request.params.allowed_token_ids
+    return allowed is None or request.eos_token_ids.union(allowed).issuperset(token_ids)
 
 
 def _failure(request: Request, error: Exception, code: str) -> Ending:

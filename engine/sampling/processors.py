@@ -185,17 +185,22 @@ class MinTokens(_ByRow[tuple[int, list[int]]]):
 
 
 class AllowedTokens(_ByRow[torch.Tensor]):
-    """Forbids all but ``allowed_token_ids``."""
+    """Forbids all but ``allowed_token_ids``, and EOS where a grammar decides about the end."""
 
-    def __init__(self, device: torch.device, vocab_size: int) -> None:
+    def __init__(
+        self, device: torch.device, vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
         super().__init__(device)
         self._num_words = -(-vocab_size // 32)
+        self._eos_token_ids = [token_id for token_id in eos_token_ids if token_id < vocab_size]
 
     def _read(self, params: SamplingParams, num_prompt_tokens: int) -> torch.Tensor | None:
         if params.allowed_token_ids is None:
             return None
         bits = np.zeros(self._num_words * 32, np.uint8)
         bits[list(params.allowed_token_ids)] = 1
+        if params.structured_outputs is not None:
+            bits[self._eos_token_ids] = 1
         return self._tensor(np.packbits(bits, bitorder="little").view(np.int32))
 
     def apply(

@@ -79,7 +79,7 @@ class Sampler:
             *self._arithmetic,
             BadWords(device),
             MinTokens(device, vocab_size, eos_token_ids),
-            AllowedTokens(device, vocab_size),
+            AllowedTokens(device, vocab_size, eos_token_ids),
         )
 
     def admit(

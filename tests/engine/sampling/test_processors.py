@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import SamplingParams
+from engine.messages import SamplingParams, StructuredOutputs
 from engine.sampling.processors import HELD_BACK
 from engine.sampling.sampler import Sampler
 from tests.engine.sampling import naive
@@ -178,6 +178,15 @@ def test_what_is_allowed_comes_before_what_is_bad() -> None:
     s.admit(0, "a", how, 1)
     drawn = s.sample(table([0]), logits(0), np.array([0]), np.array([1]), None)
     assert drawn.tolist() == [5]
+
+
+def test_a_grammar_may_end_although_eos_is_not_in_the_list() -> None:
+    s = sampler()
+    grammar = StructuredOutputs(regex="a")
+    s.admit(0, "a", SamplingParams(allowed_token_ids=(3,)), 1)
+    s.admit(1, "b", SamplingParams(allowed_token_ids=(3,), structured_outputs=grammar), 1)
+    ours = run(s, table([0], [0]), torch.zeros(2, VOCAB), [0, 1], [1, 1])
+    assert [row.isfinite().nonzero().flatten().tolist() for row in ours] == [[3], [3, 7]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
