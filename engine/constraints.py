@@ -138,17 +138,21 @@ class Constraints:
     def accept(self, request: Request, token_ids: Sequence[int]) -> Ending | None:
         """Advance by tokens the request took; an ending if its grammar says so."""
         matcher = self._matchers[request]
-        if not _are_allowed(request, token_ids):
-            message = "structured_outputs and allowed_token_ids have no token in common here"
-            return Ending(request, "error", message, "invalid_request")
         try:
             for token_id in token_ids:
                 if not matcher.accept(token_id):
+                    if request.params.allowed_token_ids is not None:
+                        return _contradiction(request)
                     message = f"the grammar refuses the sampled id {token_id}"
                     return Ending(request, "error", message, "internal")
         except MatcherFailed as error:
             return _failure(request, error, "internal")
-        return Ending(request, "stop") if matcher.is_terminated else None
+        if matcher.is_terminated:
+            return Ending(request, "stop")
+        allowed = request.params.allowed_token_ids
+        if allowed is not None and not set(allowed).issuperset(token_ids):
+            return _contradiction(request)
+        return None
 
     def mask(self, rows: Iterable[tuple[int, Request]]) -> tuple[TokenMask | None, list[Ending]]:
         """Allowed tokens for the rows (chunk index, request) whose requests still run.
@@ -181,10 +185,10 @@ class Constraints:
         return None
 
 
-def _are_allowed(request: Request, token_ids: Sequence[int]) -> bool:
-    """The sampler draws another token only where the grammar forbids all those of the list."""
-    allowed = request.params.allowed_token_ids
-    return allowed is None or request.eos_token_ids.union(allowed).issuperset(token_ids)
+def _contradiction(request: Request) -> Ending:
+    """Another token is drawn only where the grammar forbids all those of the list."""
+    message = "structured_outputs and allowed_token_ids have no token in common here"
+    return Ending(request, "error", message, "invalid_request")
 
 
 def _failure(request: Request, error: Exception, code: str) -> Ending:

@@ -66,7 +66,7 @@ def test_tokens_are_those_of_the_reference(limits: dict[str, float], scale: floa
         assert_same(logits_of(60, vocab, scale), arguments(60, **limits))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_rows_together(data: st.DataObject) -> None:
     """Each with limits of its own, with ties and forbidden tokens."""

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import SamplingParams, StructuredOutputs
@@ -73,6 +73,7 @@ def assert_close(ours: torch.Tensor, expected: list[float]) -> None:
     torch.testing.assert_close(shown, torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
+@settings(deadline=None)
 @given(params(), prompts, history, st.integers(0, 99))
 def test_each_option_does_what_vllm_says(
     how: SamplingParams, prompt: list[int], output: list[int], seed: int
@@ -87,6 +88,7 @@ def test_each_option_does_what_vllm_says(
         assert_close(ours[0], expected)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(params(), prompts, history), min_size=1, max_size=4), st.data())
 def test_rows_do_not_see_each_other(
     requests: list[tuple[SamplingParams, list[int], list[int]]], data: st.DataObject
