@@ -220,6 +220,7 @@ class Generation:
             return
         self._closed = True
         status = self._status()
+        self._owner.metrics.observe_request(time.monotonic() - self._began_at)
         self._abort()
         self._owner.settle(self, status)
 

@@ -121,6 +121,7 @@ def create_services(
         listener = ChangeListener(config.tenants.session_dsn, revocations.on_change)
         work["changes"] = listener.run
         metrics.watch_changes(listener)
+    engine.on_tokens = metrics.observe_inter_token
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
     lifecycle = Lifecycle(
         engine=engine,
