@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gateway.commands import database, key, tenant
+from gateway.commands import database, key, operations, project, tenant
 
 DEFAULT_PORT = 8000
 
@@ -119,8 +119,13 @@ def bench(
 
 
 app.command("migrate")(database.migrate)
+app.command()(operations.bootstrap)
 app.add_typer(tenant.app, name="tenant")
+app.add_typer(project.app, name="project")
 app.add_typer(key.app, name="key")
+app.command()(operations.usage)
+app.add_typer(operations.streams, name="stream")
+app.command()(operations.audit)
 
 
 def main() -> NoReturn:
