@@ -7,10 +7,13 @@ from typing import Literal
 
 import msgspec
 
+from engine import hub
 from engine.errors import ConfigError
+from engine.spec.config import SpeculativeConfig
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+ModelImpl = Literal["auto", "native", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
 AttentionBackendName = Literal["auto", "cuda", "triton", "cpu", "torch"]
 Policy = Literal["fcfs", "priority", "fair_share"]
@@ -20,7 +23,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Everything the engine process needs to know. Checked on construction (``ConfigError``)."""
 
     model: str
-    """A folder in Hugging Face layout."""
+    """A folder in Hugging Face layout, or the id of a repository on the hub (``owner/name``)."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub repository; its main branch by default."""
+    model_impl: ModelImpl = "auto"
+    """Whose code computes the model: ``native`` ours, ``transformers`` that library's, ``auto``
+    ours where there is one."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model, which can do anything."""
     device: Device = "auto"
     """Where the model runs; ``auto`` takes a GPU when there is one."""
     dtype: Dtype = "auto"
@@ -44,6 +54,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Share of the GPU's memory for weights, activations and KV cache together."""
     kv_cache_memory_bytes: int | None = None
     """Bytes for the KV cache; on a CPU None means 512 MiB."""
+    swap_space: float | None = None
+    """GiB of host memory for what preempted requests had computed, so that they need not compute it
+    again where copying is quicker; 0 turns it off. None: 4 for a GPU (pinned), 0 for a CPU, whose
+    cache is host memory itself."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished requests for others of the same tenant that start alike."""
     prefix_cache_tenant_floor: float = 0.0
@@ -87,6 +101,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Share of the blocks that admissions leave free for the requests already running."""
     async_scheduling: bool | None = None
     """Plan step N+1 while step N runs. None: on a GPU, which works beside the host."""
+    speculative_config: SpeculativeConfig | None = None
+    """Draft tokens and check several in one step (speculative decoding): a table such as
+    `{ method = "ngram", num_speculative_tokens = 4 }`, with vLLM's keys. Never changes outputs."""
+    max_logprobs: int = 20
+    """The most ``logprobs`` or ``prompt_logprobs`` a request may ask for; -1 sets no limit."""
     num_threads: int | None = None
     """Torch's CPU threads; None leaves torch's choice."""
     seed: int = 0
@@ -132,6 +151,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "must be in [prefix_cache_tenant_floor, 1]",
             ceiling,
         )
+        _require(self.max_logprobs >= -1, "max_logprobs", "must be at least -1", self.max_logprobs)
+        _require(
+            self.swap_space is None or 0 <= self.swap_space < float("inf"),
+            "swap_space",
+            "must be at least 0",
+            self.swap_space,
+        )
         _require(0 <= self.watermark < 1, "watermark", "must be in [0, 1)", self.watermark)
         _require(
             self.long_prefill_token_threshold >= 0,
@@ -142,7 +168,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def model_dir(self) -> Path:
-        return Path(self.model)
+        """Downloads a hub repository when it is first asked for (``ModelLoadError``)."""
+        return hub.fetch(self.model, self.revision)
 
 
 def _require(ok: bool, field: str, rule: str, got: object) -> None:

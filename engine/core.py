@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from engine.cache.manager import CacheManager
@@ -14,14 +14,16 @@ from engine.messages import RequestOutput, Stats
 from engine.request import Request
 from engine.scheduler.policy import create_policy
 from engine.scheduler.scheduler import Scheduler, Step
+from engine.spec.speculator import Speculator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable
     from collections.abc import Set as AbstractSet
 
     from engine.config import EngineConfig
-    from engine.messages import GenerateRequest
+    from engine.messages import GenerateRequest, SamplingParams
     from engine.scheduler.plan import Runner
+    from engine.spec.base import Proposer
     from grammar.compiler import GrammarCompiler
 
 # How long a step with nothing to compute waits for a grammar, so that the loop does not spin.
@@ -32,7 +34,7 @@ class EngineCore:
     """Drives a runner. Torch-free, single-threaded, and without any I/O of its own.
 
     ``overlap`` plans step N+1 while N runs on the device (default: ``config.async_scheduling``,
-    or False where that is None).
+    or False where that is None). ``proposer`` drafts in place of the one the config names.
     No single request can make ``step`` raise: a request that cannot go on ends with an error
     output. What does raise comes from the runner, and means that the engine is lost.
     """
@@ -46,10 +48,12 @@ class EngineCore:
         eos_token_ids: AbstractSet[int] = frozenset(),
         grammar: GrammarCompiler | None = None,
         overlap: bool | None = None,
+        proposer: Proposer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
         self._max_model_len = max_model_len
+        self._max_logprobs = config.max_logprobs
         self._eos_token_ids = frozenset(eos_token_ids)
         self._overlap = bool(config.async_scheduling) if overlap is None else overlap
         self._clock = clock
@@ -59,17 +63,23 @@ class EngineCore:
             enable_prefix_caching=config.enable_prefix_caching,
             tenant_floor=config.prefix_cache_tenant_floor,
             tenant_ceiling=config.prefix_cache_tenant_ceiling,
+            num_swap_blocks=runner.num_swap_blocks,
         )
         self.scheduler = Scheduler(
-            config, self._cache, create_policy(config, self._prefix_match), clock
+            config,
+            self._cache,
+            create_policy(config, self._prefix_match),
+            clock,
+            swap_s_per_block=runner.swap_s_per_block,
         )
         self._constraints = Constraints(grammar, runner.vocab_size)
+        self._speculator = Speculator(config.speculative_config, self._constraints, proposer)
         self._requests: dict[str, Request] = {}
         """All that are not finished."""
         self._parked: set[str] = set()
         self._outputs: list[RequestOutput] = []
         """What the next return of ``step`` delivers."""
-        self._arrivals = itertools.count()
+        self._arrivals = count()
 
     @property
     def has_unfinished(self) -> bool:
@@ -118,7 +128,7 @@ class EngineCore:
         if not prompt:
             raise InvalidRequest("prompt_token_ids is empty")
         self._check_ids("prompt_token_ids", prompt)
-        self._check_ids("stop_token_ids", message.params.stop_token_ids)
+        self._check_params(message.params)
         if not 0 <= message.num_public_tokens <= len(prompt):
             raise InvalidRequest(
                 f"num_public_tokens must be in [0, {len(prompt)}], got {message.num_public_tokens}"
@@ -147,7 +157,29 @@ class EngineCore:
             eos_token_ids=self._eos_token_ids,
         )
 
-    def _check_ids(self, field: str, token_ids: Sequence[int]) -> None:
+    def _check_params(self, params: SamplingParams) -> None:
+        """What ``SamplingParams`` cannot check by itself. Raises ``InvalidRequest``."""
+        if params.n != 1:
+            raise InvalidRequest(f"n must be 1 here, got {params.n}: send a request for each")
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("logit_bias", params.logit_bias or ())
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_ids("bad_words_token_ids", [*chain(*params.bad_words_token_ids)])
+        self._check_num_logprobs("logprobs", params.logprobs)
+        self._check_num_logprobs("prompt_logprobs", params.prompt_logprobs)
+        if params.bad_words and not params.bad_words_token_ids:
+            raise InvalidRequest(
+                "bad_words must come with bad_words_token_ids: the engine has no tokenizer for them"
+            )
+
+    def _check_num_logprobs(self, field: str, number: int | None) -> None:
+        asked = self._runner.vocab_size if number == -1 else number or 0
+        if 0 <= self._max_logprobs < asked:
+            raise InvalidRequest(
+                f"{field} is {number}, but max_logprobs allows at most {self._max_logprobs}"
+            )
+
+    def _check_ids(self, field: str, token_ids: Collection[int]) -> None:
         vocab_size = self._runner.vocab_size
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
             raise InvalidRequest(
@@ -183,9 +215,11 @@ class EngineCore:
 
         Without overlap the results are this step's own. With it they are those of the step
         before, while this one computes; the order (forward, collect the step before, masks,
-        sample) lets even a grammar see every token before the next one is sampled.
+        sample) lets even a grammar see every token before the next one is sampled. Only drafts need
+        the step before to be over first: they continue what it sampled.
         """
         self._start_compiled()
+        self._prepare_drafts()
         num_due = self.scheduler.num_in_flight
         step = self.scheduler.schedule()
         if step is not None:
@@ -213,6 +247,14 @@ class EngineCore:
             else:
                 self._end(ending, [])
 
+    def _prepare_drafts(self) -> None:
+        running = self.scheduler.running.values()
+        if self.scheduler.num_in_flight and (
+            self.scheduler.drafts_in_flight or self._speculator.foresees_drafts(running)
+        ):
+            self._collect()
+        self._speculator.propose(running)
+
     def _collect(self) -> None:
         """Take in the oldest step in flight."""
         for request, token_ids in self.scheduler.update(self._runner.collect()):
@@ -225,7 +267,8 @@ class EngineCore:
 
     def _sample_constrained(self, step: Step) -> None:
         mask, endings = self._constraints.mask(
-            (index, step.requests[index]) for index in step.constrained
+            (index, step.requests[index], step.plan.chunks[index].draft_token_ids)
+            for index in step.constrained
         )
         self._runner.sample(mask)
         for ending in endings:
@@ -251,6 +294,7 @@ class EngineCore:
     ) -> None:
         """Say what happened to a request; forget it if that was the last."""
         self.scheduler.stats.generation_tokens += len(token_ids)
+        logprobs = request.logprobs
         self._outputs.append(
             RequestOutput(
                 request.request_id,
@@ -260,10 +304,15 @@ class EngineCore:
                 request.num_cached_tokens,
                 error,
                 error_code,
+                None if logprobs is None else logprobs.take(len(token_ids)),
+                None if logprobs is None else logprobs.take_prompt(),
+                request.num_draft_tokens,
+                request.num_accepted_tokens,
             )
         )
         if request.finished:
             del self._requests[request.request_id]
+            self._speculator.drop(request)
             self._parked.discard(request.request_id)
             if request.constrained:
                 self._constraints.drop(request)
@@ -272,15 +321,22 @@ class EngineCore:
 
     def stats(self) -> Stats:
         scheduler, pool, totals = self.scheduler, self._cache.pool, self.scheduler.stats
+        swap = self._cache.swap
         num_running, num_parked = len(scheduler.running), len(self._parked)
         return Stats(
             num_running=num_running,
             num_waiting=len(self._requests) - num_running - num_parked,
             num_parked=num_parked,
+            num_swapped=swap.num_holders,
+            num_queued_reqs=scheduler.queue.num_reqs,
             num_queued_tokens=scheduler.queue.num_tokens,
             num_total_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
             num_cached_blocks=len(pool.index),
+            num_total_swap_blocks=swap.num_blocks,
+            num_free_swap_blocks=swap.num_free,
+            swapped_out_blocks=swap.num_blocks_out,
+            swapped_in_blocks=swap.num_blocks_in,
             num_steps=totals.num_steps,
             num_preemptions=totals.num_preemptions,
             scheduled_tokens=totals.scheduled_tokens,
@@ -293,9 +349,11 @@ class EngineCore:
             queue_time_counts=list(totals.queue_time_counts),
             queue_time_sum_s=totals.queue_time_sum_s,
             fairness_gap=scheduler.policy.spread(),
-            tenants=scheduler.tenants.stats(
-                scheduler.running.values(), scheduler.queue.num_reqs_by_tenant()
-            ),
+            spec_decode_num_drafts=totals.drafts.num_drafts,
+            spec_decode_num_draft_tokens=totals.drafts.num_draft_tokens,
+            spec_decode_num_accepted_tokens=totals.drafts.num_accepted_tokens,
+            spec_decode_num_accepted_tokens_per_pos=list(totals.drafts.num_accepted_tokens_per_pos),
+            tenants=scheduler.tenants.stats(scheduler.running.values(), scheduler.queue.by_tenant),
         )
 
     def check_integrity(self) -> None:
@@ -308,6 +366,7 @@ class EngineCore:
             assert self.scheduler.queue.num_reqs == self.scheduler.queue.num_tokens == 0
             assert not self._parked
             assert self._constraints.is_idle
+            assert self._cache.swap.num_free == self._cache.swap.num_blocks
 
 
 def _refusal(request_id: str, message: str, code: str) -> RequestOutput:

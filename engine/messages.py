@@ -7,6 +7,9 @@ an opaque ``fair_key`` and two numbers, ``weight`` and ``priority``.
 
 from __future__ import annotations
 
+import enum
+import math
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -27,15 +30,41 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     structural_tag: str | None = None
 
 
+class RequestOutputKind(enum.Enum):
+    """What a reader of a stream gets with each result."""
+
+    CUMULATIVE = 0  #: All that was generated so far.
+    DELTA = 1  #: What is new since the result before.
+    FINAL_ONLY = 2  #: Everything, in one result at the end.
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one request samples. Names, meanings and defaults as in vLLM, checked on construction."""
 
+    n: int = 1
+    """Completions of the prompt, each drawn by itself. To the engine each is a request (see
+    ``branch``)."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     """Keep the k likeliest tokens; 0 or -1 keeps all."""
     min_p: float = 0.0
     seed: int | None = None
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token generated so far."""
+    frequency_penalty: float = 0.0
+    """Taken off the logit of a token once for each time it was generated so far."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits, and multiplies the negative ones, of all tokens of prompt and
+    output (arXiv 1909.05858)."""
+    logit_bias: dict[int, float] | None = None
+    """Added to the logits of these ids, before the penalties."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Nothing else is generated; None allows all."""
+    bad_words: tuple[str, ...] = ()
+    """Never generated. The engine knows them as ``bad_words_token_ids`` alone."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that are never completed, see ``Tokenizer.bad_words_token_ids``."""
     max_tokens: int | None = 16
     """New tokens at most; None means up to the model's length."""
     min_tokens: int = 0
@@ -44,17 +73,100 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    logprobs: int | None = None
+    """Report the log-probability of each generated token, and so many of the likeliest at its
+    place; -1 for the whole vocabulary. Taken from the model's raw logits."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens. The whole prompt is computed for it, cached or not."""
     structured_outputs: StructuredOutputs | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """For streams of the offline API; the engine always sends what is new."""
 
     def __post_init__(self) -> None:
-        # As in vLLM, callers may write stop="\n" or a list.
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        msgspec.structs.force_setattr(self, "stop", stop)
-        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
-        _require(self.temperature >= 0, "temperature", "must be at least 0", self.temperature)
+        self._normalize()
+        _require(self.n >= 1, "n", "must be at least 1", self.n)
+        self._check_distribution()
+        self._check_penalties()
+        self._check_token_ids()
+        self._check_logprobs()
+        self._check_end()
+
+    def _normalize(self) -> None:
+        """As in vLLM, callers may write stop="x", and lists or None for the tuples."""
+        self._set("stop", _strings(self.stop))
+        self._set("bad_words", _strings(self.bad_words))
+        self._set("stop_token_ids", tuple(self.stop_token_ids or ()))
+        self._set("bad_words_token_ids", tuple(map(tuple, self.bad_words_token_ids or ())))
+        if self.allowed_token_ids is not None:
+            self._set("allowed_token_ids", tuple(self.allowed_token_ids))
+        if not self.logit_bias:
+            self._set("logit_bias", None)
+
+    def _set(self, field: str, value: object) -> None:
+        msgspec.structs.force_setattr(self, field, value)
+
+    def _check_distribution(self) -> None:
+        _require(
+            0 <= self.temperature < math.inf,
+            "temperature",
+            "must be a number of at least 0",
+            self.temperature,
+        )
         _require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]", self.top_p)
         _require(self.top_k >= -1, "top_k", "must be -1, 0 or positive", self.top_k)
         _require(0 <= self.min_p <= 1, "min_p", "must be in [0, 1]", self.min_p)
+        # Philox takes a 64-bit seed.
+        _require(
+            self.seed is None or 0 <= self.seed < 2**64, "seed", "must be in [0, 2**64)", self.seed
+        )
+
+    def _check_penalties(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(-2 <= value <= 2, name, "must be in [-2, 2]", value)
+        _require(
+            0 < self.repetition_penalty < math.inf,
+            "repetition_penalty",
+            "must be a number above 0; 1 changes nothing",
+            self.repetition_penalty,
+        )
+
+    def _check_token_ids(self) -> None:
+        for token_id, bias in (self.logit_bias or {}).items():
+            _require(
+                isinstance(token_id, int), "logit_bias", "must map token ids (integers)", token_id
+            )
+            _require(-100 <= bias <= 100, "logit_bias", "must have values in [-100, 100]", bias)
+        _require(
+            self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
+            "allowed_token_ids",
+            "must name at least one token, or be None to allow all",
+            self.allowed_token_ids,
+        )
+        _require(
+            all(word.strip() for word in self.bad_words),
+            "bad_words",
+            "must not hold an empty string",
+            self.bad_words,
+        )
+        _require(
+            all(self.bad_words_token_ids),
+            "bad_words_token_ids",
+            "must not hold an empty sequence",
+            self.bad_words_token_ids,
+        )
+
+    def _check_logprobs(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            number = getattr(self, name)
+            _require(
+                number is None or number >= -1,
+                name,
+                "must be at least 0, or -1 for the whole vocabulary",
+                number,
+            )
+
+    def _check_end(self) -> None:
         _require(
             self.max_tokens is None or self.max_tokens >= 1,
             "max_tokens",
@@ -69,14 +181,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             self.min_tokens,
         )
         _require(all(self.stop), "stop", "must not hold an empty string", self.stop)
-        # Philox takes a 64-bit seed.
-        _require(
-            self.seed is None or 0 <= self.seed < 2**64, "seed", "must be in [0, 2**64)", self.seed
-        )
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    def branch(self, index: int) -> SamplingParams:
+        """For the completion at ``index`` of ``n``: a seed of its own, and what concerns the prompt
+        only with the first."""
+        if index == 0:
+            return msgspec.structs.replace(self, n=1)
+        seed = None if self.seed is None else (self.seed + index) % 2**64
+        return msgspec.structs.replace(self, n=1, seed=seed, prompt_logprobs=None)
+
+
+def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
 
 
 def _require(ok: bool, field: str, rule: str, got: object) -> None:
@@ -95,6 +215,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     num_public_tokens: int = 0
     """So many leading prompt tokens are no secret (a named public prefix that the tenant chose):
     their full blocks are shared across salts. Set by the gateway alone, as the salt is."""
+    group: str = ""
+    """Requests of one group share the blocks of what their prompts have in common, even where
+    prefix caching is off: the completions of one prompt. Unique to them."""
     fair_key: str = ""
     """Whom the scheduler charges for this request's work."""
     weight: float = 1.0
@@ -128,6 +251,10 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Client to engine: finish the step in flight, then exit with code 0."""
 
 
+class Attach(msgspec.Struct, frozen=True, tag="attach"):
+    """Client to engine: I am here; answered with ``Ready``. The owner need not say so."""
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Client to engine: answer with one fresh ``Stats`` between two steps.
 
@@ -135,7 +262,22 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """
 
 
-ClientMessage = GenerateRequest | AbortRequest | ParkRequest | UnparkRequest | Shutdown | Ping
+ClientMessage = (
+    GenerateRequest | AbortRequest | ParkRequest | UnparkRequest | Shutdown | Attach | Ping
+)
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How likely the model found a token before any sampling parameter took effect."""
+
+    token_id: int
+    logprob: float
+    """Natural logarithm of its probability at temperature 1."""
+    rank: int
+    """1 for the likeliest: one more than the tokens that were likelier."""
+    top: list[tuple[int, float]] = []
+    """(id, log-probability) of as many tokens as asked for, the likeliest first, of equals the
+    lowest id first."""
 
 
 class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
@@ -153,6 +295,15 @@ class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
     error_code: str | None = None
     """Set with ``error``: ``invalid_request`` (the mend is the client's), ``queue_full`` (later may
     work) or ``internal``."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One for each of ``new_token_ids``; None unless asked for."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """With the first token, if asked for: one for each prompt token but the first, which nothing
+    predicts."""
+    num_draft_tokens: int = 0
+    """Drafted tokens checked so far (speculative decoding)."""
+    num_accepted_tokens: int = 0
+    """Of these, the right ones, which are part of the output."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
@@ -175,6 +326,15 @@ class TenantStats(msgspec.Struct, array_like=True, frozen=True):
     generation_tokens: int = 0
     preemptions_caused: int = 0
     preemptions_suffered: int = 0
+    queued_tokens: int = 0
+    """Prompt tokens of those waiting for their first admission."""
+    num_admitted: int = 0
+    """First admissions, and the time all those waited for it."""
+    queue_time_sum_s: float = 0.0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """As ``spec_decode_num_accepted_tokens``; likewise the two before."""
 
 
 QUEUE_TIME_BUCKETS_S = (
@@ -191,13 +351,22 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     num_waiting: int = 0
     num_parked: int = 0
     """Set aside because their readers stall."""
+    num_swapped: int = 0
+    """Of those waiting: preempted, with what they had computed in host memory."""
+    num_queued_reqs: int = 0
+    """Requests that wait for their first admission."""
     num_queued_tokens: int = 0
-    """Prompt tokens of the requests that wait for their first admission."""
+    """Their prompt tokens."""
     num_total_blocks: int = 0
     num_free_blocks: int = 0
     """Blocks nobody references, those whose content is still cached included."""
     num_cached_blocks: int = 0
     """Blocks whose content can be found, referenced or not."""
+    num_total_swap_blocks: int = 0
+    num_free_swap_blocks: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    """Fewer than went out where requests end outside, or are found in the prefix cache."""
     num_steps: int = 0
     num_preemptions: int = 0
     scheduled_tokens: int = 0
@@ -218,6 +387,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     queue_time_sum_s: float = 0.0
     fairness_gap: float = 0.0
     """Largest difference in service (cost over weight) between two tenants with backlog."""
+    spec_decode_num_drafts: int = 0
+    """Speculative decoding: times that a request had drafted tokens checked."""
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0
+    """Drafted tokens that were right, and so part of an output."""
+    spec_decode_num_accepted_tokens_per_pos: list[int] = []
+    """The same by place in the draft."""
     tenants: list[TenantStats] = []
 
 

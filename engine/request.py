@@ -6,6 +6,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from engine.cache.manager import BlockTable
+from engine.logprobs import Logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -18,6 +19,7 @@ class RequestState(enum.Enum):
     WAITING = "waiting"  #: In the queue, never ran.
     RUNNING = "running"  #: Has a row and blocks.
     PREEMPTED = "preempted"  #: Back in the queue; its blocks were taken from it.
+    SWAPPED = "swapped"  #: Likewise, but host memory keeps what it had computed.
     PARKED = "parked"  #: Set aside until its reader reads again; holds nothing.
     FINISHED = "finished"  #: ``finish_reason`` says why. Blocks may wait for a step in flight.
 
@@ -27,10 +29,12 @@ _NEXT_STATES = {
     RequestState.WAITING: {RequestState.RUNNING, RequestState.FINISHED},
     RequestState.RUNNING: {
         RequestState.PREEMPTED,
+        RequestState.SWAPPED,
         RequestState.PARKED,
         RequestState.FINISHED,
     },
     RequestState.PREEMPTED: {RequestState.RUNNING, RequestState.PARKED, RequestState.FINISHED},
+    RequestState.SWAPPED: {RequestState.RUNNING, RequestState.PARKED, RequestState.FINISHED},
     RequestState.PARKED: {RequestState.PREEMPTED, RequestState.FINISHED},
     RequestState.FINISHED: set[RequestState](),
 }
@@ -45,6 +49,9 @@ class Request:
         [num_prompt_tokens, num_tokens)   generated, and seen by the host
         [num_tokens, num_planned_tokens)  sampled by a step in flight: on the device, not yet seen
         [0, num_computed_tokens)          scheduled up to here: written to the cache, or about to be
+
+    The last ``num_drafts_in_flight`` of the scheduled ones are guesses at tokens that are not known
+    yet; the update for their step takes back those that were wrong.
     """
 
     __slots__ = (
@@ -52,13 +59,18 @@ class Request:
         "arrival_s",
         "block_table",
         "constrained",
+        "draft_token_ids",
         "eos_token_ids",
         "fair_key",
         "finish_reason",
         "is_new",
+        "logprobs",
         "max_total_tokens",
+        "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_draft_tokens",
+        "num_drafts_in_flight",
         "num_in_flight",
         "num_once_computed",
         "num_pending",
@@ -107,8 +119,13 @@ class Request:
         self.stop_reason: int | None = None
 
         self.block_table = BlockTable(
-            {"salt": message.cache_salt}, message.fair_key, message.num_public_tokens
+            {"salt": message.cache_salt},
+            message.fair_key,
+            message.num_public_tokens,
+            message.group,
         )
+        self.logprobs = Logprobs.asked_for(params, self.num_prompt_tokens)
+        self.block_table.skip_reading = self.lacks_prompt_logprobs
         self.is_new = True
         """Was never in the queue."""
         self.was_admitted = False
@@ -118,7 +135,14 @@ class Request:
         self.num_pending = 0
         """Tokens that steps in flight will have sampled."""
         self.num_in_flight = 0
-        """Steps in flight that read or write its blocks."""
+        """Steps in flight that read or write its blocks; copying them out is reading."""
+        self.draft_token_ids: list[int] = []
+        """Guesses at what follows the known tokens, for the next step to check."""
+        self.num_drafts_in_flight = 0
+        self.num_draft_tokens = 0
+        """Guesses checked so far."""
+        self.num_accepted_tokens = 0
+        """Of these, the right ones: part of the output."""
         self.num_cached_tokens = 0
         """Prompt tokens the prefix cache served at the first admission."""
         self.num_preemptions = 0
@@ -134,12 +158,30 @@ class Request:
         return len(self.token_ids) + self.num_pending
 
     @property
+    def num_settled_tokens(self) -> int:
+        """Computed tokens that no update takes back."""
+        return self.num_computed_tokens - self.num_drafts_in_flight
+
+    @property
+    def draft_room(self) -> int:
+        """Guesses that the next step can check: none unless it has only the last token to compute,
+        and never so many that the request could outgrow its limit."""
+        if self.num_pending or self.num_computed_tokens != len(self.token_ids) - 1:
+            return 0
+        return self.max_total_tokens - len(self.token_ids) - 1
+
+    @property
     def num_generated_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def finished(self) -> bool:
         return self.state is RequestState.FINISHED
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether some of them were asked for and are not there yet."""
+        return self.logprobs is not None and not self.logprobs.has_prompt
 
     def enter(self, state: RequestState) -> None:
         """The only way to change the state."""

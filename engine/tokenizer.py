@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -67,6 +67,18 @@ class Tokenizer:
         """The text of ``token_ids``; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
         decoder = self.text_decoder(skip_special_tokens=skip_special_tokens)
         return decoder.push(token_ids) + decoder.finish()
+
+    def bad_words_token_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each of ``words``: at the start of a text and, where they are others, after
+        a space."""
+        sequences: list[tuple[int, ...]] = []
+        for word in words:
+            plain = tuple(self.encode(word.lstrip(), add_special_tokens=False))
+            spaced = tuple(self.encode(f" {word.lstrip()}", add_special_tokens=False))
+            sequences.append(plain)
+            if spaced[-len(plain) :] != plain:
+                sequences.append(spaced)
+        return tuple(filter(None, sequences))
 
     def text_decoder(self, *, skip_special_tokens: bool = True) -> TextDecoder:
         return TextDecoder(self, skip_special_tokens=skip_special_tokens)

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gateway.commands import database, key, operations, project, tenant
+from gateway.commands import database, key, models, operations, project, tenant
 
 DEFAULT_PORT = 8000
 
@@ -56,12 +56,17 @@ def demo(
 @app.command()
 def serve(
     config: Annotated[Path, typer.Option(help="The settings.")] = database.CONFIG_FILE,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Gateway processes; by default server.workers.")
+    ] = None,
 ) -> None:
     """Start the gateway and its engine with the settings of a file."""
+    import msgspec
+
     import migrations
     from engine.messages import LoadProgress
     from gateway import config as configuration
-    from gateway import server
+    from gateway import server, supervisor
 
     def report(progress: LoadProgress) -> None:
         logging.getLogger("sluice").info("%s (%.0f%%)", progress.message, 100 * progress.fraction)
@@ -69,7 +74,12 @@ def serve(
     settings = configuration.load(config)
     if settings.tenants.session_dsn is not None:
         asyncio.run(migrations.check(settings.tenants.session_dsn))
-    server.run(settings, on_progress=report)
+    if workers is not None:
+        settings = msgspec.structs.replace(
+            settings, server=msgspec.structs.replace(settings.server, workers=workers)
+        )
+    run = server.run if settings.server.workers == 1 else supervisor.run
+    run(settings, on_progress=report)
 
 
 @app.command()
@@ -120,6 +130,7 @@ def bench(
 
 app.command("migrate")(database.migrate)
 app.command()(operations.bootstrap)
+app.command("models")(models.models)
 app.add_typer(tenant.app, name="tenant")
 app.add_typer(project.app, name="project")
 app.add_typer(key.app, name="key")

@@ -256,7 +256,7 @@ class Generation:
 
     def _status(self) -> UsageStatus:
         if self._failure is not None:
-            return "error"
+            return "disconnected" if isinstance(self._failure, Gone) else "error"
         reasons = {choice.finish_reason for choice in self._choices}
         if None in reasons or "abort" in reasons:
             return "cancelled" if self._cancelled else "disconnected"
@@ -274,7 +274,7 @@ class Generation:
                 raise self._failure
             if self._is_spent:
                 output = msgspec.structs.replace(output, finish_reason="length")
-            elif self._closed and not self._cancelled:
+            elif choice.stream.abandoned or (self._closed and not self._cancelled):
                 raise Gone("Nobody read this stream any more.", code="stream_abandoned")
             elif not self._cancelled:
                 raise InternalError("The request was aborted by the server.")
@@ -427,15 +427,14 @@ class Generations:
         return len(self._settlements)
 
     def _submit(self, admitted: Admitted, index: int) -> Choice:
-        params, principal = admitted.params, admitted.principal
+        principal = admitted.principal
         prompt_index, copy = divmod(index, admitted.num_choices)
-        if params.seed is not None and copy > 0:
-            params = msgspec.structs.replace(params, seed=(params.seed + copy) % 2**64)
         request = GenerateRequest(
             request_id=f"{admitted.id.hex}-{index}",
             prompt_token_ids=admitted.prompts[prompt_index],
-            params=params,
+            params=admitted.params.branch(copy),
             cache_salt=admitted.cache_salt,
+            group=f"{admitted.id.hex}-{prompt_index}" if admitted.num_choices > 1 else "",
             fair_key=principal.tenant.id.hex,
             weight=principal.weight,
             priority=principal.priority,

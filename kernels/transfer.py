@@ -1,4 +1,4 @@
-"""Getting small arrays to a device without waiting for it."""
+"""Getting small arrays to a device, and back, without waiting for it."""
 
 from __future__ import annotations
 
@@ -19,3 +19,12 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     if device.type != "cuda":
         return host.to(device)
     return host.pin_memory().to(device, non_blocking=True)
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a GPU's tensor in host memory, there once its current stream has got so far.
+
+    Only a copy to pinned memory leaves the host free.
+    """
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

@@ -46,6 +46,7 @@ from tenants.names import (
     check_weight,
     normalize_name,
 )
+from tenants.postgres_shared import PostgresShared
 from tenants.rows import (
     answer_of,
     audit_entry_of,
@@ -85,6 +86,7 @@ class PostgresStore(Store):
     def __init__(self, connections: Connections, now: Callable[[], datetime | None]) -> None:
         self._connections = connections
         self._now = now
+        self.shared = PostgresShared(connections)
         # Two each leave connections for key lookups, however slow the ledger is.
         self._reservations = Batcher(self._reserve_many, identity=_request_id, max_items=MAX_BATCH)
         self._settlements = Batcher(self._settle_many, identity=_request_id, max_items=MAX_BATCH)

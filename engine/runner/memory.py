@@ -9,20 +9,21 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.layers.attention import KVCache
-from engine.models.base import ModelConfig
+from engine.models.base import ModelFacts
 
 CPU_KV_CACHE_BYTES = 512 * 1024 * 1024
 
 
-def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+def block_bytes(model: ModelFacts, block_size: int, dtype: torch.dtype) -> int:
     """Keys and values of one block in all layers."""
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
-    return block_size * per_token
+    layout = model.cache_layout
+    width = layout.num_tensors * layout.num_kv_heads * layout.head_dim
+    return block_size * layout.num_layers * width * dtype.itemsize
 
 
 def count_blocks(
     config: EngineConfig,
-    model: ModelConfig,
+    model: ModelFacts,
     dtype: torch.dtype,
     device: torch.device,
     activation_bytes: Callable[[], int],
@@ -52,7 +53,7 @@ def count_blocks(
     return num_blocks
 
 
-def requested_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+def requested_max_model_len(config: EngineConfig, model: ModelFacts) -> int:
     """What the config asks for, the model's own limit by default."""
     asked, limit = config.max_model_len, model.max_position_embeddings
     if asked is not None and asked > limit:
@@ -62,7 +63,7 @@ def requested_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return asked or limit
 
 
-def fit_max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
+def fit_max_model_len(config: EngineConfig, model: ModelFacts, num_blocks: int) -> int:
     """The longest request to serve. One such request alone always fits the cache.
 
     Raises ``ConfigError`` when a length was asked for that the cache cannot hold.
@@ -83,17 +84,22 @@ class PagedCache:
 
     def __init__(
         self,
-        model: ModelConfig,
+        model: ModelFacts,
         num_blocks: int,
         block_size: int,
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (model.num_layers, 2, num_blocks, block_size, model.num_kv_heads, model.head_dim)
-        self._memory = torch.zeros(shape, dtype=dtype, device=device)
+        layout = model.cache_layout
+        shape = (layout.num_layers, layout.num_tensors, num_blocks, block_size)
+        self._memory = torch.zeros(
+            *shape, layout.num_kv_heads, layout.head_dim, dtype=dtype, device=device
+        )
         self.num_blocks = num_blocks
-        self.layers: KVCache = [(layer[0], layer[1]) for layer in self._memory]
+        self.layers: KVCache = [
+            (layer[0],) * 2 if layout.is_latent else (layer[0], layer[1]) for layer in self._memory
+        ]
 
     def copy_block(self, source: int, target: int, num_slots: int) -> None:
         """Copy the leading slots of a block to another, in all layers."""

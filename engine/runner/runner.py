@@ -13,10 +13,14 @@ from engine.layers.attention import StepContext
 from engine.models.base import Model
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.inputs import ChunkFields, StepInputs, build_inputs
+from engine.runner.logprobs import LogprobRows, Reading
 from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
+from engine.runner.swap import HostBlocks
 from engine.sampling.sampler import RowMask, Sampler
 from engine.scheduler.plan import StepPlan, StepResult, TokenMask
+from engine.spec.rejection import accept
+from kernels.transfer import pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +28,11 @@ class _Launched:
     """A step between ``forward`` and ``sample``."""
 
     plan: StepPlan
-    inputs: StepInputs
+    inputs: StepInputs | None
+    """None for a plan without chunks."""
     logits: torch.Tensor | None
     """[num_sampled, vocab]; None when no chunk samples."""
+    prompt_logprobs: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +40,11 @@ class _Sampled:
     """A step between ``sample`` and ``collect``."""
 
     plan: StepPlan
-    inputs: StepInputs
+    inputs: StepInputs | None
     token_ids: torch.Tensor | None
-    """[num_sampled] int64 in host memory once ``arrived``."""
+    """[num_sampled] int64 in host memory once ``arrived``, as is all that follows."""
+    logprobs: Reading | None
+    prompt_logprobs: Reading | None
     arrived: torch.cuda.Event | None
 
 
@@ -51,6 +59,7 @@ class TorchRunner:
         sampler: Sampler,
         attention: AttentionBackend,
         graphs: DecodeGraphs | None = None,
+        host_blocks: HostBlocks | None = None,
         *,
         block_size: int,
         max_model_len: int,
@@ -64,30 +73,45 @@ class TorchRunner:
         self._sampler = sampler
         self._attention = attention
         self._graphs = graphs
+        self._host_blocks = host_blocks
         self._block_size = block_size
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self.device = device
+        self._logprobs = LogprobRows(len(table.tokens), vocab_size)
         self._launched: _Launched | None = None
         self._sampled: deque[_Sampled] = deque()
+        self._copies_out: dict[int, torch.cuda.Event] = {}
+        """Ends of the copies to host memory, by the step that makes them."""
 
     @property
     def num_blocks(self) -> int:
         return self._cache.num_blocks
+
+    @property
+    def num_swap_blocks(self) -> int:
+        return 0 if self._host_blocks is None else self._host_blocks.num_blocks
+
+    @property
+    def swap_s_per_block(self) -> float:
+        return 0.0 if self._host_blocks is None else self._host_blocks.s_per_block
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         assert self._launched is None, "forward before the last step was sampled"
         assert len(self._sampled) < 2, "forward with two steps not collected"
         self._apply(plan)
+        if not plan.chunks:
+            self._launched = _Launched(plan, None, None)
+            return
         fields = ChunkFields.read(plan.chunks)
         if self._graphs is not None and self._graphs.fits(fields):
             self._launched = _Launched(plan, *self._graphs.run(fields))
         else:
-            self._launched = _Launched(plan, *self._run_eagerly(fields))
+            self._launched = self._run_eagerly(plan, fields)
 
-    def _run_eagerly(self, fields: ChunkFields) -> tuple[StepInputs, torch.Tensor | None]:
+    def _run_eagerly(self, plan: StepPlan, fields: ChunkFields) -> _Launched:
         inputs = build_inputs(fields, self._table, self._block_size)
         step = StepContext(
             inputs.positions,
@@ -96,59 +120,70 @@ class TorchRunner:
             self._cache.layers,
         )
         hidden = self._model.hidden_states(inputs.token_ids, step)
+        prompt_logprobs = self._logprobs.of_prompts(
+            fields, hidden, self._table.tokens, self._model.logits
+        )
         logits = None
         if len(inputs.sampled_chunks):
             if inputs.logits_index is not None:
                 hidden = hidden.index_select(0, inputs.logits_index)
             logits = self._model.logits(hidden)
-        return inputs, logits
+        return _Launched(plan, inputs, logits, prompt_logprobs)
 
     @torch.inference_mode()
     def sample(self, mask: TokenMask | None) -> None:
         assert self._launched is not None, "sample before forward"
-        plan, inputs, logits = (
-            self._launched.plan,
-            self._launched.inputs,
-            self._launched.logits,
-        )
-        self._launched = None
-        if logits is None:
-            self._sampled.append(_Sampled(plan, inputs, None, None))
-            return
-        token_ids = self._sampler.sample_into(
-            self._table.tokens,
-            logits,
-            inputs.sampled_rows,
-            inputs.sampled_positions,
-            _row_mask(inputs, mask),
-            inputs.sampled_on_device,
-        )
+        launched, self._launched = self._launched, None
+        inputs, logits = launched.inputs, launched.logits
+        token_ids = logprobs = arrived = None
+        if inputs is not None and logits is not None:
+            kept = self._logprobs.keep(logits, inputs.sampled_rows)
+            token_ids = self._sampler.sample_into(
+                self._table.tokens,
+                logits,
+                inputs.sampled_rows,
+                inputs.sampled_positions,
+                _row_mask(inputs, mask),
+                inputs.sampled_on_device,
+            )
+            if kept is not None:
+                logprobs = kept.of(token_ids, inputs.sampled_chunks)
         if self.device.type == "cuda":
-            # Only a copy to pinned memory leaves the host free.
-            on_host = torch.empty(token_ids.shape, dtype=torch.int64, pin_memory=True)
-            on_host.copy_(token_ids, non_blocking=True)
+            token_ids = None if token_ids is None else pinned(token_ids)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
-            self._sampled.append(_Sampled(plan, inputs, on_host, arrived))
-        else:
-            self._sampled.append(_Sampled(plan, inputs, token_ids, None))
+        self._sampled.append(
+            _Sampled(launched.plan, inputs, token_ids, logprobs, launched.prompt_logprobs, arrived)
+        )
 
     def collect(self) -> StepResult:
         step = self._sampled.popleft()
         if step.arrived is not None:
             step.arrived.synchronize()
+        copied_out = self._copies_out.pop(step.plan.step_id, None)
+        if copied_out is not None:
+            copied_out.synchronize()
         token_ids: list[list[int]] = [[] for _ in step.plan.chunks]
-        if step.token_ids is not None:
+        if step.inputs is not None and step.token_ids is not None:
             sampled = step.token_ids.tolist()
             for chunk, token_id in zip(step.inputs.sampled_chunks.tolist(), sampled, strict=True):
-                token_ids[chunk] = [token_id]
-        return StepResult(step.plan.step_id, token_ids)
+                token_ids[chunk].append(token_id)
+        return StepResult(
+            step.plan.step_id,
+            list(map(accept, step.plan.chunks, token_ids)),
+            {} if step.logprobs is None else step.logprobs.by_chunk(),
+            {} if step.prompt_logprobs is None else step.prompt_logprobs.by_chunk(),
+        )
 
     def _apply(self, plan: StepPlan) -> None:
         """Bring the persistent state up to date, in the order the plan's contract gives."""
         for row in plan.released_rows:
             self._sampler.release(row)
+            self._logprobs.release(row)
+        if self._host_blocks is not None:
+            self._swap(self._host_blocks, plan)
         for admission in plan.admissions:
+            self._logprobs.admit(admission)
             self._sampler.admit(
                 admission.row,
                 admission.request_id,
@@ -159,12 +194,23 @@ class TorchRunner:
             self._table.apply(plan.admissions, plan.new_blocks)
         for source, target, num_slots in plan.block_copies:
             self._cache.copy_block(source, target, num_slots)
+        self._table.write_drafts(plan.chunks)
+
+    def _swap(self, host_blocks: HostBlocks, plan: StepPlan) -> None:
+        if plan.swap_outs:
+            copied_out = host_blocks.copy_out(plan.swap_outs)
+            if copied_out is not None:
+                self._copies_out[plan.step_id] = copied_out
+        if plan.swap_ins:
+            host_blocks.copy_in(plan.swap_ins)
 
 
 def _row_mask(inputs: StepInputs, mask: TokenMask | None) -> RowMask | None:
     """The mask with chunk indices turned into indices of the rows being sampled."""
     if mask is None or not mask.chunk_indices:
         return None
-    indices = np.searchsorted(inputs.sampled_chunks, mask.chunk_indices)
-    assert (inputs.sampled_chunks[indices] == mask.chunk_indices).all(), "masked but not sampled"
+    chunks = np.array(mask.chunk_indices)
+    place = np.arange(len(chunks)) - np.searchsorted(chunks, chunks)
+    indices = np.searchsorted(inputs.sampled_chunks, chunks) + place
+    assert (inputs.sampled_chunks[indices] == chunks).all(), "masked but not sampled"
     return RowMask(indices, mask.bitmask)

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from engine.messages import SamplingParams
-from engine.sampling.sampler import DeviceRows, Ints, RowMask, Sampler
+from engine.sampling.processors import Ints
+from engine.sampling.sampler import DeviceRows, RowMask, Sampler
 from kernels import cuda
 from kernels.transfer import to_device
 
@@ -34,9 +35,15 @@ class CudaSampler(Sampler):
         self._table = None
 
     def sample(
-        self, logits: torch.Tensor, rows: Ints, positions: Ints, mask: RowMask | None
+        self,
+        tokens: torch.Tensor,
+        logits: torch.Tensor,
+        rows: Ints,
+        positions: Ints,
+        mask: RowMask | None,
     ) -> torch.Tensor:
-        return self._sample(None, logits, rows, positions, mask, None)
+        logits = self._constrain(tokens, logits, rows, positions, mask)
+        return self._draw_rows(None, logits, self._on_device(rows, positions))
 
     def sample_into(
         self,
@@ -47,26 +54,33 @@ class CudaSampler(Sampler):
         mask: RowMask | None,
         on_device: DeviceRows | None = None,
     ) -> torch.Tensor:
-        return self._sample(tokens, logits, rows, positions, mask, on_device)
+        logits = self._constrain(tokens, logits, rows, positions, mask)
+        return self._draw_rows(tokens, logits, on_device or self._on_device(rows, positions))
 
-    def _sample(
+    def _constrain(
         self,
-        tokens: torch.Tensor | None,
+        tokens: torch.Tensor,
         logits: torch.Tensor,
         rows: Ints,
         positions: Ints,
         mask: RowMask | None,
-        on_device: DeviceRows | None,
     ) -> torch.Tensor:
-        if logits.dtype == torch.float16:
-            logits = logits.float()  # HELD_BACK is out of its range
-        logits = self._constrain(logits, rows, positions, mask)
+        """``process``, in the logits' own dtype where nothing is lost by it."""
+        # HELD_BACK is out of float16's range.
+        if logits.dtype == torch.float16 or any(p.concerns(rows) for p in self._arithmetic):
+            logits = logits.float()
+        return self._process(tokens, logits, rows, positions, mask)
+
+    def _on_device(self, rows: Ints, positions: Ints) -> DeviceRows:
+        sent = to_device(np.stack((rows, positions)).astype(np.int32), self._device)
+        return DeviceRows(sent[0], sent[1])
+
+    def _draw_rows(
+        self, tokens: torch.Tensor | None, logits: torch.Tensor, at: DeviceRows
+    ) -> torch.Tensor:
         if self._table is None:
             self._table = self._upload()
-        if on_device is None:
-            sent = to_device(np.stack((rows, positions)).astype(np.int32), self._device)
-            on_device = DeviceRows(sent[0], sent[1])
-        return cuda.sample_rows(logits, self._table, on_device.rows, on_device.positions, tokens)
+        return cuda.sample_rows(logits, self._table, at.rows, at.positions, tokens)
 
     def _upload(self) -> torch.Tensor:
         table = np.zeros(len(self._temperature), cuda.SAMPLING_ROW)

@@ -1,7 +1,8 @@
 """The order of sampling, and the sampling parameters of the running requests.
 
-raw logits → stop tokens held back until min_tokens → grammar mask → temperature → top-k, top-p,
-min-p → Gumbel argmax with a counter-based generator keyed by (seed, position).
+raw logits → logit_bias → penalties → bad words and, until min_tokens, stop tokens held back →
+allowed_token_ids → grammar mask → temperature → top-k, top-p, min-p → Gumbel argmax with a
+counter-based generator keyed by (seed, position).
 
 No step of it looks at another row, so a request's tokens do not depend on its batch.
 """
@@ -15,15 +16,18 @@ import numpy.typing as npt
 import torch
 
 from engine.messages import SamplingParams
+from engine.sampling.penalties import Penalties
+from engine.sampling.processors import (
+    AllowedTokens,
+    BadWords,
+    Ints,
+    LogitBias,
+    LogitsProcessor,
+    MinTokens,
+)
 from engine.sampling.seeds import request_seed
 from kernels import ops
 from kernels.transfer import to_device
-
-HELD_BACK = -1e30
-"""The logit of a stop token before min_tokens. Finite: where the grammar allows nothing but the
-end, the grammar wins."""
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +50,6 @@ class DeviceRows:
     """[num_rows] int32"""
 
 
-@dataclass(frozen=True, slots=True)
-class _HeldStops:
-    """A request that must not stop before the position ``until``."""
-
-    until: int
-    token_ids: list[int]
-
-
 class Sampler:
     """Parameters live in one slot per row of the runner, written when a request takes the row."""
 
@@ -67,7 +63,6 @@ class Sampler:
         device: torch.device,
     ) -> None:
         self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
         self._engine_seed = seed
         self._device = device
         self._temperature = np.zeros(max_num_rows, np.float32)
@@ -75,7 +70,17 @@ class Sampler:
         self._top_p = np.zeros(max_num_rows, np.float32)
         self._min_p = np.zeros(max_num_rows, np.float32)
         self._seeds = np.zeros(max_num_rows, np.uint64)
-        self._held_stops: dict[int, _HeldStops] = {}
+        self._arithmetic: tuple[LogitsProcessor, ...] = (
+            LogitBias(device),
+            Penalties(max_num_rows, device),
+        )
+        """Those that need the precision of float32."""
+        self._processors: tuple[LogitsProcessor, ...] = (
+            *self._arithmetic,
+            BadWords(device),
+            MinTokens(device, vocab_size, eos_token_ids),
+            AllowedTokens(device, vocab_size),
+        )
 
     def admit(
         self, row: int, request_id: str, params: SamplingParams, num_prompt_tokens: int
@@ -88,16 +93,12 @@ class Sampler:
         self._seeds[row] = (
             request_seed(self._engine_seed, request_id) if params.seed is None else params.seed
         )
-        self._held_stops.pop(row, None)
-        if params.min_tokens > 0:
-            stops = self._eos_token_ids.union(params.stop_token_ids)
-            self._held_stops[row] = _HeldStops(
-                until=num_prompt_tokens + params.min_tokens,
-                token_ids=[i for i in sorted(stops) if 0 <= i < self._vocab_size],
-            )
+        for processor in self._processors:
+            processor.admit(row, params, num_prompt_tokens)
 
     def release(self, row: int) -> None:
-        self._held_stops.pop(row, None)
+        for processor in self._processors:
+            processor.release(row)
 
     def sample_into(
         self,
@@ -110,21 +111,27 @@ class Sampler:
     ) -> torch.Tensor:
         """``sample``, and store what is drawn at ``tokens[row, position]``.
 
-        tokens: [max_num_rows, max_len] int64. on_device: rows and positions, if they are there.
+        on_device: rows and positions, if they are there.
         """
-        token_ids = self.sample(logits, rows, positions, mask)
+        token_ids = self.sample(tokens, logits, rows, positions, mask)
         where = self._tensor(np.stack((rows, positions)))
         tokens[where[0], where[1]] = token_ids
         return token_ids
 
     def sample(
-        self, logits: torch.Tensor, rows: Ints, positions: Ints, mask: RowMask | None
+        self,
+        tokens: torch.Tensor,
+        logits: torch.Tensor,
+        rows: Ints,
+        positions: Ints,
+        mask: RowMask | None,
     ) -> torch.Tensor:
         """Draw the token at ``positions`` of each of ``rows``: int64 [num_rows], on the device.
 
-        logits: [num_rows, vocab], any float dtype, overwritten.
+        tokens: [max_num_rows, max_len] int64, known before each position; logits: [num_rows,
+        vocab], any float dtype, overwritten.
         """
-        logits = self._constrain(logits.float(), rows, positions, mask)
+        logits = self.process(tokens, logits, rows, positions, mask)
         random = np.flatnonzero(self._temperature[rows])
         if len(random) == 0:
             return logits.argmax(-1)
@@ -135,27 +142,35 @@ class Sampler:
         token_ids[chosen] = self._draw(logits[chosen], rows[random], positions[random])
         return token_ids
 
-    def _constrain(
-        self, logits: torch.Tensor, rows: Ints, positions: Ints, mask: RowMask | None
+    def process(
+        self,
+        tokens: torch.Tensor,
+        logits: torch.Tensor,
+        rows: Ints,
+        positions: Ints,
+        mask: RowMask | None,
     ) -> torch.Tensor:
-        """Forbid what min_tokens and grammars forbid, in place."""
-        if self._held_stops:
-            self._hold_back_stops(logits, rows, positions)
+        """Everything that comes before the temperature: [num_rows, vocab] float32.
+
+        As for ``sample``; a row may come several times, with ascending positions, if ``tokens``
+        has what stands before each of them.
+        """
+        return self._process(tokens, logits.float(), rows, positions, mask)
+
+    def _process(
+        self,
+        tokens: torch.Tensor,
+        logits: torch.Tensor,
+        rows: Ints,
+        positions: Ints,
+        mask: RowMask | None,
+    ) -> torch.Tensor:
+        """In place, and as precise as ``logits`` are."""
+        for processor in self._processors:
+            processor.apply(tokens, logits, rows, positions)
         if mask is not None:
             ops.apply_token_bitmask(logits, self._tensor(mask.bitmask), self._tensor(mask.indices))
         return logits
-
-    def _hold_back_stops(self, logits: torch.Tensor, rows: Ints, positions: Ints) -> None:
-        indices: list[int] = []
-        tokens: list[int] = []
-        for i, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
-            held = self._held_stops.get(row)
-            if held is not None and position < held.until:
-                indices += [i] * len(held.token_ids)
-                tokens += held.token_ids
-        if indices:
-            where = self._tensor(np.array(indices)), self._tensor(np.array(tokens))
-            logits[where] = HELD_BACK
 
     def _draw(self, logits: torch.Tensor, rows: Ints, positions: Ints) -> torch.Tensor:
         top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
 
-    from engine.messages import SamplingParams
+    from engine.messages import SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +39,43 @@ class Admission:
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """The tokens ``[num_computed_tokens, num_computed_tokens + num_scheduled_tokens)`` of a row."""
+    """The tokens ``[num_computed_tokens, num_computed_tokens + num_scheduled_tokens)`` of a row.
+
+    The last ``num_draft_tokens`` of them are guesses, which the plan brings along. The step samples
+    at each of these places and once behind them, and keeps what it samples up to the first guess
+    that it does not sample itself, that sample included.
+    """
 
     row: int
     request_id: str
     num_computed_tokens: int
     num_scheduled_tokens: int
     samples: bool
-    """The chunk ends at the last known token, so the step samples the next one."""
+    """The chunk ends at the last known token, or at the last guess: the step samples the next."""
     constrained: bool = False
     """A grammar mask must be applied before sampling."""
+    draft_token_ids: tuple[int, ...] = ()
+    """What follows the last known token, if the guess is right."""
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return len(self.draft_token_ids)
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step; a runner applies the fields in their order. A plan has at least one chunk."""
+    """One step; a runner applies the fields in their order. A plan has a chunk or a swap-out."""
 
     step_id: int
     released_rows: list[int] = field(default_factory=list)
     """Rows whose requests are gone. No step in flight has a chunk of them, and an admission of the
     same plan may take one at once."""
+    swap_outs: list[tuple[int, int]] = field(default_factory=list)
+    """(block, host block) to copy to host memory. Steps in flight may still write the block; none
+    after this one does before this one is collected."""
+    swap_ins: list[tuple[int, int]] = field(default_factory=list)
+    """(block, host block) to copy back before the forward pass. The copy out was collected; no step
+    in flight uses the block. The host block is free again for the plans that follow."""
     admissions: list[Admission] = field(default_factory=list)
     new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)
     """(row, block ids) to append to the block table of a row admitted by an earlier plan."""
@@ -77,7 +94,8 @@ class TokenMask:
     """Allowed tokens for the constrained rows of a step."""
 
     chunk_indices: list[int]
-    """Which chunks of the plan the mask's rows belong to, ascending."""
+    """Which chunks of the plan the mask's rows belong to, ascending; a chunk with guesses has a row
+    for each place it samples at, in their order."""
     bitmask: npt.NDArray[np.int32]
     """[len(chunk_indices), ceil(vocab_size / 32)] int32; bit i % 32 of word i // 32 allows id i."""
 
@@ -88,7 +106,13 @@ class StepResult:
 
     step_id: int
     token_ids: list[list[int]]
-    """For each chunk of the plan, in its order: the new tokens; empty where nothing was sampled."""
+    """For each chunk of the plan, in its order: the new tokens; empty where nothing was sampled.
+    All but the last are guesses that were right."""
+    logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """By the index of the chunk, where its request asked: one for each new token, or more."""
+    prompt_logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """Likewise: one for each prompt token that the chunk's tokens predict, so for those from
+    position ``num_computed_tokens + 1`` on."""
 
 
 class Runner(Protocol):
@@ -101,6 +125,14 @@ class Runner(Protocol):
     @property
     def num_blocks(self) -> int:
         """Blocks in the KV cache."""
+
+    @property
+    def num_swap_blocks(self) -> int:
+        """Blocks of host memory; 0: none is ever swapped."""
+
+    @property
+    def swap_s_per_block(self) -> float:
+        """Seconds that it takes to copy a block one way, as measured at start-up."""
 
     @property
     def vocab_size(self) -> int:

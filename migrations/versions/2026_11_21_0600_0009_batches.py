@@ -11,7 +11,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0009"
-down_revision = "0008"
+down_revision = "0013"
 branch_labels = None
 depends_on = None
 

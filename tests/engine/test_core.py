@@ -67,6 +67,14 @@ def test_each_step_says_what_it_sampled() -> None:
         ([1] * 20, {}, "prompt_token_ids has 20 tokens, but max_model_len leaves room for 19"),
         ([1] * 10, {"max_tokens": 11}, "max_tokens is 11, but .* max_model_len leaves room for 10"),
         ([1], {"stop_token_ids": (50,)}, "stop_token_ids must be in"),
+        ([1], {"logit_bias": {50: 1.0}}, r"logit_bias must be in \[0, 50\), got 50 to 50"),
+        ([1], {"allowed_token_ids": [-1, 2]}, "allowed_token_ids must be in .* got -1 to 2"),
+        ([1], {"bad_words_token_ids": [[1, 50]]}, "bad_words_token_ids must be in"),
+        ([1], {"logprobs": 21}, "logprobs is 21, but max_logprobs allows at most 20"),
+        ([1], {"logprobs": -1}, "logprobs is -1, but max_logprobs allows at most 20"),
+        ([1], {"prompt_logprobs": 21}, "prompt_logprobs is 21, but max_logprobs allows at most"),
+        ([1], {"n": 2}, "n must be 1 here, got 2: send a request for each"),
+        ([1], {"bad_words": ["x"]}, "bad_words must come with bad_words_token_ids"),
         ([1, 2], {"num_public_tokens": 3}, r"num_public_tokens must be in \[0, 2\], got 3"),
         ([1], {"weight": 0.0}, "weight must be a positive number, got 0.0"),
         ([1], {"weight": float("nan")}, "weight must be a positive number, got nan"),
@@ -85,6 +93,65 @@ def test_an_impossible_request_is_answered_at_once(
     assert output.error is not None
     assert re.search(message, output.error), output.error
     harness.check_outputs(errors={"bad"})
+
+
+@pytest.mark.parametrize(
+    ("limit", "asked"), [(50, -1), (-1, -1), (0, 0), (3, 3)], ids=lambda number: str(number)
+)
+def test_max_logprobs_is_what_may_be_asked_for(limit: int, asked: int) -> None:
+    harness = Harness(max_logprobs=limit)
+    harness.add("a", 3, max_tokens=2, logprobs=asked, prompt_logprobs=asked)
+    harness.run()
+    harness.check_outputs()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("chunk", [1000, 9])
+@pytest.mark.parametrize("asking", [None, 0])
+def test_branches_share_the_blocks_of_their_prompt(
+    cached: bool, chunk: int, asking: int | None
+) -> None:
+    harness = Harness(
+        enable_prefix_caching=cached, max_num_batched_tokens=chunk, num_blocks=100, vocab_size=60
+    )
+    prompt = list(range(4, 46))
+    for i in range(5):
+        logprobs = asking if i == 0 else None
+        harness.add(
+            str(i), prompt, group="g", max_tokens=9, ignore_eos=True, prompt_logprobs=logprobs
+        )
+    alone = -(-len(prompt) // 4)
+    fewest_free = 100
+    while harness.core.has_unfinished:
+        harness.step()
+        fewest_free = min(fewest_free, harness.core.stats().num_free_blocks)
+    # Ten full blocks of the prompt are shared; each has its own for the rest and the output.
+    assert 100 - fewest_free <= alone + 5 * 3
+    prompt_tokens = harness.core.stats().scheduled_tokens - 5 * 8
+    assert prompt_tokens <= len(prompt) + 4 * 2
+    harness.check_outputs()
+
+
+def test_groups_share_with_nobody_else_where_prefix_caching_is_off() -> None:
+    harness = Harness(enable_prefix_caching=False, vocab_size=60)
+    prompt = list(range(4, 46))
+    for i, (group, salt) in enumerate([("g", ""), ("h", ""), ("", ""), ("g", "other")]):
+        harness.add(str(i), prompt, group=group, salt=salt, max_tokens=2, num_public_tokens=8)
+    harness.run()
+    assert {output.num_cached_tokens for output in harness.finished.values()} == {0}
+
+
+def test_prompt_logprobs_compute_what_is_cached() -> None:
+    harness = Harness()
+    harness.add("first", list(range(4, 30)), max_tokens=2)
+    harness.run()
+    harness.add("again", list(range(4, 30)), max_tokens=2, prompt_logprobs=0)
+    harness.run()
+    assert harness.finished["again"].num_cached_tokens == 0
+    harness.add("third", list(range(4, 30)), max_tokens=2, logprobs=0)
+    harness.run()
+    assert harness.finished["third"].num_cached_tokens == 25
+    harness.check_outputs()
 
 
 def test_a_request_that_outgrows_the_cache_is_refused() -> None:

@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from engine.client import EngineClient, RequestStream
+from engine.clients import Clients
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, ModelLoadError
 from engine.messages import (
@@ -53,7 +54,8 @@ class Server:
         self.socket.bind("inproc://engine")
         self._theirs = context.socket(zmq.PAIR)
         self._theirs.connect("inproc://engine")
-        self.thread = threading.Thread(target=serve, args=(self.core, self._theirs))
+        ready = build(CONFIG, lambda _progress: None).ready
+        self.thread = threading.Thread(target=serve, args=(self.core, Clients(self._theirs), ready))
         self.thread.start()
 
     def send(self, *messages: ClientMessage) -> None:
@@ -233,6 +235,41 @@ async def test_the_real_engine_through_the_client(tmp_path: Path) -> None:
                 await asyncio.sleep(0.05)
         again = await generate(client, "a", SamplingParams(temperature=0.0, max_tokens=20))
         assert again == tokens
+    finally:
+        await client.close()
+
+
+@pytest.mark.asyncio
+async def test_a_stalled_reader_of_the_real_engine(tmp_path: Path) -> None:
+    """It is parked: no row, no blocks, nobody slowed. When it reads on, it gets every token; when
+    it never does, its request ends. With one row the others run only because it gave that up."""
+    config = EngineConfig(
+        model=str(toys.write_llama(tmp_path)),
+        num_gpu_blocks_override=64,
+        num_threads=1,
+        max_num_seqs=1,
+    )
+    client = EngineClient(config, max_unread_tokens=8, stall_timeout_s=2.0)
+    await client.start()
+    try:
+        params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+        expected = await generate(client, "alone", params)
+        stalled = client.submit(prompted("stalled", params))
+        tokens = (await anext(stalled)).new_token_ids
+        assert await generate(client, "other", params) == expected
+        stats = await client.fetch_stats()
+        assert (stats.num_parked, stats.num_running) == (1, 0)
+        assert stats.num_free_blocks == stats.num_total_blocks
+        assert stalled.num_generated_tokens < 60
+        assert tokens + await stream_tokens(stalled) == expected
+
+        gone = client.submit(prompted("gone", params))
+        async with asyncio.timeout(10):
+            while gone.finish_reason is None:  # noqa: ASYNC110 (an attribute)
+                await asyncio.sleep(0.05)
+        assert gone.abandoned
+        assert (await client.fetch_stats()).num_parked == 0
+        assert await generate(client, "after", params) == expected
     finally:
         await client.close()
 

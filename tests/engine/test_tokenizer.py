@@ -109,6 +109,20 @@ def test_add_special_tokens_is_the_post_processors(tmp_path: Path) -> None:
     assert 1 not in tokenizer.encode("a", add_special_tokens=False)
 
 
+def test_bad_words_are_known_at_the_start_and_after_a_space() -> None:
+    tokenizer = Tokenizer(toys.byte_level())
+    texts = {
+        word: [tokenizer.decode(ids) for ids in tokenizer.bad_words_token_ids([word])]
+        for word in ("cat", " cat", "xyz")
+    }
+    assert texts == {"cat": ["cat", " cat"], " cat": ["cat", " cat"], "xyz": ["xyz"]}
+    both = tokenizer.bad_words_token_ids(["xyz", "cat"])
+    assert both == (
+        *tokenizer.bad_words_token_ids(["xyz"]),
+        *tokenizer.bad_words_token_ids(["cat"]),
+    )
+
+
 def test_truncation_and_padding_of_the_file_are_off() -> None:
     backend = toys.byte_level()
     backend.enable_truncation(2)

@@ -291,10 +291,12 @@ def test_decoding_gives_the_same_logits_bit_for_bit_in_any_batch(
         seen: dict[int, list[bytes]] = {}
         draw = runner._sampler.sample
 
-        def spy(scores: torch.Tensor, rows: Ints, positions: Ints, mask: object) -> torch.Tensor:
+        def spy(
+            tokens: torch.Tensor, scores: torch.Tensor, rows: Ints, positions: Ints, mask: None
+        ) -> torch.Tensor:
             for row, values in zip(rows.tolist(), scores, strict=True):
                 seen.setdefault(row, []).append(values.numpy().tobytes())
-            return draw(scores, rows, positions, mask)  # type: ignore[arg-type]
+            return draw(tokens, scores, rows, positions, mask)
 
         monkeypatch.setattr(runner._sampler, "sample", spy)
         h = harness(runner)

@@ -29,8 +29,14 @@ def draw(
     scores: torch.Tensor,
     mask: RowMask | None = None,
 ) -> list[int]:
-    result: list[int] = s.sample(scores.clone(), np.array(rows), np.array(positions), mask).tolist()
+    token_ids = s.sample(no_tokens(), scores.clone(), np.array(rows), np.array(positions), mask)
+    result: list[int] = token_ids.tolist()
     return result
+
+
+def no_tokens() -> torch.Tensor:
+    """A token table for requests that do not look at it."""
+    return torch.zeros(16, 64, dtype=torch.int64)
 
 
 def mask_of(indices: list[int], allowed: list[list[int]]) -> RowMask:
@@ -116,9 +122,8 @@ def test_drawn_frequencies_match_the_softmax() -> None:
     s.admit(0, "a", SamplingParams(temperature=0.8, seed=5), 0)
     draws = 20_000
     scores = logits(1)
-    tokens = s.sample(
-        scores.expand(draws, VOCAB).clone(), np.zeros(draws, np.int64), np.arange(draws), None
-    )
+    rows, positions = np.zeros(draws, np.int64), np.arange(draws)
+    tokens = s.sample(no_tokens(), scores.expand(draws, VOCAB).clone(), rows, positions, None)
     expected = (scores[0].double() / 0.8).softmax(-1) * draws
     counts = torch.bincount(tokens, minlength=VOCAB)
     statistic = float(((counts - expected).square() / expected).sum())

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import GenerateRequest, RequestOutput, SamplingParams
-from tests.engine.scheduler.toy_runner import ToyRunner, alone
+from engine.spec.config import SpeculativeConfig
+from tests.engine.scheduler.toy_runner import ToyRunner, alone, toy_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
+    from engine.request import Request
     from grammar.compiler import GrammarCompiler
 
 EOS = 3
@@ -21,6 +23,35 @@ EOS = 3
 
 def config(**options: Any) -> EngineConfig:
     return EngineConfig(model="toy", **options)
+
+
+FIVE_DRAFTS = SpeculativeConfig(
+    method="ngram", num_speculative_tokens=5, prompt_lookup_min=1, prompt_lookup_max=3
+)
+
+
+class Seer:
+    """Drafts what will come; each token is replaced by a random one if it is out of luck."""
+
+    def __init__(self, harness: Harness, hits: float) -> None:
+        self._harness = harness
+        self._hits = hits
+        self._rng = random.Random(0)
+        self.alive: set[str] = set()
+
+    def propose(self, request: Request, max_tokens: int) -> list[int]:
+        assert max_tokens > 0
+        self.alive.add(request.request_id)
+        vocab_size = self._harness.runner.vocab_size
+        future = self._harness.expected(request.request_id)[request.num_generated_tokens :]
+        future += [EOS] * max_tokens  # And on behind the end.
+        return [
+            token_id if self._rng.random() < self._hits else self._rng.randrange(vocab_size)
+            for token_id in future[: self._rng.randint(0, max_tokens)]
+        ]
+
+    def drop(self, request: Request) -> None:
+        self.alive.discard(request.request_id)
 
 
 class Harness:
@@ -34,11 +65,16 @@ class Harness:
         max_model_len: int = 200,
         grammar: GrammarCompiler | None = None,
         clock: Callable[[], float] | None = None,
+        draft_hits: float | None = None,
+        num_swap_blocks: int = 0,
+        swap_s_per_block: float = 0.0,
         **options: Any,
     ) -> None:
         options.setdefault("block_size", 4)
         # Most tests of preemption need what the forecast is there to avoid.
         options.setdefault("forecast_admission", False)
+        if draft_hits is not None:
+            options.setdefault("speculative_config", FIVE_DRAFTS)
         self.config = config(**options)
         self.max_total = min(max_model_len, num_blocks * self.config.block_size + 1)
         self.runner = ToyRunner(
@@ -48,6 +84,8 @@ class Harness:
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             eos_token_ids=frozenset({EOS}),
+            num_swap_blocks=num_swap_blocks,
+            swap_s_per_block=swap_s_per_block,
         )
         extra = {} if clock is None else {"clock": clock}
         self.core = EngineCore(
@@ -56,10 +94,12 @@ class Harness:
             max_model_len=max_model_len,
             eos_token_ids={EOS},
             grammar=grammar,
+            proposer=None if draft_hits is None else Seer(self, draft_hits),
             **extra,
         )
         self.messages: dict[str, GenerateRequest] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.reported_prompts: set[str] = set()
         self.finished: dict[str, RequestOutput] = {}
 
     @property
@@ -73,7 +113,7 @@ class Harness:
         if isinstance(prompt, int):
             rng = random.Random(request_id)
             prompt = [rng.randrange(4, self.runner.vocab_size) for _ in range(prompt)]
-        names = ("weight", "priority", "fair_key", "num_public_tokens")
+        names = ("weight", "priority", "fair_key", "num_public_tokens", "group")
         fields = {name: options.pop(name) for name in names if name in options}
         options.setdefault("temperature", 0.0)
         message = GenerateRequest(
@@ -98,11 +138,29 @@ class Harness:
             outputs = self.core.step()
             for output in outputs:
                 assert output.request_id not in self.finished, "an output after the last one"
+                self._check_logprobs(output)
                 self.tokens[output.request_id] += output.new_token_ids
                 if output.finish_reason is not None:
                     self.finished[output.request_id] = output
             self.core.check_integrity()
         return outputs
+
+    def _check_logprobs(self, output: RequestOutput) -> None:
+        """All that was asked for, each at its place, and nothing else."""
+        message = self.messages[output.request_id]
+        prompt, params = message.prompt_token_ids, message.params
+        start = len(prompt) + len(self.tokens[output.request_id])
+        found = [toy_logprobs(t, start + i) for i, t in enumerate(output.new_token_ids)]
+        if output.finish_reason != "error":
+            assert output.logprobs == (None if params.logprobs is None else found)
+        if output.prompt_logprobs is not None:
+            assert output.request_id not in self.reported_prompts, "reported twice"
+            self.reported_prompts.add(output.request_id)
+            expected = [toy_logprobs(t, i) for i, t in enumerate(prompt) if i > 0]
+            assert output.prompt_logprobs == expected
+        if output.new_token_ids:
+            asked = params.prompt_logprobs is not None
+            assert (output.request_id in self.reported_prompts) == asked
 
     def run(self, max_steps: int = 5_000) -> None:
         """Until nothing is left to do; then nothing may be held."""

@@ -12,10 +12,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from engine.messages import TokenLogprobs
 from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
 
     from engine.messages import SamplingParams
 
@@ -41,6 +45,11 @@ def pick(values: Sequence[int], vocab_size: int, allowed: Sequence[bool] | None 
         if allowed is None or allowed[token_id]:
             return token_id
     raise AssertionError("the mask allows no token")
+
+
+def toy_logprobs(token_id: int, position: int) -> TokenLogprobs:
+    """What is reported of a token: enough to tell whether it comes to the right place."""
+    return TokenLogprobs(token_id, -float(position), 1)
 
 
 def alone(
@@ -81,6 +90,8 @@ class Launched:
     touched: dict[int, set[str]] = field(default_factory=dict)
     """Block id to the requests that read or write it."""
     token_ids: list[list[int]] | None = None
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
 
 class ToyRunner:
@@ -95,8 +106,12 @@ class ToyRunner:
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
         eos_token_ids: frozenset[int] = frozenset(),
+        num_swap_blocks: int = 0,
+        swap_s_per_block: float = 0.0,
     ) -> None:
         self.num_blocks = num_blocks
+        self.num_swap_blocks = num_swap_blocks
+        self.swap_s_per_block = swap_s_per_block
         self.vocab_size = vocab_size
         self.regions: dict[str, tuple[str, int]] = {}
         """Request id to salt and public tokens in full blocks: what no plan tells."""
@@ -108,6 +123,7 @@ class ToyRunner:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._eos_token_ids = eos_token_ids
         self._slots = [UNWRITTEN] * (num_blocks * block_size)
+        self._host_slots = [UNWRITTEN] * (num_swap_blocks * block_size)
         self._rows: dict[int, Row] = {}
         self._in_flight: deque[Launched] = deque()
 
@@ -115,20 +131,41 @@ class ToyRunner:
         self.calls.append(f"forward {plan.step_id}")
         assert len(self._in_flight) < 2, "more than two steps in flight"
         assert all(step.token_ids is not None for step in self._in_flight), "a step never sampled"
-        assert plan.chunks, "an empty plan"
+        assert plan.chunks or plan.swap_outs, "an empty plan"
         assert plan.num_tokens <= self._max_num_batched_tokens
         step = Launched(plan)
+        for block_id, _ in plan.swap_outs:
+            step.touched.setdefault(block_id, set()).add("swap")
         self._apply_rows(plan)
+        self._swap_in(plan)
         for source, target, count in plan.block_copies:
             for offset in range(count):
                 value = self._slots[source * self._block_size + offset]
                 self._slots[target * self._block_size + offset] = value
             step.touched.setdefault(source, set()).add("copy")
         assert len({chunk.row for chunk in plan.chunks}) == len(plan.chunks), "a row twice"
-        for chunk in plan.chunks:
+        for index, chunk in enumerate(plan.chunks):
             self._compute(chunk, step)
+            self._report_prompt(index, chunk, step)
         self._in_flight.append(step)
         self.plans.append(plan)
+
+    def _swap_in(self, plan: StepPlan) -> None:
+        for block_id, host_id in plan.swap_ins:
+            assert all(block_id not in step.touched for step in self._in_flight), (
+                f"block {block_id} is swapped into while a step in flight uses it"
+            )
+            self._copy(self._host_slots, host_id, self._slots, block_id)
+
+    def _swap_out(self, plan: StepPlan) -> None:
+        """As late as the contract allows."""
+        for block_id, host_id in plan.swap_outs:
+            self._copy(self._slots, block_id, self._host_slots, host_id)
+
+    def _copy(self, source: list[int], source_id: int, target: list[int], target_id: int) -> None:
+        size = self._block_size
+        values = source[source_id * size : (source_id + 1) * size]
+        target[target_id * size : (target_id + 1) * size] = values
 
     def _apply_rows(self, plan: StepPlan) -> None:
         busy = {chunk.row for step in self._in_flight for chunk in step.plan.chunks}
@@ -161,11 +198,14 @@ class ToyRunner:
         assert end > start
         assert row.num_computed in (-1, start), "a gap or an overlap between two chunks"
         row.num_computed = end
-        assert end <= len(row.token_ids), "a chunk of tokens nobody knows"
-        assert chunk.samples == (end == len(row.token_ids)), (
+        known_end = end - chunk.num_draft_tokens
+        assert known_end <= len(row.token_ids), "a chunk of tokens nobody knows"
+        assert chunk.samples == (known_end == len(row.token_ids)), (
             "samples does not match the known tokens"
         )
-        values = chain(row.token_ids[:end], *self.regions[request_id])
+        assert chunk.samples or not chunk.draft_token_ids, "drafts before the known tokens end"
+        token_ids = [*row.token_ids[:known_end], *chunk.draft_token_ids]
+        values = chain(token_ids, *self.regions[request_id])
         slots = [self._slot(row, position) for position in range(end)]
         for position in range(start):
             assert self._slots[slots[position]] == values[position], (
@@ -184,6 +224,15 @@ class ToyRunner:
             block_id = row.block_ids[position // self._block_size]
             step.touched.setdefault(block_id, set()).add(request_id)
 
+    def _report_prompt(self, index: int, chunk: Chunk, step: Launched) -> None:
+        row = self._rows[chunk.row]
+        first = chunk.num_computed_tokens + 1
+        end = min(first + chunk.num_scheduled_tokens, row.num_prompt_tokens)
+        if row.params.prompt_logprobs is not None and first < end:
+            step.prompt_logprobs[index] = [
+                toy_logprobs(row.token_ids[p], p) for p in range(first, end)
+            ]
+
     def _slot(self, row: Row, position: int) -> int:
         block_id = row.block_ids[position // self._block_size]
         return block_id * self._block_size + position % self._block_size
@@ -194,25 +243,42 @@ class ToyRunner:
         assert step.token_ids is None, "a step samples twice"
         self.masks.append(mask)
         masked = [] if mask is None else mask.chunk_indices
-        assert masked == sorted(set(masked))
+        assert masked == sorted(masked)
         step.token_ids = []
         for i, chunk in enumerate(step.plan.chunks):
             if not chunk.samples:
                 assert i not in masked
                 step.token_ids.append([])
                 continue
-            row = self._rows[chunk.row]
+            assert masked.count(i) in (0, chunk.num_draft_tokens + 1), "a place without a mask"
+            masks = [] if mask is None or i not in masked else mask.bitmask[masked.index(i) :]
+            assert chunk.constrained or len(masks) == 0
+            known = len(self._rows[chunk.row].token_ids)
+            step.token_ids.append(self._draw(chunk, masks))
+            if self._rows[chunk.row].params.logprobs is not None:
+                step.logprobs[i] = [
+                    toy_logprobs(token_id, position)
+                    for position, token_id in enumerate(step.token_ids[-1], known)
+                ]
+
+    def _draw(self, chunk: Chunk, masks: Sequence[npt.NDArray[np.int32]]) -> list[int]:
+        """One token, and one more for each draft that is what would have been drawn anyway."""
+        row = self._rows[chunk.row]
+        drawn: list[int] = []
+        for draft in (*chunk.draft_token_ids, None):
             allowed = self._allowed(row)
-            if mask is not None and i in masked:
-                assert chunk.constrained
-                bits = mask.bitmask[masked.index(i)]
+            if len(masks):
+                bits = masks[len(drawn)]
                 allowed = [
                     ok and bool(bits[t // 32] >> (t % 32) & 1) for t, ok in enumerate(allowed)
                 ]
             values = [self._slots[self._slot(row, p)] for p in range(len(row.token_ids))]
-            token_id = pick(values, self.vocab_size, allowed)
-            row.token_ids.append(token_id)
-            step.token_ids.append([token_id])
+            drawn.append(pick(values, self.vocab_size, allowed))
+            row.token_ids.append(drawn[-1])
+            if drawn[-1] != draft:
+                break
+        row.num_computed -= chunk.num_draft_tokens + 1 - len(drawn)
+        return drawn
 
     def _allowed(self, row: Row) -> list[bool]:
         if len(row.token_ids) - row.num_prompt_tokens >= row.params.min_tokens:
@@ -225,4 +291,5 @@ class ToyRunner:
         step = self._in_flight.popleft()
         self.calls.append(f"collect {step.plan.step_id}")
         assert step.token_ids is not None, "a step is collected before it sampled"
-        return StepResult(step.plan.step_id, step.token_ids)
+        self._swap_out(step.plan)
+        return StepResult(step.plan.step_id, step.token_ids, step.logprobs, step.prompt_logprobs)

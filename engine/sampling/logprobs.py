@@ -1,0 +1,72 @@
+"""Log-probabilities as the model gives them, before any sampling parameter takes effect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.messages import TokenLogprobs
+from kernels.transfer import pinned
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """What is reported about n tokens, each at its own place of its own text."""
+
+    token_ids: torch.Tensor
+    """[n] int64"""
+    logprobs: torch.Tensor
+    """[n] float32"""
+    ranks: torch.Tensor
+    """[n] int64, from 1 on"""
+    top_ids: torch.Tensor
+    """[n, k] int64: the likeliest tokens there"""
+    top_logprobs: torch.Tensor
+    """[n, k] float32"""
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> TokenScores:
+        """logits: [n, vocab], any float dtype; token_ids: [n] int64."""
+        logprobs = logits.float().log_softmax(-1)
+        own = logprobs.gather(1, token_ids.unsqueeze(1))
+        ranks = (logprobs > own).sum(-1) + 1
+        top_ids = _likeliest(logprobs, min(num_top, logprobs.shape[1]))
+        return cls(token_ids, own.squeeze(1), ranks, top_ids, logprobs.gather(1, top_ids))
+
+    @classmethod
+    def join(cls, parts: Sequence[TokenScores]) -> TokenScores:
+        """``parts`` of the same k, one after another."""
+        columns = zip(*(part._columns() for part in parts), strict=True)
+        return cls(*(torch.cat(column) for column in columns))
+
+    def on_host(self) -> TokenScores:
+        """A copy in pinned memory, there once the stream of the device has got so far."""
+        return TokenScores(*(pinned(column) for column in self._columns()))
+
+    def read(self, num_top: Sequence[int]) -> list[TokenLogprobs]:
+        """The records, with so many of the likeliest for each. In host memory only."""
+        lists = (column.tolist() for column in self._columns())
+        return [
+            TokenLogprobs(token_id, logprob, rank, list(zip(ids[:k], values[:k], strict=True)))
+            for token_id, logprob, rank, ids, values, k in zip(*lists, num_top, strict=True)
+        ]
+
+    def _columns(self) -> tuple[torch.Tensor, ...]:
+        return self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs
+
+
+def _likeliest(logprobs: torch.Tensor, num: int) -> torch.Tensor:
+    """[n, num] int64: the best first, of equals the lowest id first.
+
+    ``topk`` leaves open which of equals it takes, and the answer may depend on the batch. So it
+    gets integers without equals: the float's bits, made to order as the floats do, over the id.
+    """
+    bits = logprobs.contiguous().view(torch.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    last = logprobs.shape[1] - 1
+    ids = torch.arange(last, -1, -1, device=logprobs.device)
+    keys = (ordered.long() << 32) | ids
+    best: torch.Tensor = keys.topk(num, sorted=True).values
+    return last - (best & 0xFFFFFFFF)

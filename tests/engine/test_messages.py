@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from engine.messages import (
+    GenerateRequest,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputs,
+    decode_client_message,
+    encode,
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 0}, "n must be at least 1, got 0"),
+        ({"temperature": -0.1}, "temperature must be a number of at least 0, got -0.1"),
+        ({"temperature": math.inf}, "temperature must be a number of at least 0"),
+        ({"temperature": math.nan}, "temperature must be a number of at least 0"),
+        ({"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
+        ({"top_k": -2}, "top_k must be -1, 0 or positive"),
+        ({"min_p": 1.5}, r"min_p must be in \[0, 1\]"),
+        ({"seed": -1}, "seed must be in"),
+        ({"presence_penalty": 2.1}, r"presence_penalty must be in \[-2, 2\], got 2.1"),
+        ({"frequency_penalty": math.nan}, r"frequency_penalty must be in \[-2, 2\]"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be a number above 0"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty must be a number above 0"),
+        ({"logit_bias": {5: 101.0}}, r"logit_bias must have values in \[-100, 100\], got 101.0"),
+        ({"logit_bias": {"5": 1.0}}, r"logit_bias must map token ids \(integers\), got '5'"),
+        ({"allowed_token_ids": []}, "allowed_token_ids must name at least one token"),
+        ({"bad_words": ["a", " "]}, "bad_words must not hold an empty string"),
+        ({"bad_words_token_ids": [[1], []]}, "bad_words_token_ids must not hold an empty"),
+        ({"logprobs": -2}, "logprobs must be at least 0, or -1 for the whole vocabulary, got -2"),
+        ({"prompt_logprobs": -2}, "prompt_logprobs must be at least 0"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"min_tokens": -1}, "min_tokens must be at least 0"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens must not exceed max_tokens"),
+        ({"stop": ["a", ""]}, "stop must not hold an empty string"),
+    ],
+)
+def test_a_value_out_of_range_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        SamplingParams(**options)
+
+
+def test_callers_may_write_strings_lists_and_none() -> None:
+    how = SamplingParams(
+        stop="x",  # type: ignore[arg-type]
+        bad_words="y",  # type: ignore[arg-type]
+        stop_token_ids=[1, 2],  # type: ignore[arg-type]
+        allowed_token_ids=[3],  # type: ignore[arg-type]
+        bad_words_token_ids=[[4, 5]],  # type: ignore[arg-type]
+        logit_bias={},
+    )
+    assert (how.stop, how.bad_words, how.stop_token_ids) == (("x",), ("y",), (1, 2))
+    assert (how.allowed_token_ids, how.bad_words_token_ids) == ((3,), ((4, 5),))
+    assert how.logit_bias is None
+    assert SamplingParams(stop=None, bad_words=None) == SamplingParams()  # type: ignore[arg-type]
+
+
+def test_every_parameter_reaches_the_engine() -> None:
+    how = SamplingParams(
+        n=3,
+        output_kind=RequestOutputKind.DELTA,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        min_p=0.1,
+        seed=2**64 - 1,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.5,
+        logit_bias={7: -100.0, 9: 1.5},
+        allowed_token_ids=(7, 9),
+        bad_words=("no",),
+        bad_words_token_ids=((1, 2), (3,)),
+        max_tokens=None,
+        min_tokens=2,
+        stop=("a", "b"),
+        stop_token_ids=(4,),
+        ignore_eos=True,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        logprobs=5,
+        prompt_logprobs=-1,
+        structured_outputs=StructuredOutputs(regex="a+"),
+    )
+    request = GenerateRequest(request_id="r", prompt_token_ids=[1], params=how)
+    assert decode_client_message(encode(request)) == request
+    default = SamplingParams()
+    unset = [f for f in how.__struct_fields__ if getattr(how, f) == getattr(default, f)]
+    assert unset == [], "give them a value here, too"
+
+
+def test_branches_draw_apart_and_report_the_prompt_once() -> None:
+    how = SamplingParams(n=3, seed=2**64 - 1, logprobs=2, prompt_logprobs=1, top_k=5)
+    first, second, third = (how.branch(index) for index in range(3))
+    assert [b.seed for b in (first, second, third)] == [2**64 - 1, 0, 1]
+    assert [b.prompt_logprobs for b in (first, second, third)] == [1, None, None]
+    assert {(b.n, b.logprobs, b.top_k) for b in (first, second, third)} == {(1, 2, 5)}
+    assert SamplingParams(n=2).branch(1).seed is None
