@@ -140,6 +140,11 @@ class Model(Module, ABC):
     ) -> None:
         """Lay the weights out, without values yet."""
 
+    def ignores(self, name: str) -> bool:
+        """Whether a checkpoint may hold the tensor ``name`` although the model has no place for
+        it."""
+        return False
+
     @abstractmethod
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         """token_ids: [num_tokens] int64; returns [num_tokens, hidden], normed."""

@@ -6,6 +6,7 @@ loaded.
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from engine.layers.moe import RouterConfig
@@ -44,4 +45,6 @@ class ConfigFile(deepseek_v2.ConfigFile, kw_only=True):
 
 
 class ForCausalLM(deepseek_v2.ForCausalLM):
-    pass
+    def ignores(self, name: str) -> bool:
+        match = re.match(r"model\.layers\.(\d+)\.", name)
+        return match is not None and int(match[1]) >= len(self.model.layers)
