@@ -58,6 +58,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Idle time after which a connection is closed."""
     send_timeout_s: Seconds = 30.0
     """A client that takes no bytes for this long is dropped, its requests with it."""
+    max_unread_tokens: Positive = 256
+    """Tokens of an answer that wait for a slow client, above which its request is parked: others
+    get its place in the batch until the client reads on."""
+    stall_timeout_s: Seconds = 60.0
+    """Time after which a request that stays parked is aborted."""
+    engine_hang_timeout_s: Seconds = 120.0
+    """Time without progress after which an engine that has work is taken for dead and restarted;
+    must exceed the longest step."""
     heartbeat_s: Seconds = 15.0
     """Silence on a stream after which a chunk without content is sent."""
     flush_interval_ms: Annotated[float, msgspec.Meta(ge=0)] = 15.0
@@ -121,6 +129,11 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def session_dsn(self) -> str | None:
         """Where a session is one's own: for LISTEN and for migrations."""
         return self.direct_dsn or self.dsn
+
+    response_retention_s: Seconds = 30 * 86400.0
+    """Time a stored response is kept after it was used last."""
+    max_response_bytes: Positive = 1024 * 1024 * 1024
+    """Most bytes kept of all stored responses of one tenant; the oldest go first."""
 
     @property
     def journal_folder(self) -> Path:
