@@ -140,10 +140,9 @@ class Model(Module, ABC):
     ) -> None:
         """Lay the weights out, without values yet."""
 
-    def ignores(self, name: str) -> bool:
-        """Whether a checkpoint may hold the tensor ``name`` although the model has no place for
-        it."""
-        return False
+    def place_of(self, name: str) -> str | None:
+        """Which parameter the checkpoint's tensor ``name`` is; None: one that is not needed."""
+        return name
 
     @abstractmethod
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:

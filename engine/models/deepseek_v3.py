@@ -45,6 +45,6 @@ class ConfigFile(deepseek_v2.ConfigFile, kw_only=True):
 
 
 class ForCausalLM(deepseek_v2.ForCausalLM):
-    def ignores(self, name: str) -> bool:
-        match = re.match(r"model\.layers\.(\d+)\.", name)
-        return match is not None and int(match[1]) >= len(self.model.layers)
+    def place_of(self, name: str) -> str | None:
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        return None if layer and int(layer[1]) >= len(self.model.layers) else name

@@ -75,7 +75,7 @@ def _fill(model: Model, facts: ModelConfig, config: EngineConfig, report: OnProg
                 model,
                 config.model_dir,
                 tied=facts.tie_word_embeddings,
-                ignores=model.ignores,
+                place_of=model.place_of,
                 on_progress=scaled,
             )
         model.pack()

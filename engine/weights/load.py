@@ -33,17 +33,22 @@ def load_weights(
     model_dir: Path,
     *,
     tied: bool,
-    ignores: Callable[[str], bool] = lambda _name: False,
+    place_of: Callable[[str], str | None] = lambda name: name,
     on_progress: OnProgress | None = None,
 ) -> None:
     """Fill every parameter of ``model``.
 
-    ignores: tensors the model has no place for, and need not have. ``ModelLoadError`` names a
-    tensor that is missing, too much or misshapen, and a file that is missing or cut short.
+    place_of: the parameter that a tensor of the checkpoint is, None if it is not needed.
+    ``ModelLoadError`` names a tensor that is missing, too much or misshapen, and a file that is
+    missing or cut short.
     """
     wanted = targets(model)
     files = weight_files(model_dir)
-    _check(files, wanted, lambda name: is_ignored(name, tied=tied) or ignores(name))
+
+    def place(name: str) -> str | None:
+        return None if is_ignored(name, tied=tied) else place_of(name)
+
+    _check(files, wanted, place)
     total = sum(path.stat().st_size for path in files)
     read, next_report = 0, 0.0
     for path in files:
@@ -52,25 +57,30 @@ def load_weights(
             if on_progress is not None and read / total >= next_report:
                 on_progress(LoadProgress(f"Loading {path.name}", read / total))
                 next_report = read / total + _PROGRESS_STEP
-            if name in wanted:
-                load_shard(wanted[name], tensor)
+            target = wanted.get(place(name) or "")
+            if target is not None:
+                load_shard(target, tensor)
             read += tensor.nbytes
         read = before + path.stat().st_size
 
 
-def _check(files: list[Path], wanted: Mapping[str, Target], ignores: Callable[[str], bool]) -> None:
+def _check(
+    files: list[Path], wanted: Mapping[str, Target], place: Callable[[str], str | None]
+) -> None:
     missing = set(wanted)
     for path in files:
         with _opened(path) as file:
             for name in file.offset_keys():
-                if name in wanted:
-                    missing.discard(name)
-                    _check_shape(name, wanted[name], list(file.get_slice(name).get_shape()))
-                elif not ignores(name):
+                parameter = place(name)
+                if parameter is None:
+                    continue
+                if parameter not in wanted:
                     raise ModelLoadError(
                         f"{path.name} holds tensor {name!r}, which the model has no place for: "
                         + _NOT_TOGETHER
                     )
+                missing.discard(parameter)
+                _check_shape(name, wanted[parameter], list(file.get_slice(name).get_shape()))
     if missing:
         raise ModelLoadError(
             f"{files[0].parent} lacks tensor {min(missing)!r}"

@@ -173,9 +173,16 @@ def test_a_truncated_shard_is_named_and_nothing_is_half_loaded(tmp_path: Path) -
     assert all((weight.data == 7).all() for _, weight in model.named_weights())
 
 
-def test_what_the_model_ignores_may_be_there(tmp_path: Path) -> None:
-    write(tmp_path, {**tensors(), "later.weight": torch.zeros(1)})
-    load_weights(Model(), tmp_path, tied=False, ignores=lambda name: "later" in name)
+def test_a_model_may_know_tensors_by_other_names_or_not_need_them(tmp_path: Path) -> None:
+    content = tensors()
+    write(tmp_path, {**content, "later.weight": torch.zeros(1)})
+
+    def place_of(name: str) -> str | None:
+        return None if "later" in name else name.removeprefix("model.")
+
+    block = Block()
+    load_weights(block, tmp_path, tied=False, place_of=place_of)
+    assert torch.equal(block.lm_head.weight.data, content["lm_head.weight"])
 
 
 MEASURE = """
