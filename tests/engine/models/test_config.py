@@ -146,6 +146,7 @@ def test_every_familys_defaults_are_those_of_transformers(
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("Qwen2ForCausalLM", {"num_experts": 4}, "num_experts: not supported by Qwen2ForCausalLM"),
         ("Qwen2ForCausalLM", {"embedding_multiplier": 2.0}, "embedding_multiplier: not supported"),
+        ("MixtralForCausalLM", {"hidden_act": "gelu_pytorch_tanh"}, "experts have 'silu' only"),
         ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method: not supported"),
         ("DeepseekV2ForCausalLM", {"scoring_func": "sigmoid"}, "scoring_func: not supported"),
         ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob: not supported"),
