@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from starlette.websockets import WebSocket
 
+from engine import sampling_defaults
 from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
 from engine.tokenizer import Tokenizer
-from gateway import context, sampling_defaults
+from gateway import context
 from gateway.admission import Admission
 from gateway.background import Background
 from gateway.chat_session import ChatSession
