@@ -20,7 +20,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.messages import QUEUE_TIME_BUCKETS_S
@@ -30,7 +29,9 @@ from engine.scheduler.followers import Followers
 from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
 from engine.scheduler.queue_limits import QueueLimits
 from engine.scheduler.room import Room
+from engine.scheduler.step import Step
 from engine.scheduler.tenants import TenantTotals
+from engine.scheduler.totals import SchedulerStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,64 +45,6 @@ if TYPE_CHECKING:
 _QUEUED = (RequestState.WAITING, RequestState.PREEMPTED, RequestState.SWAPPED)
 # Requests that may wait for the blocks of a step at a time; each costs a little in every step.
 _MAX_FOLLOWERS = 32
-
-
-@dataclass(slots=True)
-class Step:
-    """A plan, with what the host alone knows about it."""
-
-    plan: StepPlan
-    requests: list[Request] = field(default_factory=list)
-    """The request of each chunk."""
-    constrained: list[int] = field(default_factory=list)
-    """The chunks, by index, that need a mask before they sample."""
-    computed_keys: list[bytes] = field(default_factory=list)
-    """Of the prompt blocks that the step completes."""
-    swapped: list[Request] = field(default_factory=list)
-    """Whose blocks the step copies out."""
-    num_tokens: int = 0
-    planned_s: float = 0.0
-
-
-@dataclass(slots=True)
-class DraftTotals:
-    """Of speculative decoding; vLLM's counters."""
-
-    num_drafts: int = 0
-    """Times that a request had guesses checked."""
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
-    """How often at least so many plus one guesses were right."""
-
-    def observe(self, num_drafts: int, num_accepted: int) -> None:
-        self.num_drafts += 1
-        self.num_draft_tokens += num_drafts
-        self.num_accepted_tokens += num_accepted
-        per_pos = self.num_accepted_tokens_per_pos
-        per_pos += [0] * (num_drafts - len(per_pos))
-        for position in range(num_accepted):
-            per_pos[position] += 1
-
-
-@dataclass(slots=True)
-class SchedulerStats:
-    """Running totals."""
-
-    num_steps: int = 0
-    num_preemptions: int = 0
-    scheduled_tokens: int = 0
-    recomputed_tokens: int = 0
-    """Of the scheduled tokens, those that a preemption threw away before."""
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    queue_time_counts: list[int] = field(
-        default_factory=lambda: [0] * (len(QUEUE_TIME_BUCKETS_S) + 1)
-    )
-    queue_time_sum_s: float = 0.0
-    drafts: DraftTotals = field(default_factory=DraftTotals)
 
 
 class Scheduler:
@@ -507,7 +450,7 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.plan.step_id == result.step_id, "steps are collected out of order"
         self._observe_time(step)
-        _keep_logprobs(step, result)
+        step.keep_logprobs(result)
         moved = []
         for request, chunk, token_ids in zip(
             step.requests, step.plan.chunks, result.token_ids, strict=True
@@ -618,14 +561,3 @@ class Scheduler:
         assert self._in_flight or not len(self._followers), "requests wait for a step that is over"
         for request in self._draining.values():
             assert request.num_in_flight > 0, "a drained request was not released"
-
-
-def _keep_logprobs(step: Step, result: StepResult) -> None:
-    for index, found in result.logprobs.items():
-        if (wanted := step.requests[index].logprobs) is not None:
-            wanted.add(found)
-    for index, found in result.prompt_logprobs.items():
-        request = step.requests[index]
-        if request.logprobs is not None:
-            request.logprobs.add_prompt(step.plan.chunks[index].num_computed_tokens + 1, found)
-            request.block_table.skip_reading = request.lacks_prompt_logprobs
