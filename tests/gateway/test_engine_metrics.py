@@ -7,6 +7,7 @@ from prometheus_client.samples import Sample
 from engine.core import EngineCore
 from engine.messages import QUEUE_TIME_BUCKETS_S, GenerateRequest, SamplingParams, Stats
 from engine.messages import TenantStats as Tenant
+from engine.overload import ModelledRunner
 from gateway.engine_metrics import (
     COUNTERS,
     GAUGES,
@@ -15,7 +16,6 @@ from gateway.engine_metrics import (
     Latencies,
 )
 from tests.engine.scheduler.harness import config
-from tests.engine.scheduler.simulation import TimedRunner
 
 
 def samples(collector: EngineCollector | Latencies) -> dict[tuple[str, ...], float]:
@@ -120,7 +120,7 @@ def test_latencies_are_a_histogram() -> None:
 
 
 def test_the_real_engine_fills_them() -> None:
-    runner = TimedRunner(64)
+    runner = ModelledRunner(64)
     core = EngineCore(config(), runner, max_model_len=100, clock=lambda: runner.now)
     for i, tenant in enumerate(["one", "one", "two"]):
         core.add_request(
