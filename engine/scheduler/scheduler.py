@@ -77,7 +77,7 @@ class Scheduler:
         self._chunk_limit = config.long_prefill_token_threshold or config.max_num_batched_tokens
         # Every running request can have at least one token in every step.
         self._max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self._max_num_partial_prefills = config.max_num_partial_prefills or config.max_num_seqs
+        self._max_num_partial_prefills = config.max_num_partial_prefills
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
         self._in_flight: deque[Step] = deque()
@@ -236,7 +236,7 @@ class Scheduler:
         order = list(self.running.values())
         if self._may_run_short(order):
             order = self.policy.ranked(order)
-        index = 0
+        index, block_size = 0, self.cache.block_size
         while index < len(order):
             request = order[index]
             index += 1
@@ -245,11 +245,15 @@ class Scheduler:
                 continue  # Its last token is in flight, or it is not known which.
             # A long prefill leaves a token of the budget to each request behind it.
             limit = min(self._chunk_limit, budget - (len(order) - index))
-            num_tokens = min(num_planned - request.num_computed_tokens, limit)
-            drafts = self._fitting_drafts(request, limit - num_tokens, num_missing)
-            num_tokens += len(drafts)
+            num_tokens = num_planned - request.num_computed_tokens
+            if num_tokens > limit:
+                num_tokens = limit
+            drafts: tuple[int, ...] = ()
+            if request.draft_token_ids:
+                drafts = self._fitting_drafts(request, limit - num_tokens, num_missing)
+                num_tokens += len(drafts)
             end = request.num_computed_tokens + num_tokens
-            num_fresh = self.cache.num_fresh_blocks(request.block_table, end)
+            num_fresh = -(-end // block_size) - len(request.block_table.block_ids)
             if num_fresh > 0:
                 if not self._make_room(step, num_fresh + num_missing, request, order):
                     num_missing += num_fresh
@@ -280,13 +284,10 @@ class Scheduler:
 
     def _fitting_drafts(self, request: Request, limit: int, num_missing: int) -> tuple[int, ...]:
         """The guesses there is room for: nobody is preempted for their sake."""
-        drafts = request.draft_token_ids
-        if not drafts:
-            return ()
         num_free = max(0, self.cache.num_free_blocks - num_missing)
         num_slots = (len(request.block_table.block_ids) + num_free) * self.cache.block_size
         limit = min(limit, request.draft_room, num_slots - len(request.token_ids))
-        return tuple(drafts[: max(0, limit)])
+        return tuple(request.draft_token_ids[: max(0, limit)])
 
     def _make_room(
         self, step: Step, num_blocks: int, request: Request, order: list[Request]
@@ -311,7 +312,9 @@ class Scheduler:
     def _admit_waiting(self, step: Step, budget: int) -> None:
         """Take requests from the queue while rows, blocks and budget last."""
         self._room.begin_step(self.running.values())
-        num_partial = sum(not chunk.samples for chunk in step.plan.chunks)
+        max_num_partial, num_partial = self._max_num_partial_prefills, 0
+        if max_num_partial is not None:
+            num_partial = sum(not chunk.samples for chunk in step.plan.chunks)
         while budget > 0:
             request = self.policy.head()
             if request is None or request.num_in_flight > 0:
@@ -332,7 +335,7 @@ class Scheduler:
                 self._block(request, fit.num_lacking)
                 return
             num_partial += fit.hit.num_tokens + fit.num_tokens < request.num_tokens
-            if num_partial > self._max_num_partial_prefills:
+            if max_num_partial is not None and num_partial > max_num_partial:
                 return
             self.policy.dequeue(request)
             self._enter_batch(step, request, fit)
@@ -451,7 +454,7 @@ class Scheduler:
         assert step.plan.step_id == result.step_id, "steps are collected out of order"
         self._observe_time(step)
         step.keep_logprobs(result)
-        moved = []
+        moved, block_size = [], self.cache.block_size
         for request, chunk, token_ids in zip(
             step.requests, step.plan.chunks, result.token_ids, strict=True
         ):
@@ -467,7 +470,11 @@ class Scheduler:
                 num_written -= self._judge_drafts(request, chunk, token_ids, taken)
             # A request that ended may have dropped tokens this chunk computed.
             num_written = min(num_written, len(request.token_ids))
-            self.cache.publish(request.block_table, request.token_ids, num_written)
+            table = request.block_table
+            if num_written // block_size > table.num_published:
+                self.cache.publish(table, request.token_ids, num_written)
+            else:
+                table.num_written = num_written
             if reason is not None:
                 self._room.observe(request)
                 self.finish(request, reason)
