@@ -166,15 +166,15 @@ class EngineClient:
         config: EngineConfig,
         *,
         on_progress: Callable[[LoadProgress], None] | None = None,
-        max_num_queued_reqs: int = 1024,
+        max_num_queued_reqs: int | None = 1024,
         start_timeout_s: float = 1800.0,
         hang_timeout_s: float = 120.0,
-        max_unread_tokens: int = 256,
+        max_unread_tokens: int = 512,
         stall_timeout_s: float = 60.0,
         shutdown_timeout_s: float = 5.0,
         transport: Callable[[EngineConfig, OnMessage, OnExit], Transport] = EngineProcess,
     ) -> None:
-        """``max_num_queued_reqs`` bounds the requests that have no output yet.
+        """``max_num_queued_reqs`` bounds the requests that have no output yet; None does not.
 
         ``hang_timeout_s`` must exceed the longest step: the engine cannot say a word within one.
         A request with more than ``max_unread_tokens`` that its reader has not taken is parked, and
@@ -269,10 +269,11 @@ class EngineClient:
         """Queue a request; never blocks. ``EngineDead``, or ``QueueFull`` with nothing queued."""
         _ = self.info
         assert request.request_id not in self._streams, "request ids are unique while in flight"
-        if len(self._queued) >= self._max_num_queued_reqs:
+        limit = self._max_num_queued_reqs
+        if limit is not None and len(self._queued) >= limit:
             raise QueueFull(
                 f"{len(self._queued)} requests wait for the engine already "
-                f"(max_num_queued_reqs = {self._max_num_queued_reqs}): try again later"
+                f"(max_num_queued_reqs = {limit}): try again later"
             )
         assert self._transport is not None
         self._transport.send(request)
