@@ -86,7 +86,7 @@ def create_services(
     metrics = Metrics()
     journal = _open_journal(config.tenants)
     ledger = Ledger(store, journal=journal)
-    quota = Quota(store)
+    quota = Quota(store, usage_retention_months=config.tenants.usage_retention_months)
     last_used = LastUsed(store)
     authenticator = Authenticator(store, secrets.key_pepper, last_used=last_used)
     generations = Generations(
