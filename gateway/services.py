@@ -117,6 +117,7 @@ def create_services(
     revocations = Revocations(authenticator, generations=generations, sessions=sessions)
     work = {
         "quota leases": quota.run,
+        "settlements of the dead": ledger.run,
         "last uses of keys": last_used.run,
         "revocations": revocations.run,
     }
