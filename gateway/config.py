@@ -120,6 +120,9 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     journal_dir: str | None = None
     """Where usage is kept while PostgreSQL is away; by default ``journal`` beside the secrets."""
 
+    usage_retention_months: Positive | None = None
+    """Whole months that the ledger keeps requests one by one; hourly sums stay. By default all."""
+
     def __post_init__(self) -> None:
         if self.transaction_pooling and self.direct_dsn is None:
             raise ConfigError(

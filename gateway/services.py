@@ -89,7 +89,7 @@ def create_services(
     metrics = Metrics()
     journal = _open_journal(config.tenants)
     ledger = Ledger(store, journal=journal)
-    quota = Quota(store)
+    quota = Quota(store, usage_retention_months=config.tenants.usage_retention_months)
     last_used = LastUsed(store)
     authenticator = Authenticator(store, secrets.key_pepper, last_used=last_used)
     generations = Generations(
@@ -123,6 +123,7 @@ def create_services(
     revocations = Revocations(authenticator, generations=generations, sessions=sessions)
     work = {
         "quota leases": quota.run,
+        "settlements of the dead": ledger.run,
         "last uses of keys": last_used.run,
         "revocations": revocations.run,
     }
