@@ -37,7 +37,8 @@ from gateway.errors import (
 from gateway.generation import Generation, Generations
 from gateway.outbox import Outbox
 from gateway.schemas import ws
-from gateway.streams import Reader, Streams, new_stream_id
+from gateway.stream_log import StreamReader
+from gateway.streams import Streams
 from gateway.turn import Turn, frames_of, is_last, logged_frames_of
 from tenants.access import require_scope, visible_models
 from tenants.authenticator import Authenticator
@@ -298,8 +299,8 @@ class ChatSession:
         finally:
             generation.close()
 
-    async def _open(self, turn: Turn, generation: Generation) -> Reader:
-        stream_id = new_stream_id()
+    async def _open(self, turn: Turn, generation: Generation) -> StreamReader:
+        stream_id = self._streams.new_id()
         return await self._streams.open(
             stream_id,
             generation,
@@ -309,14 +310,14 @@ class ChatSession:
             cut=lambda error: turn.frames.error(error).encode(),
         )
 
-    async def _resume(self, message: ws.Resume, principal: Principal) -> Reader:
+    async def _resume(self, message: ws.Resume, principal: Principal) -> StreamReader:
         if message.last_seq < -1:
             raise InvalidRequestError("Must be -1 or more.", param="last_seq")
         return await self._streams.follow(
             message.stream_id, principal.tenant.id, kind="ws", after=message.last_seq + 1
         )
 
-    async def _relay(self, turn: Turn, reader: Reader) -> str:
+    async def _relay(self, turn: Turn, reader: StreamReader) -> str:
         async def frames() -> AsyncGenerator[str, None]:
             async for some in reader:
                 if _turn_of(some[0]) != turn.message.id:

@@ -36,7 +36,7 @@ def chat_ws_route(
         check_origin(socket.headers, allowed_origins)
         if lifecycle.draining:
             raise Draining("The server is shutting down.", retry_after_s=1)
-        api_key = credential(socket, tickets)
+        api_key = await credential(socket, tickets)
         if api_key is not None:
             context.of(socket.scope).principal = await authenticator.authenticate(api_key)
         # Never the one with the key: what is echoed can be read by the page and by its logs.
@@ -54,7 +54,7 @@ def chat_ws_route(
     return WebSocketRoute(PATH, serve)
 
 
-def credential(socket: WebSocket, tickets: Tickets) -> str | None:
+async def credential(socket: WebSocket, tickets: Tickets) -> str | None:
     """The API key that came with the handshake: in a header, a ticket or a subprotocol.
 
     None when there is none: then the first message must hold it. Raises ``InvalidApiKey`` for a
@@ -70,7 +70,7 @@ def credential(socket: WebSocket, tickets: Tickets) -> str | None:
             "Authenticate in one way: the Authorization header, a ticket or a subprotocol."
         )
     if used:
-        return tickets.redeem(used[0])
+        return await tickets.redeem(used[0])
     if keys:
         if SUBPROTOCOL not in offered:
             raise InvalidRequestError(
