@@ -300,6 +300,10 @@ class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     """With the first token, if asked for: one for each prompt token but the first, which nothing
     predicts."""
+    num_draft_tokens: int = 0
+    """Drafted tokens checked so far (speculative decoding)."""
+    num_accepted_tokens: int = 0
+    """Of these, the right ones, which are part of the output."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
@@ -322,6 +326,15 @@ class TenantStats(msgspec.Struct, array_like=True, frozen=True):
     generation_tokens: int = 0
     preemptions_caused: int = 0
     preemptions_suffered: int = 0
+    queued_tokens: int = 0
+    """Prompt tokens of those waiting for their first admission."""
+    num_admitted: int = 0
+    """First admissions, and the time all those waited for it."""
+    queue_time_sum_s: float = 0.0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """As ``spec_decode_num_accepted_tokens``; likewise the two before."""
 
 
 QUEUE_TIME_BUCKETS_S = (
@@ -340,8 +353,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """Set aside because their readers stall."""
     num_swapped: int = 0
     """Of those waiting: preempted, with what they had computed in host memory."""
+    num_queued_reqs: int = 0
+    """Requests that wait for their first admission."""
     num_queued_tokens: int = 0
-    """Prompt tokens of the requests that wait for their first admission."""
+    """Their prompt tokens."""
     num_total_blocks: int = 0
     num_free_blocks: int = 0
     """Blocks nobody references, those whose content is still cached included."""
@@ -372,6 +387,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     queue_time_sum_s: float = 0.0
     fairness_gap: float = 0.0
     """Largest difference in service (cost over weight) between two tenants with backlog."""
+    spec_decode_num_drafts: int = 0
+    """Speculative decoding: times that a request had drafted tokens checked."""
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0
+    """Drafted tokens that were right, and so part of an output."""
+    spec_decode_num_accepted_tokens_per_pos: list[int] = []
+    """The same by place in the draft."""
     tenants: list[TenantStats] = []
 
 

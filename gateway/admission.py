@@ -159,6 +159,7 @@ class Admission:
         num_choices = _num_choices(request.n)
         stop = _stop_strings(request.stop)
         max_model_len = self._engine.info.max_model_len
+        await self._engine.check_queue(principal.tenant.id.hex)
         prompts = await text_prompt.read(request.prompt, self._tokenizer)
         longest = max(len(prompt.token_ids) for prompt in prompts)
         room = _room(longest, max_model_len, param="prompt")
@@ -219,6 +220,7 @@ class Admission:
                 "tokens in all.",
                 param="messages",
             )
+        await self._engine.check_queue(principal.tenant.id.hex)
         structured_outputs = await self._structured_outputs(fields)
         prompt_token_ids = await self._prompt(fields, has_tools=has_tools)
         max_tokens = self._max_tokens(fields, len(prompt_token_ids), max_model_len)

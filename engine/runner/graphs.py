@@ -89,7 +89,7 @@ class DecodeGraphs:
         return bool(
             len(fields.rows) <= self.max_batch
             and (fields.query_lens == 1).all()
-            and fields.samples.all()
+            and (fields.num_places == 1).all()
         )
 
     def run(self, fields: ChunkFields) -> tuple[StepInputs, torch.Tensor]:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.scheduler.plan import Admission
+from engine.scheduler.plan import Admission, Chunk
 from kernels.transfer import to_device
 
 Ints = npt.NDArray[np.int64]
@@ -54,3 +54,17 @@ class RowTable:
         if ids:
             sent = to_device(np.array((places, ids), np.int64), device)
             self.block_table.view(-1).index_copy_(0, sent[0], sent[1].to(torch.int32))
+
+    def write_drafts(self, chunks: Sequence[Chunk]) -> None:
+        """Put the guesses of these chunks behind the known tokens, at the places they stand for."""
+        places: list[int] = []
+        ids: list[int] = []
+        width = self.tokens.shape[1]
+        for chunk in chunks:
+            if chunk.draft_token_ids:
+                end = chunk.row * width + chunk.num_computed_tokens + chunk.num_scheduled_tokens
+                places += range(end - chunk.num_draft_tokens, end)
+                ids += chunk.draft_token_ids
+        if ids:
+            sent = to_device(np.array((places, ids), np.int64), self.tokens.device)
+            self.tokens.view(-1).index_copy_(0, sent[0], sent[1])
