@@ -89,6 +89,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Largest WebSocket message."""
     ws_max_turns: Positive = 16
     """Turns at once on one WebSocket."""
+    ws_max_connection_s: Seconds = 3600.0
+    """Age at which a WebSocket of the Responses API takes no more requests, as OpenAI has it."""
     ws_outbox_bytes: Positive = 256 * 1024
     """Unsent bytes of one turn at which that turn pauses."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

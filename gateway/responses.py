@@ -29,7 +29,7 @@ from gateway.errors import InvalidRequestError, ResponseNotFound, to_api_error
 from gateway.generation import Admitted, Generations
 from gateway.peer_wire import EndResponse, Part, RunningResponse
 from gateway.peers import PeerGone, Peers
-from gateway.response_items import decode_input, decode_items, name_items, token_of
+from gateway.response_items import decode_input, name_items, plain_items, token_of
 from gateway.response_object import response_object
 from gateway.response_run import ResponseRun
 from gateway.routed_ids import mint, worker_of
@@ -370,15 +370,6 @@ def items_of(response: StoredResponse) -> list[Item]:
     """What it was asked, and what it answered."""
     raw = [*_input_decoder.decode(response.input), *_output_decoder.decode(response.body).output]
     return plain_items(raw)
-
-
-def plain_items(raw: Sequence[msgspec.Raw]) -> list[Item]:
-    """Items that were checked before: no references are among them."""
-    items: list[Item] = []
-    for item in decode_items(raw):
-        assert not isinstance(item, ItemReference)
-        items.append(item)
-    return items
 
 
 def previous_not_found(response_id: str) -> InvalidRequestError:

@@ -22,6 +22,7 @@ from gateway.peer_wire import derive_secret
 from gateway.peers import Peers
 from gateway.public_prefixes import PublicPrefixes
 from gateway.responses import Responses
+from gateway.responses_session import ResponsesSession
 from gateway.retention import Retention
 from gateway.revocations import Revocations
 from gateway.routed_ids import new_worker_id
@@ -75,6 +76,17 @@ class Services:
             admission=self.admission,
             generations=self.generations,
             streams=self.streams,
+        )
+
+    def responses_session(self, socket: WebSocket, api_key: str | None) -> ResponsesSession:
+        """A session over a socket not yet accepted."""
+        return ResponsesSession(
+            socket,
+            context.of(socket.scope),
+            api_key=api_key,
+            config=self.config.server,
+            authenticator=self.authenticator,
+            responses=self.responses,
         )
 
 
