@@ -92,6 +92,7 @@ class Lifecycle:
         except OSError as error:
             logger.error("startup: settlements of dead processes stay in their files: %s", error)
         self._background.start()
+        self._compiler.start()
 
     async def drain(self) -> None:
         if self.draining:
@@ -135,5 +136,6 @@ class Lifecycle:
         await self._background.stop()  # until here leases had to be renewed
         self._journal.close()
         await asyncio.to_thread(self._compiler.close)
+        self._admission.prompts.close()
         await self._engine.close()
         await self._store.close()

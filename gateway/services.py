@@ -92,6 +92,7 @@ def create_services(
         quota=quota,
         metrics=metrics,
         flush_interval_s=config.server.flush_interval_ms / 1000,
+        validate=compiler.validate,
     )
     admission = Admission(
         config,
