@@ -44,6 +44,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Share of the GPU's memory for weights, activations and KV cache together."""
     kv_cache_memory_bytes: int | None = None
     """Bytes for the KV cache; on a CPU None means 512 MiB."""
+    swap_space: float | None = None
+    """GiB of host memory for what preempted requests had computed, so that they need not compute it
+    again where copying is quicker; 0 turns it off. None: 4 for a GPU (pinned), 0 for a CPU, whose
+    cache is host memory itself."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished requests for others of the same tenant that start alike."""
     prefix_cache_tenant_floor: float = 0.0
@@ -135,6 +139,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ceiling,
         )
         _require(self.max_logprobs >= -1, "max_logprobs", "must be at least -1", self.max_logprobs)
+        _require(
+            self.swap_space is None or 0 <= self.swap_space < float("inf"),
+            "swap_space",
+            "must be at least 0",
+            self.swap_space,
+        )
         _require(0 <= self.watermark < 1, "watermark", "must be in [0, 1)", self.watermark)
         _require(
             self.long_prefill_token_threshold >= 0,

@@ -60,9 +60,14 @@ class EngineCore:
             enable_prefix_caching=config.enable_prefix_caching,
             tenant_floor=config.prefix_cache_tenant_floor,
             tenant_ceiling=config.prefix_cache_tenant_ceiling,
+            num_swap_blocks=runner.num_swap_blocks,
         )
         self.scheduler = Scheduler(
-            config, self._cache, create_policy(config, self._prefix_match), clock
+            config,
+            self._cache,
+            create_policy(config, self._prefix_match),
+            clock,
+            swap_s_per_block=runner.swap_s_per_block,
         )
         self._constraints = Constraints(grammar, runner.vocab_size)
         self._requests: dict[str, Request] = {}
@@ -150,6 +155,8 @@ class EngineCore:
 
     def _check_params(self, params: SamplingParams) -> None:
         """What ``SamplingParams`` cannot check by itself. Raises ``InvalidRequest``."""
+        if params.n != 1:
+            raise InvalidRequest(f"n must be 1 here, got {params.n}: send a request for each")
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("logit_bias", params.logit_bias or ())
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
@@ -296,15 +303,21 @@ class EngineCore:
 
     def stats(self) -> Stats:
         scheduler, pool, totals = self.scheduler, self._cache.pool, self.scheduler.stats
+        swap = self._cache.swap
         num_running, num_parked = len(scheduler.running), len(self._parked)
         return Stats(
             num_running=num_running,
             num_waiting=len(self._requests) - num_running - num_parked,
             num_parked=num_parked,
+            num_swapped=swap.num_holders,
             num_queued_tokens=scheduler.queue.num_tokens,
             num_total_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
             num_cached_blocks=len(pool.index),
+            num_total_swap_blocks=swap.num_blocks,
+            num_free_swap_blocks=swap.num_free,
+            swapped_out_blocks=swap.num_blocks_out,
+            swapped_in_blocks=swap.num_blocks_in,
             num_steps=totals.num_steps,
             num_preemptions=totals.num_preemptions,
             scheduled_tokens=totals.scheduled_tokens,
@@ -332,6 +345,7 @@ class EngineCore:
             assert self.scheduler.queue.num_reqs == self.scheduler.queue.num_tokens == 0
             assert not self._parked
             assert self._constraints.is_idle
+            assert self._cache.swap.num_free == self._cache.swap.num_blocks
 
 
 def _refusal(request_id: str, message: str, code: str) -> RequestOutput:

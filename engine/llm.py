@@ -5,8 +5,8 @@ The same core, scheduler and runner as behind the gateway, stepped by the callin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -16,17 +16,16 @@ import msgspec
 
 from engine.chat_template import ChatTemplate
 from engine.config import EngineConfig
-from engine.detokenize import Detokenizer
 from engine.errors import ConfigError, EngineError, InvalidRequest
 from engine.messages import (
-    FinishReason,
     GenerateRequest,
     LoadProgress,
     Ready,
     RequestOutput,
+    RequestOutputKind,
     SamplingParams,
-    TokenLogprobs,
 )
+from engine.outputs import CompletionOutput, GenerationOutput, GenerationProgress, Logprob
 from engine.process import build_engine
 from engine.tokenizer import Tokenizer
 
@@ -35,6 +34,7 @@ __all__ = [
     "CompletionOutput",
     "GenerationOutput",
     "Logprob",
+    "RequestOutputKind",
     "SamplingParams",
     "TokensPrompt",
 ]
@@ -49,55 +49,8 @@ class TokensPrompt(TypedDict):
 Prompt: TypeAlias = str | TokensPrompt
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """As in vLLM."""
-
-    logprob: float
-    rank: int
-    """1 for the likeliest token."""
-    decoded_token: str | None
-    """The token by itself; None with ``skip_tokenizer_init``."""
-
-
-@dataclass(slots=True)
-class CompletionOutput:
-    """What was generated for a prompt."""
-
-    index: int
-    text: str
-    """``""`` with ``skip_tokenizer_init``."""
-    token_ids: list[int]
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    """The stop token or stop string that ended it; None for the model's own EOS."""
-    logprobs: list[dict[int, Logprob]] | None = None
-    """If asked for: at the place of each of ``token_ids``, that token and the likeliest ones."""
-
-
-@dataclass(slots=True)
-class GenerationOutput:
-    """A prompt and its completion, shaped like vLLM's ``RequestOutput``."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    num_cached_tokens: int = 0
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    """If asked for: the same for the prompt; None at its first token."""
-
-
-@dataclass(slots=True)
-class _Job:
-    output: GenerationOutput
-    params: SamplingParams
-    detokenizer: Detokenizer | None
-    texts: list[str] = field(default_factory=list)
-
-
 class LLM:
-    """A loaded model. Not thread-safe: one ``generate`` at a time."""
+    """A loaded model. Not thread-safe, and busy until a call or a stream is over."""
 
     def __init__(
         self,
@@ -115,6 +68,7 @@ class LLM:
         self._core = engine.core
         self.info: Ready = engine.ready
         self._ids = count()
+        self._is_busy = False
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
@@ -138,14 +92,23 @@ class LLM:
     ) -> list[GenerationOutput]:
         """Completes all prompts in one continuous batch; results are in the prompts' order.
 
-        ``on_output`` is called with each result as soon as it is there. ``InvalidRequest`` names
-        the first prompt that can never run; nothing is generated then.
+        All results are final, whatever ``output_kind`` says; ``on_output`` is called with each as
+        soon as it is there. ``InvalidRequest`` names the first prompt that can never run; nothing
+        is generated then.
         """
-        many = [prompts] if isinstance(prompts, str | dict) else list(prompts)
-        params = _broadcast(sampling_params, len(many))
-        jobs = [self._job(prompt, p) for prompt, p in zip(many, params, strict=True)]
-        self._run(jobs, on_output)
-        return [job.output for job in jobs]
+        return self._complete(self._begin(prompts, sampling_params), on_output)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[GenerationOutput]:
+        """As ``generate``, but yields results as they grow, in the order of events.
+
+        What each holds is for its ``output_kind`` to say: all of one completion so far, what is new
+        of it, or everything at the end. Closing the iterator ends what still runs.
+        """
+        return self._stream(self._begin(prompts, sampling_params))
 
     def chat(
         self,
@@ -170,17 +133,25 @@ class LLM:
             )
             for conversation in conversations
         ]
-        params = _broadcast(sampling_params, len(texts))
-        jobs = [
-            self._job(text, p, add_special_tokens=False)
-            for text, p in zip(texts, params, strict=True)
-        ]
-        self._run(jobs, None)
-        return [job.output for job in jobs]
+        return self._complete(self._begin(texts, sampling_params, add_special_tokens=False), None)
 
-    def _job(
-        self, prompt: Prompt, params: SamplingParams, *, add_special_tokens: bool = True
-    ) -> _Job:
+    def _begin(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        add_special_tokens: bool = True,
+    ) -> list[GenerationProgress]:
+        many = [prompts] if isinstance(prompts, str | dict) else list(prompts)
+        params = _broadcast(sampling_params, len(many))
+        return [
+            self._read(prompt, p, add_special_tokens)
+            for prompt, p in zip(many, params, strict=True)
+        ]
+
+    def _read(
+        self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool
+    ) -> GenerationProgress:
         text = prompt if isinstance(prompt, str) else None
         if isinstance(prompt, str):
             ids = self.get_tokenizer().encode(prompt, add_special_tokens=add_special_tokens)
@@ -194,98 +165,89 @@ class LLM:
                 f"prompt {request_id} has {len(ids)} tokens, which leaves no room in "
                 f"max_model_len = {self.info.max_model_len}"
             )
-        output = GenerationOutput(request_id, text, ids, [CompletionOutput(0, "", [])])
-        return _Job(output, self._with_bad_words(params), self._detokenizer(params))
+        return GenerationProgress(request_id, text, ids, self._in_tokens(params), self._tokenizer)
 
-    def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
-        if not params.bad_words or params.bad_words_token_ids:
-            return params
-        if self._tokenizer is None:
-            raise InvalidRequest(
-                "bad_words need the tokenizer: skip_tokenizer_init is set, send bad_words_token_ids"
-            )
-        return msgspec.structs.replace(
-            params, bad_words_token_ids=self._tokenizer.bad_words_token_ids(params.bad_words)
-        )
-
-    def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
+    def _in_tokens(self, params: SamplingParams) -> SamplingParams:
+        """With the words that the engine must know as tokens."""
         if self._tokenizer is None:
             if params.stop:
                 raise InvalidRequest("stop strings need the tokenizer: skip_tokenizer_init is set")
-            return None
-        return Detokenizer(
-            self._tokenizer,
-            stop=params.stop,
-            include_stop_str_in_output=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
-            min_tokens=params.min_tokens,
+            if params.bad_words and not params.bad_words_token_ids:
+                raise InvalidRequest(
+                    "bad_words need the tokenizer: skip_tokenizer_init is set, send "
+                    "bad_words_token_ids"
+                )
+            return params
+        if not params.bad_words:
+            return params
+        found = self._tokenizer.bad_words_token_ids(params.bad_words)
+        return msgspec.structs.replace(
+            params, bad_words_token_ids=params.bad_words_token_ids + found
         )
 
-    def _run(self, jobs: list[_Job], on_output: Callable[[GenerationOutput], None] | None) -> None:
-        live = {job.output.request_id: job for job in jobs}
+    def _complete(
+        self, jobs: list[GenerationProgress], on_output: Callable[[GenerationOutput], None] | None
+    ) -> list[GenerationOutput]:
+        finals: dict[str, GenerationOutput] = {}
+        with closing(self._stream(jobs, RequestOutputKind.FINAL_ONLY)) as results:
+            for result in results:
+                finals[result.request_id] = result
+                if on_output is not None:
+                    on_output(result)
+        return [finals[job.request_id] for job in jobs]
+
+    def _stream(
+        self, jobs: list[GenerationProgress], kind: RequestOutputKind | None = None
+    ) -> Generator[GenerationOutput, None, None]:
+        """Runs the jobs. ``kind`` instead of their own."""
+        if self._is_busy:
+            raise EngineError("a stream of this LLM is still open: read it to its end or close it")
+        self._is_busy = True
+        live: dict[str, tuple[GenerationProgress, int]] = {}
         try:
-            for request_id, job in live.items():
-                self._core.add_request(
-                    GenerateRequest(
-                        request_id=request_id,
-                        prompt_token_ids=job.output.prompt_token_ids,
-                        params=job.params,
-                    )
-                )
+            for job in jobs:
+                self._submit(job, live)
             while live:
                 for output in self._core.step():
-                    job_or_none = live.get(output.request_id)
-                    if job_or_none is None or not self._advance(job_or_none, output):
+                    if output.request_id not in live:
                         continue
-                    del live[output.request_id]
-                    if on_output is not None:
-                        on_output(job_or_none.output)
+                    job, index = live[output.request_id]
+                    _raise_error(job, output)
+                    delta = job.push(index, output)
+                    if job.is_finished(index):
+                        del live[output.request_id]
+                        if output.finish_reason is None:  # a stop string, which only we know
+                            self._core.abort([output.request_id])
+                    result = job.result(kind or job.params.output_kind, index, delta)
+                    if result is not None:
+                        yield result
         finally:
-            # After an error or Ctrl-C the next call must find an idle core.
+            # After an error, Ctrl-C or a closed stream the next call must find an idle core.
             self._core.abort(list(live))
             while self._core.has_unfinished:
                 self._core.step()
+            self._is_busy = False
 
-    def _advance(self, job: _Job, output: RequestOutput) -> bool:
-        """True when the job is done."""
-        if output.finish_reason == "error":
-            error = InvalidRequest if output.error_code == "invalid_request" else EngineError
-            raise error(f"prompt {output.request_id}: {output.error}")
-        completion = job.output.outputs[0]
-        completion.token_ids += output.new_token_ids
-        completion.finish_reason = output.finish_reason
-        completion.stop_reason = output.stop_reason
-        if output.logprobs is not None:
-            completion.logprobs = completion.logprobs or []
-            completion.logprobs += map(self._named, output.logprobs)
-        if output.prompt_logprobs is not None:
-            job.output.prompt_logprobs = [None, *map(self._named, output.prompt_logprobs)]
-        job.output.num_cached_tokens = max(job.output.num_cached_tokens, output.num_cached_tokens)
-        if job.detokenizer is not None:
-            job.texts.append(job.detokenizer.push_output(output))
-            if job.detokenizer.stopped is not None:
-                completion.finish_reason = "stop"
-                completion.stop_reason = job.detokenizer.stopped
-                if output.finish_reason is None:
-                    self._core.abort([output.request_id])
-        if completion.finish_reason is None:
-            return False
-        completion.text = "".join(job.texts)
-        return True
+    def _submit(
+        self, job: GenerationProgress, live: dict[str, tuple[GenerationProgress, int]]
+    ) -> None:
+        for index in range(job.params.n):
+            request_id = f"{job.request_id}-{index}" if index else job.request_id
+            self._core.add_request(
+                GenerateRequest(
+                    request_id=request_id,
+                    prompt_token_ids=job.prompt_token_ids,
+                    params=job.params.branch(index),
+                    group=job.request_id if job.params.n > 1 else "",
+                )
+            )
+            live[request_id] = job, index
 
-    def _named(self, found: TokenLogprobs) -> dict[int, Logprob]:
-        """The token itself first, then the likeliest that are others."""
-        entries = [(found.token_id, found.logprob, found.rank)]
-        entries += [(token_id, logprob, 1 + i) for i, (token_id, logprob) in enumerate(found.top)]
-        return {
-            token_id: Logprob(logprob, rank, self._decoded(token_id))
-            for token_id, logprob, rank in entries
-        }
 
-    def _decoded(self, token_id: int) -> str | None:
-        if self._tokenizer is None:
-            return None
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+def _raise_error(job: GenerationProgress, output: RequestOutput) -> None:
+    if output.finish_reason == "error":
+        error = InvalidRequest if output.error_code == "invalid_request" else EngineError
+        raise error(f"prompt {job.request_id}: {output.error}")
 
 
 def _config(model: str, options: dict[str, object]) -> EngineConfig:

@@ -7,6 +7,7 @@ an opaque ``fair_key`` and two numbers, ``weight`` and ``priority``.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Iterable
 from typing import Literal
@@ -44,9 +45,20 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             msgspec.structs.force_setattr(self, "choice", tuple(self.choice))
 
 
+class RequestOutputKind(enum.Enum):
+    """What a reader of a stream gets with each result."""
+
+    CUMULATIVE = 0  #: All that was generated so far.
+    DELTA = 1  #: What is new since the result before.
+    FINAL_ONLY = 2  #: Everything, in one result at the end.
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one request samples. Names, meanings and defaults as in vLLM, checked on construction."""
 
+    n: int = 1
+    """Completions of the prompt, each drawn by itself. To the engine each is a request (see
+    ``branch``)."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -82,9 +94,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens. The whole prompt is computed for it, cached or not."""
     structured_outputs: StructuredOutputs | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """For streams of the offline API; the engine always sends what is new."""
 
     def __post_init__(self) -> None:
         self._normalize()
+        _require(self.n >= 1, "n", "must be at least 1", self.n)
         self._check_distribution()
         self._check_penalties()
         self._check_token_ids()
@@ -186,6 +201,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    def branch(self, index: int) -> SamplingParams:
+        """For the completion at ``index`` of ``n``: a seed of its own, and what concerns the prompt
+        only with the first."""
+        if index == 0:
+            return msgspec.structs.replace(self, n=1)
+        seed = None if self.seed is None else (self.seed + index) % 2**64
+        return msgspec.structs.replace(self, n=1, seed=seed, prompt_logprobs=None)
+
 
 def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value or ())
@@ -207,6 +230,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     num_public_tokens: int = 0
     """So many leading prompt tokens are no secret (a named public prefix that the tenant chose):
     their full blocks are shared across salts. Set by the gateway alone, as the salt is."""
+    group: str = ""
+    """Requests of one group share the blocks of what their prompts have in common, even where
+    prefix caching is off: the completions of one prompt. Unique to them."""
     fair_key: str = ""
     """Whom the scheduler charges for this request's work."""
     weight: float = 1.0
@@ -240,6 +266,10 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Client to engine: finish the step in flight, then exit with code 0."""
 
 
+class Attach(msgspec.Struct, frozen=True, tag="attach"):
+    """Client to engine: I am here; answered with ``Ready``. The owner need not say so."""
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Client to engine: answer with one fresh ``Stats`` between two steps.
 
@@ -247,7 +277,9 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """
 
 
-ClientMessage = GenerateRequest | AbortRequest | ParkRequest | UnparkRequest | Shutdown | Ping
+ClientMessage = (
+    GenerateRequest | AbortRequest | ParkRequest | UnparkRequest | Shutdown | Attach | Ping
+)
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -321,6 +353,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     num_waiting: int = 0
     num_parked: int = 0
     """Set aside because their readers stall."""
+    num_swapped: int = 0
+    """Of those waiting: preempted, with what they had computed in host memory."""
     num_queued_tokens: int = 0
     """Prompt tokens of the requests that wait for their first admission."""
     num_total_blocks: int = 0
@@ -328,6 +362,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """Blocks nobody references, those whose content is still cached included."""
     num_cached_blocks: int = 0
     """Blocks whose content can be found, referenced or not."""
+    num_total_swap_blocks: int = 0
+    num_free_swap_blocks: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    """Fewer than went out where requests end outside, or are found in the prefix cache."""
     num_steps: int = 0
     num_preemptions: int = 0
     scheduled_tokens: int = 0

@@ -6,6 +6,7 @@ of its stdin, and gone as soon as that pipe closes: no gateway, no engine.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -14,16 +15,18 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import zmq
 
+from engine.clients import SEND_HIGH_WATER_MARK, Clients, listen
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineError, ModelLoadError
 from engine.messages import (
     AbortRequest,
+    Attach,
     ClientMessage,
     EngineMessage,
     Failed,
@@ -35,9 +38,7 @@ from engine.messages import (
     RequestOutput,
     Shutdown,
     Stats,
-    StepOutputs,
     UnparkRequest,
-    decode_client_message,
     encode,
 )
 from engine.tokenizer import Tokenizer
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SEND_HIGH_WATER_MARK = 1000
-"""Messages a client may be behind before the engine waits for it."""
 LINGER_MS = 1000
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -133,35 +132,28 @@ def _grammar_compiler(
     )
 
 
-def serve(core: Core, socket: zmq.Socket[bytes]) -> None:
-    """Steps until told to shut down; blocks on the socket while there is nothing to do."""
+def serve(core: Core, clients: Clients, ready: Ready) -> None:
+    """Steps until told to shut down; blocks on the sockets while there is nothing to do."""
     while True:
         moved = False
-        for message in _received(socket, wait=not core.has_unfinished):
+        for client, message in clients.received(wait=not core.has_unfinished):
             if isinstance(message, Shutdown):
                 return
-            moved |= _handle(message, core, socket)
+            moved |= _handle(client, message, core, clients, ready)
         if moved or core.has_unfinished:
             outputs = core.step()
-            if outputs:
-                _send(socket, StepOutputs(outputs))
+            orphans = clients.deliver(outputs) if outputs else []
+            if orphans:
+                core.abort(orphans)
 
 
-def _received(socket: zmq.Socket[bytes], *, wait: bool) -> Iterator[ClientMessage]:
-    """All that has arrived; with ``wait`` at least one."""
-    try:
-        if wait:
-            yield decode_client_message(socket.recv())
-        while True:
-            yield decode_client_message(socket.recv(zmq.DONTWAIT))
-    except zmq.Again:
-        return
-
-
-def _handle(message: ClientMessage, core: Core, socket: zmq.Socket[bytes]) -> bool:
+def _handle(
+    client: bytes, message: ClientMessage, core: Core, clients: Clients, ready: Ready
+) -> bool:
     """True if the core has something to do or to tell."""
     match message:
         case GenerateRequest():
+            clients.expects(client, message.request_id)
             core.add_request(message)
         case AbortRequest():
             core.abort(message.request_ids)
@@ -170,7 +162,10 @@ def _handle(message: ClientMessage, core: Core, socket: zmq.Socket[bytes]) -> bo
         case UnparkRequest():
             core.unpark(message.request_ids)
         case Ping():
-            _send(socket, core.stats())
+            clients.send(client, core.stats())
+            return False
+        case Attach():
+            clients.send(client, ready)
             return False
     return True
 
@@ -190,8 +185,10 @@ def run(launch: Launch, build: Callable[[EngineConfig, OnProgress], Engine]) -> 
         _send(socket, LoadProgress("starting", 0.0))
         engine = build(launch.config, lambda progress: _send(socket, progress))
         _tune_gc()
-        _send(socket, engine.ready)
-        serve(engine.core, socket)
+        attached = None if launch.shared_address is None else listen(context, launch.shared_address)
+        with contextlib.closing(Clients(socket, attached)) as clients:
+            _send(socket, engine.ready)
+            serve(engine.core, clients, engine.ready)
     except Exception as error:
         _send(socket, _failure(error))
         return 1

@@ -19,6 +19,7 @@ class RequestState(enum.Enum):
     WAITING = "waiting"  #: In the queue, never ran.
     RUNNING = "running"  #: Has a row and blocks.
     PREEMPTED = "preempted"  #: Back in the queue; its blocks were taken from it.
+    SWAPPED = "swapped"  #: Likewise, but host memory keeps what it had computed.
     PARKED = "parked"  #: Set aside until its reader reads again; holds nothing.
     FINISHED = "finished"  #: ``finish_reason`` says why. Blocks may wait for a step in flight.
 
@@ -28,10 +29,12 @@ _NEXT_STATES = {
     RequestState.WAITING: {RequestState.RUNNING, RequestState.FINISHED},
     RequestState.RUNNING: {
         RequestState.PREEMPTED,
+        RequestState.SWAPPED,
         RequestState.PARKED,
         RequestState.FINISHED,
     },
     RequestState.PREEMPTED: {RequestState.RUNNING, RequestState.PARKED, RequestState.FINISHED},
+    RequestState.SWAPPED: {RequestState.RUNNING, RequestState.PARKED, RequestState.FINISHED},
     RequestState.PARKED: {RequestState.PREEMPTED, RequestState.FINISHED},
     RequestState.FINISHED: set[RequestState](),
 }
@@ -109,7 +112,10 @@ class Request:
         self.stop_reason: int | None = None
 
         self.block_table = BlockTable(
-            {"salt": message.cache_salt}, message.fair_key, message.num_public_tokens
+            {"salt": message.cache_salt},
+            message.fair_key,
+            message.num_public_tokens,
+            message.group,
         )
         self.logprobs = Logprobs.asked_for(params, self.num_prompt_tokens)
         self.block_table.skip_reading = self.lacks_prompt_logprobs
@@ -122,7 +128,7 @@ class Request:
         self.num_pending = 0
         """Tokens that steps in flight will have sampled."""
         self.num_in_flight = 0
-        """Steps in flight that read or write its blocks."""
+        """Steps in flight that read or write its blocks; copying them out is reading."""
         self.num_cached_tokens = 0
         """Prompt tokens the prefix cache served at the first admission."""
         self.num_preemptions = 0

@@ -54,6 +54,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     config: EngineConfig
     address: str
+    """Where its owner waits for it."""
+    shared_address: str | None = None
+    """Where it lets other clients attach; None: it has no others."""
 
 
 class Transport(Protocol):
@@ -74,18 +77,28 @@ class EngineProcess:
 
     module = "engine.process"
 
-    def __init__(self, config: EngineConfig, on_message: OnMessage, on_exit: OnExit) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_message: OnMessage,
+        on_exit: OnExit,
+        *,
+        shared_address: str | None = None,
+    ) -> None:
+        """``shared_address``: where ``AttachedEngine`` of other processes finds it."""
         self._loop = asyncio.get_running_loop()
         self._on_message, self._on_exit = on_message, on_exit
         self._exited = asyncio.Event()
         self._connected = self._failed = self._closed = False
-        self._directory, path = _private_socket_path()
+        self._directory, path = private_socket_path("engine")
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
         try:
             self._socket.sndhwm = SEND_HIGH_WATER_MARK
             self._socket.bind(f"ipc://{path}")
-            self._process = self._spawn(Launch(config=config, address=f"ipc://{path}"))
+            self._process = self._spawn(
+                Launch(config=config, address=f"ipc://{path}", shared_address=shared_address)
+            )
         except OSError as error:  # zmq.ZMQError is one too
             self._release()
             raise EngineDead(f"the engine process cannot be started: {error}") from error
@@ -126,7 +139,7 @@ class EngineProcess:
 
     async def stop(self, timeout_s: float) -> None:
         try:
-            if not self._exited.is_set() and timeout_s > 0:
+            if not (self._closed or self._exited.is_set()) and timeout_s > 0:
                 await self._ask_to_stop(timeout_s)
         finally:
             # No await from here on: a cancelled stop must not leave a process either.
@@ -194,11 +207,11 @@ class EngineProcess:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def _private_socket_path() -> tuple[Path, Path]:
+def private_socket_path(name: str) -> tuple[Path, Path]:
     """A new folder that only this user may enter, and a path in it that fits a socket's name."""
     for parent in (None, "/tmp"):
         directory = Path(tempfile.mkdtemp(prefix="sluice-", dir=parent))
-        path = directory / "engine"
+        path = directory / name
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
             return directory, path
         directory.rmdir()

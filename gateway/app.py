@@ -21,6 +21,10 @@ from gateway.middleware.auth import Auth
 from gateway.middleware.body_limit import BodyLimit
 from gateway.middleware.errors import Errors
 from gateway.middleware.request_id import RequestId
+from gateway.routes.admin import PREFIX as ADMIN_PREFIX
+from gateway.routes.admin_live import live_routes
+from gateway.routes.admin_tenants import TenantRoutes
+from gateway.routes.admin_usage import usage_routes
 from gateway.routes.chat import chat_route
 from gateway.routes.chat_ws import PATH as CHAT_WS_PATH
 from gateway.routes.chat_ws import chat_ws_route, unknown_ws_route
@@ -65,6 +69,9 @@ def _routes(services: Services) -> list[BaseRoute]:
         completions_route(*serving),
         *stream_routes(services.streams, config.server),
         tickets_route(services.tickets),
+        *TenantRoutes(services.store, services.secrets.key_pepper).routes(),
+        *usage_routes(services.store),
+        *live_routes(services.store, services.generations, engine),
         *model_routes(config.model_name, engine),
         chat_ws_route(
             services.chat_session,
@@ -97,7 +104,7 @@ def _middleware(services: Services) -> list[Middleware]:
             Auth,
             authenticator=services.authenticator,
             public={"/livez", "/readyz", CHAT_WS_PATH, *public_paths()},
-            scopes={"/metrics": "admin"},
+            scopes={"/metrics": "admin", f"{ADMIN_PREFIX}/": "usage"},
         ),
         Middleware(BodyLimit, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
     ]
@@ -107,7 +114,7 @@ def _cors(origins: Sequence[str]) -> Middleware:
     return Middleware(
         CORSMiddleware,
         allow_origins=origins,
-        allow_methods=["GET", "POST", "DELETE"],
+        allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
         allow_headers=["*"],
         expose_headers=[
             "x-request-id",

@@ -56,20 +56,30 @@ def demo(
 @app.command()
 def serve(
     config: Annotated[Path, typer.Option(help="The settings.")] = database.CONFIG_FILE,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Gateway processes; by default server.workers.")
+    ] = None,
 ) -> None:
     """Start the gateway and its engine with the settings of a file."""
+    import msgspec
+
     import migrations
     from engine.messages import LoadProgress
     from gateway import config as configuration
-    from gateway import server
+    from gateway import server, supervisor
 
     def report(progress: LoadProgress) -> None:
         logging.getLogger("sluice").info("%s (%.0f%%)", progress.message, 100 * progress.fraction)
 
     settings = configuration.load(config)
-    if settings.tenants.dsn is not None:
-        asyncio.run(migrations.check(settings.tenants.dsn))
-    server.run(settings, on_progress=report)
+    if settings.tenants.session_dsn is not None:
+        asyncio.run(migrations.check(settings.tenants.session_dsn))
+    if workers is not None:
+        settings = msgspec.structs.replace(
+            settings, server=msgspec.structs.replace(settings.server, workers=workers)
+        )
+    run = server.run if settings.server.workers == 1 else supervisor.run
+    run(settings, on_progress=report)
 
 
 @app.command()

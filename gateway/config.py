@@ -41,6 +41,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Address to listen on."""
     port: Port = 8000
     """Port to listen on; 0 picks a free one."""
+    workers: Positive = 1
+    """Gateway processes that share the port and the engine."""
     allowed_origins: tuple[str, ...] = ()
     """Other web origins whose pages may call the API (CORS) and open WebSockets."""
     max_body_bytes: Positive = 4 * 1024 * 1024
@@ -97,11 +99,29 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     dsn: str | None = None
     """PostgreSQL, as ``postgresql://user@host/database``."""
+    direct_dsn: str | None = None
+    """The same database not through a pooler, for migrations and for hearing of changes; by default
+    ``dsn``."""
+    transaction_pooling: bool = False
+    """Whether ``dsn`` leads to a pooler in transaction mode, such as PgBouncer; then ``direct_dsn``
+    must not."""
     secrets_file: str = ".sluice/secrets.json"
     """The pepper of the keys and the root of the cache salts; must be readable by its owner only.
     """
     journal_dir: str | None = None
     """Where usage is kept while PostgreSQL is away; by default ``journal`` beside the secrets."""
+
+    def __post_init__(self) -> None:
+        if self.transaction_pooling and self.direct_dsn is None:
+            raise ConfigError(
+                "tenants.direct_dsn is missing; with tenants.transaction_pooling set it to the "
+                "database's own address, past the pooler"
+            )
+
+    @property
+    def session_dsn(self) -> str | None:
+        """Where a session is one's own: for LISTEN and for migrations."""
+        return self.direct_dsn or self.dsn
 
     @property
     def journal_folder(self) -> Path:

@@ -17,6 +17,7 @@ ApiError                       a request failed: what the client is told
 │   └── StreamNotFound         404  no such resumable stream, or another tenant's
 ├── MethodNotAllowed           405  the route exists, the method does not
 ├── RequestTimeout             408  the client was too slow to send its request
+├── Conflict                   409  it exists already
 ├── Gone                       410  it was there and is not kept any more
 ├── PayloadTooLarge            413  above a size limit
 ├── UnsupportedMediaType       415  the body is not JSON
@@ -50,7 +51,20 @@ from engine.errors import EngineDead, InvalidRequest, QueueFull
 from gateway import rate_limits
 from gateway.schemas.common import ErrorBody, ErrorObject
 from grammar.errors import CompileTimeout, GrammarError, InvalidGrammar
-from tenants.errors import AuthenticationFailed, ModelNotAllowed, NotAllowed, QuotaExceeded
+from tenants.errors import (
+    AuthenticationFailed,
+    InvalidValue,
+    KeyExists,
+    KeyNotFound,
+    ModelNotAllowed,
+    NotAllowed,
+    ProjectExists,
+    ProjectNotFound,
+    QuotaExceeded,
+    ScopeNotFound,
+    TenantExists,
+    TenantNotFound,
+)
 from tenants.errors import StoreUnavailable as TenantStoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -202,6 +216,19 @@ class RequestTimeout(ApiError):
     default_code = "request_timeout"
     close_code = 1008
     retryable = True
+
+
+class Conflict(ApiError):
+    """It exists already."""
+
+    status = 409
+    type = "invalid_request_error"
+    default_code = "already_exists"
+    close_code = 1008
+
+    def headers(self, *, began: bool = False) -> dict[str, str]:
+        # OpenAI's clients take every 409 for a lock that will be free soon.
+        return {**super().headers(began=began), "x-should-retry": "false"}
 
 
 class Gone(ApiError):
@@ -361,6 +388,12 @@ _TRANSLATIONS: tuple[tuple[type[Exception], Callable[..., ApiError]], ...] = (
     ),
     (ModelNotAllowed, lambda exc: PermissionDenied(str(exc), param="model")),
     (NotAllowed, lambda exc: PermissionDenied(str(exc))),
+    (InvalidValue, lambda exc: InvalidRequestError(str(exc), param=exc.field)),
+    *(
+        (kind, lambda exc: NotFound(str(exc)))
+        for kind in (TenantNotFound, ProjectNotFound, KeyNotFound, ScopeNotFound)
+    ),
+    *((kind, lambda exc: Conflict(str(exc))) for kind in (TenantExists, ProjectExists, KeyExists)),
     (QuotaExceeded, _from_quota),
     (InvalidGrammar, _from_grammar),
     (

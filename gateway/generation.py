@@ -357,6 +357,16 @@ class Generations:
             if generation.admitted.principal.key.public_id == public_id:
                 generation.fail(error)
 
+    def fail_request(self, request_id: UUID, error: ApiError) -> None:
+        """Fail this request, if it runs here."""
+        for generation in list(self._live):
+            if generation.admitted.id == request_id:
+                generation.fail(error)
+
+    def live(self) -> tuple[Generation, ...]:
+        """What runs at the moment."""
+        return tuple(self._live)
+
     def principals(self) -> Iterator[Principal]:
         """Whose requests run."""
         return (generation.admitted.principal for generation in list(self._live))
@@ -378,15 +388,14 @@ class Generations:
         return len(self._settlements)
 
     def _submit(self, admitted: Admitted, index: int) -> Choice:
-        params, principal = admitted.params, admitted.principal
+        principal = admitted.principal
         prompt_index, copy = divmod(index, admitted.num_choices)
-        if params.seed is not None and copy > 0:
-            params = msgspec.structs.replace(params, seed=(params.seed + copy) % 2**64)
         request = GenerateRequest(
             request_id=f"{admitted.id.hex}-{index}",
             prompt_token_ids=admitted.prompts[prompt_index],
-            params=params,
+            params=admitted.params.branch(copy),
             cache_salt=admitted.cache_salt,
+            group=f"{admitted.id.hex}-{prompt_index}" if admitted.num_choices > 1 else "",
             fair_key=principal.tenant.id.hex,
             weight=principal.weight,
             priority=admitted.priority,

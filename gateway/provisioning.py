@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import cast
+from typing import Required, TypedDict, Unpack, cast
+from uuid import UUID
 
 from tenants import keys
 from tenants.errors import TenantNotFound
 from tenants.names import normalize_name
 from tenants.store import Store
-from tenants.types import Project, Scope, Tenant
+from tenants.types import ApiKey, Project, Scope, Tenant
+
+
+class KeyOptions(TypedDict, total=False):
+    """As ``Store.create_key`` has them."""
+
+    name: Required[str]
+    scopes: Required[Sequence[Scope]]
+    expires_at: datetime | None
+    project_id: UUID | None
+    allowed_models: Sequence[str]
+    model_aliases: Mapping[str, str]
 
 
 async def ensure_tenant(store: Store, name: str) -> Tenant:
@@ -30,6 +42,40 @@ async def ensure_project(store: Store, tenant: Tenant, name: str) -> Project:
     return await store.create_project(tenant.id, wanted)
 
 
+async def make_key(
+    store: Store, pepper: bytes, tenant_id: UUID, **options: Unpack[KeyOptions]
+) -> tuple[ApiKey, str]:
+    """A new key and its text, which nobody can read again. Raises as ``Store.create_key``."""
+    minted = keys.mint(pepper)
+    key = await store.create_key(
+        tenant_id, public_id=minted.public_id, key_hash=minted.key_hash, **options
+    )
+    return key, minted.text
+
+
+async def replace_key(
+    store: Store, pepper: bytes, public_id: str, *, grace: timedelta
+) -> tuple[ApiKey, str]:
+    """A key that replaces another, which works on for ``grace``, and its text.
+
+    Raises ``KeyNotFound`` (also when the old key is revoked), ``InvalidValue``.
+    """
+    minted = keys.mint(pepper)
+    key = await store.rotate_key(
+        public_id, new_public_id=minted.public_id, key_hash=minted.key_hash, grace=grace
+    )
+    return key, minted.text
+
+
+async def bootstrap(store: Store, pepper: bytes, tenant_name: str, *, name: str) -> str:
+    """The text of the first admin key. Raises ``AdminKeyExists``, ``InvalidValue``."""
+    minted = keys.mint(pepper)
+    await store.create_first_admin_key(
+        tenant_name, public_id=minted.public_id, key_hash=minted.key_hash, name=name
+    )
+    return minted.text
+
+
 async def create_key(
     store: Store,
     pepper: bytes,
@@ -41,7 +87,7 @@ async def create_key(
     project: str | None = None,
     allowed_models: Sequence[str] = (),
 ) -> str:
-    """A new key's text: nobody can read it again. ``project`` is created if there is none.
+    """``make_key`` by names; its text. ``project`` is created if there is none.
 
     Raises ``TenantNotFound``, ``InvalidValue`` (an unknown scope, a bad name).
     """
@@ -49,27 +95,20 @@ async def create_key(
     project_id = None
     if project is not None:
         project_id = (await ensure_project(store, tenant, project)).id
-    minted = keys.mint(pepper)
-    await store.create_key(
+    _, text = await make_key(
+        store,
+        pepper,
         tenant.id,
-        public_id=minted.public_id,
-        key_hash=minted.key_hash,
         name=name,
         scopes=cast("Sequence[Scope]", scopes),  # the store refuses what is no scope
         expires_at=expires_at,
         project_id=project_id,
         allowed_models=allowed_models,
     )
-    return minted.text
+    return text
 
 
 async def rotate_key(store: Store, pepper: bytes, public_id: str, *, grace: timedelta) -> str:
-    """The text of a key that replaces another, which works on for ``grace``.
-
-    Raises ``KeyNotFound`` (also when the old key is revoked), ``InvalidValue``.
-    """
-    minted = keys.mint(pepper)
-    await store.rotate_key(
-        public_id, new_public_id=minted.public_id, key_hash=minted.key_hash, grace=grace
-    )
-    return minted.text
+    """The text of ``replace_key``. Raises what it raises."""
+    _, text = await replace_key(store, pepper, public_id, grace=grace)
+    return text

@@ -2,6 +2,9 @@
 
     ChangeListener ──► on_change ──► suspects ──► run: asks the authenticator ──► fail, close
 
+                                    ▲
+              time, for keys that expire ┘
+
 A change only says where to look. What a key may do now is the authenticator's to tell, so a lost
 or doubled notification harms nothing.
 """
@@ -13,7 +16,7 @@ import logging
 from collections.abc import Iterable, Iterator, Set
 from itertools import chain
 
-from gateway.errors import ApiError, to_api_error
+from gateway.errors import ApiError, PermissionDenied, to_api_error
 from gateway.generation import Generations
 from gateway.lifecycle import Session
 from tenants.authenticator import Authenticator
@@ -24,6 +27,7 @@ from tenants.types import Principal
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.2
+SWEEP_S = 0.25
 
 
 class Revocations:
@@ -47,6 +51,9 @@ class Revocations:
 
     def on_change(self, change: Change) -> None:
         """For a ``ChangeListener``; does not block."""
+        if change.request_id is not None:
+            self._generations.fail_request(change.request_id, killed())
+            return
         self._authenticator.apply(change)
         for principal in self._in_use():
             if _concerns(change, principal):
@@ -54,11 +61,11 @@ class Revocations:
         self._wake.set()
 
     async def run(self) -> None:
-        """Check suspects as they come, until cancelled."""
+        """Check suspects as they come, and look for keys that have expired, until cancelled."""
         while True:
             if not self._suspects:
-                self._wake.clear()
-                await self._wake.wait()
+                await self._wait()
+                self._sweep()
             batch = list(self._suspects)[: self._num_checks]
             try:
                 async with asyncio.TaskGroup() as group:
@@ -67,6 +74,19 @@ class Revocations:
             except* StoreUnavailable as errors:
                 logger.warning("Keys in use are not checked: %s", errors.exceptions[0])
                 await asyncio.sleep(RETRY_S)
+
+    async def _wait(self) -> None:
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(SWEEP_S):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    def _sweep(self) -> None:
+        for principal in self._in_use():
+            if self._authenticator.has_ended(principal):
+                self._suspects[principal.key.public_id] = None
 
     async def _check(self, public_id: str) -> None:
         try:
@@ -91,6 +111,11 @@ class Revocations:
             self._generations.principals(),
             (principal for principal in opened if principal is not None),
         )
+
+
+def killed() -> PermissionDenied:
+    """What the client of a request that an administrator ended is told."""
+    return PermissionDenied("An administrator ended this request.", code="ended_by_administrator")
 
 
 def _concerns(change: Change, principal: Principal) -> bool:

@@ -29,8 +29,19 @@ logger = logging.getLogger(__name__)
 _TAKEN = {errno.EADDRINUSE: "is taken", errno.EADDRNOTAVAIL: "is not an address of this machine"}
 
 
-def bind(config: ServerConfig) -> socket.socket:
-    """The listening socket. Raises ``AddressInUse``: one line that names the cause and the mend."""
+def bind(config: ServerConfig, *, shared: bool = False) -> socket.socket:
+    """The listening socket; ``shared`` with other processes that listen on the same port.
+
+    Raises ``AddressInUse``: one line that names the cause and the mend.
+    """
+    listener = bound(config, shared=shared)
+    listener.listen(2048)
+    listener.setblocking(False)
+    return listener
+
+
+def bound(config: ServerConfig, *, shared: bool) -> socket.socket:
+    """A socket that has the address but takes no connections. Raises as ``bind`` does."""
     address = f"{config.host}:{config.port}"
     try:
         family, kind, proto, _, where = socket.getaddrinfo(
@@ -41,15 +52,15 @@ def bind(config: ServerConfig) -> socket.socket:
     listener = socket.socket(family, kind, proto)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(where)
-        listener.listen(2048)
     except OSError as exc:
         listener.close()
         why = _TAKEN.get(exc.errno or 0, exc.strerror)
         raise AddressInUse(
             f"{address} {why}; choose another server.port (0 picks a free one) or server.host"
         ) from None
-    listener.setblocking(False)
     return listener
 
 
@@ -139,19 +150,31 @@ async def serve(
         tenants.errors.TenantsError: the store cannot be used.
         engine.errors.EngineError: the model cannot be loaded.
     """
-    if config.tenants.dsn is None:
-        raise ConfigError("tenants.dsn is missing; set it to the PostgreSQL to use")
-    loaded = secrets.load(Path(config.tenants.secrets_file))
     with contextlib.closing(bind(config.server)) as listener:
-        url = url_of(listener)
-        store = await PostgresStore.connect(config.tenants.dsn)
-        async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(store.close)
-            engine = EngineClient(config.engine, on_progress=on_progress)
-            stack.push_async_callback(engine.close)
-            app = create_app(config, engine=engine, store=store, secrets=loaded)
-            stack.push_async_callback(app.state.services.lifecycle.close)
-            await _serve(Server(app, config.server), listener, engine, url, on_ready)
+        engine = EngineClient(config.engine, on_progress=on_progress)
+        await serve_on(listener, config, engine, on_ready)
+
+
+async def serve_on(
+    listener: socket.socket,
+    config: Config,
+    engine: EngineClient,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """As ``serve``, with an engine not yet started, which it closes, and a listener, which it does
+    not."""
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(engine.close)
+        if config.tenants.dsn is None:
+            raise ConfigError("tenants.dsn is missing; set it to the PostgreSQL to use")
+        loaded = secrets.load(Path(config.tenants.secrets_file))
+        store = await PostgresStore.connect(
+            config.tenants.dsn, is_pooled=config.tenants.transaction_pooling
+        )
+        stack.push_async_callback(store.close)
+        app = create_app(config, engine=engine, store=store, secrets=loaded)
+        stack.push_async_callback(app.state.services.lifecycle.close)
+        await _serve(Server(app, config.server), listener, engine, url_of(listener), on_ready)
 
 
 async def _serve(

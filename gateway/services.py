@@ -42,6 +42,7 @@ class Services:
     config: Config
     engine: EngineClient
     store: Store
+    secrets: Secrets
     metrics: Metrics
     quota: Quota
     authenticator: Authenticator
@@ -111,11 +112,15 @@ def create_services(
         ),
     )
     sessions: set[Session] = set()
-    work = {"quota leases": quota.run, "last uses of keys": last_used.run}
-    if config.tenants.dsn is not None:
-        revocations = Revocations(authenticator, generations=generations, sessions=sessions)
-        listener = ChangeListener(config.tenants.dsn, revocations.on_change)
-        work |= {"changes": listener.run, "revocations": revocations.run}
+    revocations = Revocations(authenticator, generations=generations, sessions=sessions)
+    work = {
+        "quota leases": quota.run,
+        "last uses of keys": last_used.run,
+        "revocations": revocations.run,
+    }
+    if config.tenants.session_dsn is not None:
+        listener = ChangeListener(config.tenants.session_dsn, revocations.on_change)
+        work["changes"] = listener.run
         metrics.watch_changes(listener)
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
     lifecycle = Lifecycle(
@@ -135,6 +140,7 @@ def create_services(
         config=config,
         engine=engine,
         store=store,
+        secrets=secrets,
         metrics=metrics,
         quota=quota,
         authenticator=authenticator,

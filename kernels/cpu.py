@@ -95,6 +95,10 @@ def rope_and_cache(
     cos_sin: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
+    *,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     num_tokens, num_q_heads, head_dim = q.shape
     library().sluice_rope_and_cache(
@@ -110,6 +114,10 @@ def rope_and_cache(
         num_q_heads,
         k.shape[1],
         head_dim,
+        cos_sin.shape[1],
+        None if q_norm is None else q_norm.data_ptr(),
+        None if k_norm is None else k_norm.data_ptr(),
+        eps,
         q.stride(0),
         torch.get_num_threads(),
     )
@@ -202,6 +210,9 @@ def paged_attention(
     v_cache: torch.Tensor,
     step: ctypes.Structure,
     scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> None:
     """Causal attention of the sequences of ``step`` (see ``reference.paged_attention``), into out.
 
@@ -222,6 +233,8 @@ def paged_attention(
         block_size,
         q.stride(0),
         scale,
+        window or 0,
+        softcap or 0.0,
         torch.get_num_threads(),
     )
 
@@ -238,8 +251,11 @@ def library() -> ctypes.CDLL:
     for name, arguments in {
         "sluice_rms_norm": [_pointer] * 4 + [_int] * 2 + [_float, _int],
         "sluice_silu_mul": [_pointer] * 2 + [_int] * 3,
-        "sluice_rope_and_cache": [_pointer] * 8 + [_int] * 6,
-        "sluice_paged_attention": [_pointer] * 5 + [_int] * 5 + [_float, _int],
+        "sluice_rope_and_cache": [_pointer] * 8
+        + [_int] * 5
+        + [_pointer] * 2
+        + [_float, _int, _int],
+        "sluice_paged_attention": [_pointer] * 5 + [_int] * 5 + [_float, _int, _float, _int],
         "sluice_pack": [_pointer] * 2 + [_int] * 2,
         "sluice_linear": [_pointer] * 3 + [_int] * 2,
         "sluice_decoder": [_pointer] * 4 + [_int] + [_pointer] * 3 + [_int],

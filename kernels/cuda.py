@@ -20,6 +20,8 @@ CTAS_PER_SM = {64: 2, 96: 2, 128: 2, 256: 1}
 _logger = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int64]
 MAX_SKINNY_TOKENS = 16
+PENALTY_CTAS = 64
+"""Rows that ``apply_penalties`` works on at the same time; each counts in memory of its own."""
 DECODE_HEAD_DIMS = frozenset(CTAS_PER_SM)
 DECODE_DTYPES = frozenset({torch.bfloat16, torch.float16})
 FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -67,6 +69,7 @@ def register() -> None:
     load()
     for op in (rms_norm, silu_mul, rope_and_cache, apply_token_bitmask, sample):
         ops.register(op.__name__, "cuda", op, dtypes=FLOATS)
+    ops.register("apply_penalties", "cuda", apply_penalties, dtypes={torch.float32})
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +284,25 @@ def step_inputs(
 def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
     """See ``reference.apply_token_bitmask``; no two masks may belong to the same row."""
     torch.ops.sluice_cuda.apply_token_bitmask(logits, bitmask, rows)
+
+
+def apply_penalties(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    where: torch.Tensor,
+    strengths: torch.Tensor,
+    *,
+    max_len: int,
+) -> None:
+    """See ``reference.apply_penalties``; on one stream at a time."""
+    counts = _penalty_counts(logits.device, logits.shape[1])
+    torch.ops.sluice_cuda.apply_penalties(logits, tokens, where, strengths, counts)
+
+
+@functools.cache
+def _penalty_counts(device: torch.device, vocab_size: int) -> torch.Tensor:
+    """Where ``apply_penalties`` counts: zero between launches."""
+    return torch.zeros(PENALTY_CTAS, vocab_size, dtype=torch.int32, device=device)
 
 
 def sample_rows(

@@ -26,6 +26,7 @@ OPS = (
     "rms_norm",
     "silu_mul",
     "rope_and_cache",
+    "apply_experts",
     "apply_token_bitmask",
     "apply_penalties",
     "process_logits",
@@ -90,10 +91,37 @@ def rope_and_cache(
     cos_sin: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
+    *,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     resolve("rope_and_cache", q.device.type, q.dtype)(
-        q, k, v, k_cache, v_cache, cos_sin, positions, slots
+        q,
+        k,
+        v,
+        k_cache,
+        v_cache,
+        cos_sin,
+        positions,
+        slots,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        eps=eps,
     )
+
+
+def apply_experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    out: torch.Tensor = resolve("apply_experts", x.device.type, x.dtype)(
+        x, gate_up, down, experts, weights
+    )
+    return out
 
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:

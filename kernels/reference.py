@@ -39,15 +39,25 @@ def rope_and_cache(
     cos_sin: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
+    *,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     """Rotate q in place and k on its way into the paged cache, next to v (arXiv 2104.09864).
 
     q, k, v: [num_tokens, heads, head_dim], views of one fused projection. k_cache, v_cache:
-    [num_blocks, block_size, num_kv_heads, head_dim]. cos_sin: [max_positions, head_dim] float32,
-    cosines then sines; dimension i turns with i + head_dim / 2. positions, slots: [num_tokens]
-    int64; slot = block * block_size + offset, -1 stores nothing.
+    [num_blocks, block_size, num_kv_heads, head_dim]; one tensor for both stores k alone (a latent
+    cache). cos_sin: [max_positions, rotary_dim] float32, cosines then sines; dimension i turns with
+    i + rotary_dim / 2, those past rotary_dim stay. positions, slots: [num_tokens] int64; slot =
+    block * block_size + offset, -1 stores nothing. q_norm, k_norm: [head_dim] weights of an RMSNorm
+    of each head before the rotation.
     """
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)
+    if q_norm is not None:
+        q.copy_(rms_norm(q, q_norm, eps))
+    if k_norm is not None:
+        k = rms_norm(k, k_norm, eps)
     q.copy_(_rotate(q, cos, sin))
     k = _rotate(k, cos, sin).to(k.dtype)
     padding = slots < 0
@@ -55,12 +65,36 @@ def rope_and_cache(
         kept = ~padding
         k, v, slots = k[kept], v[kept], slots[kept]
     k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, slots, k)
+    if v_cache.data_ptr() == k_cache.data_ptr():
+        return
     v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slots, v)
 
 
+def apply_experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """The weighted sum of each token's experts, ``down(silu(gate(x)) * up(x))`` each.
+
+    x: [num_tokens, hidden]; gate_up: [num_experts, 2 * inner, hidden], gate first; down:
+    [num_experts, hidden, inner]; experts: [num_tokens, top_k] int64; weights: the same float32.
+    """
+    out = torch.zeros_like(x)
+    for expert in torch.unique(experts).tolist():
+        tokens, places = (experts == expert).nonzero(as_tuple=True)
+        inner = silu_mul(F.linear(x[tokens], gate_up[expert]))
+        weighted = F.linear(inner, down[expert]) * weights[tokens, places].unsqueeze(1)
+        out.index_add_(0, tokens, weighted.to(x.dtype))
+    return out
+
+
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = x.float().chunk(2, -1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    half = cos.shape[-1]
+    first, second, rest = x.float().tensor_split((half, 2 * half), -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
 
 
 def paged_attention(
@@ -72,12 +106,16 @@ def paged_attention(
     cu_queries: torch.Tensor,
     *,
     scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Causal attention of the last tokens of each sequence over its paged keys, in float32.
 
     q: [num_tokens, num_q_heads, head_dim], sequences one after another as cu_queries [batch + 1]
     says. block_table: [batch, max_blocks]; seq_lens: [batch], the step's tokens included. The query
     heads of a group share a KV head (arXiv 2305.13245). Nothing past a sequence's end is read.
+    window: keys a query sees, its own included (arXiv 2004.05150); softcap: scores become
+    ``softcap * tanh(score / softcap)``.
     """
     out = torch.empty_like(q)
     block_size, num_kv_heads, head_dim = k_cache.shape[1:]
@@ -91,9 +129,14 @@ def paged_attention(
         v = v_cache[blocks].view(-1, num_kv_heads, head_dim)[:length].float()
         grouped = q[first:last].float().view(num_queries, num_kv_heads, -1, head_dim)
         scores = torch.einsum("qhgd,khd->hgqk", grouped, k) * scale
-        position = torch.arange(length - num_queries, length, device=q.device)
-        future = torch.arange(length, device=q.device) > position[:, None]
-        weights = scores.masked_fill(future, _NEG_INF).softmax(-1)
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        position = torch.arange(length - num_queries, length, device=q.device)[:, None]
+        key = torch.arange(length, device=q.device)
+        hidden = key > position
+        if window is not None:
+            hidden |= key <= position - window
+        weights = scores.masked_fill(hidden, _NEG_INF).softmax(-1)
         out[first:last] = torch.einsum("hgqk,khd->qhgd", weights, v).reshape_as(q[first:last])
     return out
 

@@ -17,6 +17,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -26,6 +27,7 @@ from tenants.errors import InvalidValue, SchemaMismatch, StoreUnavailable
 FOLDER = Path(__file__).parent
 LOCK_ID = 0x51_1C_E0
 """Key of the advisory lock: one migration at a time per database."""
+INSUFFICIENT_PRIVILEGE = "42501"
 _CONNECT_TIMEOUT_S = 5.0
 _LOCK_POLL_S = 0.05
 _SETTINGS = {
@@ -87,7 +89,16 @@ async def _migrate(dsn: str, step: Callable[[Config], None], lock_timeout_s: flo
         if _is_foreign(revision):
             raise SchemaMismatch(revision, head(), is_newer=True)
         await connection.commit()
-        await connection.run_sync(lambda sync: step(_config(sync)))
+        try:
+            await connection.run_sync(lambda sync: step(_config(sync)))
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) != INSUFFICIENT_PRIVILEGE:
+                raise
+            raise StoreUnavailable(
+                f"{describe(dsn)} refuses us: {error.orig}. Migrate as the database's owner; if "
+                "it may not make roles, let an administrator run: CREATE ROLE sluice_app; "
+                "CREATE ROLE sluice_operator; GRANT sluice_app, sluice_operator TO <owner>"
+            ) from error
 
 
 def _revision_of(connection: Connection) -> str | None:

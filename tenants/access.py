@@ -7,8 +7,8 @@ from tenants.types import ApiKey, Scope
 
 
 def require_scope(key: ApiKey, scope: Scope) -> None:
-    """Raises ``ScopeMissing``."""
-    if scope not in key.scopes:
+    """An admin may see what the scope ``usage`` shows. Raises ``ScopeMissing``."""
+    if scope not in key.scopes and not (scope == "usage" and "admin" in key.scopes):
         raise ScopeMissing(scope, key.scopes)
 
 

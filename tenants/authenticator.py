@@ -19,7 +19,14 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from tenants.changes import Change
-from tenants.errors import DisabledTenant, ExpiredKey, RevokedKey, StoreUnavailable, UnknownKey
+from tenants.errors import (
+    AuthenticationFailed,
+    DisabledTenant,
+    ExpiredKey,
+    RevokedKey,
+    StoreUnavailable,
+    UnknownKey,
+)
 from tenants.keys import check_pepper, hash_key, parse
 from tenants.last_used import LastUsed
 from tenants.names import KEY_HASH_BYTES
@@ -98,6 +105,19 @@ class Authenticator:
         if record is None:
             raise UnknownKey(public_id)
         return self._judge(record.principal)
+
+    def has_ended(self, principal: Principal) -> bool:
+        """Whether time alone has ended its key since it was admitted, as far as is known here.
+
+        Asks nobody: what administrators change comes through ``apply``.
+        """
+        entry = self._known.get(principal.key.public_id)
+        known = None if entry is None else entry.record
+        try:
+            self._judge(principal if known is None else known.principal)
+        except AuthenticationFailed:
+            return True
+        return False
 
     def forget(self, public_id: str | None = None) -> None:
         """Ask the store again for this key, or for all of them."""

@@ -25,10 +25,14 @@ CHANNEL = "sluice_changes"
 
 
 class Change(NamedTuple):
-    """What to forget: a key, all keys of a tenant, or, when both are None, everything."""
+    """What to forget: a key, all keys of a tenant, or, when all are None, everything.
+
+    With a ``request_id`` nothing: that request is to be ended.
+    """
 
     public_id: str | None = None
     tenant_id: UUID | None = None
+    request_id: UUID | None = None
 
 
 EVERYTHING = Change()
@@ -42,6 +46,8 @@ def parse(payload: str) -> Change:
             return Change(public_id=name)
         if kind == "tenant":
             return Change(tenant_id=UUID(name))
+        if kind == "request":
+            return Change(request_id=UUID(name))
     except ValueError:
         pass
     return EVERYTHING

@@ -8,6 +8,7 @@ TenantsError
 ├── ProjectNotFound
 ├── KeyExists                the public id is taken
 ├── KeyNotFound
+├── AdminKeyExists           the first admin key was made before
 ├── ScopeNotFound            the tenant has no such project or key to limit
 ├── StoreUnavailable         the database does not answer; trying again later may help
 ├── SchemaMismatch           the database's schema is not the one this version needs
@@ -103,6 +104,16 @@ class KeyNotFound(TenantsError):
     def __init__(self, key: object) -> None:
         super().__init__(f"There is no key {str(key)!r}; `sluice key list` shows a tenant's keys.")
         self.key = str(key)
+
+
+class AdminKeyExists(TenantsError):
+    """The first admin key was made before."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "There is an admin key already, and the first one is made only once; "
+            "`sluice key create TENANT --scope admin` makes another."
+        )
 
 
 class ScopeNotFound(TenantsError):

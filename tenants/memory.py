@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 import msgspec
 
+from tenants.audit import actor
 from tenants.errors import (
+    AdminKeyExists,
     KeyExists,
     KeyNotFound,
     ProjectExists,
@@ -30,7 +33,9 @@ from tenants.limits import (
 from tenants.memory_quota import MemoryQuota, Reservation
 from tenants.names import (
     check_aliases,
+    check_bucket,
     check_grace,
+    check_groups,
     check_key,
     check_models,
     check_priority,
@@ -42,19 +47,34 @@ from tenants.names import (
 from tenants.store import Store
 from tenants.types import (
     ApiKey,
+    AuditEntry,
     KeyRecord,
     Principal,
     Project,
+    RunningRequest,
     Scope,
     Tenant,
+    UsageBucket,
     UsageEvent,
+    UsageGroup,
     UsageHour,
+    UsageSum,
     UsageTotals,
 )
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+_COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost_micro")
+_Audited = Tenant | Project | ApiKey
+
+
+def _audited(row: _Audited) -> dict[str, Any]:
+    state: dict[str, Any] = msgspec.to_builtins(row)
+    state.pop("last_used_at", None)
+    return state
 
 
 class _StoredKey(NamedTuple):
@@ -72,6 +92,7 @@ class MemoryStore(Store):
         self._keys: dict[str, _StoredKey] = {}
         self._ledger: dict[UUID, UsageEvent] = {}
         self._quota = MemoryQuota()
+        self._audit: list[AuditEntry] = []
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
         tenant = Tenant(
@@ -83,6 +104,7 @@ class MemoryStore(Store):
         )
         self._check_free(tenant.name)
         self._tenants[tenant.id] = tenant
+        self._note("tenant", None, tenant)
         self._add_project(tenant.id, "default", is_default=True)
         return tenant
 
@@ -91,12 +113,12 @@ class MemoryStore(Store):
             if other.name == name and other.id != tenant_id:
                 raise TenantExists(name)
 
-    async def get_tenant(self, name: str) -> Tenant:
-        normal = normalize_name("name", name)
-        for tenant in self._tenants.values():
-            if tenant.name == normal:
-                return tenant
-        raise TenantNotFound(normal)
+    async def get_tenant(self, tenant: str | UUID) -> Tenant:
+        wanted = tenant if isinstance(tenant, UUID) else normalize_name("name", tenant)
+        for found in self._tenants.values():
+            if wanted in (found.id, found.name):
+                return found
+        raise TenantNotFound(tenant)
 
     async def list_tenants(self) -> Sequence[Tenant]:
         return sorted(self._tenants.values(), key=lambda tenant: tenant.name)
@@ -122,10 +144,11 @@ class MemoryStore(Store):
             raise TenantNotFound(tenant_id)
         if disabled is not None:
             changes["disabled_at"] = (tenant.disabled_at or self._now()) if disabled else None
-        tenant = msgspec.structs.replace(tenant, **changes)
-        self._check_free(tenant.name, tenant_id)
-        self._tenants[tenant_id] = tenant
-        return tenant
+        changed = msgspec.structs.replace(tenant, **changes)
+        self._check_free(changed.name, tenant_id)
+        self._tenants[tenant_id] = changed
+        self._note("tenant", tenant, changed)
+        return changed
 
     async def create_project(self, tenant_id: UUID, name: str) -> Project:
         name = normalize_name("name", name)
@@ -144,11 +167,24 @@ class MemoryStore(Store):
             created_at=self._now(),
         )
         self._projects[project.id] = project
+        self._note("project", None, project)
         return project
 
     async def list_projects(self, tenant_id: UUID) -> Sequence[Project]:
         own = [project for project in self._projects.values() if project.tenant_id == tenant_id]
         return sorted(own, key=lambda project: project.name)
+
+    async def rename_project(self, tenant_id: UUID, project_id: UUID, name: str) -> Project:
+        name = normalize_name("name", name)
+        own = {project.id: project for project in await self.list_projects(tenant_id)}
+        if project_id not in own:
+            raise ProjectNotFound(project_id)
+        if any(other.name == name and other.id != project_id for other in own.values()):
+            raise ProjectExists(name)
+        project = msgspec.structs.replace(own[project_id], name=name)
+        self._projects[project_id] = project
+        self._note("project", own[project_id], project)
+        return project
 
     async def create_key(
         self,
@@ -192,7 +228,22 @@ class MemoryStore(Store):
         if key.public_id in self._keys:
             raise KeyExists(key.public_id)
         self._keys[key.public_id] = _StoredKey(key, key_hash)
+        self._note("key", None, key)
         return key
+
+    async def create_first_admin_key(
+        self, tenant_name: str, *, public_id: str, key_hash: bytes, name: str
+    ) -> None:
+        check_key(public_id, key_hash, None)
+        if any("admin" in stored.key.scopes for stored in self._keys.values()):
+            raise AdminKeyExists
+        try:
+            tenant = await self.get_tenant(tenant_name)
+        except TenantNotFound:
+            tenant = await self.create_tenant(tenant_name)
+        await self.create_key(
+            tenant.id, public_id=public_id, key_hash=key_hash, name=name, scopes=["admin"]
+        )
 
     async def rotate_key(
         self, public_id: str, *, new_public_id: str, key_hash: bytes, grace: timedelta
@@ -222,6 +273,7 @@ class MemoryStore(Store):
         stored = self._keys[public_id]
         key = msgspec.structs.replace(stored.key, **changes)
         self._keys[public_id] = _StoredKey(key, stored.key_hash)
+        self._note("key", stored.key, key)
         return key
 
     async def find_key(self, public_id: str) -> KeyRecord | None:
@@ -280,7 +332,12 @@ class MemoryStore(Store):
     ) -> None:
         if scope_id not in self._scopes(tenant_id, scope_kind):
             raise ScopeNotFound(scope_kind, scope_id)
+        before = self._policy_state(tenant_id, scope_id)
         self._quota.put(scope_kind, scope_id, limits, self._now())
+        after = self._policy_state(tenant_id, scope_id)
+        verb = "create" if before is None else "update"
+        if before != after:
+            self._record(f"limits.{verb}", tenant_id, str(scope_id), before, after)
 
     async def list_limits(self, tenant_id: UUID) -> Sequence[ScopePolicy]:
         scope_ids = (
@@ -392,6 +449,111 @@ class MemoryStore(Store):
                 cost_micro=sums.cost_micro + event.cost_micro,
             )
         return [hours[group] for group in sorted(hours)]
+
+    async def sum_usage(
+        self,
+        tenant_id: UUID | None,
+        start: datetime,
+        end: datetime,
+        *,
+        group_by: Sequence[UsageGroup] = (),
+        bucket: UsageBucket = "total",
+        limit: int = 10_000,
+    ) -> Sequence[UsageSum]:
+        check_range(start, end)
+        groups, bucket = check_groups(group_by), check_bucket(bucket)
+        sums: dict[tuple[object, ...], UsageSum] = {}
+        for tenant in self._tenants if tenant_id is None else (tenant_id,):
+            for hour in await self.list_usage(tenant, start, end):
+                at = None if bucket == "total" else hour.hour
+                at = at.replace(hour=0) if at is not None and bucket == "day" else at
+                named = {
+                    "tenant_id": hour.tenant_id if "tenant" in groups else None,
+                    "project_id": hour.project_id if "project" in groups else None,
+                    "key_id": hour.key_id if "key" in groups else None,
+                    "model": hour.model if "model" in groups else None,
+                }
+                group = (at, *named.values())
+                so_far = sums.get(group) or UsageSum(start=at, **named)  # type: ignore[arg-type]
+                sums[group] = msgspec.structs.replace(
+                    so_far,
+                    **{name: getattr(so_far, name) + getattr(hour, name) for name in _COUNTS},
+                )
+        order = sorted(sums, key=lambda group: [(part is not None, part) for part in group])
+        return [sums[group] for group in order[:limit]]
+
+    async def list_running(self, tenant_id: UUID | None = None) -> Sequence[RunningRequest]:
+        running = [
+            RunningRequest(
+                request_id=held.request.request_id,
+                tenant_id=held.request.tenant_id,
+                key_id=held.request.key_id,
+                model=held.request.model,
+                state="running" if held.is_running else "queued",
+                owner=held.request.owner,
+                prompt_tokens=held.request.prompt_tokens,
+                generated_tokens=held.generated_tokens,
+                created_at=held.created_at,
+            )
+            for held in self._quota.reservations.values()
+            if tenant_id in (None, held.request.tenant_id)
+        ]
+        return sorted(running, key=lambda request: (request.created_at, request.request_id))
+
+    async def kill_request(self, tenant_id: UUID, request_id: UUID) -> None:
+        self._record("stream.kill", tenant_id, str(request_id), None, None)
+
+    async def list_audit(
+        self, tenant_id: UUID | None = None, *, before: int | None = None, limit: int = 100
+    ) -> Sequence[AuditEntry]:
+        entries = (
+            entry
+            for entry in reversed(self._audit)
+            if tenant_id in (None, entry.tenant_id) and (before is None or entry.id < before)
+        )
+        return list(itertools.islice(entries, limit))
+
+    def _note(self, kind: str, before: _Audited | None, after: _Audited) -> None:
+        """As the triggers of the database do: what a change was is seen from the rows alone."""
+        was, now = (None if row is None else _audited(row) for row in (before, after))
+        if was == now or now is None:
+            return
+        if was is None:
+            verb = "create"
+        elif now.get("revoked_at") is not None and was.get("revoked_at") is None:
+            verb = "revoke"
+        else:
+            verb = "rotate" if now.get("revoke_at") != was.get("revoke_at") else "update"
+        tenant_id = after.id if isinstance(after, Tenant) else after.tenant_id
+        object_id = after.public_id if isinstance(after, ApiKey) else str(after.id)
+        self._record(f"{kind}.{verb}", tenant_id, object_id, was, now)
+
+    def _policy_state(self, tenant_id: UUID, scope_id: UUID) -> dict[str, Any] | None:
+        for policy in self._quota.policies((scope_id,)):
+            limits: dict[str, Any] = msgspec.to_builtins(policy.limits)
+            scope = {"scope_id": str(scope_id), "scope_kind": policy.scope_kind}
+            return {**scope, "tenant_id": str(tenant_id), **limits}
+        return None
+
+    def _record(
+        self,
+        action: str,
+        tenant_id: UUID,
+        object_id: str,
+        before: dict[str, Any] | None,
+        after: dict[str, Any] | None,
+    ) -> None:
+        entry = AuditEntry(
+            id=len(self._audit) + 1,
+            tenant_id=tenant_id,
+            at=self._now(),
+            actor=actor(),
+            action=action,
+            object_id=object_id,
+            before=before,
+            after=after,
+        )
+        self._audit.append(entry)
 
     async def maintain(self) -> None:
         """Memory has no partitions."""

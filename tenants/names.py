@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from tenants.errors import InvalidValue
 from tenants.keys import is_public_id
-from tenants.types import SCOPES, Scope
+from tenants.types import SCOPES, USAGE_BUCKETS, USAGE_GROUPS, Scope, UsageBucket, UsageGroup
 
 MAX_NAME_LENGTH = 200
 MAX_PRIORITY = 2**15 - 1
@@ -99,6 +99,22 @@ def check_grace(grace: timedelta) -> timedelta:
     if not timedelta() <= grace <= timedelta(days=366):
         raise InvalidValue("grace", f"must be within 0 and 366 days, is {grace}")
     return grace
+
+
+def check_groups(groups: Sequence[UsageGroup]) -> tuple[UsageGroup, ...]:
+    """What usage is summed by. Raises ``InvalidValue``."""
+    for group in groups:
+        if group not in USAGE_GROUPS:
+            known = ", ".join(USAGE_GROUPS)
+            raise InvalidValue("group_by", f"{group!r} is none of {known}")
+    return tuple(groups)
+
+
+def check_bucket(bucket: UsageBucket) -> UsageBucket:
+    """The time that usage is summed over. Raises ``InvalidValue``."""
+    if bucket not in USAGE_BUCKETS:
+        raise InvalidValue("bucket", f"{bucket!r} is none of {', '.join(USAGE_BUCKETS)}")
+    return bucket
 
 
 def check_range(start: datetime, end: datetime) -> None:

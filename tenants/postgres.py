@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any
 from uuid import UUID, uuid4
 
-import asyncpg
 import msgspec
 
 from tenants import queries
-from tenants.dsn import check_dsn, describe
+from tenants.connections import NO_VIOLATIONS, Connections, Row, Violations
 from tenants.errors import (
-    InvalidValue,
+    AdminKeyExists,
     KeyExists,
     KeyNotFound,
     ProjectExists,
     ProjectNotFound,
     ScopeNotFound,
-    StoreUnavailable,
     TenantExists,
     TenantNotFound,
     TenantsError,
@@ -33,11 +29,12 @@ from tenants.limits import (
     QuotaRequest,
     ScopeKind,
     ScopePolicy,
-    Window,
 )
 from tenants.names import (
     check_aliases,
+    check_bucket,
     check_grace,
+    check_groups,
     check_key,
     check_models,
     check_priority,
@@ -46,54 +43,42 @@ from tenants.names import (
     check_weight,
     normalize_name,
 )
+from tenants.rows import (
+    answer_of,
+    audit_entry_of,
+    key_of,
+    policy_of,
+    project_of,
+    record_of,
+    tenant_of,
+)
 from tenants.store import Store
 from tenants.types import (
     ApiKey,
+    AuditEntry,
     KeyRecord,
-    Principal,
     Project,
+    RunningRequest,
     Scope,
     Tenant,
+    UsageBucket,
     UsageEvent,
+    UsageGroup,
     UsageHour,
+    UsageSum,
     UsageTotals,
 )
 
-Violations = Mapping[str, TenantsError]
-"""Constraint name to the error it means."""
+MAX_AUDIT_ID = 2**63 - 1
 
-_NONE: Violations = MappingProxyType({})
 _SQL = queries.load()
-
-# Trying again later may help: the server is away, starting, stopping, full, a replica after a
-# failover, or the statement lost a race for time or locks.
-_TRANSIENT = (
-    OSError,
-    TimeoutError,
-    asyncpg.InterfaceError,
-    # What is left of a connection the server closed in the middle of a statement.
-    asyncpg.InternalClientError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.TransactionRollbackError,
-    asyncpg.LockNotAvailableError,
-    asyncpg.ReadOnlySQLTransactionError,
-)
-# Somebody else's mistake: wrong password, database or rights.
-_REFUSED = (
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.InsufficientPrivilegeError,
-)
 
 
 class PostgresStore(Store):
     """A store over a pool of connections. Made by ``connect``."""
 
-    def __init__(self, pool: asyncpg.Pool, where: str, now: Callable[[], datetime | None]) -> None:
-        self._pool = pool
-        self._where = where
+    def __init__(self, connections: Connections, now: Callable[[], datetime | None]) -> None:
+        self._connections = connections
         self._now = now
 
     @classmethod
@@ -105,49 +90,46 @@ class PostgresStore(Store):
         max_size: int = 8,
         connect_timeout_s: float = 5.0,
         command_timeout_s: float = 5.0,
+        is_pooled: bool = False,
         now: Callable[[], datetime | None] = lambda: None,
     ) -> PostgresStore:
         """Open the pool. Raises ``InvalidValue`` (the DSN), ``StoreUnavailable``.
 
         ``command_timeout_s`` bounds each statement on both sides: the client stops waiting, and the
-        server stops working on it. ``now`` is the clock of limits and leases; None is the
-        server's own, the only one that all workers and hosts share.
+        server stops working on it. ``is_pooled``: the DSN leads to a pooler in transaction mode.
+        ``now`` is the clock of limits and leases; None is the server's own, the only one that all
+        workers and hosts share.
         """
-        where = describe(check_dsn(dsn))
-        with _translated(where):
-            pool = await asyncpg.create_pool(
-                dsn,
-                min_size=min_size,
-                max_size=max_size,
-                timeout=connect_timeout_s,
-                command_timeout=command_timeout_s,
-                server_settings={
-                    "application_name": "sluice",
-                    "timezone": "UTC",
-                    # Every statement finds its rows by an index: no plan depends on a value.
-                    "plan_cache_mode": "force_generic_plan",
-                    "statement_timeout": str(int(command_timeout_s * 1000)),
-                    "lock_timeout": str(int(command_timeout_s * 500)),
-                    "idle_in_transaction_session_timeout": "10000",
-                },
-            )
-        return cls(pool, where, now)
+        connections = await Connections.open(
+            dsn,
+            min_size=min_size,
+            max_size=max_size,
+            connect_timeout_s=connect_timeout_s,
+            command_timeout_s=command_timeout_s,
+            is_pooled=is_pooled,
+        )
+        return cls(connections, now)
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
         name = normalize_name("name", name)
+        tenant_id = uuid4()
         row = await self._one(
             "create_tenant",
-            *(uuid4(), name, check_weight(weight), check_priority(priority)),
+            *(tenant_id, name, check_weight(weight), check_priority(priority)),
+            tenant_id=tenant_id,
             violations={"tenant_name_key": TenantExists(name)},
         )
-        return _tenant(row)
+        return tenant_of(row)
 
-    async def get_tenant(self, name: str) -> Tenant:
-        name = normalize_name("name", name)
-        return _tenant(await self._one("get_tenant", name, missing=TenantNotFound(name)))
+    async def get_tenant(self, tenant: str | UUID) -> Tenant:
+        missing = TenantNotFound(tenant)
+        if isinstance(tenant, UUID):
+            return tenant_of(await self._one("get_tenant_by_id", tenant, missing=missing))
+        name = normalize_name("name", tenant)
+        return tenant_of(await self._one("get_tenant", name, missing=missing))
 
     async def list_tenants(self) -> Sequence[Tenant]:
-        return [_tenant(row) for row in await self._all("list_tenants")]
+        return [tenant_of(row) for row in await self._all("list_tenants")]
 
     async def update_tenant(
         self,
@@ -164,25 +146,39 @@ class PostgresStore(Store):
         row = await self._one(
             "update_tenant",
             *(tenant_id, name, weight, priority, disabled),
+            tenant_id=tenant_id,
             violations={"tenant_name_key": TenantExists(name or "")},
             missing=TenantNotFound(tenant_id),
         )
-        return _tenant(row)
+        return tenant_of(row)
 
     async def create_project(self, tenant_id: UUID, name: str) -> Project:
         name = normalize_name("name", name)
         row = await self._one(
             "create_project",
             *(uuid4(), tenant_id, name),
+            tenant_id=tenant_id,
             violations={
                 "project_tenant_id_name_key": ProjectExists(name),
                 "project_tenant_id_fkey": TenantNotFound(tenant_id),
             },
         )
-        return _project(row)
+        return project_of(row)
 
     async def list_projects(self, tenant_id: UUID) -> Sequence[Project]:
-        return [_project(row) for row in await self._all("list_projects", tenant_id)]
+        rows = await self._all("list_projects", tenant_id, tenant_id=tenant_id)
+        return [project_of(row) for row in rows]
+
+    async def rename_project(self, tenant_id: UUID, project_id: UUID, name: str) -> Project:
+        name = normalize_name("name", name)
+        row = await self._one(
+            "rename_project",
+            *(tenant_id, project_id, name),
+            tenant_id=tenant_id,
+            violations={"project_tenant_id_name_key": ProjectExists(name)},
+            missing=ProjectNotFound(project_id),
+        )
+        return project_of(row)
 
     async def create_key(
         self,
@@ -206,13 +202,14 @@ class PostgresStore(Store):
             check_models(allowed_models),
             msgspec.json.encode(check_aliases(model_aliases)).decode(),
             expires_at,
+            tenant_id=tenant_id,
             violations={
                 "api_key_public_id_key": KeyExists(public_id),
                 "api_key_tenant_id_fkey": TenantNotFound(tenant_id),
                 "api_key_project_id_fkey": ProjectNotFound(project_id),
             },
         )
-        return _key(row)
+        return key_of(row)
 
     async def rotate_key(
         self, public_id: str, *, new_public_id: str, key_hash: bytes, grace: timedelta
@@ -227,22 +224,35 @@ class PostgresStore(Store):
             violations={"api_key_public_id_key": KeyExists(new_public_id)},
             missing=missing,
         )
-        return _key(row)
+        return key_of(row)
+
+    async def create_first_admin_key(
+        self, tenant_name: str, *, public_id: str, key_hash: bytes, name: str
+    ) -> None:
+        check_key(public_id, key_hash, None)
+        row = await self._one(
+            "create_first_admin_key",
+            *(uuid4(), normalize_name("tenant", tenant_name), uuid4(), public_id, key_hash),
+            normalize_name("name", name),
+        )
+        if not row["made"]:
+            raise AdminKeyExists
 
     async def find_key(self, public_id: str) -> KeyRecord | None:
         if not is_public_id(public_id):
             return None
         rows = await self._all("find_key", public_id)
-        return _record(rows[0]) if rows else None
+        return record_of(rows[0]) if rows else None
 
     async def list_keys(self, tenant_id: UUID) -> Sequence[ApiKey]:
-        return [_key(row) for row in await self._all("list_keys", tenant_id)]
+        rows = await self._all("list_keys", tenant_id, tenant_id=tenant_id)
+        return [key_of(row) for row in rows]
 
     async def revoke_key(self, public_id: str) -> ApiKey:
         missing = KeyNotFound(public_id)
         if not is_public_id(public_id):
             raise missing
-        return _key(await self._one("revoke_key", public_id, missing=missing))
+        return key_of(await self._one("revoke_key", public_id, missing=missing))
 
     async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
         await self._all("touch_keys", list(last_used), list(last_used.values()))
@@ -271,20 +281,17 @@ class PostgresStore(Store):
         self, tenant_id: UUID, scope_kind: ScopeKind, scope_id: UUID, limits: Limits
     ) -> None:
         values = msgspec.structs.astuple(limits)
-        row = await self._one("put_limits", tenant_id, scope_kind, scope_id, *values, self._now())
+        row = await self._one(
+            "put_limits",
+            *(tenant_id, scope_kind, scope_id, *values, self._now()),
+            tenant_id=tenant_id,
+        )
         if not row["found"]:
             raise ScopeNotFound(scope_kind, scope_id)
 
     async def list_limits(self, tenant_id: UUID) -> Sequence[ScopePolicy]:
-        rows = await self._all("list_limits", tenant_id)
-        return [
-            ScopePolicy(
-                scope_kind=row["scope_kind"],
-                scope_id=row["scope_id"],
-                limits=Limits(**{name: row[name] for name in Limits.__struct_fields__}),
-            )
-            for row in rows
-        ]
+        rows = await self._all("list_limits", tenant_id, tenant_id=tenant_id)
+        return [policy_of(row) for row in rows]
 
     async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
         row = await self._one(
@@ -303,7 +310,7 @@ class PostgresStore(Store):
             self._now(),
             violations={"reservation_key_id_fkey": KeyNotFound(request.key_id)},
         )
-        return _answer(row)
+        return answer_of(row)
 
     async def extend(
         self, tenant_id: UUID, request_id: UUID, *, tokens: int, generated: int, lease: timedelta
@@ -330,13 +337,52 @@ class PostgresStore(Store):
         return request_id
 
     async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
-        return UsageTotals(**await self._one("usage_totals", tenant_id))
+        return UsageTotals(**await self._one("usage_totals", tenant_id, tenant_id=tenant_id))
 
     async def list_usage(
         self, tenant_id: UUID, start: datetime, end: datetime
     ) -> Sequence[UsageHour]:
         check_range(start, end)
-        return [UsageHour(**row) for row in await self._all("list_usage", tenant_id, start, end)]
+        rows = await self._all("list_usage", tenant_id, start, end, tenant_id=tenant_id)
+        return [UsageHour(**row) for row in rows]
+
+    async def sum_usage(
+        self,
+        tenant_id: UUID | None,
+        start: datetime,
+        end: datetime,
+        *,
+        group_by: Sequence[UsageGroup] = (),
+        bucket: UsageBucket = "total",
+        limit: int = 10_000,
+    ) -> Sequence[UsageSum]:
+        check_range(start, end)
+        what = (start, end, check_groups(group_by), check_bucket(bucket), limit)
+        if tenant_id is None:
+            rows = await self._all("sum_all_usage", *what)
+        else:
+            rows = await self._all("sum_usage", tenant_id, *what, tenant_id=tenant_id)
+        return [UsageSum(**row) for row in rows]
+
+    async def list_running(self, tenant_id: UUID | None = None) -> Sequence[RunningRequest]:
+        if tenant_id is None:
+            rows = await self._all("list_all_running")
+        else:
+            rows = await self._all("list_running", tenant_id, tenant_id=tenant_id)
+        return [RunningRequest(**row) for row in rows]
+
+    async def kill_request(self, tenant_id: UUID, request_id: UUID) -> None:
+        await self._one("kill_request", tenant_id, request_id, tenant_id=tenant_id)
+
+    async def list_audit(
+        self, tenant_id: UUID | None = None, *, before: int | None = None, limit: int = 100
+    ) -> Sequence[AuditEntry]:
+        which = (MAX_AUDIT_ID if before is None else min(before, MAX_AUDIT_ID), limit)
+        if tenant_id is None:
+            rows = await self._all("list_all_audit", *which)
+        else:
+            rows = await self._all("list_audit", tenant_id, *which, tenant_id=tenant_id)
+        return [audit_entry_of(row) for row in rows]
 
     async def maintain(self) -> None:
         await self._one("add_partitions")
@@ -346,101 +392,29 @@ class PostgresStore(Store):
 
     async def close(self) -> None:
         """Wait for statements under way, then close all connections. Idempotent."""
-        await self._pool.close()
+        await self._connections.close()
 
     async def _all(
-        self, name: str, *values: object, violations: Violations = _NONE
-    ) -> Sequence[Mapping[str, Any]]:
-        with _translated(self._where, violations):
-            rows: Sequence[Mapping[str, Any]] = await self._pool.fetch(_SQL[name], *values)
-            return rows
+        self,
+        name: str,
+        *values: object,
+        tenant_id: UUID | None = None,
+        violations: Violations = NO_VIOLATIONS,
+    ) -> Sequence[Row]:
+        return await self._connections.fetch(
+            _SQL[name], values, tenant_id=tenant_id, violations=violations
+        )
 
     async def _one(
         self,
         name: str,
         *values: object,
-        violations: Violations = _NONE,
+        tenant_id: UUID | None = None,
+        violations: Violations = NO_VIOLATIONS,
         missing: TenantsError | None = None,
-    ) -> Mapping[str, Any]:
-        rows = await self._all(name, *values, violations=violations)
+    ) -> Row:
+        rows = await self._all(name, *values, tenant_id=tenant_id, violations=violations)
         if not rows and missing is not None:
             raise missing
         assert len(rows) == 1
         return rows[0]
-
-
-@contextmanager
-def _translated(where: str, violations: Violations = _NONE) -> Iterator[None]:
-    """Errors of asyncpg in our words; ``violations``: constraint name to what it means."""
-    try:
-        yield
-    except asyncpg.IntegrityConstraintViolationError as error:
-        if error.constraint_name in violations:
-            raise violations[error.constraint_name] from None
-        raise InvalidValue(error.constraint_name or "value", str(error)) from error
-    except asyncpg.DataError as error:
-        raise InvalidValue("value", str(error)) from error
-    except asyncpg.ClientConfigurationError as error:
-        raise InvalidValue("dsn", str(error)) from error
-    except _TRANSIENT as error:
-        raise StoreUnavailable(f"{where} does not answer: {_reason(error)}") from error
-    except _REFUSED as error:
-        raise StoreUnavailable(f"{where} refuses us: {_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "timed out"
-    return str(error) or type(error).__name__
-
-
-def _tenant(row: Mapping[str, Any]) -> Tenant:
-    return Tenant(**row)
-
-
-def _project(row: Mapping[str, Any]) -> Project:
-    return Project(**row)
-
-
-def _key(row: Mapping[str, Any]) -> ApiKey:
-    values = {name: row[name] for name in ApiKey.__struct_fields__}
-    values["scopes"] = tuple(row["scopes"])
-    values["allowed_models"] = tuple(row["allowed_models"])
-    values["model_aliases"] = msgspec.json.decode(row["model_aliases"], type=dict[str, str])
-    return ApiKey(**values)
-
-
-def _record(row: Mapping[str, Any]) -> KeyRecord:
-    tenant = Tenant(
-        id=row["tenant_id"],
-        name=row["tenant_name"],
-        weight=row["weight"],
-        priority=row["priority"],
-        created_at=row["tenant_created_at"],
-        disabled_at=row["disabled_at"],
-    )
-    policies = msgspec.json.decode(row["policies"] or "[]", type=tuple[ScopePolicy, ...])
-    principal = Principal(tenant=tenant, key=_key(row), policies=policies)
-    return KeyRecord(principal, row["key_hash"])
-
-
-def _answer(row: Mapping[str, Any]) -> QuotaAnswer:
-    return QuotaAnswer(
-        state=row["state"],
-        completion_tokens=row["completion_tokens"] or 0,
-        refused_by=row["refused_by"],
-        scope_kind=row["scope_kind"],
-        wait_us=row["wait_us"],
-        requests=_window(row, "requests"),
-        tokens=_window(row, "tokens"),
-    )
-
-
-def _window(row: Mapping[str, Any], name: str) -> Window | None:
-    if row[f"limit_{name}"] is None:
-        return None
-    return Window(
-        limit=row[f"limit_{name}"],
-        remaining=row[f"remaining_{name}"],
-        reset_us=row[f"reset_{name}_us"],
-    )

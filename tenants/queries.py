@@ -1,8 +1,11 @@
 """Loads ``queries.sql``: named statements, each with a sentence that says what it is for.
 
-    -- name: find_key
-    -- What a presented key is compared with.
+    -- name: list_keys for tenant
+    -- A tenant's keys.
     SELECT … ;
+
+After ``for`` stands whose rows it sees: one ``tenant``'s, or everybody's as an ``operator``.
+Without it nobody's, but for what a function of the database lets it see (``tenants.connections``).
 
 Strict on purpose: a file that does not follow the form does not load.
 """
@@ -13,9 +16,11 @@ import re
 from collections.abc import Mapping
 from importlib import resources
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple, cast
 
-_NAME = re.compile(r"-- name: ([a-z][a-z0-9_]*)")
+Access = Literal["any", "tenant", "operator"]
+
+_NAME = re.compile(r"-- name: ([a-z][a-z0-9_]*)(?: for (tenant|operator))?")
 
 
 class Query(NamedTuple):
@@ -23,12 +28,13 @@ class Query(NamedTuple):
 
     sentence: str
     sql: str
+    access: Access = "any"
 
 
-def load() -> Mapping[str, str]:
+def load() -> Mapping[str, Query]:
     """The package's statements by name."""
     text = resources.files("tenants").joinpath("queries.sql").read_text(encoding="utf-8")
-    return MappingProxyType({name: query.sql for name, query in parse(text).items()})
+    return MappingProxyType(parse(text))
 
 
 def parse(text: str) -> dict[str, Query]:
@@ -39,27 +45,31 @@ def parse(text: str) -> dict[str, Query]:
     """
     queries: dict[str, Query] = {}
     name, start, lines = "", 0, list[str]()
+    access: Access = "any"
     for number, line in enumerate(text.splitlines(), start=1):
         match = _NAME.fullmatch(line)
         if match is None:
             if line.startswith("-- name"):
-                raise ValueError(f"line {number}: a name line reads '-- name: snake_case'")
+                raise ValueError(
+                    f"line {number}: a name line reads '-- name: snake_case for tenant'"
+                )
             if not name and line.strip() and not line.startswith("--"):
                 raise ValueError(f"line {number}: a statement without a name")
             lines.append(line)
             continue
         if name:
-            queries[name] = _query(name, start, lines)
+            queries[name] = _query(name, start, lines, access)
         name, start, lines = match[1], number, []
+        access = cast("Access", match[2] or "any")
         if name in queries:
             raise ValueError(f"line {number}: a second statement named {name}")
     if not name:
         raise ValueError("no statement in the file")
-    queries[name] = _query(name, start, lines)
+    queries[name] = _query(name, start, lines, access)
     return queries
 
 
-def _query(name: str, number: int, lines: list[str]) -> Query:
+def _query(name: str, number: int, lines: list[str], access: Access) -> Query:
     where = f"line {number}: {name}"
     body = "\n".join(lines).strip()
     comments = re.match(r"(?:--[^\n]*(?:\n|$))*", body)
@@ -73,4 +83,4 @@ def _query(name: str, number: int, lines: list[str]) -> Query:
     sql = sql.removesuffix(";").rstrip()
     if not sql or ";" in sql:
         raise ValueError(f"{where} must be exactly one statement")
-    return Query(sentence, sql)
+    return Query(sentence, sql, access)

@@ -1,25 +1,31 @@
 -- Every statement the store sends. Each begins with its name and a sentence; values come as $1, $2, …
 -- and nothing is ever formatted into the text.
 
--- name: create_tenant
+-- name: create_tenant for tenant
 -- A new customer; the name is unique.
 INSERT INTO tenant (id, name, weight, priority)
 VALUES ($1, $2, $3, $4)
 RETURNING id, name, weight, priority, created_at, disabled_at;
 
--- name: get_tenant
+-- name: get_tenant for operator
 -- A tenant by its name.
 SELECT id, name, weight, priority, created_at, disabled_at
 FROM tenant
 WHERE name = $1;
 
--- name: list_tenants
+-- name: get_tenant_by_id for operator
+-- A tenant by its id.
+SELECT id, name, weight, priority, created_at, disabled_at
+FROM tenant
+WHERE id = $1;
+
+-- name: list_tenants for operator
 -- All tenants, ordered by code point whatever the database's collation.
 SELECT id, name, weight, priority, created_at, disabled_at
 FROM tenant
 ORDER BY name COLLATE "C";
 
--- name: update_tenant
+-- name: update_tenant for tenant
 -- Values that are null stay as they are; disabling twice keeps the first time.
 UPDATE tenant
 SET
@@ -33,20 +39,27 @@ SET
 WHERE id = $1
 RETURNING id, name, weight, priority, created_at, disabled_at;
 
--- name: create_project
+-- name: create_project for tenant
 -- A project besides the default one, which a trigger makes with the tenant.
 INSERT INTO project (id, tenant_id, name)
 VALUES ($1, $2, $3)
 RETURNING id, tenant_id, name, is_default, created_at;
 
--- name: list_projects
+-- name: list_projects for tenant
 -- A tenant's projects.
 SELECT id, tenant_id, name, is_default, created_at
 FROM project
 WHERE tenant_id = $1
 ORDER BY name COLLATE "C";
 
--- name: create_key
+-- name: rename_project for tenant
+-- Another name for a tenant's project.
+UPDATE project
+SET name = $3
+WHERE tenant_id = $1 AND id = $2
+RETURNING id, tenant_id, name, is_default, created_at;
+
+-- name: create_key for tenant
 -- A key by its hash; the secret never comes here. A trigger fills in the default project.
 INSERT INTO api_key (
     id, tenant_id, project_id, public_id, key_hash, name, scopes, allowed_models, model_aliases,
@@ -57,7 +70,7 @@ RETURNING
     id, tenant_id, project_id, public_id, name, scopes, allowed_models, model_aliases, created_at,
     expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id;
 
--- name: rotate_key
+-- name: rotate_key for operator
 -- The old key's end and the new key in one statement; nothing when the old one has ended.
 WITH old AS (
     UPDATE api_key
@@ -76,30 +89,15 @@ RETURNING
     id, tenant_id, project_id, public_id, name, scopes, allowed_models, model_aliases, created_at,
     expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id;
 
+-- name: create_first_admin_key for operator
+-- False when there is an admin key already.
+SELECT key_bootstrap($1, $2, $3, $4, $5, $6) AS made;
+
 -- name: find_key
 -- What a presented key is compared with, and whose it is: one round trip per lookup.
-SELECT
-    k.id, k.tenant_id, k.project_id, k.public_id, k.name, k.scopes, k.allowed_models,
-    k.model_aliases, k.created_at, k.expires_at, k.revoked_at, k.revoke_at, k.last_used_at,
-    k.replaces_key_id, k.key_hash,
-    t.name AS tenant_name, t.weight, t.priority, t.created_at AS tenant_created_at, t.disabled_at,
-    (
-        SELECT jsonb_agg(
-            jsonb_build_object(
-                'scope_kind', l.scope_kind,
-                'scope_id', l.scope_id,
-                'limits', to_jsonb(l) - ARRAY['scope_id', 'scope_kind', 'tenant_id']
-            )
-            ORDER BY array_position(ARRAY['key', 'project', 'tenant'], l.scope_kind)
-        )
-        FROM limit_policy AS l
-        WHERE l.scope_id IN (k.id, k.project_id, k.tenant_id)
-    ) AS policies
-FROM api_key AS k
-JOIN tenant AS t ON t.id = k.tenant_id
-WHERE k.public_id = $1;
+SELECT * FROM key_lookup($1);
 
--- name: list_keys
+-- name: list_keys for tenant
 -- A tenant's keys, oldest first.
 SELECT
     id, tenant_id, project_id, public_id, name, scopes, allowed_models, model_aliases, created_at,
@@ -108,7 +106,7 @@ FROM api_key
 WHERE tenant_id = $1
 ORDER BY created_at, public_id COLLATE "C";
 
--- name: revoke_key
+-- name: revoke_key for operator
 -- Revoking twice keeps the first time.
 UPDATE api_key
 SET revoked_at = coalesce(revoked_at, now())
@@ -117,7 +115,7 @@ RETURNING
     id, tenant_id, project_id, public_id, name, scopes, allowed_models, model_aliases, created_at,
     expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id;
 
--- name: touch_keys
+-- name: touch_keys for operator
 -- When keys were used last, many in one statement; rows are locked in one order by all callers.
 WITH used AS (
     SELECT k.id, u.used_at
@@ -133,13 +131,14 @@ WHERE k.id = used.id;
 
 -- name: record_usage
 -- Ledger, sums, limits and the reservation in one transaction; false when it was there.
-SELECT quota_settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS written;
+SELECT quota_settle($1, tenant, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS written
+FROM sluice_enter($2) AS tenant;
 
--- name: put_limits
+-- name: put_limits for tenant
 -- False when the tenant has no such scope.
 SELECT limit_put($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS found;
 
--- name: list_limits
+-- name: list_limits for tenant
 -- The limits of a tenant's scopes: tenant, projects, keys.
 SELECT
     scope_kind, scope_id, requests_per_minute, tokens_per_minute, max_concurrent, max_queued,
@@ -150,17 +149,20 @@ ORDER BY array_position(ARRAY['tenant', 'project', 'key'], scope_kind), scope_id
 
 -- name: reserve
 -- Takes from all scopes of a request, or from none.
-SELECT * FROM quota_reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
+SELECT answer.*
+FROM sluice_enter($2) AS tenant
+CROSS JOIN LATERAL
+    quota_reserve($1, tenant, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS answer;
 
 -- name: extend
 -- More tokens for a completion that runs; null without its reservation.
-SELECT quota_extend($1, $2, $3, $4, $5, $6) AS granted;
+SELECT quota_extend($1, tenant, $3, $4, $5, $6) AS granted FROM sluice_enter($2) AS tenant;
 
 -- name: release
 -- Undoes a reservation that came to nothing.
-SELECT quota_release($1, $2, $3) AS found;
+SELECT quota_release($1, tenant, $3) AS found FROM sluice_enter($2) AS tenant;
 
--- name: renew
+-- name: renew for operator
 -- Leases that have not run out yet go on; rows are locked in one order by all callers.
 WITH given AS (
     SELECT r.request_id, u.num_generated
@@ -180,11 +182,11 @@ FROM given
 WHERE r.request_id = given.request_id
 RETURNING r.request_id;
 
--- name: reap
+-- name: reap for operator
 -- Settles one request whose lease ran out.
 SELECT quota_reap($1) AS request_id;
 
--- name: usage_totals
+-- name: usage_totals for tenant
 -- Sums over a tenant's ledger, from the sums by the hour.
 SELECT
     coalesce(sum(requests), 0)::bigint AS requests,
@@ -195,7 +197,7 @@ SELECT
 FROM usage_rollup
 WHERE tenant_id = $1;
 
--- name: list_usage
+-- name: list_usage for tenant
 -- A tenant's sums by the hour.
 SELECT
     u.tenant_id, k.project_id, u.key_id, u.model, u.hour,
@@ -205,7 +207,82 @@ JOIN api_key AS k ON k.id = u.key_id
 WHERE u.tenant_id = $1 AND u.hour >= $2 AND u.hour < $3
 ORDER BY u.hour, k.project_id, u.key_id, u.model COLLATE "C";
 
--- name: add_partitions
+-- name: sum_usage for tenant
+-- A tenant's sums by whatever is asked for.
+SELECT
+    CASE WHEN $5::text <> 'total' THEN date_trunc($5, u.hour, 'UTC') END AS start,
+    CASE WHEN 'tenant' = ANY ($4::text[]) THEN u.tenant_id END AS tenant_id,
+    CASE WHEN 'project' = ANY ($4::text[]) THEN k.project_id END AS project_id,
+    CASE WHEN 'key' = ANY ($4::text[]) THEN u.key_id END AS key_id,
+    CASE WHEN 'model' = ANY ($4::text[]) THEN u.model END COLLATE "C" AS model,
+    sum(u.requests)::bigint AS requests,
+    sum(u.prompt_tokens)::bigint AS prompt_tokens,
+    sum(u.cached_tokens)::bigint AS cached_tokens,
+    sum(u.completion_tokens)::bigint AS completion_tokens,
+    sum(u.cost_micro)::bigint AS cost_micro
+FROM usage_rollup AS u
+JOIN api_key AS k ON k.id = u.key_id
+WHERE u.tenant_id = $1 AND u.hour >= $2 AND u.hour < $3
+GROUP BY 1, 2, 3, 4, 5
+ORDER BY 1, 2, 3, 4, 5
+LIMIT $6;
+
+-- name: sum_all_usage for operator
+-- Everybody's sums by whatever is asked for.
+SELECT
+    CASE WHEN $4::text <> 'total' THEN date_trunc($4, u.hour, 'UTC') END AS start,
+    CASE WHEN 'tenant' = ANY ($3::text[]) THEN u.tenant_id END AS tenant_id,
+    CASE WHEN 'project' = ANY ($3::text[]) THEN k.project_id END AS project_id,
+    CASE WHEN 'key' = ANY ($3::text[]) THEN u.key_id END AS key_id,
+    CASE WHEN 'model' = ANY ($3::text[]) THEN u.model END COLLATE "C" AS model,
+    sum(u.requests)::bigint AS requests,
+    sum(u.prompt_tokens)::bigint AS prompt_tokens,
+    sum(u.cached_tokens)::bigint AS cached_tokens,
+    sum(u.completion_tokens)::bigint AS completion_tokens,
+    sum(u.cost_micro)::bigint AS cost_micro
+FROM usage_rollup AS u
+JOIN api_key AS k ON k.id = u.key_id
+WHERE u.hour >= $1 AND u.hour < $2
+GROUP BY 1, 2, 3, 4, 5
+ORDER BY 1, 2, 3, 4, 5
+LIMIT $5;
+
+-- name: list_running for tenant
+-- A tenant's requests that hold a reservation.
+SELECT
+    request_id, tenant_id, key_id, model, state, owner, prompt_tokens, generated_tokens, created_at
+FROM reservation
+WHERE tenant_id = $1
+ORDER BY created_at, request_id;
+
+-- name: list_all_running for operator
+-- Everybody's requests that hold a reservation.
+SELECT
+    request_id, tenant_id, key_id, model, state, owner, prompt_tokens, generated_tokens, created_at
+FROM reservation
+ORDER BY created_at, request_id;
+
+-- name: kill_request for tenant
+-- Tells all workers; in the audit log whether or not one of them runs it.
+SELECT stream_kill($1, $2);
+
+-- name: list_audit for tenant
+-- A tenant's changes, the newest first.
+SELECT id, tenant_id, at, actor, action, object_id, before, after
+FROM audit_log
+WHERE tenant_id = $1 AND id < $2
+ORDER BY id DESC
+LIMIT $3;
+
+-- name: list_all_audit for operator
+-- All changes, the newest first.
+SELECT id, tenant_id, at, actor, action, object_id, before, after
+FROM audit_log
+WHERE id < $1
+ORDER BY id DESC
+LIMIT $2;
+
+-- name: add_partitions for operator
 -- The ledger's partitions of this month and the next two.
 SELECT usage_event_add_partitions(now()::date, 3) AS added;
 

@@ -11,12 +11,17 @@ from uuid import UUID
 from tenants.limits import Limits, QuotaAnswer, QuotaRequest, ScopeKind, ScopePolicy
 from tenants.types import (
     ApiKey,
+    AuditEntry,
     KeyRecord,
     Project,
+    RunningRequest,
     Scope,
     Tenant,
+    UsageBucket,
     UsageEvent,
+    UsageGroup,
     UsageHour,
+    UsageSum,
     UsageTotals,
 )
 
@@ -31,8 +36,8 @@ class Store(Protocol):
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
         """Raises ``TenantExists`` when the name is taken."""
 
-    async def get_tenant(self, name: str) -> Tenant:
-        """Raises ``TenantNotFound``."""
+    async def get_tenant(self, tenant: str | UUID) -> Tenant:
+        """By its name or its id. Raises ``TenantNotFound``."""
 
     async def list_tenants(self) -> Sequence[Tenant]:
         """All tenants, by name."""
@@ -56,6 +61,9 @@ class Store(Protocol):
 
     async def list_projects(self, tenant_id: UUID) -> Sequence[Project]:
         """A tenant's projects by name, the default one among them."""
+
+    async def rename_project(self, tenant_id: UUID, project_id: UUID, name: str) -> Project:
+        """Raises ``ProjectNotFound``, ``ProjectExists``."""
 
     async def create_key(
         self,
@@ -83,6 +91,14 @@ class Store(Protocol):
 
         The old one goes on working for ``grace``, or until the end it had already if that is
         sooner. Raises ``KeyNotFound`` (also when the old one is revoked), ``KeyExists``.
+        """
+
+    async def create_first_admin_key(
+        self, tenant_name: str, *, public_id: str, key_hash: bytes, name: str
+    ) -> None:
+        """A key with the scope ``admin``, if there never was one; the tenant too if there is none.
+
+        Raises ``AdminKeyExists``.
         """
 
     async def find_key(self, public_id: str) -> KeyRecord | None:
@@ -152,6 +168,35 @@ class Store(Protocol):
         self, tenant_id: UUID, start: datetime, end: datetime
     ) -> Sequence[UsageHour]:
         """A tenant's sums by hour, project, key and model, for ``start <= hour < end``."""
+
+    async def sum_usage(
+        self,
+        tenant_id: UUID | None,
+        start: datetime,
+        end: datetime,
+        *,
+        group_by: Sequence[UsageGroup] = (),
+        bucket: UsageBucket = "total",
+        limit: int = 10_000,
+    ) -> Sequence[UsageSum]:
+        """Sums for ``start <= hour < end``, of one tenant or of all, ``limit`` rows at most.
+
+        Ordered by time, then by the groups.
+        """
+
+    async def list_running(self, tenant_id: UUID | None = None) -> Sequence[RunningRequest]:
+        """Requests that hold a reservation, of one tenant or of all, the oldest first.
+
+        Those of tenants without any limits hold none: only their worker knows them.
+        """
+
+    async def kill_request(self, tenant_id: UUID, request_id: UUID) -> None:
+        """Tell all workers to end a request; whether any runs it is not known here."""
+
+    async def list_audit(
+        self, tenant_id: UUID | None = None, *, before: int | None = None, limit: int = 100
+    ) -> Sequence[AuditEntry]:
+        """Changes of one tenant or of all, the newest first; ``before``: older than this id."""
 
     async def maintain(self) -> None:
         """What has to be done once a day: partitions for the ledger of the months to come."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 from uuid import UUID
 
 import msgspec
@@ -139,6 +139,58 @@ class UsageTotals(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     completion_tokens: int = 0
     cost_micro: int = 0
+
+
+UsageGroup = Literal["tenant", "project", "key", "model"]
+USAGE_GROUPS: tuple[UsageGroup, ...] = get_args(UsageGroup)
+UsageBucket = Literal["hour", "day", "total"]
+USAGE_BUCKETS: tuple[UsageBucket, ...] = get_args(UsageBucket)
+
+
+class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over the ledger by whatever was asked for; what was not is None."""
+
+    start: datetime | None = None
+    """Of the hour or day; None when the sum is over all of the time span."""
+    tenant_id: UUID | None = None
+    project_id: UUID | None = None
+    key_id: UUID | None = None
+    model: str | None = None
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost_micro: int = 0
+
+
+class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A reservation as the database knows it: of whichever worker."""
+
+    request_id: UUID
+    tenant_id: UUID
+    key_id: UUID
+    model: str
+    state: Literal["queued", "running"]
+    owner: UUID
+    prompt_tokens: int
+    generated_tokens: int
+    """As of the last renewal of its lease."""
+    created_at: datetime
+
+
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of a tenant, project, key or limit: who did it, what was and what is."""
+
+    id: int
+    """Ascends with time."""
+    tenant_id: UUID
+    at: datetime
+    actor: str
+    action: str
+    """``tenant.create``, ``key.revoke``, ``limits.update``, ``stream.kill``, …"""
+    object_id: str
+    before: dict[str, Any] | None = None
+    after: dict[str, Any] | None = None
 
 
 class UsageHour(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,11 @@ class AttentionShape:
     head_dim: int
     block_size: int
     max_num_seqs: int
+    window: int | None = None
+    """The widest window of a layer that has one."""
+    softcap: float | None = None
+    kv_dtype: torch.dtype | None = None
+    """None: ``dtype``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +64,16 @@ class StepAttention(Protocol):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         """Attend causally to the cache, the step's own keys included, which it holds already.
 
         q: [num_tokens, num_q_heads, head_dim], heads contiguous; returns that shape, contiguous.
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim].
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]; they may be one tensor.
+        window: tokens a query sees, its own included; None: all. softcap: scores become
+        ``softcap * tanh(score / softcap)``.
         """
 
 

@@ -51,12 +51,21 @@ class CpuStepAttention:
     rest: TorchStepAttention | None
 
     def __call__(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         if self.rest is not None and len(self.sequences.rows) == 0:
-            return self.rest(q, k_cache, v_cache, scale)
+            return self.rest(q, k_cache, v_cache, scale, window=window, softcap=softcap)
         out = torch.empty(q.shape)
-        cpu.paged_attention(out, q, k_cache, v_cache, self.struct, scale)
+        cpu.paged_attention(
+            out, q, k_cache, v_cache, self.struct, scale, window=window, softcap=softcap
+        )
         if self.rest is not None:
-            self.rest.attend_into(out, q, k_cache, v_cache, scale)
+            self.rest.attend_into(out, q, k_cache, v_cache, scale, window=window, softcap=softcap)
         return out

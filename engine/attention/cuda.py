@@ -45,6 +45,8 @@ class CudaAttention:
         if shape.head_dim not in cuda.DECODE_HEAD_DIMS:
             sizes = ", ".join(map(str, sorted(cuda.DECODE_HEAD_DIMS)))
             return f"it serves head sizes {sizes}, not {shape.head_dim}"
+        if shape.window is not None:
+            return "it does not serve sliding windows"
         return TritonAttention.refusal(device, shape)
 
     def prepare(self, batch: AttentionBatch, block_size: int) -> StepAttention:
@@ -90,10 +92,17 @@ class _ShortStepAttention:
     max_queries: int
 
     def __call__(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.attend_into(out, q, k_cache, v_cache, scale)
+        self.attend_into(out, q, k_cache, v_cache, scale, window=window, softcap=softcap)
         return out
 
     def attend_into(
@@ -103,7 +112,11 @@ class _ShortStepAttention:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> None:
+        assert window is None, "refused by CudaAttention.refusal"
         cuda.paged_decode(
             out,
             q,
@@ -115,6 +128,7 @@ class _ShortStepAttention:
             self.workspace,
             scale=scale,
             max_queries=self.max_queries,
+            soft_cap=softcap or 0.0,
         )
 
 
@@ -126,8 +140,15 @@ class _MixedStepAttention:
     short: _ShortStepAttention
 
     def __call__(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
-        out = self.long(q, k_cache, v_cache, scale)
-        self.short.attend_into(out, q, k_cache, v_cache, scale)
+        out = self.long(q, k_cache, v_cache, scale, window=window, softcap=softcap)
+        self.short.attend_into(out, q, k_cache, v_cache, scale, window=window, softcap=softcap)
         return out

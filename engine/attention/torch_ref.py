@@ -9,7 +9,7 @@ batch is usually one group, a long prompt chunk a group of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +43,11 @@ class _Group:
     """Gathered keys past their sequence's end: [num] rows of [B * num_blocks * block_size]."""
     causal: bool
     """Query j sees keys 0..j: every sequence starts with this step."""
-    mask: torch.Tensor | None
-    """[B, 1, query_len, kv_len], 0 or -inf; None: nothing to hide (or ``causal``)."""
+    positions: Ints
+    """[B, query_len], on the host: those of the queries, which see no later key."""
+    masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+    """By window, as layers ask for them: [B, 1, query_len, kv_len], 0 or -inf; None: nothing to
+    hide."""
 
 
 class TorchAttention:
@@ -102,20 +105,10 @@ class TorchAttention:
             blocks=table.reshape(-1),
             stale=self._tensor(stale) if len(stale) else None,
             causal=causal,
-            mask=None if causal else self._mask(query_lens, seq_lens, query_len, kv_len),
+            # Padded queries past the last real one see what the last sees.
+            positions=(seq_lens - query_lens)[:, None]
+            + np.minimum(np.arange(query_len), query_lens[:, None] - 1),
         )
-
-    def _mask(
-        self, query_lens: Ints, seq_lens: Ints, query_len: int, kv_len: int
-    ) -> torch.Tensor | None:
-        # The position of padded query j; those past the last real one see what the last sees.
-        offsets = np.minimum(np.arange(query_len), query_lens[:, None] - 1)
-        last_visible = (seq_lens - query_lens)[:, None] + offsets
-        future = np.arange(kv_len) > last_visible[:, None, :, None]
-        if not future.any():
-            return None
-        mask = np.where(future, np.float32(-np.inf), np.float32(0))
-        return self._tensor(mask).to(self.dtype)
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
@@ -126,12 +119,19 @@ class TorchStepAttention:
     groups: list[_Group]
 
     def __call__(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         if self.groups[0].token_index is None:
-            return _attend(self.groups[0], q, k_cache, v_cache, scale)
+            return _attend(self.groups[0], q, k_cache, v_cache, scale, window, softcap)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        self.attend_into(out, q, k_cache, v_cache, scale)
+        self.attend_into(out, q, k_cache, v_cache, scale, window=window, softcap=softcap)
         return out
 
     def attend_into(
@@ -141,32 +141,78 @@ class TorchStepAttention:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> None:
         """Write the tokens of the groups, and no others."""
         for group in self.groups:
             assert group.token_index is not None
             assert group.out_tokens is not None
-            attended = _attend(group, q[group.token_index], k_cache, v_cache, scale)
+            queries = q[group.token_index]
+            attended = _attend(group, queries, k_cache, v_cache, scale, window, softcap)
             if group.out_rows is not None:
                 attended = attended[group.out_rows]
             out.index_copy_(0, group.out_tokens, attended)
 
 
 def _attend(
-    group: _Group, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+    group: _Group,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
 ) -> torch.Tensor:
     """q, result: [B * query_len, num_q_heads, head_dim]."""
     grouped = q.reshape(-1, group.query_len, *q.shape[1:]).transpose(1, 2)
-    out = F.scaled_dot_product_attention(
-        grouped,
-        _gather(group, k_cache, grouped.shape[0]),
-        _gather(group, v_cache, grouped.shape[0]),
-        attn_mask=group.mask,
-        is_causal=group.causal,
-        scale=scale,
-        enable_gqa=True,
-    )
-    return out.transpose(1, 2).reshape(q.shape)
+    keys = _gather(group, k_cache, grouped.shape[0])
+    values = keys if v_cache is k_cache else _gather(group, v_cache, grouped.shape[0])
+    if window is not None and window >= group.kv_len:
+        window = None
+    causal = group.causal and window is None and softcap is None
+    mask = None if causal else _mask(group, window, q)
+    if softcap is None:
+        out = F.scaled_dot_product_attention(
+            grouped, keys, values, mask, is_causal=causal, scale=scale, enable_gqa=True
+        )
+    else:
+        out = _capped_attention(grouped, keys, values, mask, scale, softcap)
+    return out.transpose(1, 2).reshape(q.shape).contiguous()
+
+
+def _capped_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    """What torch's fused attention does not offer. q: [B, num_q_heads, query_len, head_dim]."""
+    group_size = q.shape[1] // k.shape[1]
+    # The queries of a KV head side by side: [B, num_kv_heads, group_size, query_len, head_dim].
+    by_kv_head = q.reshape(q.shape[0], -1, group_size, *q.shape[2:])
+    scores = torch.matmul(by_kv_head, k.unsqueeze(2).transpose(-1, -2)).float()
+    scores = torch.tanh(scores * (scale / softcap)).mul_(softcap)
+    if mask is not None:
+        scores += mask.unsqueeze(1)
+    return torch.matmul(scores.softmax(-1).to(v.dtype), v.unsqueeze(2)).flatten(1, 2)
+
+
+def _mask(group: _Group, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
+    if window not in group.masks:
+        position = group.positions[:, None, :, None]
+        key = np.arange(group.kv_len)
+        hidden = key > position
+        if window is not None:
+            hidden |= key <= position - window
+        group.masks[window] = None
+        if hidden.any():
+            mask = np.where(hidden, np.float32(-np.inf), np.float32(0))
+            group.masks[window] = torch.from_numpy(mask).to(like.device, like.dtype)
+    return group.masks[window]
 
 
 def _gather(group: _Group, cache: torch.Tensor, batch: int) -> torch.Tensor:

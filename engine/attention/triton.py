@@ -73,10 +73,17 @@ class TritonStepAttention:
     how: Tiling
 
     def __call__(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.attend_into(out, q, k_cache, v_cache, scale)
+        self.attend_into(out, q, k_cache, v_cache, scale, window=window, softcap=softcap)
         return out
 
     def attend_into(
@@ -86,6 +93,9 @@ class TritonStepAttention:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> None:
         """Write the tokens of the sequences being served, and no others."""
         from kernels.triton import paged_prefill
@@ -101,4 +111,6 @@ class TritonStepAttention:
             self.tiles,
             self.how,
             scale=scale,
+            window=window or 0,
+            soft_cap=softcap or 0.0,
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from engine.cache.block_pool import BlockPool
 from engine.cache.prefix import Content, child_key, extend_chain, root_key, token_bytes
+from engine.cache.swap import Swapped, SwapSpace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,11 +23,13 @@ class BlockTable:
 
     ``region`` separates what must never be shared ("salt", ...); ``owner`` is whom cached blocks
     count for. The first ``num_public_tokens`` stand outside the region: their full blocks are
-    shared with everybody who declares the same tokens public.
+    shared with everybody who declares the same tokens public. Tables of one ``group`` share their
+    common prefix even where prefix caching is off.
     """
 
     __slots__ = (
         "block_ids",
+        "group",
         "keys",
         "num_public_tokens",
         "num_published",
@@ -35,14 +38,20 @@ class BlockTable:
         "region",
         "root",
         "skip_reading",
+        "swapped",
     )
 
     def __init__(
-        self, region: Mapping[str, str], owner: str = "", num_public_tokens: int = 0
+        self,
+        region: Mapping[str, str],
+        owner: str = "",
+        num_public_tokens: int = 0,
+        group: str = "",
     ) -> None:
         self.region = region
         self.owner = owner
         self.num_public_tokens = num_public_tokens
+        self.group = group
         self.root: bytes | None = None
         """Of the region; computed once, on demand."""
         self.block_ids: list[int] = []
@@ -55,11 +64,13 @@ class BlockTable:
         """Leading blocks that need no publishing any more."""
         self.num_written = 0
         """Leading slots whose step is over."""
+        self.swapped: Swapped | None = None
+        """What it has in host memory, while it holds no blocks for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The cached part of a prompt. Nothing of it is acquired yet."""
+    """The leading tokens that need no computing. Nothing of it is acquired yet."""
 
     num_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
@@ -68,9 +79,11 @@ class PrefixHit:
     """A block whose leading slots continue the prefix, to be copied; -1 for none."""
     num_copied: int = 0
     """Those slots; ``num_tokens`` includes them."""
+    is_swapped: bool = False
+    """What is behind the full blocks comes from host memory."""
 
     def without_copy(self) -> PrefixHit:
-        return PrefixHit(self.num_tokens - self.num_copied, self.block_ids)
+        return replace(self, num_tokens=self.num_tokens - self.num_copied, source=-1, num_copied=0)
 
 
 class CacheManager:
@@ -89,8 +102,10 @@ class CacheManager:
         enable_prefix_caching: bool = True,
         tenant_floor: float = 0.0,
         tenant_ceiling: float = 1.0,
+        num_swap_blocks: int = 0,
     ) -> None:
         self.block_size = block_size
+        self.swap = SwapSpace(num_swap_blocks)
         self.pool = BlockPool(
             num_blocks,
             floor=int(tenant_floor * num_blocks),
@@ -108,11 +123,23 @@ class CacheManager:
     # ---- prefixes -------------------------------------------------------------------------------
 
     def lookup(self, table: BlockTable, token_ids: Sequence[int]) -> PrefixHit:
-        """The longest cached prefix of ``token_ids``, to the token.
+        """The longest prefix of ``token_ids`` that is cached or swapped out, to the token.
 
         Never all of the tokens: the last one is always computed, because its logits are needed.
         """
-        if table.skip_reading or not self.enable_prefix_caching:
+        hit = self._cached_prefix(table, token_ids) if self._shares(table) else PrefixHit()
+        if table.swapped is None:
+            return hit
+        # Drafts that were rejected after the copy was planned are not among the tokens.
+        num_swapped = min(table.swapped.num_tokens, len(token_ids) - 1)
+        if hit.num_tokens >= num_swapped:
+            return hit
+        return PrefixHit(num_swapped, hit.block_ids, is_swapped=True)
+
+    def _cached_prefix(self, table: BlockTable, token_ids: Sequence[int]) -> PrefixHit:
+        if table.skip_reading:
+            # Others may wait for what it computes.
+            self._extend_keys(table, token_ids, (len(token_ids) - 1) // self.block_size)
             return PrefixHit()
         limit = len(token_ids) - 1
         block_ids = self._cached_blocks(table, token_ids)
@@ -124,7 +151,7 @@ class CacheManager:
 
     def num_matching_tokens(self, table: BlockTable, token_ids: Sequence[int]) -> int:
         """What ``lookup`` would find, rounded down to full blocks: cheap enough to compare many."""
-        if table.skip_reading or not self.enable_prefix_caching:
+        if table.skip_reading or not self._shares(table):
             return 0
         return len(self._cached_blocks(table, token_ids)) * self.block_size
 
@@ -147,7 +174,7 @@ class CacheManager:
         """
         table.num_written = num_written
         num_full = num_written // self.block_size
-        if num_full <= table.num_published or not self.enable_prefix_caching:
+        if num_full <= table.num_published or not self._shares(table):
             return
         self._extend_keys(table, token_ids, num_full)
         for i in range(table.num_published, num_full):
@@ -164,6 +191,18 @@ class CacheManager:
         content = Content(child_key(parent, data), parent, data, table.owner, partial=True)
         self.pool.publish(table.block_ids[index], content)
 
+    def _shares(self, table: BlockTable) -> bool:
+        return self.enable_prefix_caching or bool(table.group)
+
+    def _region(self, table: BlockTable) -> Mapping[str, str]:
+        """Where prefix caching is off, a group is a region of its own."""
+        if self.enable_prefix_caching:
+            return table.region
+        return {**table.region, "group": table.group}
+
+    def _num_public_blocks(self, table: BlockTable) -> int:
+        return table.num_public_tokens // self.block_size if self.enable_prefix_caching else 0
+
     def _content(self, table: BlockTable, token_ids: Sequence[int], index: int) -> Content:
         start = index * self.block_size
         data = token_bytes(token_ids[start : start + self.block_size])
@@ -171,16 +210,16 @@ class CacheManager:
 
     def _parent(self, table: BlockTable, index: int) -> bytes:
         """The key that the block at ``index`` of the table continues."""
-        num_public = table.num_public_tokens // self.block_size
+        num_public = self._num_public_blocks(table)
         if index == num_public:
             # The region's own blocks begin here.
             if table.root is None:
-                table.root = root_key(self.block_size, table.region)
+                table.root = root_key(self.block_size, self._region(table))
             return child_key(table.keys[index - 1], table.root) if index else table.root
         return table.keys[index - 1] if index else root_key(self.block_size, _PUBLIC)
 
     def _extend_keys(self, table: BlockTable, token_ids: Sequence[int], num_blocks: int) -> None:
-        num_public = table.num_public_tokens // self.block_size
+        num_public = self._num_public_blocks(table)
         for end in (min(num_public, num_blocks), num_blocks):
             known = len(table.keys)
             if end > known:
@@ -224,7 +263,7 @@ class CacheManager:
 
     def release(self, table: BlockTable, token_ids: Sequence[int]) -> None:
         """Give all blocks back; the last ones are evicted first, as a prefix serves more often."""
-        if self.enable_prefix_caching:
+        if self._shares(table):
             self._publish_rest(table, token_ids)
         self.pool.release(reversed(table.block_ids))
         table.block_ids = []
@@ -233,3 +272,30 @@ class CacheManager:
     def num_sole_blocks(self, table: BlockTable) -> int:
         """Blocks that a release of this table would free."""
         return sum(self.pool.ref_count(block_id) == 1 for block_id in table.block_ids)
+
+    # ---- host memory ----------------------------------------------------------------------------
+
+    def swap_out(self, table: BlockTable, num_tokens: int) -> list[tuple[int, int]]:
+        """Give the blocks of the leading tokens a place in host memory: (block, host block) to
+        copy. The table keeps its blocks until ``release``; the caller checked ``swap.num_free``.
+        """
+        assert table.swapped is None, "swapped out twice"
+        num_blocks = self.num_blocks_for(num_tokens)
+        table.swapped = self.swap.take(num_blocks, num_tokens)
+        return list(zip(table.block_ids[:num_blocks], table.swapped.block_ids, strict=True))
+
+    def swap_in(self, table: BlockTable, hit: PrefixHit) -> list[tuple[int, int]]:
+        """After ``admit``: what to copy back, (block, host block), and nothing stays outside."""
+        pairs: list[tuple[int, int]] = []
+        if table.swapped is not None and hit.is_swapped:
+            places = range(len(hit.block_ids), self.num_blocks_for(hit.num_tokens))
+            pairs = [(table.block_ids[i], table.swapped.block_ids[i]) for i in places]
+            self.swap.num_blocks_in += len(pairs)
+        self.drop_swapped(table)
+        return pairs
+
+    def drop_swapped(self, table: BlockTable) -> None:
+        """Forget what the table has in host memory, if anything."""
+        if table.swapped is not None:
+            self.swap.give_back(table.swapped)
+            table.swapped = None

@@ -9,10 +9,12 @@ import torch
 from engine.attention.base import StepAttention
 from engine.layers.linear import Linear
 from engine.layers.module import Module
+from engine.layers.norm import OffsetRMSNorm, RMSNorm
 from kernels import ops
 
 KVCache = list[tuple[torch.Tensor, torch.Tensor]]
-"""(k_cache, v_cache) of each layer: [num_blocks, block_size, num_kv_heads, head_dim]."""
+"""(k_cache, v_cache) of each layer: [num_blocks, block_size, num_kv_heads, head_dim]. One tensor
+twice where a layer caches latents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,41 +29,84 @@ class StepContext:
     kv_cache: KVCache
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConfig:
+    """One layer's self-attention."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    bias: bool = False
+    """Of the query, key and value projections."""
+    output_bias: bool = False
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    qk_norm: type[RMSNorm] | None = None
+    """A norm of every head of queries and keys before the rotation."""
+    norm_eps: float = 1e-6
+    fused_checkpoint: bool = False
+    """The checkpoint holds ``qkv_proj`` as one tensor."""
+
+
 class SelfAttention(Module):
     """Fused QKV, rotary embedding, grouped-query attention, output projection."""
 
     def __init__(
-        self,
-        layer: int,
-        hidden_size: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, layer: int, config: AttentionConfig, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.layer = layer
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
-        self.head_dim = head_dim
-        self.scale = head_dim**-0.5
-        q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.scale = config.scale
+        self.window = config.window
+        self.softcap = config.softcap
+        q_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         self.qkv_proj = Linear(
-            hidden_size,
-            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
-            bias=bias,
+            config.hidden_size,
+            {"": sum(parts.values())} if config.fused_checkpoint else parts,
+            bias=config.bias,
             dtype=dtype,
             device=device,
         )
-        self.o_proj = Linear(q_size, {"": hidden_size}, bias=bias, dtype=dtype, device=device)
+        self.o_proj = Linear(
+            q_size, {"": config.hidden_size}, bias=config.output_bias, dtype=dtype, device=device
+        )
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if config.qk_norm is not None:
+            self.q_norm = config.qk_norm(
+                config.head_dim, config.norm_eps, dtype=dtype, device=device
+            )
+            self.k_norm = config.qk_norm(
+                config.head_dim, config.norm_eps, dtype=dtype, device=device
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Causal attention over everything, queries and keys rotated and nothing else."""
+        return self.window is None and self.softcap is None and self.q_norm is None
 
     def __call__(self, x: torch.Tensor, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
         """x: [num_tokens, hidden]; cos_sin: see ``ops.rope_and_cache``."""
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         k_cache, v_cache = step.kv_cache[self.layer]
-        ops.rope_and_cache(q, k, v, k_cache, v_cache, cos_sin, step.positions, step.slots)
-        attended = step.attend(q, k_cache, v_cache, self.scale)
+        cached = q, k, v, k_cache, v_cache, cos_sin, step.positions, step.slots
+        if self.q_norm is None or self.k_norm is None:
+            ops.rope_and_cache(*cached)
+        elif isinstance(self.q_norm, OffsetRMSNorm) and not self.q_norm.folds:
+            q.copy_(self.q_norm(q.reshape(-1, self.head_dim)).view_as(q))
+            k.copy_(self.k_norm(k.reshape(-1, self.head_dim)).view_as(k))
+            ops.rope_and_cache(*cached)
+        else:
+            q_norm, k_norm = self.q_norm.weight.data, self.k_norm.weight.data
+            ops.rope_and_cache(*cached, q_norm=q_norm, k_norm=k_norm, eps=self.q_norm.eps)
+        attended = step.attend(
+            q, k_cache, v_cache, self.scale, window=self.window, softcap=self.softcap
+        )
         return self.o_proj(attended.view(x.shape[0], -1))

@@ -11,10 +11,19 @@ from engine.layers.parameter import Weight
 
 class Embedding(Module):
     def __init__(
-        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        multiplier: float = 1.0,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.weight = Weight(torch.empty(vocab_size, hidden_size, dtype=dtype, device=device))
+        # Rounded as transformers rounds it.
+        self.multiplier = torch.tensor(multiplier, dtype=dtype).item()
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids: [num_tokens] int64; returns [num_tokens, hidden]."""
-        return F.embedding(token_ids, self.weight.data)
+        embedded = F.embedding(token_ids, self.weight.data)
+        return embedded if self.multiplier == 1 else embedded.mul_(self.multiplier)

@@ -13,6 +13,7 @@ import torch
 from engine.attention.cpu import CpuStepAttention
 from engine.layers.attention import SelfAttention, StepContext
 from engine.layers.mlp import GatedMLP
+from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from kernels import cpu
 from kernels.cpu_decoder import Decoder, LayerWeights
@@ -27,9 +28,13 @@ class DecoderLayer(Protocol):
     """What a layer must be made of."""
 
     input_layernorm: RMSNorm
-    self_attn: SelfAttention
     post_attention_layernorm: RMSNorm
-    mlp: GatedMLP
+
+    @property
+    def self_attn(self) -> Module: ...
+
+    @property
+    def mlp(self) -> Module: ...
 
 
 class FusedDecoder:
@@ -44,13 +49,16 @@ class FusedDecoder:
         weights = [_weights(layer) for layer in layers]
         packed = [layer for layer in weights if layer is not None]
         attention = layers[0].self_attn
+        if len(packed) < len(layers) or not isinstance(attention, SelfAttention):
+            return None
         num_bytes = sum(
             product.num_bytes
             for layer in packed
             for product in (layer.qkv, layer.output, layer.gate_up, layer.down)
         )
         fits = attention.head_dim <= cpu.MAX_HEAD_DIM and num_bytes <= MAX_WEIGHT_BYTES
-        if len(packed) < len(layers) or not fits:
+        fits &= attention.head_dim == cos_sin.shape[1]
+        if not fits:
             return None
         decoder = Decoder(
             packed,
@@ -75,8 +83,13 @@ class FusedDecoder:
 
 
 def _weights(layer: DecoderLayer) -> LayerWeights | None:
-    qkv, output = layer.self_attn.qkv_proj.packed, layer.self_attn.o_proj.packed
-    gate_up, down = layer.mlp.gate_up_proj.packed, layer.mlp.down_proj.packed
+    attention, mlp = layer.self_attn, layer.mlp
+    if not (isinstance(attention, SelfAttention) and attention.is_plain):
+        return None
+    if not (isinstance(mlp, GatedMLP) and mlp.activation == "silu"):
+        return None
+    qkv, output = attention.qkv_proj.packed, attention.o_proj.packed
+    gate_up, down = mlp.gate_up_proj.packed, mlp.down_proj.packed
     if (
         isinstance(qkv, cpu.PackedLinear)
         and isinstance(output, cpu.PackedLinear)

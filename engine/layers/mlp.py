@@ -1,11 +1,15 @@
-"""The gated feed-forward block: ``down(silu(gate(x)) * up(x))`` (arXiv 2002.05202)."""
+"""The gated feed-forward block: ``down(act(gate(x)) * up(x))`` (arXiv 2002.05202)."""
 
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
 from engine.layers.linear import Linear
 from engine.layers.module import Module
+
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+"""By transformers' names."""
 
 
 class GatedMLP(Module):
@@ -15,12 +19,18 @@ class GatedMLP(Module):
         intermediate_size: int,
         *,
         bias: bool,
+        activation: str = "silu",
+        fused_checkpoint: bool = False,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """fused_checkpoint: the checkpoint holds ``gate_up_proj`` as one tensor."""
+        assert activation in ACTIVATIONS, activation
+        self.activation = activation
+        parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         self.gate_up_proj = Linear(
             hidden_size,
-            {"gate_proj": intermediate_size, "up_proj": intermediate_size},
+            {"": 2 * intermediate_size} if fused_checkpoint else parts,
             bias=bias,
             dtype=dtype,
             device=device,
@@ -30,4 +40,7 @@ class GatedMLP(Module):
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.gate_up_proj.gated(x))
+        if self.activation == "silu":
+            return self.down_proj(self.gate_up_proj.gated(x))
+        gate, up = self.gate_up_proj(x).chunk(2, -1)
+        return self.down_proj(F.gelu(gate, approximate="tanh").mul_(up))

@@ -8,8 +8,36 @@ from dataclasses import dataclass
 import torch
 
 from engine.layers.attention import StepContext
+from engine.layers.mla import MLAConfig
 from engine.layers.module import Module
+from engine.layers.moe import RouterConfig
 from engine.layers.rope import RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """What a token leaves in the KV cache of every layer."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    is_latent: bool = False
+    """Keys and values are one tensor."""
+
+    @property
+    def num_tensors(self) -> int:
+        return 1 if self.is_latent else 2
+
+
+@dataclass(frozen=True, slots=True)
+class MoEConfig:
+    router: RouterConfig
+    intermediate_size: int
+    """Of one expert."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers that have a plain feed-forward block instead."""
+    shared_size: int | None = None
+    """Width of the block that every token goes through beside its experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +57,48 @@ class ModelConfig:
     rope: RopeConfig
     tie_word_embeddings: bool
     attention_bias: bool
+    """Of the query, key and value projections; see ``attention_output_bias``."""
     mlp_bias: bool
     dtype: torch.dtype
     """The checkpoint's own."""
     eos_token_ids: frozenset[int]
+
+    # What most families leave alone.
+    attention_output_bias: bool | None = None
+    """None: as ``attention_bias``."""
+    activation: str = "silu"
+    attention_scale: float | None = None
+    """None: head_dim ** -0.5."""
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+    windows: tuple[int | None, ...] = ()
+    """Of each layer; empty: nowhere one."""
+    window_rope: RopeConfig | None = None
+    """Of the layers with a window; None: ``rope``."""
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    """Of what a layer's blocks add to its input."""
+    logits_divisor: float = 1.0
+    moe: MoEConfig | None = None
+    mla: MLAConfig | None = None
+
+    @property
+    def scale(self) -> float:
+        """Of attention scores."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        if self.mla is not None:
+            return CacheLayout(self.num_layers, 1, self.mla.cached_dim, is_latent=True)
+        return CacheLayout(self.num_layers, self.num_kv_heads, self.head_dim)
+
+    @property
+    def widest_window(self) -> int | None:
+        return max((window for window in self.windows if window is not None), default=None)
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None
 
 
 class Model(Module, ABC):

@@ -1,36 +1,80 @@
-"""Reading a checkpoint's config.json, refusing by name what the code does not implement."""
+"""Reading a checkpoint's config.json, refusing by name what the code does not implement.
+
+``ConfigFile`` reads what Llama-like models have in common. A family's own subclass adds its fields,
+with transformers' defaults, and says in ``adapt`` what they change.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import torch
 
 from engine.errors import ModelLoadError
+from engine.layers.mlp import ACTIVATIONS
 from engine.layers.rope import SCALINGS, RopeConfig
 from engine.models.base import ModelConfig
 
+logger = logging.getLogger(__name__)
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+_ORIGINAL_LENGTH = "original_max_position_embeddings"
 # What each scaling cannot do without.
 _SCALING_PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL_LENGTH),
+    "yarn": (_ORIGINAL_LENGTH,),
+    "longrope": ("short_factor", "long_factor", _ORIGINAL_LENGTH),
 }
 assert set(_SCALING_PARAMETERS) == set(SCALINGS)
 
+_MATTERS: Mapping[str, tuple[object, ...]] = {
+    # Fields that change what some model computes, and the values that change nothing.
+    "activation_function": ("silu",),
+    "alibi": (False,),
+    "attention_chunk_size": (),
+    "attention_multiplier": (),
+    "attention_out_bias": (False,),
+    "attn_logit_softcapping": (),
+    "clip_qkv": (),
+    "embedding_multiplier": (1,),
+    "final_logit_softcapping": (),
+    "hidden_activation": ("silu",),
+    "kv_lora_rank": (),
+    "logit_scale": (1,),
+    "logits_scaling": (1,),
+    "max_window_layers": (),
+    "mup_width_multiplier": (1,),
+    "n_routed_experts": (0,),
+    "no_rope_layers": ([],),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "parallel_attn": (False,),
+    "partial_rotary_factor": (1,),
+    "qk_layernorm": (False,),
+    "query_pre_attn_scalar": (),
+    "quantization_config": (),
+    "residual_multiplier": (1,),
+    "rope_local_base_freq": (),
+    "sliding_window": (0,),
+    "use_bidirectional_attention": (False,),
+    "use_parallel_residual": (False,),
+    "use_qk_norm": (False,),
+    "use_sliding_window": (False,),
+}
 
-class _ConfigFile(msgspec.Struct, kw_only=True):
+
+class ConfigFile(msgspec.Struct, kw_only=True):
     """The fields of config.json as Llama-like models write them; defaults as in transformers."""
+
+    rope_scalings: ClassVar[tuple[str, ...]] = SCALINGS
 
     architectures: list[str]
     vocab_size: int
@@ -53,29 +97,99 @@ class _ConfigFile(msgspec.Struct, kw_only=True):
     dtype: str | None = None
     torch_dtype: str | None = None
     eos_token_id: int | list[int] | None = None
-    quantization_config: dict[str, Any] | None = None
+
+    def adapt(self, config: ModelConfig) -> ModelConfig:
+        """``config`` with what this family's fields change. ``ValueError`` names one that is wrong
+        or not implemented."""
+        return config
+
+    def rope(self) -> RopeConfig:
+        """Both spellings: ``rope_parameters`` (transformers 5), or ``rope_scaling`` beside
+        ``rope_theta``."""
+        return self.read_rope(dict(self.rope_parameters or self.rope_scaling or {}))
+
+    def read_rope(
+        self, parameters: dict[str, Any], *, default_theta: float | None = None
+    ) -> RopeConfig:
+        theta = parameters.pop("rope_theta", default_theta or self.rope_theta)
+        scaling = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
+        if scaling == "su":  # longrope's first name
+            scaling = "longrope"
+        if scaling not in self.rope_scalings:
+            raise ValueError(
+                f"rope scaling {scaling!r} is not supported, only {', '.join(self.rope_scalings)}"
+            )
+        if scaling in ("llama3", "yarn", "longrope"):
+            parameters.setdefault(_ORIGINAL_LENGTH, self.max_position_embeddings)
+        for name in _SCALING_PARAMETERS[scaling]:
+            what = "list" if name in ("short_factor", "long_factor") else "number"
+            if not isinstance(parameters.get(name), list if what == "list" else int | float):
+                raise ValueError(f"rope scaling {scaling!r} needs the {what} {name!r}")
+        fraction = parameters.pop("partial_rotary_factor", self.partial_rotary_factor)
+        return RopeConfig(
+            theta=float(theta),
+            scaling=scaling,
+            parameters=parameters,
+            rotary_fraction=float(fraction),
+            max_position_embeddings=self.max_position_embeddings,
+        )
+
+    def windows(
+        self, sliding_window: int | None, layer_types: list[str] | None
+    ) -> tuple[int | None, ...]:
+        """Of each layer, from ``layer_types``; without these every layer has the window."""
+        if layer_types is None:
+            layer_types = ["sliding_attention"] * self.num_hidden_layers
+        if len(layer_types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types names {len(layer_types)} layers, num_hidden_layers is "
+                f"{self.num_hidden_layers}"
+            )
+        for kind in layer_types:
+            if kind not in ("full_attention", "sliding_attention"):
+                raise ValueError(f"layer_types: {kind!r} is not supported")
+        return tuple(sliding_window if k == "sliding_attention" else None for k in layer_types)
+
+
+class _Architecture(msgspec.Struct):
+    architectures: list[str] | None = None
 
 
 class _GenerationConfigFile(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
-_File = TypeVar("_File", _ConfigFile, _GenerationConfigFile)
+_File = TypeVar("_File", bound=msgspec.Struct)
 
 
-def read_config(model_dir: Path) -> ModelConfig:
-    """Raises ``ModelLoadError`` naming the file, the field and the mend."""
+def read_architecture(model_dir: Path) -> str:
+    """The first of ``architectures``. Raises ``ModelLoadError``."""
     if not model_dir.is_dir():
         raise ModelLoadError(f"model folder {str(model_dir)!r} does not exist: check the path")
     path = model_dir / "config.json"
-    file = _read(path, _ConfigFile)
-    _refuse_unsupported(path, file)
+    architectures: list[str] | None = _read(path, _Architecture).architectures
+    if not architectures:
+        raise ModelLoadError(f"{path}: architectures: is missing or empty")
+    return architectures[0]
+
+
+def read_config(model_dir: Path, kind: type[ConfigFile]) -> ModelConfig:
+    """Raises ``ModelLoadError`` naming the file, the field and the mend."""
+    path = model_dir / "config.json"
+    file: ConfigFile = _read(path, kind)
+    try:
+        _refuse_unsupported(file, _read(path, dict[str, Any]))
+        return file.adapt(_common(file, eos_token_ids(model_dir, file.eos_token_id)))
+    except ValueError as error:
+        raise ModelLoadError(f"{path}: {error}") from error
+
+
+def _common(file: ConfigFile, eos: frozenset[int]) -> ModelConfig:
     heads = file.num_attention_heads
-    head_dim = file.head_dim or file.hidden_size // heads
     kv_heads = file.num_key_value_heads or heads
     if heads % kv_heads:
-        raise ModelLoadError(
-            f"{path}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
+        raise ValueError(
+            f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
         )
     return ModelConfig(
         architecture=file.architectures[0],
@@ -85,19 +199,20 @@ def read_config(model_dir: Path) -> ModelConfig:
         num_layers=file.num_hidden_layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=head_dim,
+        head_dim=file.head_dim or file.hidden_size // heads,
         rms_norm_eps=file.rms_norm_eps,
         max_position_embeddings=file.max_position_embeddings,
-        rope=_rope(path, file),
+        rope=file.rope(),
         tie_word_embeddings=file.tie_word_embeddings,
         attention_bias=file.attention_bias,
         mlp_bias=file.mlp_bias,
         dtype=DTYPES[file.dtype or file.torch_dtype or "float32"],
-        eos_token_ids=_eos_token_ids(model_dir, file),
+        eos_token_ids=eos,
+        activation=file.hidden_act,
     )
 
 
-def _read(path: Path, kind: type[_File]) -> _File:
+def _read(path: Path, kind: type[_File] | type[dict[str, Any]]) -> Any:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
@@ -109,42 +224,27 @@ def _read(path: Path, kind: type[_File]) -> _File:
         raise ModelLoadError(f"{path}: {error}") from error
 
 
-def _refuse_unsupported(path: Path, file: _ConfigFile) -> None:
+def _refuse_unsupported(file: ConfigFile, fields: dict[str, Any]) -> None:
     dtype = file.dtype or file.torch_dtype or "float32"
-    refusals = {
-        "architectures": None if file.architectures else "is empty",
-        "hidden_act": None if file.hidden_act == "silu" else f"{file.hidden_act!r}, only 'silu'",
-        "partial_rotary_factor": None if file.partial_rotary_factor == 1 else "other than 1",
-        "quantization_config": None if file.quantization_config is None else "quantized weights",
-        "dtype": None if dtype in DTYPES else f"{dtype!r}, only {', '.join(DTYPES)}",
-    }
-    for name, refusal in refusals.items():
-        if refusal is not None:
-            raise ModelLoadError(f"{path}: {name}: not supported: {refusal}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: not supported: {dtype!r}, only {', '.join(DTYPES)}")
+    if file.hidden_act not in ACTIVATIONS:
+        known = ", ".join(map(repr, ACTIVATIONS))
+        raise ValueError(f"hidden_act: not supported: {file.hidden_act!r}, only {known}")
+    known_fields = {field.encode_name for field in msgspec.structs.fields(file)}
+    for name, value in fields.items():
+        harmless = _MATTERS.get(name)
+        if name in known_fields or harmless is None or value is None or value in harmless:
+            continue
+        raise ValueError(f"{name}: not supported by {file.architectures[0]}: {value!r}")
 
 
-def _rope(path: Path, file: _ConfigFile) -> RopeConfig:
-    """Both spellings: ``rope_parameters`` (transformers 5), ``rope_scaling`` beside rope_theta."""
-    parameters = dict(file.rope_parameters or file.rope_scaling or {})
-    theta = parameters.pop("rope_theta", file.rope_theta)
-    scaling = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
-    if scaling not in SCALINGS:
-        raise ModelLoadError(
-            f"{path}: rope scaling {scaling!r} is not supported, only {', '.join(SCALINGS)}"
-        )
-    if parameters.get("partial_rotary_factor", 1) != 1:
-        raise ModelLoadError(f"{path}: partial_rotary_factor: not supported: other than 1")
-    for name in _SCALING_PARAMETERS[scaling]:
-        if not isinstance(parameters.get(name), int | float):
-            raise ModelLoadError(f"{path}: rope scaling {scaling!r} needs the number {name!r}")
-    return RopeConfig(theta=float(theta), scaling=scaling, parameters=parameters)
-
-
-def _eos_token_ids(model_dir: Path, file: _ConfigFile) -> frozenset[int]:
+def eos_token_ids(model_dir: Path, from_config: int | list[int] | None) -> frozenset[int]:
+    """generation_config.json goes over config.json."""
     path = model_dir / "generation_config.json"
     ids = _read(path, _GenerationConfigFile).eos_token_id if path.exists() else None
     if ids is None:
-        ids = file.eos_token_id
+        ids = from_config
     if ids is None:
         return frozenset()
     return frozenset([ids] if isinstance(ids, int) else ids)

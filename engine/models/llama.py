@@ -1,39 +1,78 @@
-"""Llama (arXiv 2302.13971, 2407.21783). Module names follow the checkpoint's tensor names."""
+"""Llama (arXiv 2302.13971, 2407.21783), and what the families after it share with it.
+
+Module names follow the checkpoint's tensor names. A family overrides what differs: the layer, its
+norm, or a method of the layer that makes one of its blocks.
+"""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
-from engine.layers.attention import SelfAttention, StepContext
+from engine.layers.attention import AttentionConfig, SelfAttention, StepContext
 from engine.layers.embedding import Embedding
 from engine.layers.fused_decoder import FusedDecoder
 from engine.layers.linear import Linear, TiedLinear
+from engine.layers.mla import LatentAttention
 from engine.layers.mlp import GatedMLP
 from engine.layers.module import Module
+from engine.layers.moe import SparseMoE
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import cos_sin_table
 from engine.models.base import Model, ModelConfig
+from engine.models.config import ConfigFile as ConfigFile
 
 
 class LlamaDecoderLayer(Module):
+    norm_class: ClassVar[type[RMSNorm]] = RMSNorm
+    qk_norm: ClassVar[type[RMSNorm] | None] = None
+    fused_checkpoint: ClassVar[bool] = False
+
     def __init__(
         self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device)
-        self.self_attn = SelfAttention(
-            layer,
-            hidden,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            bias=config.attention_bias,
-            dtype=dtype,
-            device=device,
+        self._dtype, self._device = dtype, device
+        self.input_layernorm = self._norm(config)
+        self.self_attn: SelfAttention | LatentAttention = self._attention(config, layer)
+        self.post_attention_layernorm = self._norm(config)
+        self._add_feed_forward(config, layer)
+
+    def _norm(self, config: ModelConfig) -> RMSNorm:
+        return self.norm_class(
+            config.hidden_size, config.rms_norm_eps, dtype=self._dtype, device=self._device
         )
-        self.post_attention_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device)
-        self.mlp = GatedMLP(
-            hidden, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, device=device
+
+    def _attention(self, config: ModelConfig, layer: int) -> SelfAttention | LatentAttention:
+        output_bias = config.attention_output_bias
+        attention = AttentionConfig(
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            bias=config.attention_bias,
+            output_bias=config.attention_bias if output_bias is None else output_bias,
+            scale=config.scale,
+            window=config.window(layer),
+            softcap=config.attention_softcap,
+            qk_norm=self.qk_norm,
+            norm_eps=config.rms_norm_eps,
+            fused_checkpoint=self.fused_checkpoint,
+        )
+        return SelfAttention(layer, attention, dtype=self._dtype, device=self._device)
+
+    def _add_feed_forward(self, config: ModelConfig, layer: int) -> None:
+        self.mlp: GatedMLP | SparseMoE = self._dense(config)
+
+    def _dense(self, config: ModelConfig) -> GatedMLP:
+        return GatedMLP(
+            config.hidden_size,
+            config.intermediate_size,
+            bias=config.mlp_bias,
+            activation=config.activation,
+            fused_checkpoint=self.fused_checkpoint,
+            dtype=self._dtype,
+            device=self._device,
         )
 
     def __call__(
@@ -50,39 +89,64 @@ class LlamaDecoderLayer(Module):
         normed = self.input_layernorm(x, residual)
         residual = x if residual is None else residual
         attended = self.self_attn(normed, cos_sin, step)
-        return self.mlp(self.post_attention_layernorm(attended, residual)), residual
+        return self.feed_forward(self.post_attention_layernorm(attended, residual)), residual
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mlp(x)
 
 
 class LlamaModel(Module):
     def __init__(
-        self, config: ModelConfig, max_model_len: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        max_model_len: int,
+        layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.embed_tokens = Embedding(
-            config.vocab_size, config.hidden_size, dtype=dtype, device=device
+            config.vocab_size,
+            config.hidden_size,
+            multiplier=config.embedding_multiplier,
+            dtype=dtype,
+            device=device,
         )
         self.layers = [
-            LlamaDecoderLayer(config, i, dtype=dtype, device=device)
-            for i in range(config.num_layers)
+            layer_class(config, i, dtype=dtype, device=device) for i in range(config.num_layers)
         ]
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
-        self.cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len, device)
+        self.norm = layer_class.norm_class(
+            config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device
+        )
+        turned_dim = config.head_dim if config.mla is None else config.mla.qk_rope_head_dim
+        self.cos_sin = cos_sin_table(config.rope, turned_dim, max_model_len, device)
+        self._tables = [self.cos_sin] * config.num_layers
+        if config.window_rope is not None:
+            table = cos_sin_table(config.window_rope, turned_dim, max_model_len, device)
+            self._tables = [
+                self.cos_sin if config.window(i) is None else table
+                for i in range(config.num_layers)
+            ]
         self._fused: FusedDecoder | None = None
 
     def pack(self) -> None:
         super().pack()
-        self._fused = FusedDecoder.of(self.layers, self.norm, self.cos_sin)
+        if type(self.layers[0]) is LlamaDecoderLayer:
+            self._fused = FusedDecoder.of(self.layers, self.norm, self.cos_sin)
 
     def __call__(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         x = self.embed_tokens(token_ids)
         if self._fused is not None and self._fused.serves(step):
             return self._fused(x, step)
         residual: torch.Tensor | None = None
-        for layer in self.layers:
-            x, residual = layer(x, residual, self.cos_sin, step)
+        for layer, cos_sin in zip(self.layers, self._tables, strict=True):
+            x, residual = layer(x, residual, cos_sin, step)
         return self.norm(x, residual)
 
 
-class LlamaForCausalLM(Model):
+class ForCausalLM(Model):
+    layer_class: ClassVar[type[LlamaDecoderLayer]] = LlamaDecoderLayer
+
     def __init__(
         self,
         config: ModelConfig,
@@ -91,7 +155,7 @@ class LlamaForCausalLM(Model):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.model = LlamaModel(config, max_model_len, dtype=dtype, device=device)
+        self.model = LlamaModel(config, max_model_len, self.layer_class, dtype=dtype, device=device)
         self.lm_head: Linear | TiedLinear = (
             TiedLinear(self.model.embed_tokens.weight)
             if config.tie_word_embeddings
@@ -103,9 +167,16 @@ class LlamaForCausalLM(Model):
                 device=device,
             )
         )
+        self._divisor = config.logits_divisor
+        self._softcap = config.logits_softcap
 
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         return self.model(token_ids, step)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(hidden)
+        logits = self.lm_head(hidden)
+        if self._divisor != 1:
+            logits = logits / self._divisor
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits

@@ -1,32 +1,37 @@
-"""From the name in a checkpoint's ``architectures`` to the class that implements it.
-
-To add a model: write its file, add its line here.
-"""
+"""From the name in a checkpoint's ``architectures`` to the file that implements it."""
 
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
+from types import ModuleType
 
 import torch
 
+from engine.architectures import NATIVE
 from engine.errors import ModelLoadError
+from engine.models import config
 from engine.models.base import Model, ModelConfig
 
-_ARCHITECTURES = {
-    "LlamaForCausalLM": "engine.models.llama:LlamaForCausalLM",
-}
+
+def read_config(model_dir: Path) -> ModelConfig:
+    """By the reader of its family. Raises ``ModelLoadError`` naming what is wrong or unknown."""
+    family = _module(config.read_architecture(model_dir))
+    return config.read_config(model_dir, family.ConfigFile)
 
 
 def create_model(
     config: ModelConfig, *, max_model_len: int, dtype: torch.dtype, device: torch.device
 ) -> Model:
-    """The model with its weights not yet loaded; ``ModelLoadError`` for an unknown architecture."""
-    target = _ARCHITECTURES.get(config.architecture)
-    if target is None:
+    """The model with its weights not yet loaded."""
+    model: type[Model] = _module(config.architecture).ForCausalLM
+    return model(config, max_model_len=max_model_len, dtype=dtype, device=device)
+
+
+def _module(architecture: str) -> ModuleType:
+    family = NATIVE.get(architecture)
+    if family is None:
         raise ModelLoadError(
-            f"architecture {config.architecture!r} is not supported, "
-            f"only {', '.join(_ARCHITECTURES)}"
+            f"architecture {architecture!r} is not supported, only {', '.join(NATIVE)}"
         )
-    module, _, name = target.partition(":")
-    model_class: type[Model] = getattr(importlib.import_module(module), name)
-    return model_class(config, max_model_len=max_model_len, dtype=dtype, device=device)
+    return importlib.import_module(f"engine.models.{family.module}")

@@ -14,8 +14,8 @@ from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mlp import GatedMLP
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig
-from engine.models.config import DTYPES, read_config
-from engine.models.registry import create_model
+from engine.models.config import DTYPES
+from engine.models.registry import create_model, read_config
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.memory import (
     PagedCache,
@@ -26,6 +26,7 @@ from engine.runner.memory import (
 from engine.runner.profile import measure_activation_bytes
 from engine.runner.rows import RowTable
 from engine.runner.runner import TorchRunner
+from engine.runner.swap import load_host_blocks
 from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
 from engine.weights.dummy import draw_weights
@@ -52,16 +53,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         torch.set_num_threads(config.num_threads)
     has_kernels = _register_kernels(device)
     attention = select_backend(
-        config.attention_backend,
-        device,
-        AttentionShape(
-            dtype,
-            model_config.num_heads,
-            model_config.num_kv_heads,
-            model_config.head_dim,
-            config.block_size,
-            config.max_num_seqs,
-        ),
+        config.attention_backend, device, _attention_shape(config, model_config, dtype)
     )
     asked_len = requested_max_model_len(config, model_config)
     model = create_model(model_config, max_model_len=asked_len, dtype=dtype, device=device)
@@ -85,6 +77,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     max_model_len = fit_max_model_len(config, model_config, num_blocks)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
     cache = PagedCache(model_config, num_blocks, config.block_size, dtype=dtype, device=device)
+    host_blocks = load_host_blocks(config.swap_space, cache.layers)
     table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device)
     sampler = (CudaSampler if has_kernels and device.type == "cuda" else Sampler)(
         config.max_num_seqs,
@@ -106,6 +99,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         sampler,
         attention,
         graphs,
+        host_blocks,
         block_size=config.block_size,
         max_model_len=max_model_len,
         vocab_size=model_config.vocab_size,
@@ -114,6 +108,22 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     )
     report(LoadProgress("Model loaded", 1.0))
     return runner
+
+
+def _attention_shape(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype
+) -> AttentionShape:
+    layout = model.cache_layout
+    return AttentionShape(
+        dtype,
+        model.num_heads,
+        layout.num_kv_heads,
+        layout.head_dim,
+        config.block_size,
+        config.max_num_seqs,
+        window=model.widest_window,
+        softcap=model.attention_softcap,
+    )
 
 
 def _capture_graphs(

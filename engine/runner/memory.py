@@ -16,8 +16,9 @@ CPU_KV_CACHE_BYTES = 512 * 1024 * 1024
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Keys and values of one block in all layers."""
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
-    return block_size * per_token
+    layout = model.cache_layout
+    width = layout.num_tensors * layout.num_kv_heads * layout.head_dim
+    return block_size * layout.num_layers * width * dtype.itemsize
 
 
 def count_blocks(
@@ -90,10 +91,15 @@ class PagedCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (model.num_layers, 2, num_blocks, block_size, model.num_kv_heads, model.head_dim)
-        self._memory = torch.zeros(shape, dtype=dtype, device=device)
+        layout = model.cache_layout
+        shape = (layout.num_layers, layout.num_tensors, num_blocks, block_size)
+        self._memory = torch.zeros(
+            *shape, layout.num_kv_heads, layout.head_dim, dtype=dtype, device=device
+        )
         self.num_blocks = num_blocks
-        self.layers: KVCache = [(layer[0], layer[1]) for layer in self._memory]
+        self.layers: KVCache = [
+            (layer[0],) * 2 if layout.is_latent else (layer[0], layer[1]) for layer in self._memory
+        ]
 
     def copy_block(self, source: int, target: int, num_slots: int) -> None:
         """Copy the leading slots of a block to another, in all layers."""

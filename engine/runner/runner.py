@@ -16,6 +16,7 @@ from engine.runner.inputs import ChunkFields, StepInputs, build_inputs
 from engine.runner.logprobs import LogprobRows, Reading
 from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
+from engine.runner.swap import HostBlocks
 from engine.sampling.sampler import RowMask, Sampler
 from engine.scheduler.plan import StepPlan, StepResult, TokenMask
 from kernels.transfer import pinned
@@ -26,7 +27,8 @@ class _Launched:
     """A step between ``forward`` and ``sample``."""
 
     plan: StepPlan
-    inputs: StepInputs
+    inputs: StepInputs | None
+    """None for a plan without chunks."""
     logits: torch.Tensor | None
     """[num_sampled, vocab]; None when no chunk samples."""
     prompt_logprobs: Reading | None = None
@@ -37,7 +39,7 @@ class _Sampled:
     """A step between ``sample`` and ``collect``."""
 
     plan: StepPlan
-    inputs: StepInputs
+    inputs: StepInputs | None
     token_ids: torch.Tensor | None
     """[num_sampled] int64 in host memory once ``arrived``, as is all that follows."""
     logprobs: Reading | None
@@ -56,6 +58,7 @@ class TorchRunner:
         sampler: Sampler,
         attention: AttentionBackend,
         graphs: DecodeGraphs | None = None,
+        host_blocks: HostBlocks | None = None,
         *,
         block_size: int,
         max_model_len: int,
@@ -69,6 +72,7 @@ class TorchRunner:
         self._sampler = sampler
         self._attention = attention
         self._graphs = graphs
+        self._host_blocks = host_blocks
         self._block_size = block_size
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -77,16 +81,29 @@ class TorchRunner:
         self._logprobs = LogprobRows(len(table.tokens), vocab_size)
         self._launched: _Launched | None = None
         self._sampled: deque[_Sampled] = deque()
+        self._copies_out: dict[int, torch.cuda.Event] = {}
+        """Ends of the copies to host memory, by the step that makes them."""
 
     @property
     def num_blocks(self) -> int:
         return self._cache.num_blocks
+
+    @property
+    def num_swap_blocks(self) -> int:
+        return 0 if self._host_blocks is None else self._host_blocks.num_blocks
+
+    @property
+    def swap_s_per_block(self) -> float:
+        return 0.0 if self._host_blocks is None else self._host_blocks.s_per_block
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         assert self._launched is None, "forward before the last step was sampled"
         assert len(self._sampled) < 2, "forward with two steps not collected"
         self._apply(plan)
+        if not plan.chunks:
+            self._launched = _Launched(plan, None, None)
+            return
         fields = ChunkFields.read(plan.chunks)
         if self._graphs is not None and self._graphs.fits(fields):
             self._launched = _Launched(plan, *self._graphs.run(fields))
@@ -118,7 +135,7 @@ class TorchRunner:
         launched, self._launched = self._launched, None
         inputs, logits = launched.inputs, launched.logits
         token_ids = logprobs = arrived = None
-        if logits is not None:
+        if inputs is not None and logits is not None:
             kept = self._logprobs.keep(logits, inputs.sampled_rows)
             token_ids = self._sampler.sample_into(
                 self._table.tokens,
@@ -142,8 +159,11 @@ class TorchRunner:
         step = self._sampled.popleft()
         if step.arrived is not None:
             step.arrived.synchronize()
+        copied_out = self._copies_out.pop(step.plan.step_id, None)
+        if copied_out is not None:
+            copied_out.synchronize()
         token_ids: list[list[int]] = [[] for _ in step.plan.chunks]
-        if step.token_ids is not None:
+        if step.inputs is not None and step.token_ids is not None:
             sampled = step.token_ids.tolist()
             for chunk, token_id in zip(step.inputs.sampled_chunks.tolist(), sampled, strict=True):
                 token_ids[chunk] = [token_id]
@@ -159,6 +179,8 @@ class TorchRunner:
         for row in plan.released_rows:
             self._sampler.release(row)
             self._logprobs.release(row)
+        if self._host_blocks is not None:
+            self._swap(self._host_blocks, plan)
         for admission in plan.admissions:
             self._logprobs.admit(admission)
             self._sampler.admit(
@@ -171,6 +193,14 @@ class TorchRunner:
             self._table.apply(plan.admissions, plan.new_blocks)
         for source, target, num_slots in plan.block_copies:
             self._cache.copy_block(source, target, num_slots)
+
+    def _swap(self, host_blocks: HostBlocks, plan: StepPlan) -> None:
+        if plan.swap_outs:
+            copied_out = host_blocks.copy_out(plan.swap_outs)
+            if copied_out is not None:
+                self._copies_out[plan.step_id] = copied_out
+        if plan.swap_ins:
+            host_blocks.copy_in(plan.swap_ins)
 
 
 def _row_mask(inputs: StepInputs, mask: TokenMask | None) -> RowMask | None:

@@ -53,12 +53,18 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step; a runner applies the fields in their order. A plan has at least one chunk."""
+    """One step; a runner applies the fields in their order. A plan has a chunk or a swap-out."""
 
     step_id: int
     released_rows: list[int] = field(default_factory=list)
     """Rows whose requests are gone. No step in flight has a chunk of them, and an admission of the
     same plan may take one at once."""
+    swap_outs: list[tuple[int, int]] = field(default_factory=list)
+    """(block, host block) to copy to host memory. Steps in flight may still write the block; none
+    after this one does before this one is collected."""
+    swap_ins: list[tuple[int, int]] = field(default_factory=list)
+    """(block, host block) to copy back before the forward pass. The copy out was collected; no step
+    in flight uses the block. The host block is free again for the plans that follow."""
     admissions: list[Admission] = field(default_factory=list)
     new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)
     """(row, block ids) to append to the block table of a row admitted by an earlier plan."""
@@ -106,6 +112,14 @@ class Runner(Protocol):
     @property
     def num_blocks(self) -> int:
         """Blocks in the KV cache."""
+
+    @property
+    def num_swap_blocks(self) -> int:
+        """Blocks of host memory; 0: none is ever swapped."""
+
+    @property
+    def swap_s_per_block(self) -> float:
+        """Seconds that it takes to copy a block one way, as measured at start-up."""
 
     @property
     def vocab_size(self) -> int:

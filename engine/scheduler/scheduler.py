@@ -10,7 +10,8 @@ rules make that safe:
 * A request whose token in flight is its last by length gets no further chunk.
 * A stop token seen too late costs one chunk, whose sample is dropped.
 * Blocks and row of a request are given back when no step in flight has a chunk of it any more. So
-  no block is handed out while a step may still touch it, and there is one place that frees.
+  no block is handed out while a step may still touch it, and there is one place that frees. A
+  step that copies blocks out to host memory counts as one that has a chunk.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from engine.messages import QUEUE_TIME_BUCKETS_S
 from engine.request import Request, RequestState
+from engine.scheduler.costs import PreemptionCosts
 from engine.scheduler.followers import Followers
 from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
 from engine.scheduler.queue_limits import QueueLimits
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from engine.scheduler.policy import SchedulingPolicy
     from engine.scheduler.room import Fit
 
-_QUEUED = (RequestState.WAITING, RequestState.PREEMPTED)
+_QUEUED = (RequestState.WAITING, RequestState.PREEMPTED, RequestState.SWAPPED)
 # Requests that may wait for the blocks of a step at a time; each costs a little in every step.
 _MAX_FOLLOWERS = 32
 
@@ -54,6 +56,10 @@ class Step:
     """The chunks, by index, that need a mask before they sample."""
     computed_keys: list[bytes] = field(default_factory=list)
     """Of the prompt blocks that the step completes."""
+    swapped: list[Request] = field(default_factory=list)
+    """Whose blocks the step copies out."""
+    num_tokens: int = 0
+    planned_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -88,10 +94,14 @@ class Scheduler:
         cache: CacheManager,
         policy: SchedulingPolicy,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        swap_s_per_block: float = 0.0,
     ) -> None:
         self.cache = cache
         self.policy = policy
         self._clock = clock
+        self._costs = PreemptionCosts(swap_s_per_block)
+        self._updated_s = 0.0
         self.queue = QueueLimits(config)
         self.stats = SchedulerStats()
         self.tenants = TenantTotals()
@@ -145,7 +155,7 @@ class Scheduler:
         if request.state is RequestState.RUNNING and request.num_generated_tokens > 0:
             self._leave_batch(request)
             self._forget_progress(request)
-        elif request.state is RequestState.PREEMPTED:
+        elif request.state in (RequestState.PREEMPTED, RequestState.SWAPPED):
             self._leave_queue(request)
         else:
             return False
@@ -157,22 +167,38 @@ class Scheduler:
         request.enter(RequestState.PREEMPTED)
         self.policy.enqueue(request)
 
-    def _preempt(self, request: Request, cause: Request) -> None:
-        """Back to the queue: computed tokens are thrown away, known ones are kept."""
+    def _preempt(self, step: Step, request: Request, cause: Request) -> None:
+        """Back to the queue: computed tokens are copied out or thrown away, known ones are kept."""
+        if self._is_worth_swapping(request):
+            pairs = self.cache.swap_out(request.block_table, request.num_computed_tokens)
+            step.plan.swap_outs += pairs
+            step.swapped.append(request)
+            request.num_in_flight += 1
         self._leave_batch(request)
         self._forget_progress(request)
-        request.enter(RequestState.PREEMPTED)
+        swapped = request.block_table.swapped is not None
+        request.enter(RequestState.SWAPPED if swapped else RequestState.PREEMPTED)
         request.num_preemptions += 1
         self.stats.num_preemptions += 1
         self.tenants.of(cause.fair_key).preemptions_caused += 1
         self.tenants.of(request.fair_key).preemptions_suffered += 1
         self.policy.enqueue(request)
 
+    def _is_worth_swapping(self, request: Request) -> bool:
+        num_tokens, table = request.num_computed_tokens, request.block_table
+        num_blocks = self.cache.num_blocks_for(num_tokens)
+        if not 0 < num_blocks <= self.cache.swap.num_free:
+            return False
+        # What others hold, too, need not be computed again as long as they do.
+        num_sole_tokens = self.cache.num_sole_blocks(table) * self.cache.block_size
+        return self._costs.prefers_swap(min(num_tokens, num_sole_tokens), num_blocks)
+
     def _forget_progress(self, request: Request) -> None:
         request.num_once_computed = max(request.num_once_computed, request.num_computed_tokens)
         request.num_computed_tokens = 0
 
     def _leave_queue(self, request: Request) -> None:
+        self.cache.drop_swapped(request.block_table)
         if request in self._followers:
             self._followers.discard(request)
         else:
@@ -196,19 +222,21 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to compute."""
-        step = Step(StepPlan(step_id=self.stats.num_steps))
-        self._make_way()
+        step = Step(StepPlan(step_id=self.stats.num_steps), planned_s=self._clock())
+        num_before = self.stats.scheduled_tokens
+        self._make_way(step)
         budget, enough = self._schedule_running(step)
         if enough:
             self._admit_waiting(step, budget)
-        if not step.plan.chunks:
+        if not step.plan.chunks and not step.swapped:
             return None
+        step.num_tokens = self.stats.scheduled_tokens - num_before
         step.plan.released_rows, self._released_rows = self._released_rows, []
         self.stats.num_steps += 1
         self._in_flight.append(step)
         return step
 
-    def _make_way(self) -> None:
+    def _make_way(self, step: Step) -> None:
         """Preempt running requests in favour of the one that was next in the last step, if it
         outranks them and they give it what it lacked."""
         request, self._blocked = self._blocked, None
@@ -221,7 +249,7 @@ class Scheduler:
             num_blocks -= self.cache.num_sole_blocks(victim.block_table)
             if num_blocks <= 0:
                 for displaced in victims:
-                    self._preempt(displaced, cause=request)
+                    self._preempt(step, displaced, cause=request)
                 self._displaced = victims
                 return
 
@@ -254,7 +282,7 @@ class Scheduler:
             end = request.num_computed_tokens + num_tokens
             num_fresh = self.cache.num_fresh_blocks(request.block_table, end)
             if num_fresh > 0:
-                if not self._make_room(num_fresh + num_missing, request, order):
+                if not self._make_room(step, num_fresh + num_missing, request, order):
                     num_missing += num_fresh
                     continue
                 block_ids = self.cache.grow(request.block_table, num_fresh)
@@ -264,7 +292,9 @@ class Scheduler:
         # Where they do not, new work would only take what running requests are short of.
         return budget, num_missing == 0 and num_preemptions == self.stats.num_preemptions
 
-    def _make_room(self, num_blocks: int, request: Request, order: list[Request]) -> bool:
+    def _make_room(
+        self, step: Step, num_blocks: int, request: Request, order: list[Request]
+    ) -> bool:
         """Preempt from the end of ``order`` until ``num_blocks`` are free or about to be.
 
         False if ``request`` cannot go on in this step: the room comes only when the step in flight
@@ -277,7 +307,7 @@ class Scheduler:
             if num_blocks <= self.cache.num_free_blocks + num_coming:
                 return False
             victim = order.pop()
-            self._preempt(victim, cause=request)
+            self._preempt(step, victim, cause=request)
             if victim is request:
                 return False
         return True
@@ -319,7 +349,7 @@ class Scheduler:
         It costs a step or two, but never the other requests behind it.
         """
         keys, index = request.block_table.keys, len(hit.block_ids)
-        if request.block_table.skip_reading:
+        if hit.is_swapped or request.block_table.skip_reading:
             return False
         if index >= len(keys) or not self._followers.expects(keys[index]):
             return False
@@ -338,6 +368,7 @@ class Scheduler:
         self.running[request.request_id] = request
         table, hit = request.block_table, fit.hit
         self.cache.admit(table, hit, fit.num_slots)
+        step.plan.swap_ins += self.cache.swap_in(table, hit)
         if hit.num_copied > 0:
             target = table.block_ids[len(hit.block_ids)]
             step.plan.block_copies.append((hit.source, target, hit.num_copied))
@@ -416,6 +447,7 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.plan.step_id == result.step_id, "steps are collected out of order"
         _keep_logprobs(step, result)
+        self._observe_time(step)
         moved = []
         for request, chunk, token_ids in zip(
             step.requests, step.plan.chunks, result.token_ids, strict=True
@@ -431,12 +463,23 @@ class Scheduler:
                 moved.append((request, self._append(request, token_ids)))
             if request.num_in_flight == 0 and request.arrival in self._draining:
                 self._release(self._draining.pop(request.arrival))
+        for request in step.swapped:
+            request.num_in_flight -= 1
+            if request.num_in_flight == 0:
+                self._release(self._draining.pop(request.arrival))
         if step.plan.block_copies:
             self.cache.pool.release(source for source, _, _ in step.plan.block_copies)
             self._room.release()
         for request in self._followers.release(step.computed_keys):
             self.policy.enqueue(request)
         return moved
+
+    def _observe_time(self, step: Step) -> None:
+        """Learn what tokens cost, from a step that did nothing else."""
+        now = self._clock()
+        if step.num_tokens and not step.plan.swap_outs and not step.plan.swap_ins:
+            self._costs.observe(step.num_tokens, now - max(step.planned_s, self._updated_s))
+        self._updated_s = now
 
     def _append(self, request: Request, token_ids: list[int]) -> list[int]:
         """The tokens taken: all, or those up to a stop."""
@@ -461,6 +504,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Rows, blocks and references are all accounted for. For tests and idle moments."""
         self.cache.pool.check_integrity()
+        self.cache.swap.check_integrity()
         holders = [*self.running.values(), *self._draining.values()]
         refs = [0] * self.cache.pool.num_blocks
         for request in holders:

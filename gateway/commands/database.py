@@ -76,9 +76,9 @@ def _configured(path: Path) -> Database:
     from gateway.errors import ConfigError
 
     tenants = configuration.load(path).tenants
-    if tenants.dsn is None:
+    if tenants.session_dsn is None:
         raise ConfigError(f"{path}: tenants.dsn is missing; set it to the database's address")
-    return Database(tenants.dsn, Path(tenants.secrets_file))
+    return Database(tenants.session_dsn, Path(tenants.secrets_file))
 
 
 @contextmanager

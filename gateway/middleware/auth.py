@@ -40,7 +40,9 @@ class Auth:
         scopes: Mapping[str, KeyScope],
         default_scope: KeyScope = "chat",
     ) -> None:
-        """``scopes``: paths that need another scope than ``default_scope``."""
+        """``scopes``: paths that need another scope than ``default_scope``, or the beginnings of
+        paths where they end with a slash. The routes there may ask for more.
+        """
         self._app = app
         self._authenticator = authenticator
         self._public = public
@@ -60,6 +62,11 @@ class Auth:
                 "Bearer YOUR_API_KEY."
             )
         principal = await self._authenticator.authenticate(token)
-        needed = self._scopes.get(scope["path"], self._default_scope)
-        require_scope(principal.key, needed)
+        require_scope(principal.key, self._scope_of(scope["path"]))
         context.of(scope).principal = principal
+
+    def _scope_of(self, path: str) -> KeyScope:
+        for known, scope in self._scopes.items():
+            if path == known or (known.endswith("/") and path.startswith(known)):
+                return scope
+        return self._default_scope

@@ -8,6 +8,7 @@
 
 #include "layer_ops.cuh"
 #include "paged_decode.cuh"
+#include "penalties.cuh"
 #include "sampling.cuh"
 #include "skinny_linear.cuh"
 #include "step_inputs.cuh"
@@ -398,6 +399,37 @@ void apply_token_bitmask(Tensor logits, const Tensor& bitmask, const Tensor& row
         "apply_token_bitmask");
 }
 
+void apply_penalties(Tensor logits, const Tensor& tokens, const Tensor& where,
+                     const Tensor& strengths, Tensor counts) {
+  TORCH_CHECK(logits.is_cuda() && logits.dim() == 2 && logits.stride(1) == 1 &&
+                  logits.scalar_type() == at::kFloat,
+              "logits must be a float32 CUDA matrix with contiguous rows");
+  TORCH_CHECK(where.dim() == 2 && where.size(0) == 4, "where must be [4, num_rows]");
+  const int64_t num_rows = where.size(1);
+  check_int64(tokens, 0, "tokens");
+  check_int64(where, 4 * num_rows, "where");
+  TORCH_CHECK(tokens.dim() == 2, "tokens must be a matrix");
+  TORCH_CHECK(strengths.is_cuda() && strengths.scalar_type() == at::kFloat &&
+                  strengths.is_contiguous() && strengths.numel() == 3 * num_rows,
+              "strengths must be float32 [3, ", num_rows, "]");
+  check_int32(counts, "counts");
+  TORCH_CHECK(counts.dim() == 2 && counts.size(1) == logits.size(1), "counts must be [*, ",
+              logits.size(1), "]");
+  sluice::Penalties p = {};
+  p.logits = logits.data_ptr<float>();
+  p.tokens = tokens.data_ptr<int64_t>();
+  p.where = where.data_ptr<int64_t>();
+  p.strengths = strengths.data_ptr<float>();
+  p.counts = reinterpret_cast<uint32_t*>(counts.data_ptr<int>());
+  p.logits_stride = logits.stride(0);
+  p.tokens_stride = tokens.size(1);
+  p.num_rows = num_rows;
+  p.vocab = logits.size(1);
+  const c10::cuda::CUDAGuard guard(logits.device());
+  check(sluice::apply_penalties(p, counts.size(0), c10::cuda::getCurrentCUDAStream()),
+        "apply_penalties");
+}
+
 }  // namespace
 
 TORCH_LIBRARY(sluice_cuda, m) {
@@ -427,6 +459,9 @@ TORCH_LIBRARY(sluice_cuda, m) {
   m.def(
       "skinny_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, bool gated) -> ()");
   m.def("apply_token_bitmask(Tensor(a!) logits, Tensor bitmask, Tensor rows) -> ()");
+  m.def(
+      "apply_penalties(Tensor(a!) logits, Tensor tokens, Tensor where, Tensor strengths, "
+      "Tensor(b!) counts) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
@@ -439,4 +474,5 @@ TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
   m.impl("sample", &sample);
   m.impl("skinny_linear", &skinny_linear);
   m.impl("apply_token_bitmask", &apply_token_bitmask);
+  m.impl("apply_penalties", &apply_penalties);
 }

@@ -32,16 +32,18 @@ void sluice_silu_mul(float* out, const float* gate_up, int64_t rows, int64_t wid
 }
 
 // q, k, v: heads of a token contiguous, `stride` elements between tokens. q is rotated in place, k
-// on its way to its slot. cos_sin: [positions, head_dim], cosines first.
+// on its way to its slot. cos_sin: [positions, rotary_dim], cosines first. q_norm, k_norm:
+// [head_dim] or null.
 void sluice_rope_and_cache(float* q, const float* k, const float* v, float* k_cache, float* v_cache,
                            const float* cos_sin, const int64_t* positions, const int64_t* slots,
                            int64_t num_tokens, int64_t num_q_heads, int64_t num_kv_heads,
-                           int64_t head_dim, int64_t stride, int64_t num_threads) {
-  const RopeShape shape{num_q_heads, num_kv_heads, head_dim};
+                           int64_t head_dim, int64_t rotary_dim, const float* q_norm,
+                           const float* k_norm, float eps, int64_t stride, int64_t num_threads) {
+  const RopeShape shape{num_q_heads, num_kv_heads, head_dim, rotary_dim, q_norm, k_norm, eps};
 #pragma omp parallel for num_threads(num_threads) if (num_tokens * stride > kParallelWork)
   for (int64_t token = 0; token < num_tokens; ++token)
     rope_and_cache_row(q + token * stride, k + token * stride, v + token * stride, k_cache, v_cache,
-                       cos_sin + positions[token] * head_dim, slots[token], shape);
+                       cos_sin + positions[token] * rotary_dim, slots[token], shape);
 }
 
 // out: [num_tokens, num_q_heads, head_dim]; caches: [blocks, block_size, num_kv_heads, head_dim].
@@ -49,8 +51,9 @@ void sluice_rope_and_cache(float* q, const float* k, const float* v, float* k_ca
 void sluice_paged_attention(float* out, const float* q, const float* k_cache, const float* v_cache,
                             const AttentionStep* step, int64_t num_q_heads, int64_t num_kv_heads,
                             int64_t head_dim, int64_t block_size, int64_t q_stride, float scale,
-                            int64_t num_threads) {
-  const AttentionShape shape{num_q_heads, num_kv_heads, head_dim, block_size, q_stride, scale};
+                            int64_t window, float softcap, int64_t num_threads) {
+  const AttentionShape shape{num_q_heads, num_kv_heads, head_dim, block_size,
+                             q_stride,    scale,        window,   softcap};
   const Attend attend = attend_for(head_dim);
   // With few sequences their heads are shared out, else a sequence stays with one thread, which
   // then reads whole blocks.

@@ -26,6 +26,8 @@ struct AttentionShape {
   int64_t num_q_heads, num_kv_heads, head_dim, block_size;
   int64_t q_stride;  // elements between the queries of two tokens
   float scale;
+  int64_t window;  // keys a query sees, its own included; 0: all
+  float softcap;   // scores become softcap * tanh(score / softcap); 0: as they are
 };
 
 // Lane i of the result is the sum of the lanes of parts[i]: a transpose by halves, adding on the
@@ -151,7 +153,14 @@ void attend(float* out, const float* q, const float* k_cache, const float* v_cac
         prefetch(block(cache, i) + j * key_stride, num_kv_heads * dim);
   };
 
-  for (int64_t i = 0; i < num_blocks; ++i) {
+  // Row r sees the keys [first(r), visible(r)); no row sees one before first_block.
+  const auto visible = [&](int64_t row) { return length - query_len + row / num_heads + 1; };
+  const auto first = [&](int64_t row) {
+    return shape.window > 0 ? std::max<int64_t>(0, visible(row) - shape.window) : 0;
+  };
+  const int64_t first_block = first(0) / block_size;
+
+  for (int64_t i = first_block; i < num_blocks; ++i) {
     prefetch_block(k_cache, i + 1);
     const int64_t count = std::min(block_size, length - i * block_size);
     for (int64_t row = 0; row < num_rows; ++row) {
@@ -172,16 +181,23 @@ void attend(float* out, const float* q, const float* k_cache, const float* v_cac
     }
   }
 
-  const auto visible = [&](int64_t row) { return length - query_len + row / num_heads + 1; };
-  prefetch_block(v_cache, 0);
-  for (int64_t row = 0; row < num_rows; ++row) softmax(scores_of(row), visible(row));
-  for (int64_t i = 0; i < num_blocks; ++i) {
+  prefetch_block(v_cache, first_block);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    float* scores = scores_of(row) + first(row);
+    const int64_t count = visible(row) - first(row);
+    if (shape.softcap > 0)
+      for (int64_t j = 0; j < count; ++j)
+        scores[j] = shape.softcap * std::tanh(scores[j] / shape.softcap);
+    softmax(scores, count);
+  }
+  for (int64_t i = first_block; i < num_blocks; ++i) {
     prefetch_block(v_cache, i + 1);
     for (int64_t row = 0; row < num_rows; ++row) {
-      const int64_t count = std::min(block_size, visible(row) - i * block_size);
+      const int64_t skipped = std::max<int64_t>(0, first(row) - i * block_size);
+      const int64_t count = std::min(block_size, visible(row) - i * block_size) - skipped;
       const float* values = block(v_cache, i) + row % num_heads / group * dim;
-      add_values<kDim>(sums_of(row), scores_of(row) + i * block_size, values, count, key_stride,
-                       dim);
+      add_values<kDim>(sums_of(row), scores_of(row) + i * block_size + skipped,
+                       values + skipped * key_stride, count, key_stride, dim);
     }
   }
   for (int64_t row = 0; row < num_rows; ++row) {

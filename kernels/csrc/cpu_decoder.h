@@ -77,15 +77,15 @@ void attend_share(const Decoder& decoder, const LayerCache& cache, int64_t block
                   const Share& share, Attend attend, DecoderScratch& scratch) {
   const int64_t dim = decoder.head_dim, q_width = decoder.num_q_heads * dim;
   const int64_t kv_width = decoder.num_kv_heads * dim, stride = q_width + 2 * kv_width;
-  const RopeShape rope{decoder.num_q_heads, decoder.num_kv_heads, dim};
+  const RopeShape rope{decoder.num_q_heads, decoder.num_kv_heads, dim, dim, nullptr, nullptr, 0.0f};
   for (int64_t row = 0; row < share.rows; ++row) {
     float* q = scratch.wide.data() + row * stride;
     const int64_t token = share.first_token + row;
     rope_and_cache_row(q, q + q_width, q + q_width + kv_width, cache.keys, cache.values,
                        decoder.cos_sin + positions[token] * dim, slots[token], rope);
   }
-  const AttentionShape shape{decoder.num_q_heads, decoder.num_kv_heads, dim,
-                             block_size,          stride,               decoder.scale};
+  const AttentionShape shape{decoder.num_q_heads, decoder.num_kv_heads, dim, block_size, stride,
+                             decoder.scale,       0,                    0.0f};
   for (int64_t i = share.first; i < share.last; ++i) {
     const int64_t row = step.first_token[i] - share.first_token;
     attend(scratch.narrow.data() + row * q_width, scratch.wide.data() + row * stride, cache.keys,

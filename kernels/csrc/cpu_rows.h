@@ -95,20 +95,34 @@ void rope_head(float* out, const float* x, const float* cos, const float* sin, i
 }
 
 struct RopeShape {
-  int64_t num_q_heads, num_kv_heads, head_dim;
+  int64_t num_q_heads, num_kv_heads, head_dim, rotary_dim;
+  const float *q_norm, *k_norm;  // [head_dim] weights of a norm before the rotation, or null
+  float eps;
 };
 
-// One token: q is rotated in place, k on its way to its slot, v goes there as it is.
+// One head: normed if there is a norm, its first rotary_dim dimensions rotated; out may be x.
+inline void norm_and_rope_head(float* out, const float* x, const float* norm, const float* cos,
+                               const RopeShape& shape) {
+  const int64_t dim = shape.head_dim, half = shape.rotary_dim / 2;
+  if (norm != nullptr)
+    rms_norm_row(out, x, nullptr, norm, dim, shape.eps);
+  else if (out != x)
+    std::memcpy(out + 2 * half, x + 2 * half, (dim - 2 * half) * sizeof(float));
+  rope_head(out, norm != nullptr ? out : x, cos, cos + half, half);
+}
+
+// One token: q is rotated in place, k on its way to its slot, v goes there as it is (unless the
+// caches are one: then k is all there is).
 void rope_and_cache_row(float* q, const float* k, const float* v, float* k_cache, float* v_cache,
                         const float* cos, int64_t slot, const RopeShape& shape) {
-  const int64_t dim = shape.head_dim, half = dim / 2, kv_width = shape.num_kv_heads * dim;
-  const float* sin = cos + half;
+  const int64_t dim = shape.head_dim, kv_width = shape.num_kv_heads * dim;
   for (int64_t head = 0; head < shape.num_q_heads; ++head)
-    rope_head(q + head * dim, q + head * dim, cos, sin, half);
+    norm_and_rope_head(q + head * dim, q + head * dim, shape.q_norm, cos, shape);
   if (slot < 0) return;
   for (int64_t head = 0; head < shape.num_kv_heads; ++head)
-    rope_head(k_cache + slot * kv_width + head * dim, k + head * dim, cos, sin, half);
-  std::memcpy(v_cache + slot * kv_width, v, kv_width * sizeof(float));
+    norm_and_rope_head(k_cache + slot * kv_width + head * dim, k + head * dim, shape.k_norm, cos,
+                       shape);
+  if (v_cache != k_cache) std::memcpy(v_cache + slot * kv_width, v, kv_width * sizeof(float));
 }
 
 }  // namespace

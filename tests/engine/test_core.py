@@ -73,6 +73,7 @@ def test_each_step_says_what_it_sampled() -> None:
         ([1], {"logprobs": 21}, "logprobs is 21, but max_logprobs allows at most 20"),
         ([1], {"logprobs": -1}, "logprobs is -1, but max_logprobs allows at most 20"),
         ([1], {"prompt_logprobs": 21}, "prompt_logprobs is 21, but max_logprobs allows at most"),
+        ([1], {"n": 2}, "n must be 1 here, got 2: send a request for each"),
         ([1], {"bad_words": ["x"]}, "bad_words must come with bad_words_token_ids"),
         ([1, 2], {"num_public_tokens": 3}, r"num_public_tokens must be in \[0, 2\], got 3"),
         ([1], {"weight": 0.0}, "weight must be a positive number, got 0.0"),
@@ -102,6 +103,42 @@ def test_max_logprobs_is_what_may_be_asked_for(limit: int, asked: int) -> None:
     harness.add("a", 3, max_tokens=2, logprobs=asked, prompt_logprobs=asked)
     harness.run()
     harness.check_outputs()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("chunk", [1000, 9])
+@pytest.mark.parametrize("asking", [None, 0])
+def test_branches_share_the_blocks_of_their_prompt(
+    cached: bool, chunk: int, asking: int | None
+) -> None:
+    harness = Harness(
+        enable_prefix_caching=cached, max_num_batched_tokens=chunk, num_blocks=100, vocab_size=60
+    )
+    prompt = list(range(4, 46))
+    for i in range(5):
+        logprobs = asking if i == 0 else None
+        harness.add(
+            str(i), prompt, group="g", max_tokens=9, ignore_eos=True, prompt_logprobs=logprobs
+        )
+    alone = -(-len(prompt) // 4)
+    fewest_free = 100
+    while harness.core.has_unfinished:
+        harness.step()
+        fewest_free = min(fewest_free, harness.core.stats().num_free_blocks)
+    # Ten full blocks of the prompt are shared; each has its own for the rest and the output.
+    assert 100 - fewest_free <= alone + 5 * 3
+    prompt_tokens = harness.core.stats().scheduled_tokens - 5 * 8
+    assert prompt_tokens <= len(prompt) + 4 * 2
+    harness.check_outputs()
+
+
+def test_groups_share_with_nobody_else_where_prefix_caching_is_off() -> None:
+    harness = Harness(enable_prefix_caching=False, vocab_size=60)
+    prompt = list(range(4, 46))
+    for i, (group, salt) in enumerate([("g", ""), ("h", ""), ("", ""), ("g", "other")]):
+        harness.add(str(i), prompt, group=group, salt=salt, max_tokens=2, num_public_tokens=8)
+    harness.run()
+    assert {output.num_cached_tokens for output in harness.finished.values()} == {0}
 
 
 def test_prompt_logprobs_compute_what_is_cached() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,15 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.errors import ConfigError, InvalidRequest, ModelLoadError
-from engine.llm import LLM, CompletionOutput, GenerationOutput, SamplingParams
+from engine.errors import ConfigError, EngineError, InvalidRequest, ModelLoadError
+from engine.llm import (
+    LLM,
+    CompletionOutput,
+    GenerationOutput,
+    RequestOutputKind,
+    SamplingParams,
+    TokensPrompt,
+)
 from engine.messages import LoadProgress
 from tests.engine import toys
 
@@ -148,6 +156,148 @@ class TestSteering:
         once = self.greedy(llm, repetition_penalty=1e6).token_ids
         prompt = llm.get_tokenizer().encode("the cat")
         assert len({*once, *prompt}) == len(once) + len(set(prompt))
+
+
+class TestBranches:
+    HOW = SamplingParams(n=4, seed=5, max_tokens=12, ignore_eos=True, logprobs=0, prompt_logprobs=1)
+
+    def test_each_is_drawn_by_itself(self, llm: LLM) -> None:
+        result, other = llm.generate(["the cat sat", "naïve"], self.HOW)
+        assert [completion.index for completion in result.outputs] == [0, 1, 2, 3]
+        assert len({tuple(completion.token_ids) for completion in result.outputs}) == 4
+        for i, completion in enumerate(result.outputs):
+            params = SamplingParams(seed=5 + i, max_tokens=12, ignore_eos=True)
+            (alone,) = llm.generate("the cat sat", params)[0].outputs
+            assert completion.token_ids == alone.token_ids
+            assert completion.text == alone.text
+            assert len(completion.logprobs or ()) == 12
+        assert len(result.prompt_logprobs or ()) == len(result.prompt_token_ids)
+        assert result.finished
+        assert len(other.outputs) == 4
+
+    def test_without_a_seed_they_differ_too(self, llm: LLM) -> None:
+        (result,) = llm.generate("the cat", SamplingParams(n=3, max_tokens=12, ignore_eos=True))
+        assert len({tuple(completion.token_ids) for completion in result.outputs}) == 3
+
+    def test_one_may_end_before_the_others(self, llm: LLM) -> None:
+        whole = llm.generate("the cat sat", self.HOW)[0].outputs
+        stop = whole[2].token_ids[3]
+        params = msgspec.structs.replace(self.HOW, stop_token_ids=(stop,))
+        for cut, full in zip(llm.generate("the cat sat", params)[0].outputs, whole, strict=True):
+            end = full.token_ids.index(stop) + 1 if stop in full.token_ids else 12
+            assert cut.token_ids == full.token_ids[:end]
+
+
+class TestStream:
+    HOW = SamplingParams(n=2, seed=5, max_tokens=12, ignore_eos=True, logprobs=1, prompt_logprobs=0)
+
+    def read(self, llm: LLM, kind: RequestOutputKind, **options: Any) -> list[GenerationOutput]:
+        params = msgspec.structs.replace(self.HOW, output_kind=kind, **options)
+        return list(llm.stream(["the cat sat", "你好"], params))
+
+    def expected(self, llm: LLM) -> list[GenerationOutput]:
+        results = llm.generate(["the cat sat", "你好"], self.HOW)
+        return [dataclasses.replace(result, request_id="") for result in results]
+
+    def by_prompt(self, results: list[GenerationOutput]) -> list[list[GenerationOutput]]:
+        assert {result.prompt for result in results} == {"the cat sat", "你好"}
+        return [[r for r in results if r.prompt == prompt] for prompt in ("the cat sat", "你好")]
+
+    def test_final_only(self, llm: LLM) -> None:
+        results = self.read(llm, RequestOutputKind.FINAL_ONLY)
+        found = [dataclasses.replace(r, request_id="") for (r,) in self.by_prompt(results)]
+        assert found == self.expected(llm)
+
+    def test_cumulative(self, llm: LLM) -> None:
+        results = self.read(llm, RequestOutputKind.CUMULATIVE)
+        for growing, whole in zip(self.by_prompt(results), self.expected(llm), strict=True):
+            assert [r.finished for r in growing] == [False] * 23 + [True]
+            assert growing[-1].prompt_logprobs == whole.prompt_logprobs
+            for index, last in enumerate(whole.outputs):
+                states = [r.outputs[0] for r in growing if r.outputs[0].index == index]
+                assert [len(s.token_ids) for s in states] == list(range(1, 13))
+                assert [s.logprobs for s in states] == [
+                    (last.logprobs or [])[:n] for n in range(1, 13)
+                ]
+                assert all(last.text.startswith(s.text) for s in states)
+                assert states[-1] == last
+
+    def test_delta(self, llm: LLM) -> None:
+        results = self.read(llm, RequestOutputKind.DELTA)
+        for deltas, whole in zip(self.by_prompt(results), self.expected(llm), strict=True):
+            for index, last in enumerate(whole.outputs):
+                parts = [r.outputs[0] for r in deltas if r.outputs[0].index == index]
+                assert [t for part in parts for t in part.token_ids] == last.token_ids
+                assert "".join(part.text for part in parts) == last.text
+                assert [e for part in parts for e in part.logprobs or ()] == last.logprobs
+                reasons = [part.finish_reason for part in parts]
+                assert reasons == [None] * 11 + ["length"]
+
+    def test_a_stop_string_across_tokens(self, llm: LLM) -> None:
+        whole = llm.generate("the cat", GREEDY)[0].outputs[0].text
+        stop = whole[3:9]
+        params = msgspec.structs.replace(GREEDY, stop=stop, output_kind=RequestOutputKind.DELTA)
+        parts = [result.outputs[0] for result in llm.stream("the cat", params)]
+        assert len(llm.get_tokenizer().encode(stop)) > 1
+        assert "".join(part.text for part in parts) == whole[: whole.index(stop)]
+        assert (parts[-1].finish_reason, parts[-1].stop_reason) == ("stop", stop)
+
+    def test_closing_it_ends_the_work(self, llm: LLM) -> None:
+        params = msgspec.structs.replace(self.HOW, max_tokens=200)
+        stream = llm.stream("the cat sat", params)
+        next(stream)
+        with pytest.raises(EngineError, match="a stream of this LLM is still open"):
+            llm.generate("the cat", GREEDY)
+        stream.close()
+        assert len(llm.generate("the cat", GREEDY)) == 1
+
+    def test_a_bad_prompt_is_refused_before_the_first_result(self, llm: LLM) -> None:
+        with pytest.raises(InvalidRequest, match="is empty"):
+            llm.stream("", GREEDY)
+
+
+def test_skip_special_tokens(llm: LLM) -> None:
+    how = msgspec.structs.replace(GREEDY, logit_bias={1: 100.0}, max_tokens=2)
+    assert text_of(llm.generate("a", how)[0]) == ""
+    how = msgspec.structs.replace(how, skip_special_tokens=False)
+    assert text_of(llm.generate("a", how)[0]) == "<s><s>"
+
+
+def test_a_stop_token_is_text_only_if_it_is_to_be_included(llm: LLM) -> None:
+    how = msgspec.structs.replace(GREEDY, logit_bias={70: 100.0}, stop_token_ids=(70,))
+    assert text_of(llm.generate("a", how)[0]) == ""
+    how = msgspec.structs.replace(how, include_stop_str_in_output=True)
+    assert text_of(llm.generate("a", how)[0]) == llm.get_tokenizer().decode([70])
+
+
+def test_the_names_of_vllm(model_dir: Path) -> None:
+    named = LLM(
+        model=str(model_dir),
+        device="cpu",
+        dtype="float32",
+        load_format="auto",
+        seed=3,
+        skip_tokenizer_init=True,
+        max_model_len=64,
+        block_size=8,
+        num_gpu_blocks_override=32,
+        gpu_memory_utilization=0.5,
+        kv_cache_memory_bytes=1 << 20,
+        enable_prefix_caching=False,
+        enforce_eager=True,
+        max_num_batched_tokens=16,
+        max_num_seqs=4,
+        long_prefill_token_threshold=8,
+        async_scheduling=True,
+        max_logprobs=5,
+    )
+    assert (named.info.max_model_len, named.info.block_size, named.info.num_blocks) == (64, 8, 32)
+    prompt: TokensPrompt = {"prompt_token_ids": list(range(5, 35))}
+    first, again = (named.generate(prompt, GREEDY)[0] for _ in range(2))
+    assert first.outputs == again.outputs
+    assert again.num_cached_tokens == 0
+    with pytest.raises(InvalidRequest, match="max_logprobs allows at most 5"):
+        named.generate(prompt, SamplingParams(logprobs=6))
 
 
 class TestRefusals:

@@ -7,6 +7,7 @@ import pytest
 
 from engine.messages import (
     GenerateRequest,
+    RequestOutputKind,
     SamplingParams,
     StructuredOutputs,
     decode_client_message,
@@ -17,6 +18,7 @@ from engine.messages import (
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"n": 0}, "n must be at least 1, got 0"),
         ({"temperature": -0.1}, "temperature must be a number of at least 0, got -0.1"),
         ({"temperature": math.inf}, "temperature must be a number of at least 0"),
         ({"temperature": math.nan}, "temperature must be a number of at least 0"),
@@ -63,6 +65,8 @@ def test_callers_may_write_strings_lists_and_none() -> None:
 
 def test_every_parameter_reaches_the_engine() -> None:
     how = SamplingParams(
+        n=3,
+        output_kind=RequestOutputKind.DELTA,
         temperature=0.5,
         top_p=0.9,
         top_k=3,
@@ -91,3 +95,12 @@ def test_every_parameter_reaches_the_engine() -> None:
     default = SamplingParams()
     unset = [f for f in how.__struct_fields__ if getattr(how, f) == getattr(default, f)]
     assert unset == [], "give them a value here, too"
+
+
+def test_branches_draw_apart_and_report_the_prompt_once() -> None:
+    how = SamplingParams(n=3, seed=2**64 - 1, logprobs=2, prompt_logprobs=1, top_k=5)
+    first, second, third = (how.branch(index) for index in range(3))
+    assert [b.seed for b in (first, second, third)] == [2**64 - 1, 0, 1]
+    assert [b.prompt_logprobs for b in (first, second, third)] == [1, None, None]
+    assert {(b.n, b.logprobs, b.top_k) for b in (first, second, third)} == {(1, 2, 5)}
+    assert SamplingParams(n=2).branch(1).seed is None

@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from engine.client import EngineClient, RequestStream
+from engine.clients import Clients
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, ModelLoadError
 from engine.messages import (
@@ -53,7 +54,8 @@ class Server:
         self.socket.bind("inproc://engine")
         self._theirs = context.socket(zmq.PAIR)
         self._theirs.connect("inproc://engine")
-        self.thread = threading.Thread(target=serve, args=(self.core, self._theirs))
+        ready = build(CONFIG, lambda _progress: None).ready
+        self.thread = threading.Thread(target=serve, args=(self.core, Clients(self._theirs), ready))
         self.thread.start()
 
     def send(self, *messages: ClientMessage) -> None:

@@ -30,6 +30,8 @@ def test_a_request_waits_first_for_its_grammar() -> None:
         ([RequestState.RUNNING], RequestState.WAITING),
         ([RequestState.RUNNING, RequestState.PREEMPTED], RequestState.WAITING),
         ([RequestState.RUNNING, RequestState.PARKED], RequestState.RUNNING),
+        ([RequestState.RUNNING, RequestState.SWAPPED], RequestState.PREEMPTED),
+        ([], RequestState.SWAPPED),
         ([], RequestState.PARKED),
         ([RequestState.FINISHED], RequestState.RUNNING),
         ([RequestState.FINISHED], RequestState.FINISHED),

@@ -97,7 +97,7 @@ def test_no_folder_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as parent:
         monkeypatch.setattr(tempfile, "tempdir", parent)
         with pytest.raises(ConfigError, match="TMPDIR is too long"):
-            transport._private_socket_path()
+            transport.private_socket_path("engine")
         assert os.listdir(parent) == []
 
 
@@ -157,3 +157,16 @@ def test_launch_survives_json() -> None:
     line = msgspec.json.encode(launch)
     assert b"\n" not in line
     assert msgspec.json.decode(line, type=Launch) == launch
+
+
+@pytest.mark.asyncio
+async def test_a_stop_that_was_cancelled_can_be_followed_by_another() -> None:
+    owner = Owner()
+    engine = StandInProcess(CONFIG, owner.on_message, owner.on_exit)
+    await owner.message(Ready)
+    stopping = asyncio.create_task(engine.stop(0))
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
+    await engine.stop(5)
+    assert not psutil.pid_exists(engine.pid)

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -264,6 +265,62 @@ async def test_a_revoked_key_ends_what_runs_within_a_second(model_dir: Path, pg_
             assert totals.completion_tokens > 0
             assert len(here.double.running) == 1  # the neighbour's
             await anext(aiter(spared))
+
+
+async def test_a_key_that_ends_ends_what_runs_within_a_second(model_dir: Path, pg_dsn: str) -> None:
+    """By its expiry, and by the end of its grace after a rotation: no notification comes then."""
+    async with site(model_dir, pg_dsn) as here:
+        here.double.script = lambda prompt: ENDLESS
+        for how in ("expires", "rotated"):
+            minted, other = mint(SECRETS.key_pepper), mint(SECRETS.key_pepper)
+            ends_at = datetime.now(UTC) + timedelta(seconds=1)
+            await here.store.create_key(
+                here.gateway.tenant.id,
+                public_id=minted.public_id,
+                key_hash=minted.key_hash,
+                name=how,
+                scopes=["chat"],
+                expires_at=ends_at if how == "expires" else None,
+            )
+            async with (
+                here.gateway.openai(api_key=minted.text) as client,
+                ready(here.gateway, api_key=minted.text) as idle,
+            ):
+                stream = await client.chat.completions.create(
+                    model=MODEL, messages=HELLO, stream=True
+                )
+                await anext(aiter(stream))
+                if how == "rotated":
+                    await here.store.rotate_key(
+                        minted.public_id,
+                        new_public_id=other.public_id,
+                        key_hash=other.key_hash,
+                        grace=ends_at - datetime.now(UTC),
+                    )
+                with pytest.raises(APIError):
+                    async for _ in stream:
+                        pass
+                assert await idle.closed() == 4401
+            late = (datetime.now(UTC) - ends_at).total_seconds()
+            assert -0.05 < late < 1.0, how
+
+
+async def test_a_request_ends_by_the_word_of_another_worker(model_dir: Path, pg_dsn: str) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        here.double.script = lambda prompt: ENDLESS
+        await here.limit(max_concurrent=5)
+        async with here.gateway.openai() as client:
+            stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+            await anext(aiter(stream))
+            (running,) = await here.store.list_running()
+            began = time.monotonic()
+            await here.store.kill_request(running.tenant_id, running.request_id)
+            with pytest.raises(APIError, match="administrator"):
+                async for _ in stream:
+                    pass
+            assert time.monotonic() - began < 1.0
+        await here.gateway.usage()
+        assert await here.store.list_running() == []
 
 
 async def test_a_key_revoked_in_the_queue_never_runs(model_dir: Path, pg_dsn: str) -> None:

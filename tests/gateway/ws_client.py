@@ -80,10 +80,10 @@ async def connected(gateway: Gateway, **options: Any) -> AsyncIterator[WsClient]
 
 
 @asynccontextmanager
-async def ready(gateway: Gateway) -> AsyncIterator[WsClient]:
+async def ready(gateway: Gateway, *, api_key: str | None = None) -> AsyncIterator[WsClient]:
     """After authentication."""
     async with connected(gateway) as client:
-        await client.send(type="auth", api_key=gateway.api_key)
+        await client.send(type="auth", api_key=api_key or gateway.api_key)
         frame = await client.receive()
         assert frame["type"] == "ready"
         yield client

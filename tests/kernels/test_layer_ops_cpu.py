@@ -84,3 +84,58 @@ def test_rope_and_cache(ops: object, randn: Draw, heads: tuple[int, int], head_d
     untouched = [slot for slot in range(12) if slot not in written]
     assert (flat_k[untouched] == 7).all()
     assert (flat_v[untouched] == 7).all()
+
+
+@pytest.mark.parametrize("ops", IMPLEMENTATIONS)
+def test_rope_may_turn_a_part_after_a_norm(ops: object, randn: Draw) -> None:
+    fused = randn(3, 4, 16)
+    before = fused.clone()
+    q_norm, k_norm = randn(16), randn(16)
+    angles = randn(5, 3)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
+    positions, slots = torch.tensor([4, 0, 2]), torch.tensor([2, -1, 0])
+    k_cache, v_cache = torch.zeros(2, 1, 4, 1, 16).unbind()
+    ops.rope_and_cache(  # type: ignore[attr-defined]
+        *fused.split((2, 1, 1), 1),
+        k_cache,
+        v_cache,
+        cos_sin,
+        positions,
+        slots,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        eps=1e-3,
+    )
+
+    def expected(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        x = x * (x.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * weight
+        cos, sin = angles[positions, None].cos(), angles[positions, None].sin()
+        a, b = x[..., :3], x[..., 3:6]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin, x[..., 6:]), -1)
+
+    torch.testing.assert_close(fused[:, :2], expected(before[:, :2], q_norm))
+    keys = expected(before[:, 2:3], k_norm)
+    torch.testing.assert_close(k_cache[0, [2, 0]], keys[[0, 2]])
+    assert torch.equal(v_cache[0, [2, 0]], before[[0, 2], 3:])
+
+
+@pytest.mark.parametrize("ops", IMPLEMENTATIONS)
+def test_one_cache_for_both_keeps_the_turned_keys(ops: object, randn: Draw) -> None:
+    fused = randn(2, 3, 8)
+    before = fused.clone()
+    cos_sin = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    cache = torch.zeros(1, 2, 1, 8)
+    latent = fused[:, 2:]
+    ops.rope_and_cache(  # type: ignore[attr-defined]
+        fused[:, :2],
+        latent,
+        latent,
+        cache,
+        cache,
+        cos_sin,
+        torch.tensor([0, 1]),
+        torch.tensor([0, 1]),
+    )
+    assert torch.equal(cache[0, 0, 0], before[0, 2])
+    assert torch.equal(cache[0, 1, 0, :2], torch.stack((-before[1, 2, 1], before[1, 2, 0])))
+    assert torch.equal(cache[0, 1, 0, 2:], before[1, 2, 2:])

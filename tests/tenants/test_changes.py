@@ -28,7 +28,8 @@ def test_payloads() -> None:
     tenant_id = uuid4()
     assert parse("key AAAAAAAAAAAA") == Change(public_id="AAAAAAAAAAAA")
     assert parse(f"tenant {tenant_id}") == Change(tenant_id=tenant_id)
-    for strange in ("", "tenant", "tenant x", "model demo"):
+    assert parse(f"request {tenant_id}") == Change(request_id=tenant_id)
+    for strange in ("", "request 7", "tenant", "tenant x", "model demo"):
         assert parse(strange) == EVERYTHING
 
 

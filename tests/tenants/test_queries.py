@@ -18,7 +18,7 @@ GOOD = """\
 SELECT 1
 WHERE $1;
 
--- name: two_2
+-- name: two_2 for operator
 -- Another.
 SELECT
     2 -- inside
@@ -29,7 +29,7 @@ SELECT
 def test_parses_names_sentences_and_statements() -> None:
     assert parse(GOOD) == {
         "one": Query("What it is for, in two lines.", "SELECT 1\nWHERE $1"),
-        "two_2": Query("Another.", "SELECT\n    2 -- inside"),
+        "two_2": Query("Another.", "SELECT\n    2 -- inside", "operator"),
     }
 
 
@@ -41,6 +41,7 @@ def test_parses_names_sentences_and_statements() -> None:
         ("SELECT 1;\n", "line 1: a statement without a name"),
         ("-- name: One\n-- S.\nSELECT 1;", "line 1: a name line"),
         ("-- name: one two\n-- S.\nSELECT 1;", "line 1: a name line"),
+        ("-- name: one for all\n-- S.\nSELECT 1;", "line 1: a name line"),
         ("-- name one\n-- S.\nSELECT 1;", "line 1: a name line"),
         ("-- name: a\n-- S.\nSELECT 1;\n-- name: a\n-- S.\nSELECT 2;", "line 4: a second"),
         ("-- name: a\nSELECT 1;", "line 1: a needs a sentence"),
@@ -74,7 +75,7 @@ def test_no_sql_outside_the_file() -> None:
 async def test_every_statement_fits_the_schema(pg_dsn: str) -> None:
     connection = await asyncpg.connect(pg_dsn)
     try:
-        for sql in load().values():
-            await connection.prepare(sql)
+        for query in load().values():
+            await connection.prepare(query.sql)
     finally:
         await connection.close()

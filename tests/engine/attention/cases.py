@@ -34,6 +34,8 @@ def attend(
     *,
     head_dim: int = 8,
     seed: int = 0,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run sequences through the backend and the oracle.
 
@@ -61,7 +63,7 @@ def attend(
     fused = torch.randn(int(query_lens.sum()), heads + 3, head_dim, generator=gen)
     q = fused[:, :heads]
     step = backend.prepare(AttentionBatch(query_lens, seq_lens, rows.numpy(), table), BLOCK_SIZE)
-    out = step(q, k_cache, v_cache, 0.4)
+    out = step(q, k_cache, v_cache, 0.4, window=window, softcap=softcap)
     assert out.is_contiguous()
     expected = reference.paged_attention(
         q,
@@ -71,5 +73,7 @@ def attend(
         torch.from_numpy(seq_lens),
         torch.from_numpy(np.concatenate(([0], query_lens.cumsum()))),
         scale=0.4,
+        window=window,
+        softcap=softcap,
     )
     return out, expected

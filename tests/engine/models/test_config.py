@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.errors import ModelLoadError
-from engine.models.config import read_config
+from engine.models.registry import read_config
 
 MINIMAL = {
     "architectures": ["LlamaForCausalLM"],
@@ -78,13 +78,15 @@ def test_generation_config_decides_the_end_of_sequence(
     [
         ({"vocab_size": "absent"}, "missing required field `vocab_size`"),
         ({"hidden_size": "big"}, r"Expected `int`, got `str` - at `\$.hidden_size`"),
-        ({"architectures": []}, "architectures: not supported: is empty"),
+        ({"architectures": []}, "architectures: is missing or empty"),
         ({"hidden_act": "gelu"}, "hidden_act: not supported: 'gelu', only 'silu'"),
-        ({"quantization_config": {}}, "quantization_config"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"quantization_config": {}}, "quantization_config: not supported by LlamaForCausalLM"),
+        ({"sliding_window": 512}, "sliding_window: not supported by LlamaForCausalLM: 512"),
+        ({"qk_layernorm": True}, "qk_layernorm: not supported"),
+        ({"num_local_experts": 4}, "num_local_experts: not supported"),
         ({"torch_dtype": "float64"}, "dtype: not supported: 'float64'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rope scaling 'yarn'"),
+        ({"rope_scaling": {"rope_type": "axial", "factor": 2}}, "rope scaling 'axial'"),
+        ({"rope_scaling": {"rope_type": "longrope", "long_factor": 2}}, "the list 'short_factor'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "needs the number 'low_freq"),
         ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads 3"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 import engine.demo
 from engine.config import EngineConfig
+from engine.llm import LLM, TokensPrompt
 from engine.messages import SamplingParams
 from engine.runner import load_runner
 from tests.engine.runner.conftest import BLOCK_SIZE, MAX_ROWS
@@ -87,6 +89,54 @@ def test_sampling_and_masks_work_there_too(
         ]
 
     assert run(cuda_config, mixed(), overlap=False) == run(tiny_config, mixed())
+
+
+STEERED: list[dict[str, Any]] = [
+    {"temperature": 0.0, "frequency_penalty": 1.0, "repetition_penalty": 1.2},
+    {"presence_penalty": 2.0, "seed": 1, "logprobs": 2},
+    {"bad_words_token_ids": ((1,), (2, 3)), "logit_bias": {2: 5.0, 3: 5.0}, "seed": 2},
+    {"allowed_token_ids": tuple(range(40)), "seed": 3, "prompt_logprobs": 1},
+]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("chunk_size", [7, 1000])
+def test_steered_requests_generate_what_they_do_on_the_cpu(
+    cuda_config: EngineConfig, tiny_config: EngineConfig, overlap: bool, chunk_size: int
+) -> None:
+    def mixed() -> list[Generation]:
+        params = [SamplingParams(max_tokens=30, **how) for how in STEERED]
+        return [Generation(str(i), prompt(i, 20), 30, p) for i, p in enumerate(params)]
+
+    ours = run(cuda_config, mixed(), overlap=overlap, chunk_size=chunk_size)
+    assert ours == run(tiny_config, mixed())
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 40}])
+def test_logprobs_are_those_of_the_cpu(tiny_dir: Path, options: dict[str, Any]) -> None:
+    params = SamplingParams(seed=3, logprobs=3, prompt_logprobs=2, max_tokens=20, ignore_eos=True)
+    prompts: list[TokensPrompt] = [
+        {"prompt_token_ids": prompt(i, n)} for i, n in enumerate((1, 9, 90))
+    ]
+    common: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, "max_num_seqs": 8}
+    on_gpu, on_cpu = (
+        LLM(tiny_dir, device=device, num_gpu_blocks_override=100, **common, **options).generate(
+            prompts, params
+        )
+        for device in ("cuda", "cpu")
+    )
+    for ours, theirs in zip(on_gpu, on_cpu, strict=True):
+        assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
+        entries = [*(ours.outputs[0].logprobs or ()), *(ours.prompt_logprobs or ())[1:]]
+        others = [*(theirs.outputs[0].logprobs or ()), *(theirs.prompt_logprobs or ())[1:]]
+        assert len(entries) == 20 + len(ours.prompt_token_ids) - 1
+        for entry, other in zip(entries, others, strict=True):
+            assert entry is not None
+            assert other is not None
+            assert entry.keys() == other.keys()
+            for token_id, found in entry.items():
+                assert found.rank == other[token_id].rank
+                assert found.logprob == pytest.approx(other[token_id].logprob, abs=1e-3)
 
 
 def test_the_cache_takes_the_memory_that_is_left(cuda_config: EngineConfig) -> None:

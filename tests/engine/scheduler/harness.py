@@ -34,6 +34,8 @@ class Harness:
         max_model_len: int = 200,
         grammar: GrammarCompiler | None = None,
         clock: Callable[[], float] | None = None,
+        num_swap_blocks: int = 0,
+        swap_s_per_block: float = 0.0,
         **options: Any,
     ) -> None:
         options.setdefault("block_size", 4)
@@ -48,6 +50,8 @@ class Harness:
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             eos_token_ids=frozenset({EOS}),
+            num_swap_blocks=num_swap_blocks,
+            swap_s_per_block=swap_s_per_block,
         )
         extra = {} if clock is None else {"clock": clock}
         self.core = EngineCore(
@@ -74,7 +78,7 @@ class Harness:
         if isinstance(prompt, int):
             rng = random.Random(request_id)
             prompt = [rng.randrange(4, self.runner.vocab_size) for _ in range(prompt)]
-        names = ("weight", "priority", "fair_key", "num_public_tokens")
+        names = ("weight", "priority", "fair_key", "num_public_tokens", "group")
         fields = {name: options.pop(name) for name in names if name in options}
         options.setdefault("temperature", 0.0)
         message = GenerateRequest(

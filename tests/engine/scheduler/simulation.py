@@ -24,13 +24,18 @@ class TimedRunner:
 
     vocab_size = 1000
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self, num_blocks: int, *, num_swap_blocks: int = 0, swap_s_per_block: float = 0.0
+    ) -> None:
         self.num_blocks = num_blocks
+        self.num_swap_blocks = num_swap_blocks
+        self.swap_s_per_block = swap_s_per_block
         self.now = 0.0
         self._results: deque[StepResult] = deque()
 
     def forward(self, plan: StepPlan) -> None:
-        self.now += STEP_S + TOKEN_S * plan.num_tokens
+        num_copies = len(plan.swap_outs) + len(plan.swap_ins)
+        self.now += STEP_S + TOKEN_S * plan.num_tokens + self.swap_s_per_block * num_copies
         tokens = [[7] if chunk.samples else [] for chunk in plan.chunks]
         self._results.append(StepResult(plan.step_id, tokens))
 
@@ -74,11 +79,19 @@ class Simulation:
     """Runs arrivals through an engine and records who was served what, and when."""
 
     def __init__(
-        self, arrivals: Iterable[Arrival], *, num_blocks: int = 128, **options: Any
+        self,
+        arrivals: Iterable[Arrival],
+        *,
+        num_blocks: int = 128,
+        num_swap_blocks: int = 0,
+        swap_s_per_block: float = 0.0,
+        **options: Any,
     ) -> None:
         options.setdefault("max_num_seqs", 8)
         options.setdefault("max_num_batched_tokens", 128)
-        self.runner = TimedRunner(num_blocks)
+        self.runner = TimedRunner(
+            num_blocks, num_swap_blocks=num_swap_blocks, swap_s_per_block=swap_s_per_block
+        )
         self.core = EngineCore(
             config(**options), self.runner, max_model_len=1024, clock=lambda: self.runner.now
         )

@@ -10,13 +10,15 @@ import pytest
 
 from tests.engine.scheduler.harness import Harness
 
-FEATURES = ("chunked", "crowded", "cached", "overlap")
+FEATURES = ("chunked", "crowded", "swap", "cached", "overlap")
 
 
 def submit(harness: Harness, rng: random.Random, request_id: str, prompts: list[list[int]]) -> None:
     """Prompts share prefixes; some requests branch off one prompt (n > 1)."""
+    group = ""
     if prompts and rng.random() < 0.3:
         prompt = rng.choice(prompts)
+        group = f"branches of {prompt}"
     else:
         prompt = [rng.randrange(4, 7) for _ in range(rng.randrange(1, 24))]
         prompts.append(prompt)
@@ -29,6 +31,7 @@ def submit(harness: Harness, rng: random.Random, request_id: str, prompts: list[
         max_tokens=rng.randrange(1, 16),
         ignore_eos=rng.random() < 0.5,
         stop_token_ids=rng.choice([(), (9,)]),
+        group=group,
         logprobs=rng.choice([None, None, 0, 5]),
         prompt_logprobs=rng.choice([None, None, None, 2]),
     )
@@ -40,6 +43,7 @@ def submit(harness: Harness, rng: random.Random, request_id: str, prompts: list[
     [
         dict(zip(FEATURES, switches, strict=True))
         for switches in product([False, True], repeat=len(FEATURES))
+        if switches[1] or not switches[2]  # Where nobody is preempted nothing is swapped.
     ],
     ids=lambda features: "+".join(name for name, on in features.items() if on) or "plain",
 )
@@ -51,7 +55,8 @@ def test_every_combination(policy: str, features: dict[str, bool]) -> None:
         "async_scheduling": features["overlap"],
         "max_num_seqs": 6,
         "max_num_batched_tokens": 9 if features["chunked"] else 200,
-        "num_blocks": 14 if crowded else 200,
+        "num_blocks": 11 if crowded else 200,
+        "num_swap_blocks": 20 if features["swap"] else 0,
     }
     harness = Harness(vocab_size=20, max_model_len=50, **options)
     rng = random.Random(str(sorted(options.items())))
@@ -64,5 +69,6 @@ def test_every_combination(policy: str, features: dict[str, bool]) -> None:
     harness.run()
     harness.check_outputs()
     stats = harness.core.stats()
+    assert (stats.swapped_out_blocks > 0) == (stats.swapped_in_blocks > 0) == features["swap"]
     assert (stats.num_preemptions > 0) or not crowded
     assert (stats.prefix_cache_hits > 0) == cached

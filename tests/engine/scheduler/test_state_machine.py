@@ -18,6 +18,7 @@ ENGINES = st.fixed_dictionaries(
     {
         "block_size": st.sampled_from([1, 2, 4]),
         "num_blocks": st.integers(8, 30),
+        "num_swap_blocks": st.sampled_from([0, 0, 3, 40]),
         "max_model_len": st.integers(8, 40),
         "max_num_seqs": st.integers(1, 6),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 3]),

@@ -103,8 +103,12 @@ class ToyRunner:
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
         eos_token_ids: frozenset[int] = frozenset(),
+        num_swap_blocks: int = 0,
+        swap_s_per_block: float = 0.0,
     ) -> None:
         self.num_blocks = num_blocks
+        self.num_swap_blocks = num_swap_blocks
+        self.swap_s_per_block = swap_s_per_block
         self.vocab_size = vocab_size
         self.regions: dict[str, tuple[str, int]] = {}
         """Request id to salt and public tokens in full blocks: what no plan tells."""
@@ -116,6 +120,7 @@ class ToyRunner:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._eos_token_ids = eos_token_ids
         self._slots = [UNWRITTEN] * (num_blocks * block_size)
+        self._host_slots = [UNWRITTEN] * (num_swap_blocks * block_size)
         self._rows: dict[int, Row] = {}
         self._in_flight: deque[Launched] = deque()
 
@@ -123,10 +128,13 @@ class ToyRunner:
         self.calls.append(f"forward {plan.step_id}")
         assert len(self._in_flight) < 2, "more than two steps in flight"
         assert all(step.token_ids is not None for step in self._in_flight), "a step never sampled"
-        assert plan.chunks, "an empty plan"
+        assert plan.chunks or plan.swap_outs, "an empty plan"
         assert plan.num_tokens <= self._max_num_batched_tokens
         step = Launched(plan)
+        for block_id, _ in plan.swap_outs:
+            step.touched.setdefault(block_id, set()).add("swap")
         self._apply_rows(plan)
+        self._swap_in(plan)
         for source, target, count in plan.block_copies:
             for offset in range(count):
                 value = self._slots[source * self._block_size + offset]
@@ -138,6 +146,23 @@ class ToyRunner:
             self._report_prompt(index, chunk, step)
         self._in_flight.append(step)
         self.plans.append(plan)
+
+    def _swap_in(self, plan: StepPlan) -> None:
+        for block_id, host_id in plan.swap_ins:
+            assert all(block_id not in step.touched for step in self._in_flight), (
+                f"block {block_id} is swapped into while a step in flight uses it"
+            )
+            self._copy(self._host_slots, host_id, self._slots, block_id)
+
+    def _swap_out(self, plan: StepPlan) -> None:
+        """As late as the contract allows."""
+        for block_id, host_id in plan.swap_outs:
+            self._copy(self._slots, block_id, self._host_slots, host_id)
+
+    def _copy(self, source: list[int], source_id: int, target: list[int], target_id: int) -> None:
+        size = self._block_size
+        values = source[source_id * size : (source_id + 1) * size]
+        target[target_id * size : (target_id + 1) * size] = values
 
     def _apply_rows(self, plan: StepPlan) -> None:
         busy = {chunk.row for step in self._in_flight for chunk in step.plan.chunks}
@@ -245,4 +270,5 @@ class ToyRunner:
         step = self._in_flight.popleft()
         self.calls.append(f"collect {step.plan.step_id}")
         assert step.token_ids is not None, "a step is collected before it sampled"
+        self._swap_out(step.plan)
         return StepResult(step.plan.step_id, step.token_ids, step.logprobs, step.prompt_logprobs)

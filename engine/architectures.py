@@ -1,0 +1,35 @@
+"""Which architectures have an implementation of their own. Imports nothing heavy: the gateway, too,
+prints this table.
+
+To add one: write its file in ``engine/models``, add its line here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Family(msgspec.Struct, frozen=True):
+    """One file of ``engine/models``."""
+
+    module: str
+    """It defines ``ConfigFile`` and ``ForCausalLM``."""
+    name: str
+    """As people call it."""
+
+
+NATIVE = {
+    "LlamaForCausalLM": Family("llama", "Llama 2, 3, 3.x"),
+    "MistralForCausalLM": Family("mistral", "Mistral"),
+    "Qwen2ForCausalLM": Family("qwen2", "Qwen 2, 2.5"),
+    "Qwen3ForCausalLM": Family("qwen3", "Qwen 3"),
+    "GraniteForCausalLM": Family("granite", "Granite 3"),
+    "Phi3ForCausalLM": Family("phi3", "Phi-3, Phi-4"),
+    "Gemma2ForCausalLM": Family("gemma2", "Gemma 2"),
+    "Gemma3ForCausalLM": Family("gemma3", "Gemma 3 (text)"),
+    "MixtralForCausalLM": Family("mixtral", "Mixtral"),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", "Qwen 3 MoE"),
+    "DeepseekV2ForCausalLM": Family("deepseek_v2", "DeepSeek V2"),
+    "DeepseekV3ForCausalLM": Family("deepseek_v3", "DeepSeek V3, R1"),
+}
+"""By the name in a checkpoint's ``architectures``."""

@@ -1,0 +1,128 @@
+"""Whom an engine process works for: the owner that spawned it, and those that attach themselves.
+
+The owner is at the other end of a private pair. Where several gateway workers share the engine,
+each of them attaches to a second, routed socket. An answer goes to whoever sent its request. A
+client that is gone, or that falls so far behind that its queue is full, loses its requests: the
+others do not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import zmq
+
+from engine.messages import (
+    ClientMessage,
+    EngineMessage,
+    Failed,
+    RequestOutput,
+    StepOutputs,
+    decode_client_message,
+    encode,
+)
+
+SEND_HIGH_WATER_MARK = 1000
+"""Messages the owner may be behind before the engine waits for it."""
+ATTACHED_HIGH_WATER_MARK = 10_000
+"""Messages an attached client may be behind before it loses its requests."""
+
+OWNER = b""
+_FELL_BEHIND = Failed("this client fell too far behind the engine: its requests were given up")
+
+Sockets = zmq.Context[zmq.Socket[bytes]]
+
+
+class Clients:
+    """The engine's ends of all its sockets. Clients are named by their ZeroMQ identity."""
+
+    def __init__(self, owner: zmq.Socket[bytes], attached: zmq.Socket[bytes] | None = None) -> None:
+        """``owner``: a connected PAIR; ``attached``: a bound ROUTER, as ``listen`` makes it."""
+        self._owner = owner
+        self._attached = attached
+        self._poller = zmq.Poller()
+        self._poller.register(owner, zmq.POLLIN)
+        if attached is not None:
+            self._poller.register(attached, zmq.POLLIN)
+        self._sender_of: dict[str, bytes] = {}
+        """Of requests that attached clients sent and that have not ended."""
+        self._lost: set[bytes] = set()
+        self._orphans: list[str] = []
+        """Requests of lost clients, until ``deliver`` hands them over."""
+
+    def received(self, *, wait: bool) -> Iterator[tuple[bytes, ClientMessage]]:
+        """All that has arrived, each with its sender; with ``wait`` at least one."""
+        if wait:
+            self._poller.poll()
+        try:
+            while True:
+                yield OWNER, decode_client_message(self._owner.recv(zmq.DONTWAIT))
+        except zmq.Again:
+            pass
+        if self._attached is None:
+            return
+        try:
+            while True:
+                client, data = self._attached.recv_multipart(zmq.DONTWAIT)
+                if client in self._lost:
+                    self._tell(client, _FELL_BEHIND)
+                else:
+                    yield client, decode_client_message(data)
+        except zmq.Again:
+            return
+
+    def expects(self, client: bytes, request_id: str) -> None:
+        """The answers to this request are for ``client``."""
+        if client != OWNER:
+            self._sender_of[request_id] = client
+
+    def send(self, client: bytes, message: EngineMessage) -> None:
+        """Waits for the owner if it is far behind, for nobody else."""
+        if client == OWNER:
+            self._owner.send(encode(message))
+        elif not self._tell(client, message):
+            self._lost.add(client)
+            self._orphans += [name for name, sender in self._sender_of.items() if sender == client]
+
+    def deliver(self, outputs: list[RequestOutput]) -> list[str]:
+        """To each its own; returns requests that nobody waits for any more, to be aborted."""
+        if not self._sender_of:
+            self._owner.send(encode(StepOutputs(outputs)))
+            return []
+        sorted_outputs: defaultdict[bytes, list[RequestOutput]] = defaultdict(list)
+        for output in outputs:
+            sorted_outputs[self._sender_of.get(output.request_id, OWNER)].append(output)
+            if output.finish_reason is not None:
+                self._sender_of.pop(output.request_id, None)
+        for client, theirs in sorted_outputs.items():
+            if client not in self._lost:
+                self.send(client, StepOutputs(theirs))
+        orphans, self._orphans = self._orphans, []
+        return orphans
+
+    def close(self) -> None:
+        """Close the shared socket; the owner's is its maker's."""
+        if self._attached is not None:
+            self._attached.close()
+
+    def _tell(self, client: bytes, message: EngineMessage) -> bool:
+        assert self._attached is not None
+        try:
+            self._attached.send_multipart((client, encode(message)), zmq.DONTWAIT)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            return False
+        return True
+
+
+def listen(context: Sockets, address: str) -> zmq.Socket[bytes]:
+    """A socket that clients may attach to."""
+    socket = context.socket(zmq.ROUTER)
+    # A message for a client that is gone or full is an error, not silence.
+    socket.router_mandatory = True
+    socket.sndhwm = ATTACHED_HIGH_WATER_MARK
+    socket.linger = 0
+    socket.bind(address)
+    return socket

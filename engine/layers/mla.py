@@ -1,0 +1,132 @@
+"""Multi-head latent attention (arXiv 2405.04434): the cache holds one short vector a token.
+
+With the up-projections of keys and values moved to the other side of their products, all heads
+attend to the latents themselves, which are keys and values in one:
+
+    cached       [ rotated part of the key | latent ]          one head for all query heads
+    query        [ rotated part | its plain part, projected to the latent's width ]
+    attended     [ nothing of use | mean latent ]              projected to the head's value
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.layers.attention import StepContext
+from engine.layers.linear import Linear
+from engine.layers.module import Module
+from engine.layers.norm import RMSNorm
+from engine.layers.parameter import Weight
+from kernels import ops
+
+_LATENT_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLAConfig:
+    q_lora_rank: int | None
+    """None: queries have no latent."""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    interleaved: bool
+    """The checkpoint's rotated dimensions come in pairs (0, 1), (2, 3) and not in halves."""
+
+    @property
+    def cached_dim(self) -> int:
+        return self.qk_rope_head_dim + self.kv_lora_rank
+
+
+class _UpProjection(Module):
+    """Latents to keys and values; multiplied from either side, so no ``Linear``."""
+
+    def __init__(self, rows: int, rank: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.weight = Weight(torch.empty(rows, rank, dtype=dtype, device=device))
+
+
+class LatentAttention(Module):
+    def __init__(
+        self,
+        layer: int,
+        config: MLAConfig,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        scale: float,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.layer = layer
+        self.num_heads = num_heads
+        self.scale = scale
+        self._config = config
+        qk_head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+        q_size = {"": num_heads * qk_head_dim}
+        if config.q_lora_rank is None:
+            self.q_proj = Linear(hidden_size, q_size, bias=False, dtype=dtype, device=device)
+        else:
+            rank = config.q_lora_rank
+            self.q_a_proj = Linear(hidden_size, {"": rank}, bias=bias, dtype=dtype, device=device)
+            self.q_a_layernorm = RMSNorm(rank, _LATENT_EPS, dtype=dtype, device=device)
+            self.q_b_proj = Linear(rank, q_size, bias=False, dtype=dtype, device=device)
+        self.kv_a_proj_with_mqa = Linear(
+            hidden_size, {"": config.cached_dim}, bias=bias, dtype=dtype, device=device
+        )
+        self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, _LATENT_EPS, dtype=dtype, device=device)
+        self.kv_b_proj = _UpProjection(
+            num_heads * (config.qk_nope_head_dim + config.v_head_dim),
+            config.kv_lora_rank,
+            dtype=dtype,
+            device=device,
+        )
+        self.o_proj = Linear(
+            num_heads * config.v_head_dim,
+            {"": hidden_size},
+            bias=bias,
+            dtype=dtype,
+            device=device,
+        )
+
+    def __call__(self, x: torch.Tensor, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """x: [num_tokens, hidden]; cos_sin: [max_positions, qk_rope_head_dim]."""
+        config, num_tokens, rotary_dim = self._config, x.shape[0], self._config.qk_rope_head_dim
+        # [num_heads, nope + v, rank]
+        up = self.kv_b_proj.weight.data.view(self.num_heads, -1, config.kv_lora_rank)
+        to_keys, to_values = up.split_with_sizes((config.qk_nope_head_dim, config.v_head_dim), 1)
+        q_plain, q_turned = self._queries(x).split_with_sizes(
+            (config.qk_nope_head_dim, rotary_dim), -1
+        )
+        latent, k_turned = self.kv_a_proj_with_mqa(x).split_with_sizes(
+            (config.kv_lora_rank, rotary_dim), -1
+        )
+
+        qk = x.new_empty(num_tokens, self.num_heads + 1, config.cached_dim)
+        q, k = qk.split_with_sizes((self.num_heads, 1), 1)
+        q[..., :rotary_dim] = self._in_halves(q_turned)
+        q[..., rotary_dim:] = torch.bmm(q_plain.transpose(0, 1), to_keys).transpose(0, 1)
+        k[:, 0, :rotary_dim] = self._in_halves(k_turned)
+        k[:, 0, rotary_dim:] = self.kv_a_layernorm(latent.contiguous())
+        cache, _ = step.kv_cache[self.layer]
+        ops.rope_and_cache(q, k, k, cache, cache, cos_sin, step.positions, step.slots)
+
+        attended = step.attend(q, cache, cache, self.scale)[..., rotary_dim:]
+        values = torch.bmm(attended.transpose(0, 1), to_values.transpose(1, 2))
+        return self.o_proj(values.transpose(0, 1).reshape(num_tokens, -1))
+
+    def _queries(self, x: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, num_heads, qk_nope_head_dim + qk_rope_head_dim]"""
+        if self._config.q_lora_rank is None:
+            q = self.q_proj(x)
+        else:
+            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        return q.view(x.shape[0], self.num_heads, -1)
+
+    def _in_halves(self, x: torch.Tensor) -> torch.Tensor:
+        """Dimensions in the order ``ops.rope_and_cache`` turns them; scores do not care."""
+        if not self._config.interleaved:
+            return x
+        return x.reshape(*x.shape[:-1], -1, 2).transpose(-1, -2).reshape(x.shape)

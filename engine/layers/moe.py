@@ -1,0 +1,153 @@
+"""Mixtures of experts: a router picks a few of many feed-forward blocks for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.nn import functional as F
+
+from engine.layers.mlp import GatedMLP
+from engine.layers.module import Module
+from engine.layers.parameter import Weight
+from kernels import ops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """Which experts a token goes to, and with what weights."""
+
+    num_experts: int
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool
+    """The weights of a token's experts sum to 1."""
+    scale: float = 1.0
+    """What the weights are multiplied with in the end."""
+    num_groups: int = 1
+    """Experts are picked from the best ``top_k_groups`` groups only (arXiv 2405.04434)."""
+    top_k_groups: int = 1
+    has_bias: bool = False
+    """A learned bias helps to pick, not to weigh, and groups count their two best experts (arXiv
+    2408.15664); without, a group counts its best."""
+    in_float32: bool = False
+    """The scores are computed in float32, whatever the model's dtype."""
+
+
+class Router(Module):
+    def __init__(
+        self, config: RouterConfig, hidden_size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._config = config
+        shape = config.num_experts, hidden_size
+        self.weight = Weight(torch.empty(shape, dtype=dtype, device=device))
+        self.e_score_correction_bias: Weight | None = None
+        if config.has_bias:
+            bias = torch.empty(config.num_experts, dtype=torch.float32, device=device)
+            self.e_score_correction_bias = Weight(bias)
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x: [num_tokens, hidden]; returns experts [num_tokens, top_k] int64, weights float32."""
+        config, weight = self._config, self.weight.data
+        if config.in_float32:
+            x, weight = x.float(), weight.float()
+        logits = F.linear(x, weight).float()
+        scores = logits.softmax(-1) if config.scoring == "softmax" else logits.sigmoid()
+        wanted = scores
+        if self.e_score_correction_bias is not None:
+            wanted = scores + self.e_score_correction_bias.data
+        if config.num_groups > 1:
+            wanted = self._best_groups_only(wanted)
+        experts = wanted.topk(config.top_k, dim=-1).indices
+        weights = scores.gather(1, experts)
+        if config.renormalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return experts, weights * config.scale
+
+    def _best_groups_only(self, wanted: torch.Tensor) -> torch.Tensor:
+        config = self._config
+        grouped = wanted.view(len(wanted), config.num_groups, -1)
+        best = grouped.topk(2 if config.has_bias else 1, dim=-1).values.sum(-1)
+        kept = best.topk(config.top_k_groups, dim=-1).indices
+        lost = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
+        return grouped.masked_fill(lost.unsqueeze(-1), float("-inf")).view_as(wanted)
+
+
+class ExpertLinear(Module):
+    """The matrices of all experts in one weight: [num_experts, out_features, in_features]."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        in_features: int,
+        parts: dict[str, int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = num_experts, sum(parts.values()), in_features
+        self.weight = Weight.stacked(torch.empty(shape, dtype=dtype, device=device), parts)
+
+
+class Experts(Module):
+    """``down(silu(gate(x)) * up(x))``, once for each expert of a token."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """names: the checkpoint's, of an expert's three matrices."""
+        gate, up, down = names
+        inner = {gate: intermediate_size, up: intermediate_size}
+        self.gate_up = ExpertLinear(num_experts, hidden_size, inner, dtype=dtype, device=device)
+        self.down = ExpertLinear(
+            num_experts, intermediate_size, {down: hidden_size}, dtype=dtype, device=device
+        )
+
+    def __call__(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """x: [num_tokens, hidden]; the rest as ``Router`` returns it."""
+        gate_up, down = self.gate_up.weight.data, self.down.weight.data
+        return ops.apply_experts(x, gate_up, down, experts, weights)
+
+
+class SparseMoE(Module):
+    def __init__(
+        self,
+        router: RouterConfig,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+        shared_size: int | None = None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """shared_size: width of a feed-forward block that every token goes through as well."""
+        self.gate = Router(router, hidden_size, dtype=dtype, device=device)
+        self.experts = Experts(
+            router.num_experts,
+            hidden_size,
+            intermediate_size,
+            names=names,
+            dtype=dtype,
+            device=device,
+        )
+        self.shared_experts: GatedMLP | None = None
+        if shared_size is not None:
+            self.shared_experts = GatedMLP(
+                hidden_size, shared_size, bias=False, dtype=dtype, device=device
+            )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.experts(x, *self.gate(x))
+        return out if self.shared_experts is None else out.add_(self.shared_experts(x))

@@ -1,0 +1,47 @@
+"""DeepSeek V3 and R1 (arXiv 2412.19437): V2 with sigmoid scores and a bias that balances experts.
+
+The layers for predicting several tokens, which checkpoints hold after the decoder's own, are not
+loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from engine.layers.moe import RouterConfig
+from engine.models import deepseek_v2
+
+
+class ConfigFile(deepseek_v2.ConfigFile, kw_only=True):
+    max_position_embeddings: int = 4096
+    n_routed_experts: int = 256
+    n_shared_experts: int | None = 1
+    num_experts_per_tok: int | None = 8
+    moe_intermediate_size: int = 2048
+    first_k_dense_replace: int = 3
+    n_group: int | None = 8
+    topk_group: int | None = 4
+    topk_method: str = "noaux_tc"
+    scoring_func: Literal["softmax", "sigmoid"] = "sigmoid"
+    norm_topk_prob: bool | None = True
+    routed_scaling_factor: float = 2.5
+
+    def router(self) -> RouterConfig:
+        for name, only in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid")):
+            if getattr(self, name) != only:
+                raise ValueError(f"{name}: not supported: {getattr(self, name)!r}, only {only!r}")
+        return RouterConfig(
+            num_experts=self.n_routed_experts,
+            top_k=self.num_experts_per_tok or 1,
+            scoring="sigmoid",
+            renormalize=bool(self.norm_topk_prob),
+            scale=self.routed_scaling_factor,
+            num_groups=self.n_group or 1,
+            top_k_groups=self.topk_group or 1,
+            has_bias=True,
+            in_float32=True,
+        )
+
+
+class ForCausalLM(deepseek_v2.ForCausalLM):
+    pass

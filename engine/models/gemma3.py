@@ -1,0 +1,42 @@
+"""Gemma 3, the text model (arXiv 2503.19786): Gemma 2 with head norms in place of soft caps, and
+rotary frequencies of their own for the layers with a window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.layers.norm import OffsetRMSNorm
+from engine.layers.rope import RopeConfig
+from engine.models import gemma2, llama
+from engine.models.base import ModelConfig
+
+_FULL, _WINDOW = "full_attention", "sliding_attention"
+
+
+class ConfigFile(gemma2.ConfigFile, kw_only=True):
+    vocab_size: int = 262_208
+    max_position_embeddings: int = 131_072
+    rope_theta: float = 1_000_000.0
+    rope_local_base_freq: float = 10_000.0
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    sliding_window_pattern: int = 6
+
+    def rope(self) -> RopeConfig:
+        nested = (self.rope_parameters or {}).get(_FULL) or {}
+        return self.read_rope({**nested, **(self.rope_scaling or {})})
+
+    def adapt(self, config: ModelConfig) -> ModelConfig:
+        nested = (self.rope_parameters or {}).get(_WINDOW) or {}
+        window_rope = self.read_rope(dict(nested), default_theta=self.rope_local_base_freq)
+        # transformers carries this field along and never applies it.
+        config = replace(super().adapt(config), attention_softcap=None)
+        return replace(config, window_rope=window_rope)
+
+
+class Gemma3DecoderLayer(gemma2.Gemma2DecoderLayer):
+    qk_norm = OffsetRMSNorm
+
+
+class ForCausalLM(llama.ForCausalLM):
+    layer_class = Gemma3DecoderLayer

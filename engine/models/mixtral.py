@@ -1,0 +1,48 @@
+"""Mixtral (arXiv 2401.04088): Mistral with a mixture of experts in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from engine.layers.moe import RouterConfig, SparseMoE
+from engine.models import llama, mistral
+from engine.models.base import ModelConfig, MoEConfig
+
+
+class ConfigFile(mistral.ConfigFile, kw_only=True):
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 1_000_000.0
+    sliding_window: int | None = None
+    num_local_experts: int = 8
+    num_experts_per_tok: int = 2
+
+    def adapt(self, config: ModelConfig) -> ModelConfig:
+        router = RouterConfig(
+            num_experts=self.num_local_experts,
+            top_k=self.num_experts_per_tok,
+            renormalize=True,
+        )
+        moe = MoEConfig(router, config.intermediate_size)
+        return replace(super().adapt(config), moe=moe)
+
+
+class MixtralDecoderLayer(llama.LlamaDecoderLayer):
+    def _add_feed_forward(self, config: ModelConfig, layer: int) -> None:
+        assert config.moe is not None
+        self.block_sparse_moe = SparseMoE(
+            config.moe.router,
+            config.hidden_size,
+            config.moe.intermediate_size,
+            names=("w1", "w3", "w2"),
+            dtype=self._dtype,
+            device=self._device,
+        )
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block_sparse_moe(x)
+
+
+class ForCausalLM(llama.ForCausalLM):
+    layer_class = MixtralDecoderLayer

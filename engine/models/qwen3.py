@@ -1,0 +1,24 @@
+"""Qwen 3 (arXiv 2505.09388): Qwen 2 with norms of every query and key head in place of biases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.layers.norm import RMSNorm
+from engine.models import llama, qwen2
+from engine.models.base import ModelConfig
+
+
+class ConfigFile(qwen2.ConfigFile, kw_only=True):
+    head_dim: int | None = 128
+
+    def adapt(self, config: ModelConfig) -> ModelConfig:
+        return replace(config, windows=self.layer_windows())
+
+
+class Qwen3DecoderLayer(llama.LlamaDecoderLayer):
+    qk_norm = RMSNorm
+
+
+class ForCausalLM(llama.ForCausalLM):
+    layer_class = Qwen3DecoderLayer

@@ -1,0 +1,66 @@
+"""Qwen 3 MoE (arXiv 2505.09388): Qwen 3 with mixtures of experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.layers.moe import RouterConfig, SparseMoE
+from engine.models import llama, qwen3
+from engine.models.base import ModelConfig, MoEConfig
+
+
+class ConfigFile(qwen3.ConfigFile, kw_only=True):
+    num_key_value_heads: int | None = 4
+    head_dim: int | None = None
+    num_experts: int = 128
+    num_local_experts: int | None = None
+    """How transformers 5 spells ``num_experts``."""
+    num_experts_per_tok: int = 8
+    moe_intermediate_size: int = 768
+    norm_topk_prob: bool = False
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
+
+    def adapt(self, config: ModelConfig) -> ModelConfig:
+        router = RouterConfig(
+            num_experts=self.num_local_experts or self.num_experts,
+            top_k=self.num_experts_per_tok,
+            renormalize=self.norm_topk_prob,
+        )
+        dense = frozenset(
+            i
+            for i in range(self.num_hidden_layers)
+            if i in (self.mlp_only_layers or ()) or (i + 1) % self.decoder_sparse_step
+        )
+        windows: tuple[int | None, ...] = ()
+        if self.use_sliding_window:
+            windows = self.windows(self.sliding_window, self.layer_types)
+        return replace(
+            config, windows=windows, moe=MoEConfig(router, self.moe_intermediate_size, dense)
+        )
+
+
+class MoEDecoderLayer(llama.LlamaDecoderLayer):
+    """Any family whose mixture of experts is called ``mlp``."""
+
+    def _add_feed_forward(self, config: ModelConfig, layer: int) -> None:
+        assert config.moe is not None
+        if layer in config.moe.dense_layers:
+            super()._add_feed_forward(config, layer)
+            return
+        self.mlp = SparseMoE(
+            config.moe.router,
+            config.hidden_size,
+            config.moe.intermediate_size,
+            shared_size=config.moe.shared_size,
+            dtype=self._dtype,
+            device=self._device,
+        )
+
+
+class Qwen3MoeDecoderLayer(MoEDecoderLayer, qwen3.Qwen3DecoderLayer):
+    pass
+
+
+class ForCausalLM(llama.ForCausalLM):
+    layer_class = Qwen3MoeDecoderLayer

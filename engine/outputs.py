@@ -1,0 +1,202 @@
+"""What the offline API returns, shaped as in vLLM, and how it grows step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from engine.detokenize import Detokenizer
+from engine.messages import (
+    FinishReason,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    TokenLogprobs,
+)
+from engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """How likely a token was at its place."""
+
+    logprob: float
+    rank: int
+    """1 for the likeliest token."""
+    decoded_token: str | None
+    """The token by itself; None with ``skip_tokenizer_init``."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """What was generated for a prompt."""
+
+    index: int
+    """In [0, n)."""
+    text: str
+    """``""`` with ``skip_tokenizer_init``."""
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop token or stop string that ended it; None for the model's own EOS."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    """If asked for: at the place of each of ``token_ids``, that token and the likeliest ones."""
+
+
+@dataclass(slots=True)
+class GenerationOutput:
+    """A prompt and its completions, shaped like vLLM's ``RequestOutput``."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    """A final result has all of them; one before has the completion that moved."""
+    finished: bool = False
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """If asked for: the same as ``CompletionOutput.logprobs``; None at the first token."""
+
+
+class CompletionProgress:
+    """One completion while it is generated."""
+
+    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+        self.finished = False
+        self._tokenizer = tokenizer
+        self._detokenizer = None
+        if tokenizer is not None:
+            self._detokenizer = Detokenizer(
+                tokenizer,
+                stop=params.stop,
+                include_stop_str_in_output=params.include_stop_str_in_output,
+                skip_special_tokens=params.skip_special_tokens,
+                min_tokens=params.min_tokens,
+            )
+        self._texts: list[str] = []
+        self._whole = CompletionOutput(
+            index, "", [], logprobs=None if params.logprobs is None else []
+        )
+
+    def push(self, output: RequestOutput) -> CompletionOutput:
+        """What is new."""
+        delta = CompletionOutput(
+            self._whole.index,
+            "",
+            output.new_token_ids,
+            output.finish_reason,
+            output.stop_reason,
+            named(output.logprobs, self._tokenizer),
+        )
+        if self._detokenizer is not None:
+            delta.text = self._detokenizer.push_output(output)
+            if self._detokenizer.stopped is not None:
+                delta.finish_reason, delta.stop_reason = "stop", self._detokenizer.stopped
+        self.finished = delta.finish_reason is not None
+        self._take(delta)
+        return delta
+
+    def _take(self, delta: CompletionOutput) -> None:
+        whole = self._whole
+        self._texts.append(delta.text)
+        whole.token_ids += delta.token_ids
+        whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
+        if whole.logprobs is not None and delta.logprobs is not None:
+            whole.logprobs += delta.logprobs
+
+    def whole(self) -> CompletionOutput:
+        """A copy of all that there is so far."""
+        self._texts = ["".join(self._texts)]
+        logprobs = self._whole.logprobs
+        return replace(
+            self._whole,
+            text=self._texts[0],
+            token_ids=list(self._whole.token_ids),
+            logprobs=None if logprobs is None else list(logprobs),
+        )
+
+
+class GenerationProgress:
+    """All completions of a prompt while they are generated."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
+        self.params = params
+        self._prompt = prompt
+        self._tokenizer = tokenizer
+        self._completions = [CompletionProgress(i, params, tokenizer) for i in range(params.n)]
+        self._num_cached_tokens = 0
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(completion.finished for completion in self._completions)
+
+    def push(self, index: int, output: RequestOutput) -> CompletionOutput:
+        """What is new of the completion at ``index``."""
+        if index == 0:
+            self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        found = named(output.prompt_logprobs, self._tokenizer)
+        if found is not None:
+            self._prompt_logprobs = [None, *found]
+        return self._completions[index].push(output)
+
+    def is_finished(self, index: int) -> bool:
+        return self._completions[index].finished
+
+    def result(
+        self, kind: RequestOutputKind, index: int, delta: CompletionOutput
+    ) -> GenerationOutput | None:
+        """What a reader of this kind hears of ``delta``, the last step of one completion."""
+        match kind:
+            case RequestOutputKind.DELTA:
+                return self._output([delta])
+            case RequestOutputKind.CUMULATIVE:
+                return self._output([self._completions[index].whole()])
+            case RequestOutputKind.FINAL_ONLY:
+                return self.final() if self.finished else None
+
+    def final(self) -> GenerationOutput:
+        return self._output([completion.whole() for completion in self._completions])
+
+    def _output(self, completions: list[CompletionOutput]) -> GenerationOutput:
+        return GenerationOutput(
+            self.request_id,
+            self._prompt,
+            self.prompt_token_ids,
+            completions,
+            self.finished,
+            self._num_cached_tokens,
+            self._prompt_logprobs,
+        )
+
+
+def named(
+    records: list[TokenLogprobs] | None, tokenizer: Tokenizer | None
+) -> list[dict[int, Logprob]] | None:
+    """By token id: the token itself first, then those of the likeliest that are others."""
+    if records is None:
+        return None
+    return [_entry(record, tokenizer) for record in records]
+
+
+def _entry(record: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    tokens = [(record.token_id, record.logprob, record.rank)]
+    tokens += [(token_id, logprob, 1 + i) for i, (token_id, logprob) in enumerate(record.top)]
+    return {
+        token_id: Logprob(logprob, rank, _text(token_id, tokenizer))
+        for token_id, logprob, rank in tokens
+    }
+
+
+def _text(token_id: int, tokenizer: Tokenizer | None) -> str | None:
+    if tokenizer is None:
+        return None
+    return tokenizer.decode([token_id], skip_special_tokens=False)

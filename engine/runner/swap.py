@@ -1,0 +1,184 @@
+"""Copies of KV blocks in host memory: where preempted requests wait without losing their work.
+
+On a GPU the copies run beside the forward passes, on two streams of their own::
+
+    main   step N        | step N+1 (waits for its copies in) ...
+    out         copies out of plan N+1: behind step N, which may still write what they read
+    in     copies in of plan N+1: at once, even beside step N, which does not know their blocks
+
+What was copied out is waited for when its step is collected, and only then are its blocks handed
+out again. So a copy back never has to wait for one, and no forward pass for a copy out.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.errors import ConfigError
+from engine.layers.attention import KVCache
+from kernels.transfer import to_device
+
+# Blocks travel through a buffer on the device, which makes one copy of the pieces of all layers.
+_STAGING_BYTES = 32 * 1024 * 1024
+_NUM_BLOCKS_TIMED = 16
+GIB = 1 << 30
+DEFAULT_SWAP_SPACE = 4.0
+
+Pairs = Sequence[tuple[int, int]]
+"""(block of the cache, host block)"""
+
+
+class HostBlocks:
+    """``num_blocks`` blocks in (pinned) host memory beside a KV cache of any number of tensors.
+
+    Each tensor of the cache has the block as its first dimension.
+    """
+
+    def __init__(self, kv_cache: KVCache, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        tensors = [tensor for pair in kv_cache for tensor in pair]
+        # As bytes, one row a block: [num_cache_blocks, bytes of one block in this tensor].
+        self._tensors = [tensor.flatten(1).view(torch.uint8) for tensor in tensors]
+        self._device = tensors[0].device
+        self.block_bytes = sum(tensor.shape[1] for tensor in self._tensors)
+        self._host = torch.empty(num_blocks, self.block_bytes, dtype=torch.uint8)
+        if self._device.type == "cuda":
+            _pin(self._host)
+            weakref.finalize(self, _unpin, self._host)
+        num_staged = min(num_blocks, max(1, _STAGING_BYTES // self.block_bytes))
+        self._out = _Lane(self._device, num_staged, self.block_bytes)
+        self._in = _Lane(self._device, num_staged, self.block_bytes)
+        self.s_per_block = self._measure()
+
+    def copy_out(self, pairs: Pairs) -> torch.cuda.Event | None:
+        """Copy what all steps enqueued so far leave in the blocks; on a GPU, the end of it."""
+        with self._out:
+            if self._out.stream is not None:
+                self._out.stream.wait_stream(torch.cuda.current_stream(self._device))
+            for some in self._out.portions(pairs):
+                staged = self._gather([block_id for block_id, _ in some])
+                for row, (_, host_id) in zip(staged, some, strict=True):
+                    self._host[host_id].copy_(row, non_blocking=True)
+            return self._out.event()
+
+    def copy_in(self, pairs: Pairs) -> None:
+        """Copy back; what is enqueued on the current stream from now on finds it there.
+
+        No step in flight may use the blocks, and their copies out must be over.
+        """
+        with self._in:
+            for some in self._in.portions(pairs):
+                staged = self._in.staging[: len(some)]
+                for row, (_, host_id) in zip(staged, some, strict=True):
+                    row.copy_(self._host[host_id], non_blocking=True)
+                self._scatter([block_id for block_id, _ in some], staged)
+            end = self._in.event()
+        if end is not None:
+            torch.cuda.current_stream(self._device).wait_event(end)
+
+    def _gather(self, block_ids: list[int]) -> torch.Tensor:
+        """[len(block_ids), block_bytes] uint8"""
+        index = to_device(np.array(block_ids, np.int64), self._device)
+        staged = self._out.staging[: len(block_ids)]
+        start = 0
+        for tensor in self._tensors:
+            end = start + tensor.shape[1]
+            staged[:, start:end] = tensor.index_select(0, index)
+            start = end
+        return staged
+
+    def _scatter(self, block_ids: list[int], staged: torch.Tensor) -> None:
+        index = to_device(np.array(block_ids, np.int64), self._device)
+        start = 0
+        for tensor in self._tensors:
+            end = start + tensor.shape[1]
+            tensor.index_copy_(0, index, staged[:, start:end])
+            start = end
+
+    def _measure(self) -> float:
+        """Seconds to copy one block one way: the mean over a few, out and in, the second time."""
+        num_cache_blocks = self._tensors[0].shape[0]
+        count = min(_NUM_BLOCKS_TIMED, self.num_blocks, num_cache_blocks)
+        pairs = [(i, i) for i in range(count)]
+        seconds = 0.0
+        for _ in range(2):
+            started = time.perf_counter()
+            end = self.copy_out(pairs)
+            if end is not None:
+                end.synchronize()
+            self.copy_in(pairs)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            seconds = time.perf_counter() - started
+        return seconds / (2 * count)
+
+
+def load_host_blocks(swap_space: float | None, kv_cache: KVCache) -> HostBlocks | None:
+    """What ``EngineConfig.swap_space`` asks for; None for none.
+
+    Raises ``ConfigError`` when it cannot be had, or holds no block.
+    """
+    device = kv_cache[0][0].device
+    if swap_space is None:
+        swap_space = DEFAULT_SWAP_SPACE if device.type == "cuda" else 0.0
+    if swap_space == 0:
+        return None
+    block_bytes = sum(tensor[0].nbytes for pair in kv_cache for tensor in pair)
+    num_blocks = int(swap_space * GIB) // block_bytes
+    if num_blocks == 0:
+        raise ConfigError(
+            f"swap_space = {swap_space:g} GiB holds no block of {block_bytes} bytes: "
+            "raise it, or set 0 for none"
+        )
+    return HostBlocks(kv_cache, num_blocks)
+
+
+class _Lane:
+    """Copies in one direction: on a GPU a stream of their own, and the buffer they pass."""
+
+    def __init__(self, device: torch.device, num_staged: int, block_bytes: int) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.staging = torch.empty(num_staged, block_bytes, dtype=torch.uint8, device=device)
+        self._context: Any = None
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self._context = torch.cuda.stream(self.stream)
+            self._context.__enter__()
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._context is not None:
+            self._context.__exit__(*exc_info)
+            self._context = None
+
+    def portions(self, pairs: Pairs) -> list[Pairs]:
+        """As much as the buffer takes at a time."""
+        size = len(self.staging)
+        return [pairs[start : start + size] for start in range(0, len(pairs), size)]
+
+    def event(self) -> torch.cuda.Event | None:
+        """The end of all copies so far."""
+        if self.stream is None:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self.stream)
+        return event
+
+
+def _pin(host: torch.Tensor) -> None:
+    """Torch's own pinned memory comes in powers of two, which could be nearly twice as much."""
+    error = torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0)  # type: ignore[no-untyped-call]
+    if int(error) != 0:
+        raise ConfigError(
+            f"{host.nbytes} bytes of host memory cannot be pinned ({error}): lower swap_space"
+        )
+
+
+def _unpin(host: torch.Tensor) -> None:
+    torch.cuda.cudart().cudaHostUnregister(host.data_ptr())  # type: ignore[no-untyped-call]

@@ -1,0 +1,51 @@
+"""What a preemption costs: computing tokens again, or copying their blocks out and in."""
+
+from __future__ import annotations
+
+# How much an earlier step counts against the one after it: a memory of some 200 steps.
+_DECAY = 0.995
+# Steps must differ by this many tokens (standard deviation) to tell the price of one from them.
+_MIN_DEVIATION = 4.0
+
+
+class PreemptionCosts:
+    """Compares the two by what was measured: steps while they run, a block's copy at start-up.
+
+    A step of n tokens takes a + b n seconds. The slope b, fitted by least squares over the last
+    steps, is what a recomputed token adds to a step that takes place anyway.
+    """
+
+    def __init__(self, swap_s_per_block: float) -> None:
+        self._swap_s_per_block = swap_s_per_block
+        # Decayed sums over the steps of 1, n, n^2, t, n t.
+        self._count = self._n = self._nn = self._t = self._nt = 0.0
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """A step of so many tokens took so long."""
+        self._count = _DECAY * self._count + 1
+        self._n = _DECAY * self._n + num_tokens
+        self._nn = _DECAY * self._nn + num_tokens * num_tokens
+        self._t = _DECAY * self._t + seconds
+        self._nt = _DECAY * self._nt + num_tokens * seconds
+
+    @property
+    def s_per_token(self) -> float | None:
+        """Seconds that a token adds to a step; None before the first step.
+
+        While all steps are about as large this is the mean, which is an upper bound.
+        """
+        if self._n == 0:
+            return None
+        variance = self._count * self._nn - self._n * self._n
+        if variance > (_MIN_DEVIATION * self._count) ** 2:
+            slope = (self._count * self._nt - self._n * self._t) / variance
+            if slope > 0:
+                return slope
+        return self._t / self._n
+
+    def prefers_swap(self, num_tokens: int, num_blocks: int) -> bool:
+        """Whether copying so many blocks out and in costs less than computing so many tokens."""
+        s_per_token = self.s_per_token
+        if s_per_token is None:
+            return False
+        return 2 * num_blocks * self._swap_s_per_block < num_tokens * s_per_token

@@ -1,0 +1,112 @@
+"""What all routes of ``/admin/v1`` have in common: who may, as whom, and how failures are said.
+
+Every handler runs behind ``admin_route``: a key with the scope it names, every change written under
+that key's public id in the audit log, bodies and ids checked before anything is asked of the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway import context
+from gateway.bodies import decode
+from gateway.errors import InvalidRequestError, NotFound
+from gateway.routes.answers import check_media_type
+from gateway.schemas.admin import ListObject
+from tenants.access import require_scope
+from tenants.audit import acting_as
+from tenants.types import Scope
+
+PREFIX = "/admin/v1"
+MAX_LIST = 1000
+
+Handler = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
+
+
+def admin_route(path: str, method: str, handler: Handler, *, scope: Scope = "admin") -> Route:
+    """A route below ``/admin/v1`` for keys with ``scope``."""
+
+    async def guarded(request: Request) -> Response:
+        key = context.principal_of(request.scope).key
+        require_scope(key, scope)
+        with acting_as(f"key {key.public_id}"):
+            return await handler(request)
+
+    return Route(PREFIX + path, guarded, methods=[method])
+
+
+async def body_of(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+    """The decoded body; an empty one counts as ``{}``."""
+    check_media_type(request)
+    return decode(decoder, await request.body() or b"{}")
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    """As JSON, never to be kept by a cache: an answer may hold a key."""
+    return Response(
+        msgspec.json.encode(value),
+        status,
+        {"cache-control": "no-store"},
+        media_type="application/json",
+    )
+
+
+def listing(rows: list[Any], limit: int | None = None) -> Response:
+    """``limit``: what was asked for, when one row more than that was looked for."""
+    if limit is None:
+        return answer(ListObject(data=rows))
+    return answer(ListObject(data=rows[:limit], has_more=len(rows) > limit))
+
+
+def id_of(request: Request, name: str) -> UUID:
+    """An id in the path. Raises ``NotFound`` for what cannot be one."""
+    found = parse_id(request.path_params[name])
+    if found is None:
+        what = name.removesuffix("_id")
+        raise NotFound(f"There is no {what} {request.path_params[name]!r}.", param=name)
+    return found
+
+
+def query_id(request: Request, name: str) -> UUID | None:
+    """An id in the query, if given. Raises ``InvalidRequestError``."""
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    found = parse_id(text)
+    if found is None:
+        raise InvalidRequestError(f"Must be an id, is {text!r}.", param=name)
+    return found
+
+
+def query_number(request: Request, name: str, default: int | None, *, most: int) -> int | None:
+    """A whole number in the query, 1 to ``most``. Raises ``InvalidRequestError``."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 19 and 1 <= int(text) <= most):
+        raise InvalidRequestError(f"Must be a number from 1 to {most}, is {text!r}.", param=name)
+    return int(text)
+
+
+def moment(value: int, name: str) -> datetime:
+    """Unix seconds as a time. Raises ``InvalidRequestError``."""
+    try:
+        return datetime.fromtimestamp(value, UTC)
+    except (OverflowError, ValueError, OSError):
+        raise InvalidRequestError(f"{value} is no Unix time in seconds.", param=name) from None
+
+
+def parse_id(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

@@ -1,0 +1,114 @@
+"""``/admin/v1/streams`` and ``/admin/v1/engine``: what runs now, and how to end it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from engine.client import EngineClient
+from gateway.errors import NotFound
+from gateway.generation import Generation, Generations
+from gateway.revocations import killed
+from gateway.routes.admin import admin_route, answer, id_of, listing, query_id
+from gateway.schemas.admin import EngineState, StreamObject, TenantLoad
+from tenants.store import Store
+from tenants.types import RunningRequest, Tenant
+
+
+def live_routes(store: Store, generations: Generations, engine: EngineClient) -> list[Route]:
+    async def list_streams(request: Request) -> Response:
+        """This worker's requests as they are, those of others as the database knows them."""
+        tenant_id = query_id(request, "tenant_id")
+        here = {
+            generation.admitted.id: _here(generation)
+            for generation in generations.live()
+            if tenant_id in (None, generation.admitted.principal.tenant.id)
+        }
+        elsewhere = [
+            _elsewhere(running)
+            for running in await store.list_running(tenant_id)
+            if running.request_id not in here
+        ]
+        return listing(sorted([*here.values(), *elsewhere], key=lambda row: row.created_at))
+
+    async def kill_stream(request: Request) -> Response:
+        request_id = id_of(request, "stream_id")
+        await store.kill_request(await _tenant_of(request_id), request_id)
+        generations.fail_request(request_id, killed())
+        return Response(status_code=204)
+
+    async def _tenant_of(request_id: UUID) -> UUID:
+        for generation in generations.live():
+            if generation.admitted.id == request_id:
+                return generation.admitted.principal.tenant.id
+        for running in await store.list_running():
+            if running.request_id == request_id:
+                return running.tenant_id
+        raise NotFound(f"No request {str(request_id)!r} runs.", param="stream_id")
+
+    async def state(request: Request) -> Response:
+        return answer(
+            EngineState(
+                ready=engine.ready,
+                stats=msgspec.to_builtins(engine.stats),
+                tenants=_loads(generations.live()),
+            )
+        )
+
+    return [
+        admin_route("/streams", "GET", list_streams),
+        admin_route("/streams/{stream_id}", "DELETE", kill_stream),
+        admin_route("/engine", "GET", state),
+    ]
+
+
+def _here(generation: Generation) -> StreamObject:
+    admitted = generation.admitted
+    return StreamObject(
+        id=str(admitted.id),
+        tenant_id=str(admitted.principal.tenant.id),
+        key_id=str(admitted.principal.key.id),
+        model=admitted.model,
+        state="running",
+        prompt_tokens=admitted.num_prompt_tokens,
+        generated_tokens=generation.num_generated_tokens,
+        created_at=generation.created,
+        is_here=True,
+    )
+
+
+def _elsewhere(running: RunningRequest) -> StreamObject:
+    return StreamObject(
+        id=str(running.request_id),
+        tenant_id=str(running.tenant_id),
+        key_id=str(running.key_id),
+        model=running.model,
+        state=running.state,
+        prompt_tokens=running.prompt_tokens,
+        generated_tokens=running.generated_tokens,
+        created_at=int(running.created_at.timestamp()),
+        is_here=False,
+    )
+
+
+def _loads(live: Iterable[Generation]) -> list[TenantLoad]:
+    by_tenant: dict[UUID, tuple[Tenant, list[Generation]]] = {}
+    for generation in live:
+        tenant = generation.admitted.principal.tenant
+        by_tenant.setdefault(tenant.id, (tenant, []))[1].append(generation)
+    loads = [
+        TenantLoad(
+            tenant_id=str(tenant.id),
+            name=tenant.name,
+            num_running=len(running),
+            prompt_tokens=sum(one.admitted.num_prompt_tokens for one in running),
+            generated_tokens=sum(one.num_generated_tokens for one in running),
+        )
+        for tenant, running in by_tenant.values()
+    ]
+    return sorted(loads, key=lambda load: load.name)

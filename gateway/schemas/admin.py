@@ -1,0 +1,244 @@
+"""Bodies of ``/admin/v1``. Times are Unix seconds; unknown fields are refused."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tenants.limits import Limits
+from tenants.types import ApiKey, AuditEntry, Project, Scope, Tenant, UsageSum
+
+
+class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    weight: float = 1.0
+    priority: int = 0
+
+
+class UpdateTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is left out stays."""
+
+    name: str | None = None
+    weight: float | None = None
+    priority: int | None = None
+    disabled: bool | None = None
+
+
+class NamedProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+
+
+class CreateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str = "default"
+    scopes: tuple[Scope, ...] = ("chat",)
+    project_id: str | None = None
+    """By default the tenant's default project."""
+    allowed_models: tuple[str, ...] = ()
+    model_aliases: dict[str, str] = {}
+    expires_at: int | None = None
+
+
+class RotateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    grace_seconds: int = 24 * 3600
+    """How long the old key goes on working."""
+
+
+class TenantObject(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    weight: float
+    priority: int
+    created_at: int
+    disabled_at: int | None
+    object: Literal["tenant"] = "tenant"
+
+    @classmethod
+    def of(cls, tenant: Tenant) -> TenantObject:
+        return cls(
+            id=str(tenant.id),
+            name=tenant.name,
+            weight=tenant.weight,
+            priority=tenant.priority,
+            created_at=int(tenant.created_at.timestamp()),
+            disabled_at=seconds(tenant.disabled_at),
+        )
+
+
+class ProjectObject(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    tenant_id: str
+    name: str
+    is_default: bool
+    created_at: int
+    object: Literal["project"] = "project"
+
+    @classmethod
+    def of(cls, project: Project) -> ProjectObject:
+        return cls(
+            id=str(project.id),
+            tenant_id=str(project.tenant_id),
+            name=project.name,
+            is_default=project.is_default,
+            created_at=int(project.created_at.timestamp()),
+        )
+
+
+class KeyObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A key without its secret, but for the one answer that makes it."""
+
+    id: str
+    public_id: str
+    tenant_id: str
+    project_id: str
+    name: str
+    scopes: tuple[Scope, ...]
+    allowed_models: tuple[str, ...]
+    model_aliases: dict[str, str]
+    created_at: int
+    expires_at: int | None
+    revoked_at: int | None
+    revoke_at: int | None
+    last_used_at: int | None
+    replaces_key_id: str | None
+    key: str | UnsetType = UNSET
+    """The text to hand to its user: in the answer that makes it, and never again."""
+    object: Literal["api_key"] = "api_key"
+
+    @classmethod
+    def of(cls, key: ApiKey, text: str | UnsetType = UNSET) -> KeyObject:
+        return cls(
+            id=str(key.id),
+            public_id=key.public_id,
+            tenant_id=str(key.tenant_id),
+            project_id=str(key.project_id),
+            name=key.name,
+            scopes=key.scopes,
+            allowed_models=key.allowed_models,
+            model_aliases=key.model_aliases,
+            created_at=int(key.created_at.timestamp()),
+            expires_at=seconds(key.expires_at),
+            revoked_at=seconds(key.revoked_at),
+            revoke_at=seconds(key.revoke_at),
+            last_used_at=seconds(key.last_used_at),
+            replaces_key_id=None if key.replaces_key_id is None else str(key.replaces_key_id),
+            key=text,
+        )
+
+
+class LimitsObject(msgspec.Struct, frozen=True, kw_only=True):
+    scope_kind: str
+    scope_id: str
+    limits: Limits
+    object: Literal["limits"] = "limits"
+
+
+class UsageObject(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A sum; groups that were not asked for are left out."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    cached_tokens: int
+    requests: int
+    cost_micro: int
+    start_time: int | None = None
+    tenant_id: str | None = None
+    project_id: str | None = None
+    key_id: str | None = None
+    model: str | None = None
+
+    @classmethod
+    def of(cls, usage: UsageSum) -> UsageObject:
+        return cls(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            requests=usage.requests,
+            cost_micro=usage.cost_micro,
+            start_time=seconds(usage.start),
+            tenant_id=_text(usage.tenant_id),
+            project_id=_text(usage.project_id),
+            key_id=_text(usage.key_id),
+            model=usage.model,
+        )
+
+
+class StreamObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that runs, or waits for its turn."""
+
+    id: str
+    """To kill it by."""
+    tenant_id: str
+    key_id: str
+    model: str
+    state: Literal["queued", "running"]
+    prompt_tokens: int
+    generated_tokens: int
+    """Exact for requests of the worker that answers, else as of up to ten seconds ago."""
+    created_at: int
+    is_here: bool
+    """Whether the worker that answers runs it."""
+    object: Literal["stream"] = "stream"
+
+
+class AuditObject(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    tenant_id: str
+    at: int
+    actor: str
+    action: str
+    object_id: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    object: Literal["audit_entry"] = "audit_entry"
+
+    @classmethod
+    def of(cls, entry: AuditEntry) -> AuditObject:
+        return cls(
+            id=entry.id,
+            tenant_id=str(entry.tenant_id),
+            at=int(entry.at.timestamp()),
+            actor=entry.actor,
+            action=entry.action,
+            object_id=entry.object_id,
+            before=entry.before,
+            after=entry.after,
+        )
+
+
+class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tenant has in this worker at the moment."""
+
+    tenant_id: str
+    name: str
+    num_running: int
+    prompt_tokens: int
+    generated_tokens: int
+
+
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine as a whole, and who uses it through this worker."""
+
+    ready: bool
+    stats: dict[str, Any]
+    tenants: list[TenantLoad]
+    object: Literal["engine"] = "engine"
+
+
+class ListObject(msgspec.Struct, frozen=True, kw_only=True):
+    data: list[Any]
+    has_more: bool = False
+    object: Literal["list"] = "list"
+
+
+def seconds(moment: datetime | None) -> int | None:
+    """Unix time; None stays None."""
+    return None if moment is None else int(moment.timestamp())
+
+
+def _text(value: object | None) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,261 @@
+"""``server.workers`` above one: gateway processes that share a port, and the engine they share.
+
+The kernel spreads connections over the workers (SO_REUSEPORT), PostgreSQL holds what they must
+agree on, the engine serves them all. A worker that dies takes its connections with it and is
+replaced; its neighbours notice nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+
+import msgspec
+
+from engine.client import EngineClient
+from engine.messages import LoadProgress
+from engine.transport import EngineProcess, private_socket_path
+from gateway import logs, server
+from gateway.config import Config, ServerConfig
+from gateway.errors import SetupError
+from gateway.lifecycle import ABORT_S
+from gateway.worker import Launch, Started
+
+logger = logging.getLogger(__name__)
+
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 30.0
+STABLE_S = 30.0
+"""A worker that served this long is replaced with the shortest backoff."""
+STOP_MARGIN_S = 10.0
+"""Beyond its own deadlines, before a worker that does not stop is killed."""
+
+
+class Worker:
+    """One gateway process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def spawn(cls, launch: Launch) -> Worker:
+        # The child resolves imports exactly as this process does, whatever its own defaults are.
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "gateway.worker"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # Ctrl-C in a terminal is for the supervisor
+        )
+        assert process.stdin is not None
+        # Left open: its end tells the worker that the supervisor died.
+        process.stdin.write(msgspec.json.encode(launch) + b"\n")
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def started(self) -> None:
+        """Return once it serves. Raises ``SetupError`` with its own words if it cannot."""
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            code = await self._process.wait()
+            raise SetupError(f"a gateway worker ended with code {code}: see its output above")
+        if (error := msgspec.json.decode(line, type=Started).error) is not None:
+            await self._process.wait()
+            raise SetupError(error)
+
+    async def ended(self) -> int:
+        """Its exit code, negative for a signal's number."""
+        return await self._process.wait()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Let it drain; kill it if that takes too long."""
+        self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.ended()
+        except TimeoutError:
+            logger.error("a worker did not stop in %g s and is killed", timeout_s)
+        finally:
+            self.signal(signal.SIGKILL)
+        await self.ended()
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+
+class Supervisor:
+    """Keeps ``num_workers`` workers alive until told to stop."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._stop_timeout_s = launch.config.server.shutdown_timeout_s + ABORT_S + STOP_MARGIN_S
+        self._workers: set[Worker] = set()
+        self._first_start = asyncio.Barrier(launch.config.server.workers + 1)
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self._workers]
+
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        """Until cancelled. Raises ``SetupError`` if a worker cannot start the first time."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._launch.config.server.workers):
+                group.create_task(self._keep_one())
+            await self._first_start.wait()
+            on_ready()
+
+    def hurry(self) -> None:
+        """Do not wait for running requests; ``run`` has been cancelled."""
+        for worker in self._workers:
+            worker.signal(signal.SIGINT)
+
+    async def _keep_one(self) -> None:
+        """A worker, and its successors."""
+        await self._live(self._first_start.wait)
+        backoff_s = MIN_BACKOFF_S
+        while True:
+            await asyncio.sleep(backoff_s)
+            began = time.monotonic()
+            try:
+                await self._live()
+            except SetupError as error:
+                logger.error("a worker could not be replaced: %s", error)
+            stable = time.monotonic() - began > STABLE_S
+            backoff_s = MIN_BACKOFF_S if stable else min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _live(self, on_start: Callable[[], Awaitable[object]] | None = None) -> None:
+        """One worker from its birth to its death."""
+        worker = await Worker.spawn(self._launch)
+        self._workers.add(worker)
+        try:
+            await worker.started()
+            if on_start is not None:
+                await on_start()
+            code = await worker.ended()
+            logger.error("worker %d ended with code %d and is replaced", worker.pid, code)
+        finally:
+            await asyncio.shield(asyncio.create_task(worker.stop(self._stop_timeout_s)))
+            self._workers.discard(worker)
+
+
+async def serve(
+    config: Config,
+    *,
+    on_progress: Callable[[LoadProgress], None] | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """As ``server.serve``, with ``config.server.workers`` processes behind the port."""
+    with _reserved(config.server) as reserved, _shared_address() as address:
+        port = reserved.getsockname()[1]
+        shared = msgspec.structs.replace(
+            config, server=msgspec.structs.replace(config.server, port=port)
+        )
+        supervisor = Supervisor(Launch(config=shared, engine_address=address))
+        engine = EngineClient(
+            config.engine,
+            on_progress=on_progress,
+            transport=partial(EngineProcess, shared_address=address),
+        )
+
+        def ready() -> None:
+            url = server.url_of(reserved)
+            logger.info("serving on %s with %d workers", url, config.server.workers)
+            if on_ready is not None:
+                on_ready(url)
+
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(engine.close)
+            await _until_stopped(engine, supervisor, ready)
+
+
+async def _until_stopped(
+    engine: EngineClient, supervisor: Supervisor, on_ready: Callable[[], None]
+) -> None:
+    """Run both until a signal or a failure; the workers end before the engine does."""
+    signalled = asyncio.Event()
+
+    def on_signal(number: signal.Signals) -> None:
+        if signalled.is_set() and number is signal.SIGINT:
+            supervisor.hurry()
+        signalled.set()
+
+    with _signals(on_signal):
+        starting = asyncio.create_task(engine.start(), name="engine start")
+        working = asyncio.create_task(supervisor.run(on_ready), name="workers")
+        stopping = asyncio.create_task(signalled.wait(), name="signals")
+        try:
+            await asyncio.wait((starting, working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (starting, working, stopping):
+                task.cancel()
+            await asyncio.gather(starting, working, stopping, return_exceptions=True)
+    _raise_failure(working)
+
+
+def _raise_failure(working: asyncio.Task[None]) -> None:
+    """The first of what the workers' task group raised; nothing if it was only cancelled."""
+    if working.cancelled() or (failure := working.exception()) is None:
+        return
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    raise failure
+
+
+@contextlib.contextmanager
+def _signals(on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def _reserved(config: ServerConfig) -> Iterator[socket.socket]:
+    """Holds the port for the workers. Sharing is for them: a stranger's port is refused."""
+    with contextlib.closing(server.bound(config, shared=False)) as probe:
+        port = probe.getsockname()[1]
+    known = msgspec.structs.replace(config, port=port)
+    with contextlib.closing(server.bound(known, shared=True)) as reserved:
+        yield reserved
+
+
+@contextlib.contextmanager
+def _shared_address() -> Iterator[str]:
+    folder, path = private_socket_path("shared")
+    try:
+        yield f"ipc://{path}"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(
+    config: Config,
+    *,
+    on_progress: Callable[[LoadProgress], None] | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """``serve`` on a loop of its own; raises what it raises."""
+    logs.configure(config.server.log_level, config.server.log_format)
+    asyncio.run(serve(config, on_progress=on_progress, on_ready=on_ready))

@@ -1,0 +1,82 @@
+"""One of several gateway processes on one port, over an engine that the supervisor owns.
+
+Started by ``gateway.supervisor`` as ``python -m gateway.worker``, told what to do by the first line
+of its stdin; the end of that pipe is the supervisor's end, and a worker's reason to stop. It says
+on stdout how its start went, in one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from functools import partial
+
+import msgspec
+
+from engine.attached import AttachedEngine
+from engine.client import EngineClient
+from engine.errors import EngineError
+from gateway import logs, server
+from gateway.config import Config
+from gateway.errors import SetupError
+from tenants.errors import TenantsError
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker reads, as JSON."""
+
+    config: Config
+    """``server.port`` is that of the supervisor's socket."""
+    engine_address: str
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker says, as JSON: serving, or why not."""
+
+    error: str | None = None
+
+
+async def serve(launch: Launch) -> None:
+    """Serve until SIGTERM; raises as ``server.serve`` does."""
+    engine = EngineClient(
+        launch.config.engine, transport=partial(AttachedEngine, address=launch.engine_address)
+    )
+    with contextlib.closing(server.bind(launch.config.server, shared=True)) as listener:
+        await server.serve_on(listener, launch.config, engine, lambda _url: _say(Started()))
+
+
+def _say(started: Started) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(started) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _stop_with_the_supervisor() -> None:
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
+
+
+def main() -> int:
+    import uvloop
+
+    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    _stop_with_the_supervisor()
+    logs.configure(launch.config.server.log_level, launch.config.server.log_format)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(launch))
+    except (SetupError, TenantsError, EngineError, OSError) as error:
+        _say(Started(error=str(error)))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

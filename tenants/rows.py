@@ -1,0 +1,84 @@
+"""From rows of the database to the records of ``tenants.types`` and ``tenants.limits``."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenants.connections import Row
+from tenants.limits import Limits, QuotaAnswer, ScopePolicy, Window
+from tenants.types import (
+    ApiKey,
+    AuditEntry,
+    KeyRecord,
+    Principal,
+    Project,
+    Tenant,
+)
+
+
+def tenant_of(row: Row) -> Tenant:
+    return Tenant(**row)
+
+
+def project_of(row: Row) -> Project:
+    return Project(**row)
+
+
+def key_of(row: Row) -> ApiKey:
+    values = {name: row[name] for name in ApiKey.__struct_fields__}
+    values["scopes"] = tuple(row["scopes"])
+    values["allowed_models"] = tuple(row["allowed_models"])
+    values["model_aliases"] = msgspec.json.decode(row["model_aliases"], type=dict[str, str])
+    return ApiKey(**values)
+
+
+def record_of(row: Row) -> KeyRecord:
+    tenant = Tenant(
+        id=row["tenant_id"],
+        name=row["tenant_name"],
+        weight=row["weight"],
+        priority=row["priority"],
+        created_at=row["tenant_created_at"],
+        disabled_at=row["disabled_at"],
+    )
+    policies = msgspec.json.decode(row["policies"] or "[]", type=tuple[ScopePolicy, ...])
+    principal = Principal(tenant=tenant, key=key_of(row), policies=policies)
+    return KeyRecord(principal, row["key_hash"])
+
+
+def policy_of(row: Row) -> ScopePolicy:
+    return ScopePolicy(
+        scope_kind=row["scope_kind"],
+        scope_id=row["scope_id"],
+        limits=Limits(**{name: row[name] for name in Limits.__struct_fields__}),
+    )
+
+
+def audit_entry_of(row: Row) -> AuditEntry:
+    states = {
+        name: None if row[name] is None else msgspec.json.decode(row[name])
+        for name in ("before", "after")
+    }
+    return AuditEntry(**{**row, **states})
+
+
+def answer_of(row: Row) -> QuotaAnswer:
+    return QuotaAnswer(
+        state=row["state"],
+        completion_tokens=row["completion_tokens"] or 0,
+        refused_by=row["refused_by"],
+        scope_kind=row["scope_kind"],
+        wait_us=row["wait_us"],
+        requests=_window(row, "requests"),
+        tokens=_window(row, "tokens"),
+    )
+
+
+def _window(row: Row, name: str) -> Window | None:
+    if row[f"limit_{name}"] is None:
+        return None
+    return Window(
+        limit=row[f"limit_{name}"],
+        remaining=row[f"remaining_{name}"],
+        reset_us=row[f"reset_{name}_us"],
+    )

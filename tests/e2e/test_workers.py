@@ -1,0 +1,220 @@
+"""``server.workers`` above one, as it is run: processes, one port, one engine, PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from openai import AsyncOpenAI
+
+from engine.demo import MODEL_DIR
+from engine.errors import ModelLoadError
+from gateway import config as configuration
+from gateway import secrets, server, supervisor
+from gateway.config import Config, ServerConfig
+from gateway.errors import AddressInUse, SetupError
+from gateway.provisioning import create_key, ensure_tenant
+from tenants.postgres import PostgresStore
+from tests.postgres import pg_dsn, postgres_server
+
+__all__ = ["pg_dsn", "postgres_server"]
+pytestmark = pytest.mark.pg
+
+NUM_WORKERS = 2
+
+
+def make_config(tmp_path: Path, dsn: str, **engine: object) -> Config:
+    secrets.create(tmp_path / "secrets.json")
+    return configuration.parse(
+        {
+            "engine": {"model": str(MODEL_DIR), "num_threads": 1, **engine},
+            "server": {"port": 0, "workers": NUM_WORKERS, "shutdown_timeout_s": 5},
+            "tenants": {"dsn": dsn, "secrets_file": str(tmp_path / "secrets.json")},
+            "models": {"served_model_name": "demo"},
+        }
+    )
+
+
+async def make_key(config: Config) -> str:
+    assert config.tenants.dsn is not None
+    store = await PostgresStore.connect(config.tenants.dsn)
+    try:
+        await ensure_tenant(store, "acme")
+        pepper = secrets.load(Path(config.tenants.secrets_file)).key_pepper
+        return await create_key(store, pepper, "acme", name="k", scopes=["chat"])
+    finally:
+        await store.close()
+
+
+def workers_here() -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE and "gateway.worker" in child.cmdline()
+    ]
+
+
+@contextlib.asynccontextmanager
+async def serving(config: Config) -> AsyncIterator[str]:
+    """The URL, while it is served."""
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(supervisor.serve(config, on_ready=url.set_result))
+    await asyncio.wait((task, url), return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+    try:
+        yield await url
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert workers_here() == []
+
+
+async def ask(url: str, key: str) -> str:
+    # A connection of its own, so that the kernel chooses a worker each time.
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+        stream = await client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            temperature=0,
+            stream=True,
+        )
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+async def worker_of(url: str) -> int:
+    """The pid that answers a new connection."""
+    async with httpx.AsyncClient() as client, client.stream("GET", f"{url}/livez") as response:
+        assert response.status_code == 200
+        stream = response.extensions["network_stream"]
+        port = stream.get_extra_info("client_addr")[1]
+        for worker in workers_here():
+            if any(c.raddr and c.raddr.port == port for c in worker.net_connections("tcp")):
+                return worker.pid
+    raise AssertionError("no worker has this connection")
+
+
+@pytest.mark.asyncio
+async def test_they_share_the_port_the_engine_and_the_ledger(tmp_path: Path, pg_dsn: str) -> None:
+    config = make_config(tmp_path, pg_dsn)
+    key = await make_key(config)
+    async with serving(config) as url:
+        answers = await asyncio.gather(*(ask(url, key) for _ in range(24)))
+        assert all("Paris" in answer for answer in answers)
+        assert {await worker_of(url) for _ in range(64)} == {w.pid for w in workers_here()}
+        engines = [p for p in psutil.Process().children(recursive=True) if _is_engine(p)]
+        assert len(engines) == 1
+    store = await PostgresStore.connect(pg_dsn)
+    try:
+        tenant = await store.get_tenant("acme")
+        assert (await store.usage_totals(tenant.id)).requests == 24
+    finally:
+        await store.close()
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    return "engine.process" in process.cmdline()
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, pg_dsn: str) -> None:
+    config = make_config(tmp_path, pg_dsn)
+    key = await make_key(config)
+    async with serving(config) as url:
+        before = {worker.pid for worker in workers_here()}
+        victim = min(before)
+        os.kill(victim, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while len(now := {w.pid for w in workers_here()} - {victim}) < NUM_WORKERS:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert len(now & before) == NUM_WORKERS - 1
+        assert "Paris" in await ask(url, key)
+
+
+@pytest.mark.asyncio
+async def test_all_go_on_after_the_death_of_the_engine(tmp_path: Path, pg_dsn: str) -> None:
+    config = make_config(tmp_path, pg_dsn)
+    key = await make_key(config)
+    async with serving(config) as url:
+        workers = {worker.pid for worker in workers_here()}
+        (engine,) = [p for p in psutil.Process().children(recursive=True) if _is_engine(p)]
+        engine.kill()
+        answer = ""
+        async with asyncio.timeout(60):
+            while "Paris" not in answer:
+                with contextlib.suppress(Exception):
+                    answer = await ask(url, key)
+                await asyncio.sleep(0.1)
+        assert {worker.pid for worker in workers_here()} == workers
+
+
+@pytest.mark.asyncio
+async def test_a_model_that_cannot_be_loaded_is_raised(tmp_path: Path, pg_dsn: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in MODEL_DIR.iterdir():
+        if file.name != "model.safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(ModelLoadError):
+        await supervisor.serve(make_config(tmp_path, pg_dsn, model=str(folder)))
+    assert workers_here() == []
+
+
+@pytest.mark.asyncio
+async def test_a_workers_own_words_are_raised(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "postgresql://nobody@127.0.0.1:1/none")
+    with pytest.raises(SetupError, match=r"127\.0\.0\.1:1"):
+        await supervisor.serve(config)
+    assert workers_here() == []
+
+
+@pytest.mark.asyncio
+async def test_a_strangers_port_is_refused(tmp_path: Path, pg_dsn: str) -> None:
+    config = make_config(tmp_path, pg_dsn)
+    with server.bind(ServerConfig(port=0), shared=True) as taken:
+        port = taken.getsockname()[1]
+        parsed = configuration.parse(
+            {
+                "engine": {"model": config.engine.model},
+                "server": {"port": port, "workers": NUM_WORKERS},
+            }
+        )
+        with pytest.raises(AddressInUse):
+            await supervisor.serve(parsed)
+
+
+@pytest.mark.asyncio
+async def test_sigterm_on_the_command_stops_everything(tmp_path: Path, pg_dsn: str) -> None:
+    secrets.create(tmp_path / "secrets.json")
+    with server.bind(ServerConfig(port=0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "sluice.toml").write_text(
+        f'[server]\nport = {port}\n[engine]\nmodel = "{MODEL_DIR}"\nnum_threads = 1\n'
+        f'[tenants]\ndsn = "{pg_dsn}"\nsecrets_file = "secrets.json"\n'
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "serve", "--workers", "3"),
+        *("--config", str(tmp_path / "sluice.toml")),
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        async for line in process.stderr:
+            if b"with 3 workers" in line:
+                break
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert sum("gateway.worker" in child.cmdline() for child in family) == 3
+    process.terminate()
+    async with asyncio.timeout(20):
+        await process.stderr.read()
+        assert await process.wait() == 0
+    assert not any(child.is_running() for child in family)

@@ -1,0 +1,172 @@
+"""Random small checkpoints of every family, written by transformers itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.architectures import NATIVE
+from tests.engine import toys
+
+MAX_MODEL_LEN = 128
+PROMPT_LEN = 45
+"""Longer than any window, and than the length a scaled model was first trained on."""
+
+PROMPTS = ("the cat sat on the mat, naïve café, the cat", "你好", "a cat the")
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    architecture: str
+    """Of transformers' class."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """What differs from ``COMMON``, for transformers' config."""
+    prompts: tuple[str, ...] = PROMPTS
+
+    @property
+    def family(self) -> str:
+        native = NATIVE.get(self.architecture)
+        return self.architecture if native is None else native.name
+
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": MAX_MODEL_LEN,
+    "initializer_range": 0.08,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 300.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 300.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 300.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
+}
+MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MLA = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+}
+
+CASES = [
+    Case("llama2", "LlamaForCausalLM", {"num_key_value_heads": 4}),
+    Case("llama3", "LlamaForCausalLM", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    Case("llama-yarn", "LlamaForCausalLM", {"rope_parameters": YARN, "attention_bias": True}),
+    Case("mistral", "MistralForCausalLM", {"sliding_window": 9}),
+    Case("qwen2", "Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+    Case(
+        "qwen2-window",
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
+    ),
+    Case("qwen3", "Qwen3ForCausalLM"),
+    Case(
+        "granite",
+        "GraniteForCausalLM",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.0,
+        },
+    ),
+    Case("phi3", "Phi3ForCausalLM", {"sliding_window": 20}),
+    Case(
+        "phi3-longrope",
+        "Phi3ForCausalLM",
+        {
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75},
+            "original_max_position_embeddings": 32,
+        },
+        # In transformers, and only there, short texts have frequencies of their own.
+        prompts=(PROMPTS[0] * 4, PROMPTS[0] * 7),
+    ),
+    Case("gemma2", "Gemma2ForCausalLM", {"sliding_window": 9, "query_pre_attn_scalar": 20}),
+    Case(
+        "gemma3",
+        "Gemma3ForCausalLM",
+        {
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 20,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    Case(
+        "mixtral",
+        "MixtralForCausalLM",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20},
+    ),
+    Case("qwen3-moe", "Qwen3MoeForCausalLM", {**MOE, "norm_topk_prob": True}),
+    Case("qwen3-moe-mixed", "Qwen3MoeForCausalLM", {**MOE, "mlp_only_layers": [1]}),
+    Case(
+        "deepseek-v2",
+        "DeepseekV2ForCausalLM",
+        {**MLA, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5},
+    ),
+    Case("deepseek-v2-lite", "DeepseekV2ForCausalLM", {**MLA, "q_lora_rank": None}),
+    Case("deepseek-v3", "DeepseekV3ForCausalLM", {**MLA, "n_shared_experts": 2}),
+    Case(
+        "deepseek-v3-yarn",
+        "DeepseekV3ForCausalLM",
+        {**MLA, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8}},
+    ),
+]
+
+
+def write(case: Case, folder: Path, **changes: Any) -> Path:
+    """A checkpoint whose biases and norms are random, too, and ``toys.byte_level`` beside it."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    tokenizer = toys.byte_level()
+    model_class = getattr(transformers, case.architecture)
+    fields = {**COMMON, "vocab_size": tokenizer.get_vocab_size(), **case.fields, **changes}
+    model = model_class(model_class.config_class(**fields))
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.dim() == 1 and "inv_freq" not in name:
+                tensor += 0.1 * torch.randn_like(tensor)
+    model.save_pretrained(folder)
+    toys.write_model_folder(
+        folder, tokenizer=tokenizer, tokenizer_config={"chat_template": toys.CHAT_TEMPLATE}
+    )
+    assert json.loads((folder / "config.json").read_text())["architectures"] == [case.architecture]
+    return folder

@@ -1,0 +1,119 @@
+"""Every family against transformers: the logits of each way to compute them, and greedy text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.llm import LLM, SamplingParams
+from engine.runner import TorchRunner, load_runner
+from tests.engine.models.families import CASES, PROMPT_LEN, Case, write
+from tests.engine.runner.harness import Generation, Harness
+
+BLOCK_SIZE = 4
+NUM_DECODED = 10
+TOLERANCE = 1e-4
+
+
+class Subject:
+    """A checkpoint, loaded by us and by transformers."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.case = case
+        self.folder = write(case, folder)
+        self.theirs: Any = AutoModelForCausalLM.from_pretrained(
+            self.folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        self.runner = load_runner(
+            EngineConfig(
+                model=str(self.folder),
+                device="cpu",
+                block_size=BLOCK_SIZE,
+                max_num_seqs=4,
+                num_gpu_blocks_override=100,
+                num_threads=1,
+            )
+        )
+        rng = random.Random(1)
+        self.prompt = [rng.randrange(3, self.runner.vocab_size) for _ in range(PROMPT_LEN)]
+
+    def assert_logits_equal(self, seen: list[torch.Tensor], done: Generation) -> None:
+        """seen: the logits that each token of ``done.output`` was drawn from."""
+        ids = torch.tensor([done.prompt + done.output[:-1]])
+        with torch.inference_mode():
+            expected = self.theirs(ids, use_cache=False).logits[0, len(done.prompt) - 1 :]
+        ours = torch.cat(seen)
+        assert ours.shape == expected.shape
+        assert (ours - expected).abs().max() < TOLERANCE
+        assert expected.std() > 0.05, "logits too alike to tell anything"
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(request.param, tmp_path_factory.mktemp(request.param.name))
+
+
+@pytest.fixture
+def seen(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The logits of every step that sampled."""
+    return watch_logits(subject.runner, monkeypatch)
+
+
+def watch_logits(runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    seen: list[torch.Tensor] = []
+    compute: Callable[[torch.Tensor], torch.Tensor] = runner._model.logits
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        seen.append(compute(hidden).clone())
+        return seen[-1]
+
+    monkeypatch.setattr(runner._model, "logits", logits)
+    return seen
+
+
+def harness(subject: Subject) -> Harness:
+    return Harness(subject.runner, block_size=BLOCK_SIZE, max_rows=4)
+
+
+@pytest.mark.parametrize("chunk_size", [1 << 30, 7])
+def test_logits_of_prefill_decode_and_chunks(
+    subject: Subject, seen: list[torch.Tensor], chunk_size: int
+) -> None:
+    done = Generation("a", subject.prompt, NUM_DECODED)
+    harness(subject).run([done], chunk_size=chunk_size)
+    subject.assert_logits_equal(seen, done)
+
+
+def test_logits_after_a_prefix_hit(subject: Subject, seen: list[torch.Tensor]) -> None:
+    # The first request prefills in a step of its own, then both decode in every step.
+    first = Generation("first", subject.prompt, 1 + NUM_DECODED)
+    # Past whole blocks, part of one is copied.
+    hit = Generation("hit", [*subject.prompt[:30], 5, 9, 4], NUM_DECODED, shares=(first, 30))
+    harness(subject).run([first, hit])
+    assert [len(logits) for logits in seen] == [1, *[2] * NUM_DECODED]
+    subject.assert_logits_equal([logits[-1:] for logits in seen[1:]], hit)
+
+
+def test_greedy_text_of_a_batch(subject: Subject) -> None:
+    llm = LLM(
+        subject.folder, device="cpu", num_gpu_blocks_override=100, num_threads=1, block_size=4
+    )
+    prompts = list(subject.case.prompts)
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    for prompt, result in zip(prompts, llm.generate(prompts, params), strict=True):
+        ids = llm.get_tokenizer().encode(prompt)
+        with torch.inference_mode():
+            for _ in range(16):
+                logits = subject.theirs(torch.tensor([ids]), use_cache=False).logits
+                ids.append(int(logits[0, -1].argmax()))
+        expected = llm.get_tokenizer().decode(ids[-16:])
+        assert result.outputs[0].token_ids == ids[-16:]
+        assert result.outputs[0].text == expected

@@ -1,0 +1,271 @@
+"""Row-level security, from inside: what statements see when they are given another tenant's ids."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from tenants import queries
+from tenants.connections import Connections
+from tenants.errors import KeyNotFound, ProjectNotFound, ScopeNotFound, TenantsError
+from tenants.limits import Limits
+from tenants.postgres import PostgresStore
+from tenants.types import Principal
+from tests.tenants.samples import make_event, make_key
+from tests.tenants.test_reservations import ask
+
+pytestmark = [pytest.mark.pg, pytest.mark.asyncio]
+
+
+@pytest_asyncio.fixture
+async def superuser(pg_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    """Sees everything: what the tests compare with."""
+    connection = await asyncpg.connect(pg_dsn)
+    yield connection
+    await connection.close()
+
+
+async def furnish(store: PostgresStore, name: str) -> Principal:
+    """A tenant with something in every table."""
+    _, who = await make_key(store, name)
+    project = await store.create_project(who.tenant.id, "second")
+    for kind, scope_id in (("tenant", who.tenant.id), ("project", project.id), ("key", who.key.id)):
+        limits = Limits(requests_per_minute=1000, max_concurrent=50, monthly_tokens=10**9)
+        await store.put_limits(who.tenant.id, kind, scope_id, limits)  # type: ignore[arg-type]
+    await store.reserve(ask(who.key))
+    await store.record_usage(make_event(who.key))
+    return who
+
+
+async def tables(connection: asyncpg.Connection) -> dict[str, str]:
+    """Every table that belongs to tenants, and the column that says to whom."""
+    rows = await connection.fetch(
+        """
+        SELECT c.relname, CASE c.relname WHEN 'tenant' THEN 'id' ELSE 'tenant_id' END
+        FROM pg_class AS c
+        WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND (
+            c.relname = 'tenant' OR EXISTS (
+                SELECT FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attname = 'tenant_id'
+            )
+        )
+        """
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+async def snapshot(connection: asyncpg.Connection, tenant_id: UUID) -> dict[str, list[str]]:
+    """All that the database holds of a tenant."""
+    found = {}
+    for table, column in (await tables(connection)).items():
+        rows = await connection.fetch(
+            f"SELECT t::text FROM {table} AS t WHERE {column} = $1 ORDER BY 1", tenant_id
+        )
+        found[table] = [row[0] for row in rows]
+    return found
+
+
+async def test_every_table_of_tenants_is_forced(superuser: asyncpg.Connection) -> None:
+    found = await tables(superuser)
+    assert {"tenant", "api_key", "usage_event", "usage_event_default", "reservation"} <= set(found)
+    for table in found:
+        flags = await superuser.fetchrow(
+            "SELECT relrowsecurity, relforcerowsecurity FROM pg_class WHERE oid = $1::regclass",
+            table,
+        )
+        assert tuple(flags) == (True, True), table
+
+
+async def test_the_roles_are_neither_owners_nor_exempt(superuser: asyncpg.Connection) -> None:
+    rows = await superuser.fetch(
+        "SELECT rolname, rolsuper OR rolbypassrls OR rolcreaterole OR rolcreatedb OR rolcanlogin "
+        "FROM pg_roles WHERE rolname LIKE 'sluice%'"
+    )
+    assert {tuple(row) for row in rows} == {("sluice_app", False), ("sluice_operator", False)}
+    owned = await superuser.fetchval(
+        "SELECT count(*) FROM pg_class WHERE relowner::regrole::text LIKE 'sluice%'"
+    )
+    assert owned == 0
+    assert not await superuser.fetchval(
+        "SELECT pg_has_role('sluice_app', 'sluice_operator', 'SET')"
+    )
+
+
+async def test_one_function_sees_more_than_who_calls_it(superuser: asyncpg.Connection) -> None:
+    rows = await superuser.fetch(
+        "SELECT proname FROM pg_proc WHERE prosecdef AND pronamespace = 'public'::regnamespace "
+        "AND has_function_privilege('sluice_app', oid, 'EXECUTE')"
+    )
+    assert [row[0] for row in rows] == ["key_lookup"]
+    pinned = await superuser.fetch(
+        "SELECT proconfig FROM pg_proc WHERE prosecdef AND pronamespace = 'public'::regnamespace"
+    )
+    assert {tuple(row[0]) for row in pinned} == {("search_path=public, pg_temp",)}
+
+
+async def test_the_store_works_as_the_app(pg_store: PostgresStore) -> None:
+    pool = pg_store._connections._pool
+    assert await pool.fetchval("SELECT current_user") == "sluice_app"
+
+
+async def test_without_a_tenant_no_row_is_seen(
+    pg_store: PostgresStore, superuser: asyncpg.Connection
+) -> None:
+    await furnish(pg_store, "acme")
+    pool = pg_store._connections._pool
+    for table in await tables(superuser):
+        if table.startswith("usage_event_"):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await pool.fetch(f"SELECT * FROM {table}")
+        else:
+            assert await superuser.fetchval(f"SELECT count(*) FROM {table}") > 0, table
+            assert await pool.fetch(f"SELECT * FROM {table}") == [], table
+
+
+async def test_a_row_cannot_be_written_for_another_tenant(pg_store: PostgresStore) -> None:
+    one, two = await furnish(pg_store, "one"), await furnish(pg_store, "two")
+    pool = pg_store._connections._pool
+    async with pool.acquire() as connection, connection.transaction():
+        await connection.fetch("SELECT sluice_enter($1)", one.tenant.id)
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="row-level security"):
+            await connection.execute(
+                "INSERT INTO project (tenant_id, name) VALUES ($1, 'x')", two.tenant.id
+            )
+
+
+class Values:
+    """For each parameter of a statement something of the other tenant's, of its type."""
+
+    def __init__(self, other: Principal, ids: Sequence[UUID], seed: int) -> None:
+        self._other = other
+        self._ids = ids
+        self._draw = random.Random(seed)
+
+    def make(self, kind: str) -> Any:
+        if kind.endswith("[]"):
+            return [self.make(kind[:-2]) for _ in range(2)]
+        numbers = {"int2": 1, "int4": 5, "int8": 7, "float8": 1.5}
+        match kind:
+            case "uuid":
+                return self._draw.choice(self._ids)
+            case "text" | "varchar":
+                names = (
+                    self._other.tenant.name,
+                    self._other.key.public_id,
+                    "key",
+                    "tenant",
+                    "stop",
+                )
+                return self._draw.choice(names)
+            case "timestamptz":
+                return datetime.now(UTC) + timedelta(hours=self._draw.choice((-9, 9)))
+            case "interval":
+                return timedelta(seconds=30)
+            case "bytea":
+                return bytes(32)
+            case "bool":
+                return True
+            case "jsonb":
+                return "{}"
+        return numbers[kind]
+
+
+async def test_no_statement_reaches_another_tenant(
+    pg_dsn: str, pg_store: PostgresStore, superuser: asyncpg.Connection
+) -> None:
+    """All that the request path may send, with another's ids in every place but the entered one."""
+    one, two = await furnish(pg_store, "one"), await furnish(pg_store, "two")
+    before = await snapshot(superuser, two.tenant.id)
+    assert {table for table, rows in before.items() if rows} >= {
+        "tenant", "project", "api_key", "limit_policy", "limit_state", "reservation",
+        "usage_event", "usage_seen", "usage_rollup",
+    }  # fmt: skip
+    ids = {
+        UUID(word)
+        for rows in before.values()
+        for row in rows
+        for word in row.strip("()").replace('"', "").replace("{", "").replace("}", "").split(",")
+        if len(word) == 36 and word.count("-") == 4
+    }
+    assert len(ids) > 5
+    texts = {str(some) for some in ids} | {two.key.public_id, "two"}
+    connections = await Connections.open(
+        pg_dsn,
+        min_size=1,
+        max_size=1,
+        connect_timeout_s=5,
+        command_timeout_s=5,
+        is_pooled=False,
+    )
+    num_calls = num_errors = 0
+    try:
+        for name, query in queries.load().items():
+            # The operators' see all rows by design; a lookup is by a whole public id.
+            if query.access == "operator" or name == "find_key":
+                continue
+            prepared = await superuser.prepare(query.sql)
+            kinds = [parameter.name for parameter in prepared.get_parameters()]
+            for seed in range(30):
+                values = [
+                    Values(two, sorted(ids), seed * 7 + n).make(k) for n, k in enumerate(kinds)
+                ]
+                if "sluice_enter($2)" in query.sql:
+                    values[1] = one.tenant.id
+                entered = one.tenant.id if query.access == "tenant" else None
+                num_calls += 1
+                try:
+                    rows = await connections.fetch(query, values, tenant_id=entered)
+                except (TenantsError, asyncpg.PostgresError):
+                    num_errors += 1
+                    continue
+                seen = " ".join(str(value) for row in rows for value in dict(row).values())
+                assert not [text for text in texts if text in seen.split()], name
+    finally:
+        await connections.close()
+    assert await snapshot(superuser, two.tenant.id) == before
+    assert num_calls > 300
+    assert num_errors < num_calls * 0.9
+
+
+async def test_tenants_interleave_on_one_connection(pg_dsn: str) -> None:
+    store = await PostgresStore.connect(pg_dsn, max_size=1)
+    try:
+        people = [await furnish(store, f"tenant {number}") for number in range(3)]
+
+        async def look(who: Principal) -> None:
+            for _ in range(5):
+                keys = await store.list_keys(who.tenant.id)
+                assert [key.id for key in keys] == [who.key.id]
+                await store.reserve(ask(who.key))
+                totals = await store.usage_totals(who.tenant.id)
+                assert totals.requests == 1
+
+        await asyncio.gather(*(look(who) for who in people * 3))
+        assert await store._connections._pool.fetch("SELECT * FROM tenant") == []
+    finally:
+        await store.close()
+
+
+async def test_ids_of_others_are_not_found(pg_store: PostgresStore) -> None:
+    one, two = await furnish(pg_store, "one"), await furnish(pg_store, "two")
+    with pytest.raises(ProjectNotFound):
+        await pg_store.create_key(
+            one.tenant.id,
+            public_id="A" * 12,
+            key_hash=bytes(32),
+            name="x",
+            scopes=["chat"],
+            project_id=two.key.project_id,
+        )
+    with pytest.raises(ScopeNotFound):
+        await pg_store.put_limits(one.tenant.id, "key", two.key.id, Limits())
+    with pytest.raises(KeyNotFound):
+        await pg_store.record_usage(make_event(two.key, tenant_id=one.tenant.id))
+    assert not await pg_store.release(one.tenant.id, uuid4())

@@ -1,0 +1,235 @@
+"""Other servers than the embedded one: older versions, a plain owner, a pooler in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+import migrations
+from tenants.changes import Change, ChangeListener
+from tenants.embedded import find_binaries
+from tenants.errors import StoreUnavailable
+from tenants.limits import Limits
+from tenants.postgres import PostgresStore
+from tenants.postmaster import Programs
+from tests.postgres import empty_pg_dsn, execute, pg_dsn, pg_folder, postgres_server
+from tests.tenants.samples import make_event, make_key
+from tests.tenants.test_reservations import ask, settle
+
+__all__ = ["empty_pg_dsn", "pg_dsn", "pg_folder", "postgres_server"]
+
+pytestmark = [pytest.mark.pg, pytest.mark.asyncio]
+
+DEBIAN = Path("/usr/lib/postgresql")
+POOLER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+
+
+async def exercise(store: PostgresStore) -> None:
+    """A request's whole life, and what an administrator does."""
+    _, who = await make_key(store)
+    tenant_id = who.tenant.id
+    await store.put_limits(tenant_id, "tenant", tenant_id, Limits(max_concurrent=2))
+    requests = [ask(who.key) for _ in range(3)]
+    answers = [await store.reserve(request) for request in requests]
+    assert [answer.state for answer in answers] == ["running", "running", "refused"]
+    assert await store.extend(
+        tenant_id, requests[0].request_id, tokens=9, generated=5, lease=requests[0].lease
+    )
+    assert await store.renew(requests[0].owner, {requests[0].request_id: 5}, requests[0].lease)
+    assert await settle(store, requests[0], 7)
+    assert await store.release(tenant_id, requests[1].request_id)
+    assert await store.record_usage(make_event(who.key))
+    assert (await store.usage_totals(tenant_id)).requests == 2
+    assert [tenant.id for tenant in await store.list_tenants()] == [tenant_id]
+    assert (await store.revoke_key(who.key.public_id)).revoked_at is not None
+    found = await store.find_key(who.key.public_id)
+    assert found is not None
+    assert found.principal.policies
+    await store.touch_keys({who.key.id: who.key.created_at})
+    await store.maintain()
+    assert await store.reap() is None
+
+
+@contextlib.contextmanager
+def started(binaries: Path, folder: Path) -> Iterator[str]:
+    """A server of these binaries; its superuser's DSN."""
+    data, port = folder / "data", "5432"
+    programs = Programs(binaries, data)
+    programs.own(data)
+    programs.own(folder / "run")
+    programs.run("initdb", "--username=postgres", "--auth=trust", "--no-sync", f"--pgdata={data}")
+    with (folder / "log").open("ab") as log:
+        options = [f"-k{folder / 'run'}", "-clisten_addresses=", "-cfsync=off", f"-p{port}"]
+        child = programs.spawn("postgres", "-D", str(data), *options, log=log)
+    try:
+        deadline = time.monotonic() + 20
+        while not (folder / "run" / f".s.PGSQL.{port}").exists():
+            assert child.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield f"postgresql://postgres@/postgres?host={folder / 'run'}&port={port}"
+    finally:
+        child.terminate()
+        child.wait(20)
+
+
+@pytest.mark.parametrize("version", ["15", "16", "17", "18"])
+async def test_a_server_of_the_user_s(version: str, pg_folder: Path) -> None:
+    """From an empty cluster to a served request, and down again."""
+    binaries = DEBIAN / version / "bin"
+    if not (binaries / "postgres").exists():
+        pytest.skip(f"no PostgreSQL {version}: apt-get install postgresql-{version}")
+    with started(binaries, pg_folder) as dsn:
+        with pytest.raises(StoreUnavailable, match="run `sluice migrate`"):
+            await PostgresStore.connect(dsn)
+        await migrations.upgrade(dsn)
+        store = await PostgresStore.connect(dsn)
+        await exercise(store)
+        await store.close()
+        await migrations.downgrade(dsn)
+        assert await migrations.current(dsn) is None
+
+
+async def test_an_owner_without_privileges(postgres_server: str, empty_pg_dsn: str) -> None:
+    """As a hosting company hands out databases: it is yours, the server is not."""
+    name = urlsplit(empty_pg_dsn).path[1:]
+    role = f"owner_{name[-8:]}"
+    await execute(
+        empty_pg_dsn,
+        f"CREATE ROLE {role} LOGIN CREATEROLE",
+        f"ALTER DATABASE {name} OWNER TO {role}",
+        f"ALTER SCHEMA public OWNER TO {role}",
+        f"GRANT sluice_app, sluice_operator TO {role}",
+    )
+    dsn = empty_pg_dsn.replace("//postgres@", f"//{role}@")
+    try:
+        await migrations.upgrade(dsn)
+        store = await PostgresStore.connect(dsn)
+        await exercise(store)
+        assert await store._connections._pool.fetchval("SELECT current_user") == "sluice_app"
+        assert await store._connections._pool.fetch("SELECT * FROM tenant") == []
+        await store.close()
+        # Down with rows in the tables: what copies them has to see them.
+        await migrations.downgrade(dsn, "0001")
+        connection = await asyncpg.connect(empty_pg_dsn)
+        assert await connection.fetchval("SELECT count(*) FROM usage_event") == 2
+        await connection.close()
+    finally:
+        await execute(
+            empty_pg_dsn,
+            f"REASSIGN OWNED BY {role} TO postgres",
+            f"DROP OWNED BY {role}",
+            f"ALTER DATABASE {name} OWNER TO postgres",
+            f"DROP ROLE {role}",
+        )
+
+
+async def test_an_owner_who_may_not_make_roles_is_told_whom_to_ask(pg_folder: Path) -> None:
+    binaries = find_binaries()
+    assert binaries is not None
+    with started(binaries, pg_folder) as dsn:
+        await execute(dsn, "CREATE ROLE poor LOGIN", "ALTER SCHEMA public OWNER TO poor")
+        with pytest.raises(StoreUnavailable, match=r"CREATE ROLE sluice_app; .* TO <owner>"):
+            await migrations.upgrade(dsn.replace("//postgres@", "//poor@"))
+
+
+@contextlib.contextmanager
+def pooler(dsn: str, folder: Path) -> Iterator[str]:
+    """PgBouncer in transaction mode with two connections to the server; its DSN."""
+    assert POOLER is not None
+    parts = urlsplit(dsn)
+    query = dict(pair.split("=", 1) for pair in parts.query.split("&"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (folder / "users.txt").write_text('"postgres" ""\n')
+    (folder / "pgbouncer.ini").write_text(
+        f"[databases]\n* = host={query['host']} port={query['port']} user=postgres\n"
+        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+        f"auth_type = any\nauth_file = {folder / 'users.txt'}\nlogfile = {folder / 'log'}\n"
+        "pool_mode = transaction\ndefault_pool_size = 2\nmax_client_conn = 100\n"
+    )
+    # It refuses to run as root, and the server's socket is its account's alone.
+    owner = Path(query["host"]).stat()
+    shutil.chown(folder, owner.st_uid, owner.st_gid)
+    identity = {"user": owner.st_uid, "group": owner.st_gid} if os.geteuid() == 0 else {}
+    child = subprocess.Popen(
+        [POOLER, folder / "pgbouncer.ini"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        **identity,
+    )
+    try:
+        deadline = time.monotonic() + 10
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            assert child.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield f"postgresql://postgres@127.0.0.1:{port}{parts.path}"
+    finally:
+        child.terminate()
+        child.wait(10)
+
+
+@pytest.mark.skipif(POOLER is None, reason="no PgBouncer: apt-get install pgbouncer")
+class TestPooler:
+    async def test_a_pooler_in_transaction_mode(self, pg_dsn: str, pg_folder: Path) -> None:
+        with pooler(pg_dsn, pg_folder) as dsn:
+            store = await PostgresStore.connect(dsn, is_pooled=True)
+            await exercise(store)
+            await store.close()
+
+    async def test_tenants_interleave_on_two_sessions(self, pg_dsn: str, pg_folder: Path) -> None:
+        """Thirty clients of two workers on two connections: nobody sees what is another's."""
+        with pooler(pg_dsn, pg_folder) as dsn:
+            workers = [await PostgresStore.connect(dsn, is_pooled=True) for _ in range(2)]
+            people = [(await make_key(workers[0], f"tenant {n}"))[1] for n in range(3)]
+
+            async def client(number: int) -> None:
+                who, worker = people[number % 3], workers[number % 2]
+                request = ask(who.key)
+                assert (await worker.reserve(request)).state == "running"
+                assert [key.id for key in await worker.list_keys(who.tenant.id)] == [who.key.id]
+                assert await settle(worker, request, 4)
+
+            await asyncio.gather(*(client(number) for number in range(30)))
+            for who in people:
+                assert (await workers[1].usage_totals(who.tenant.id)).completion_tokens == 40
+            for worker in workers:
+                await worker.close()
+        aside = await asyncpg.connect(pg_dsn)
+        left = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'sluice'"
+        assert await aside.fetchval(left) <= 2
+        await aside.close()
+
+    async def test_without_saying_so_it_is_refused(self, pg_dsn: str, pg_folder: Path) -> None:
+        with (
+            pooler(pg_dsn, pg_folder) as dsn,
+            pytest.raises(StoreUnavailable, match="transaction_pooling"),
+        ):
+            await PostgresStore.connect(dsn)
+
+    async def test_changes_are_heard_past_it(self, pg_dsn: str, pg_folder: Path) -> None:
+        heard: asyncio.Queue[Change] = asyncio.Queue()
+        with pooler(pg_dsn, pg_folder) as dsn:
+            store = await PostgresStore.connect(dsn, is_pooled=True)
+            _, who = await make_key(store)
+            listening = asyncio.create_task(ChangeListener(pg_dsn, heard.put_nowait).run())
+            assert await asyncio.wait_for(heard.get(), 5) == Change()
+            await store.revoke_key(who.key.public_id)
+            change = await asyncio.wait_for(heard.get(), 1)
+            assert change.public_id == who.key.public_id
+            listening.cancel()
+            await store.close()
