@@ -29,11 +29,13 @@ from gateway.routes.chat import chat_route
 from gateway.routes.chat_ws import PATH as CHAT_WS_PATH
 from gateway.routes.chat_ws import chat_ws_route, unknown_ws_route
 from gateway.routes.completions import completions_route
+from gateway.routes.documents import ASYNCAPI_PATH, OPENAPI_PATH, document_routes
 from gateway.routes.health import health_routes
 from gateway.routes.models import model_routes
 from gateway.routes.pages import page_routes, public_paths
 from gateway.routes.streams import stream_routes
 from gateway.routes.tickets import tickets_route
+from gateway.routes.tokenize import tokenize_routes
 from gateway.secrets import Secrets
 from gateway.services import Services, create_services
 from gateway.streaming import STREAM_ID_HEADER
@@ -69,6 +71,8 @@ def _routes(services: Services) -> list[BaseRoute]:
         completions_route(*serving),
         *stream_routes(services.streams, config.server),
         tickets_route(services.tickets),
+        *tokenize_routes(services.admission, engine, services.tokenizer),
+        *document_routes(),
         *TenantRoutes(services.store, services.secrets.key_pepper).routes(),
         *usage_routes(services.store),
         *live_routes(services.store, services.generations, engine),
@@ -103,7 +107,14 @@ def _middleware(services: Services) -> list[Middleware]:
         Middleware(
             Auth,
             authenticator=services.authenticator,
-            public={"/livez", "/readyz", CHAT_WS_PATH, *public_paths()},
+            public={
+                "/livez",
+                "/readyz",
+                OPENAPI_PATH,
+                ASYNCAPI_PATH,
+                CHAT_WS_PATH,
+                *public_paths(),
+            },
             scopes={"/metrics": "admin", f"{ADMIN_PREFIX}/": "usage"},
         ),
         Middleware(BodyLimit, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),

@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mappi
 from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import msgspec
 

@@ -41,6 +41,7 @@ class Services:
 
     config: Config
     engine: EngineClient
+    tokenizer: Tokenizer
     store: Store
     secrets: Secrets
     metrics: Metrics
@@ -139,6 +140,7 @@ def create_services(
     return Services(
         config=config,
         engine=engine,
+        tokenizer=tokenizer,
         store=store,
         secrets=secrets,
         metrics=metrics,

@@ -30,12 +30,12 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 class StructuredOutputsField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sent through ``extra_body``; exactly one field is set. Names and meanings as in vLLM."""
 
-    json: msgspec.Raw = msgspec.Raw()
+    json: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     """A JSON schema, as an object or as text."""
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     """A Lark or GBNF grammar."""
-    structural_tag: msgspec.Raw = msgspec.Raw()
+    structural_tag: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     """An object, or the same as text."""

@@ -33,7 +33,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     structured_outputs: StructuredOutputsField | None = None
-    guided_json: msgspec.Raw = msgspec.Raw()
+    guided_json: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     """This and the next three: older names of the fields of ``structured_outputs``."""
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

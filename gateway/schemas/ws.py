@@ -1,5 +1,7 @@
 """The WebSocket chat protocol of ``/v1/chat``: what each side may say.
 
+``GET /asyncapi.json`` has all messages as JSON schemas.
+
 Every message is one text frame holding one JSON object with a ``type``. A *turn* is one question
 with its answer; its ``id`` is the client's choice (1 to 64 characters of ``A-Z a-z 0-9 _ . : -``)
 and names it in everything that follows. Several turns may run at once on one socket, up to
@@ -80,6 +82,7 @@ from typing import Literal
 
 import msgspec
 
+from gateway.schemas.answers import ChoiceLogprobs, ToolCallPiece
 from gateway.schemas.chat import ChatFields
 from gateway.schemas.common import Compliance, ErrorObject, Usage
 
@@ -129,6 +132,17 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     created: int
     prompt_tokens: int
     stream_id: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
+    """Written by ``assembler.TurnFrames``, which splices it."""
+
+    id: str
+    seq: int
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    logprobs: ChoiceLogprobs | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallPiece] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
