@@ -310,6 +310,7 @@ class EngineCore:
             num_waiting=len(self._requests) - num_running - num_parked,
             num_parked=num_parked,
             num_swapped=swap.num_holders,
+            num_queued_reqs=scheduler.queue.num_reqs,
             num_queued_tokens=scheduler.queue.num_tokens,
             num_total_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
@@ -330,9 +331,7 @@ class EngineCore:
             queue_time_counts=list(totals.queue_time_counts),
             queue_time_sum_s=totals.queue_time_sum_s,
             fairness_gap=scheduler.policy.spread(),
-            tenants=scheduler.tenants.stats(
-                scheduler.running.values(), scheduler.queue.num_reqs_by_tenant()
-            ),
+            tenants=scheduler.tenants.stats(scheduler.running.values(), scheduler.queue.by_tenant),
         )
 
     def check_integrity(self) -> None:

@@ -47,7 +47,7 @@ from tenants.errors import InvalidValue
 from tenants.names import normalize_name
 from tenants.quota import Hold, Quota
 from tenants.salts import cache_salt
-from tenants.types import Principal
+from tenants.types import Principal, Scope
 from tenants.usage import Ledger
 
 MAX_CHOICES = 8
@@ -121,6 +121,7 @@ class Admission:
         if request.best_of not in (None, num_choices):
             raise InvalidRequestError("Must equal n: no answer is thrown away.", param="best_of")
         max_model_len = self._engine.info.max_model_len
+        await self._engine.check_queue(principal.tenant.id.hex)
         prompts = await text_prompt.read(request.prompt, self._tokenizer)
         longest = max(len(prompt.token_ids) for prompt in prompts)
         room = _room(longest, max_model_len, param="prompt")
@@ -165,6 +166,7 @@ class Admission:
         request_id: UUID,
         principal: Principal,
         num_choices: int = 1,
+        scope: Scope = "chat",
     ) -> Admitted:
         """Check everything that can be known before the engine has the request.
 
@@ -172,7 +174,7 @@ class Admission:
         Raises ``ApiError``, ``EngineDead``, ``InvalidRequest`` or ``TenantsError``: all of them are
         ``errors.to_api_error``'s to translate.
         """
-        self._check_open(principal)
+        self._check_open(principal, scope)
         self.check_model(principal, self._model if model is None else model)
         end_user = _end_user(fields.user, fields.safety_identifier)
         use = self.tools.read(fields)
@@ -184,6 +186,7 @@ class Admission:
                 "tokens in all.",
                 param="messages",
             )
+        await self._engine.check_queue(principal.tenant.id.hex)
         output = self._output(fields, use)
         unenforced = await self._compile(output, use)
         prompt = await self._prompt(fields, use)
@@ -233,8 +236,8 @@ class Admission:
             **given,
         )
 
-    def _check_open(self, principal: Principal) -> None:
-        require_scope(principal.key, "chat")
+    def _check_open(self, principal: Principal, scope: Scope = "chat") -> None:
+        require_scope(principal.key, scope)
         if self.draining:
             raise Draining("The server is shutting down.", retry_after_s=1)
         if not self._ledger.has_room:

@@ -33,6 +33,8 @@ from gateway.routes.documents import ASYNCAPI_PATH, OPENAPI_PATH, document_route
 from gateway.routes.health import health_routes
 from gateway.routes.models import model_routes
 from gateway.routes.pages import page_routes, public_paths
+from gateway.routes.responses import PATH as RESPONSES_PATH
+from gateway.routes.responses import ResponseRoutes
 from gateway.routes.streams import stream_routes
 from gateway.routes.tickets import tickets_route
 from gateway.routes.tokenize import tokenize_routes
@@ -69,6 +71,7 @@ def _routes(services: Services) -> list[BaseRoute]:
     return [
         chat_route(*serving),
         completions_route(*serving),
+        *ResponseRoutes(services.responses, services.streams, config.server).routes(),
         *stream_routes(services.streams, config.server),
         tickets_route(services.tickets),
         *tokenize_routes(services.admission, engine, services.tokenizer),
@@ -115,7 +118,12 @@ def _middleware(services: Services) -> list[Middleware]:
                 CHAT_WS_PATH,
                 *public_paths(),
             },
-            scopes={"/metrics": "admin", f"{ADMIN_PREFIX}/": "usage"},
+            scopes={
+                "/metrics": "admin",
+                f"{ADMIN_PREFIX}/": "usage",
+                RESPONSES_PATH: "responses",
+                f"{RESPONSES_PATH}/": "responses",
+            },
         ),
         Middleware(BodyLimit, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
     ]
@@ -150,4 +158,5 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     yield
     await services.lifecycle.drain()
     await services.streams.close()
+    await services.responses.close()
     await services.lifecycle.close()

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gateway.commands import database, key, tenant
+from gateway.commands import database, key, models, tenant
 
 DEFAULT_PORT = 8000
 
@@ -129,6 +129,7 @@ def bench(
 
 
 app.command("migrate")(database.migrate)
+app.command("models")(models.models)
 app.add_typer(tenant.app, name="tenant")
 app.add_typer(key.app, name="key")
 

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from engine import hub
 from engine.config import EngineConfig, Policy
 from engine.errors import ConfigError as EngineConfigError
 from gateway.errors import ConfigError
@@ -59,6 +60,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Idle time after which a connection is closed."""
     send_timeout_s: Seconds = 30.0
     """A client that takes no bytes for this long is dropped, its requests with it."""
+    max_unread_tokens: Positive = 256
+    """Tokens of an answer that wait for a slow client, above which its request is parked: others
+    get its place in the batch until the client reads on."""
+    stall_timeout_s: Seconds = 60.0
+    """Time after which a request that stays parked is aborted."""
+    engine_hang_timeout_s: Seconds = 120.0
+    """Time without progress after which an engine that has work is taken for dead and restarted;
+    must exceed the longest step."""
     heartbeat_s: Seconds = 15.0
     """Silence on a stream after which a chunk without content is sent."""
     flush_interval_ms: Annotated[float, msgspec.Meta(ge=0)] = 15.0
@@ -123,6 +132,11 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Where a session is one's own: for LISTEN and for migrations."""
         return self.direct_dsn or self.dsn
 
+    response_retention_s: Seconds = 30 * 86400.0
+    """Time a stored response is kept after it was used last."""
+    max_response_bytes: Positive = 1024 * 1024 * 1024
+    """Most bytes kept of all stored responses of one tenant; the oldest go first."""
+
     @property
     def journal_folder(self) -> Path:
         return Path(self.journal_dir or Path(self.secrets_file).parent / "journal")
@@ -132,7 +146,7 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What clients see of the model."""
 
     served_model_name: str | None = None
-    """The model's name in the API; by default the name of its folder."""
+    """The model's name in the API; by default the last part of ``engine.model``."""
     generation_config: Literal["auto", "ignore"] = "auto"
     """Where sampling defaults come from when a request sets none: the model's own
     ``generation_config.json``, or nowhere (temperature 1)."""
@@ -178,7 +192,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def model_name(self) -> str:
         """What clients call the model."""
-        return self.models.served_model_name or self.engine.model_dir.name
+        return self.models.served_model_name or Path(self.engine.model).name
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,7 +241,7 @@ def parse(document: Mapping[str, Any], *, where: str = "config") -> Config:
     """Check ``document``, sections of keys. Raises ``ConfigError``, which begins with ``where``."""
     _refuse_unknown(document, where=where)
     if "model" not in document.get("engine", {}):
-        raise ConfigError(f"{where}: engine.model is missing; set it to the model's folder")
+        raise ConfigError(f"{where}: engine.model is missing; set it to a folder or hub id")
     try:
         return msgspec.convert(document, Config)
     except msgspec.ValidationError as exc:
@@ -268,11 +282,16 @@ def _overlay(document: dict[str, Any], env: Mapping[str, str]) -> None:
         document.setdefault(section, {})[key] = value
 
 
+def _model(model: str, folder: Path) -> str:
+    path = folder / model
+    return model if hub.is_hub_id(model) and not path.exists() else str(path)
+
+
 def _resolve(config: Config, folder: Path) -> Config:
     engine, tenants = config.engine, config.tenants
     return msgspec.structs.replace(
         config,
-        engine=msgspec.structs.replace(engine, model=str(folder / engine.model)),
+        engine=msgspec.structs.replace(engine, model=_model(engine.model, folder)),
         tenants=msgspec.structs.replace(
             tenants,
             secrets_file=str(folder / tenants.secrets_file),

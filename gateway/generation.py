@@ -198,7 +198,7 @@ class Generation:
 
     def _status(self) -> UsageStatus:
         if self._failure is not None:
-            return "error"
+            return "disconnected" if isinstance(self._failure, Gone) else "error"
         reasons = {choice.finish_reason for choice in self._choices}
         if None in reasons or "abort" in reasons:
             return "cancelled" if self._cancelled else "disconnected"
@@ -216,7 +216,7 @@ class Generation:
                 raise self._failure
             if self._is_spent:
                 output = msgspec.structs.replace(output, finish_reason="length")
-            elif self._closed and not self._cancelled:
+            elif choice.stream.abandoned or (self._closed and not self._cancelled):
                 raise Gone("Nobody read this stream any more.", code="stream_abandoned")
             elif not self._cancelled:
                 raise InternalError("The request was aborted by the server.")

@@ -18,7 +18,9 @@ from gateway.errors import ConfigError
 from gateway.generation import Generations
 from gateway.lifecycle import Lifecycle, Session
 from gateway.metrics import Metrics
+from gateway.responses import Responses
 from gateway.revocations import Revocations
+from gateway.routed_ids import new_worker_id
 from gateway.routes.answers import Answers
 from gateway.secrets import Secrets
 from gateway.stream_log import MemoryStreamLog
@@ -51,6 +53,7 @@ class Services:
     admission: Admission
     lifecycle: Lifecycle
     streams: Streams
+    responses: Responses
     tickets: Tickets
     answers: Answers
 
@@ -150,6 +153,14 @@ def create_services(
         admission=admission,
         lifecycle=lifecycle,
         streams=streams,
+        responses=Responses(
+            store.shared,
+            worker_id=new_worker_id(),
+            model=config.model_name,
+            admission=admission,
+            generations=generations,
+            config=config.tenants,
+        ),
         tickets=Tickets(),
         answers=Answers(streams, heartbeat_s=config.server.heartbeat_s),
     )

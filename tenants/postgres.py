@@ -43,6 +43,7 @@ from tenants.names import (
     check_weight,
     normalize_name,
 )
+from tenants.postgres_shared import PostgresShared
 from tenants.rows import (
     answer_of,
     audit_entry_of,
@@ -80,6 +81,7 @@ class PostgresStore(Store):
     def __init__(self, connections: Connections, now: Callable[[], datetime | None]) -> None:
         self._connections = connections
         self._now = now
+        self.shared = PostgresShared(connections)
 
     @classmethod
     async def connect(

@@ -42,9 +42,10 @@ class HostBlocks:
 
     def __init__(self, kv_cache: KVCache, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        tensors = [tensor for pair in kv_cache for tensor in pair]
+        # Keys and values may be one tensor.
+        tensors = [tensor for k, v in kv_cache for tensor in ((k,) if v is k else (k, v))]
         # As bytes, one row a block: [num_cache_blocks, bytes of one block in this tensor].
-        self._tensors = [tensor.flatten(1).view(torch.uint8) for tensor in tensors]
+        self._tensors = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors]
         self._device = tensors[0].device
         self.block_bytes = sum(tensor.shape[1] for tensor in self._tensors)
         self._host = torch.empty(num_blocks, self.block_bytes, dtype=torch.uint8)

@@ -18,6 +18,7 @@ def load(tmp_path: Path, text: str, env: dict[str, str] | None = None) -> Config
 
 
 def test_defaults_fill_what_the_file_leaves_out(tmp_path: Path) -> None:
+    (tmp_path / "models/demo").mkdir(parents=True)
     loaded = load(tmp_path, MINIMAL)
     assert loaded.server == ServerConfig()
     assert loaded.engine.model_dir == tmp_path / "models/demo"
@@ -136,3 +137,13 @@ def test_prices(tmp_path: Path) -> None:
     assert (price.prompt, price.cached, price.completion) == (2, 1, 3)
     with pytest.raises(ConfigError, match=r"models\.price_cached"):
         load(tmp_path, MINIMAL + prices.format(5))
+
+
+def test_a_model_that_is_no_folder_may_be_on_the_hub(tmp_path: Path) -> None:
+    loaded = load(tmp_path, '[engine]\nmodel = "Qwen/Qwen3-0.6B"\nrevision = "main"\n')
+    assert loaded.engine.model == "Qwen/Qwen3-0.6B"
+    assert loaded.model_name == "Qwen3-0.6B"
+    (tmp_path / "Qwen/Qwen3-0.6B").mkdir(parents=True)
+    assert load(tmp_path, '[engine]\nmodel = "Qwen/Qwen3-0.6B"\n').engine.model_dir == (
+        tmp_path / "Qwen/Qwen3-0.6B"
+    )
