@@ -110,8 +110,9 @@ class ChatChunks:
             text = _encode({"content": delta.content})
             logprobs = _encode(ChoiceLogprobs(delta.logprobs)) if delta.logprobs else b"null"
             events.append(self._choice(delta.index, text, logprobs=logprobs))
-        if delta.tool_calls:
-            events.append(self._choice(delta.index, _encode({"tool_calls": delta.tool_calls})))
+        for piece in _merged(delta.tool_calls):
+            # One to a chunk, as OpenAI sends them: older SDKs lose others that open a list.
+            events.append(self._choice(delta.index, _encode({"tool_calls": [piece]})))
         if delta.finish_reason is not None:
             events.append(self._last(delta))
         return b"".join(map(obfuscated, events) if self._is_obfuscated else events)
@@ -158,6 +159,20 @@ class ChatChunks:
             finish_reason,
             self._tail,
         )
+
+
+def _merged(pieces: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
+    """The same with one piece for each run of pieces of the same call."""
+    merged: list[ToolCallDelta] = []
+    for piece in pieces:
+        if not merged or merged[-1].index != piece.index:
+            merged.append(piece)
+            continue
+        last = merged[-1].function
+        text = (last.arguments or "") + (piece.function.arguments or "")
+        function = msgspec.structs.replace(last, arguments=text)
+        merged[-1] = msgspec.structs.replace(merged[-1], function=function)
+    return merged
 
 
 def obfuscated(event: bytes) -> bytes:
@@ -297,7 +312,7 @@ class TurnFrames:
         if delta.logprobs:
             frame += f',"logprobs":{_encode(ChoiceLogprobs(delta.logprobs)).decode()}'
         if delta.tool_calls:
-            frame += f',"tool_calls":{_encode(delta.tool_calls).decode()}'
+            frame += f',"tool_calls":{_encode(_merged(delta.tool_calls)).decode()}'
         return frame + "}"
 
     def done(
