@@ -101,7 +101,7 @@ def test_each_chunk_holds_a_piece_of_one_call() -> None:
 
 def test_padding_hides_how_long_the_text_is() -> None:
     sizes = set()
-    for text in ("", "a", "three", "é" * 20):
+    for text in ("a", "three", "é" * 20):
         writer = chunks(is_obfuscated=True)
         (event,) = writer.delta(Delta(0, text)).split(b"\n\n")[:-1]
         parsed = json.loads(event[6:])
