@@ -67,6 +67,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._pending: RequestOutput | None = None
         self._error: EngineDead | None = None
         self._wakers: list[asyncio.Future[None]] = []
+        self._last_token_at: float | None = None
+        """None before the first, and after a pause of the reader's making."""
 
     async def __anext__(self) -> RequestOutput:
         """Ends after the output with a finish reason; ``EngineDead`` if the engine died before.
@@ -110,13 +112,21 @@ class RequestStream(AsyncIterator[RequestOutput]):
             self._wakers.remove(waker)
 
     def _deliver(self, output: RequestOutput) -> None:
-        self.num_generated_tokens += len(output.new_token_ids)
+        if output.new_token_ids:
+            self._observe(len(output.new_token_ids))
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         self.finish_reason = output.finish_reason
         self._pending = output if self._pending is None else _merge(self._pending, output)
         if self.finish_reason is None:
             self._client._park_if_unread(self, len(self._pending.new_token_ids))
         self._wake()
+
+    def _observe(self, num_tokens: int) -> None:
+        self.num_generated_tokens += num_tokens
+        now = time.monotonic()
+        if self._last_token_at is not None and self._client.on_tokens is not None:
+            self._client.on_tokens(now - self._last_token_at, num_tokens)
+        self._last_token_at = now
 
     def _fail(self, error: EngineDead) -> None:
         self._error = error
@@ -203,6 +213,8 @@ class EngineClient:
         self._queued: set[str] = set()
         self.stats = Stats()
         """The latest, at most ``PING_INTERVAL_S`` old while the engine answers."""
+        self.on_tokens: Callable[[float, int], None] | None = None
+        """Told of each output but a request's first: seconds since the one before, its tokens."""
 
     # -- life cycle
 
@@ -370,6 +382,7 @@ class EngineClient:
 
     def _unpark(self, stream: RequestStream) -> None:
         if self._parked.pop(stream, None) is not None and stream.finish_reason is None:
+            stream._last_token_at = None
             self._unsent_parks[stream.request_id] = False
             self._send_parks()
 

@@ -9,6 +9,7 @@ import msgspec
 
 from engine import hub
 from engine.errors import ConfigError
+from engine.spec.config import SpeculativeConfig
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -100,6 +101,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Share of the blocks that admissions leave free for the requests already running."""
     async_scheduling: bool | None = None
     """Plan step N+1 while step N runs. None: on a GPU, which works beside the host."""
+    speculative_config: SpeculativeConfig | None = None
+    """Draft tokens and check several in one step (speculative decoding): a table such as
+    `{ method = "ngram", num_speculative_tokens = 4 }`, with vLLM's keys. Never changes outputs."""
     max_logprobs: int = 20
     """The most ``logprobs`` or ``prompt_logprobs`` a request may ask for; -1 sets no limit."""
     num_threads: int | None = None

@@ -156,41 +156,79 @@ class Constraints:
         try:
             for token_id in token_ids:
                 if not matcher.accept(token_id):
+                    if request.params.allowed_token_ids is not None:
+                        return _contradiction(request)
                     message = f"the grammar refuses the sampled id {token_id}"
                     return Ending(request, "error", message, "internal")
         except MatcherFailed as error:
             return _failure(request, error, "internal")
-        return Ending(request, "stop") if matcher.is_terminated else None
+        if matcher.is_terminated:
+            return Ending(request, "stop")
+        allowed = request.params.allowed_token_ids
+        if allowed is not None and not set(allowed).issuperset(token_ids):
+            return _contradiction(request)
+        return None
 
-    def mask(self, rows: Iterable[tuple[int, Request]]) -> tuple[TokenMask | None, list[Ending]]:
-        """Allowed tokens for the rows (chunk index, request) whose requests still run.
+    # ---- drafts ---------------------------------------------------------------------------------
+
+    def forced_tokens(self, request: Request) -> list[int]:
+        """What the grammar says must come next, cut into tokens in one of the ways there are."""
+        return [] if self._must_not_end(request) else self._matchers[request].forced_tokens()
+
+    def legal_prefix(self, request: Request, token_ids: list[int]) -> list[int]:
+        """The draft up to the first token that the grammar forbids."""
+        if not token_ids or self._must_not_end(request):
+            return []
+        return self._matchers[request].legal_prefix(token_ids)
+
+    def _must_not_end(self, request: Request) -> bool:
+        """Until min_tokens it takes a look at each mask to see whether the grammar has to end."""
+        short = request.num_generated_tokens < request.params.min_tokens
+        return short and request in self._withheld
+
+    # ---- masks ----------------------------------------------------------------------------------
+
+    def mask(
+        self, rows: Iterable[tuple[int, Request, Sequence[int]]]
+    ) -> tuple[TokenMask | None, list[Ending]]:
+        """Allowed tokens for the rows (chunk index, request, its legal drafts) whose requests still
+        run: one mask for each place that is sampled.
 
         Rows whose grammar leaves no token to sample have no mask but an ending.
         """
-        live = [(index, request) for index, request in rows if not request.finished]
-        bitmask = np.empty((len(live), self._num_words), np.int32)
+        live = [row for row in rows if not row[1].finished]
+        num_places = sum(len(drafts) + 1 for _, _, drafts in live)
+        bitmask = np.empty((num_places, self._num_words), np.int32)
         filled: list[int] = []
         endings: list[Ending] = []
-        for index, request in live:
-            ending = self._fill(request, bitmask[len(filled)])
+        for index, request, drafts in live:
+            start, places = len(filled), len(drafts) + 1
+            ending = self._fill(request, drafts, bitmask[start : start + places])
             if ending is None:
-                filled.append(index)
+                filled += [index] * places
             else:
                 endings.append(ending)
         mask = TokenMask(filled, bitmask[: len(filled)]) if filled else None
         return mask, endings
 
-    def _fill(self, request: Request, row: npt.NDArray[np.int32]) -> Ending | None:
+    def _fill(
+        self, request: Request, drafts: Sequence[int], rows: npt.NDArray[np.int32]
+    ) -> Ending | None:
         try:
-            self._matchers[request].fill_mask(row)
+            num_legal = self._matchers[request].fill_draft_masks(drafts, rows)
         except MatcherFailed as error:
             return _failure(request, error, "internal")
-        withheld = self._withheld.get(request)
-        short = request.num_generated_tokens < request.params.min_tokens
-        if withheld is not None and short and not (row & ~withheld).any():
+        assert num_legal == len(drafts), "a draft that the grammar forbids was planned"
+        if self._must_not_end(request) and not (rows[0] & ~self._withheld[request]).any():
             # The grammar has to end before min_tokens. Its promise is the stronger one.
             return Ending(request, "stop")
         return None
+
+
+def _contradiction(request: Request) -> Ending:
+    """Another token is drawn only where the grammar forbids all those of the list."""
+    message = "structured_outputs and allowed_token_ids have no token in common here"
+    return Ending(request, "error", message, "invalid_request")
 
 
 def _failure(request: Request, error: Exception, code: str) -> Ending:

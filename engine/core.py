@@ -14,6 +14,7 @@ from engine.messages import RequestOutput, Stats
 from engine.request import Request
 from engine.scheduler.policy import create_policy
 from engine.scheduler.scheduler import Scheduler, Step
+from engine.spec.speculator import Speculator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.messages import GenerateRequest, SamplingParams
     from engine.scheduler.plan import Runner
+    from engine.spec.base import Proposer
     from grammar.compiler import GrammarCompiler
 
 # How long a step with nothing to compute waits for a grammar, so that the loop does not spin.
@@ -32,7 +34,7 @@ class EngineCore:
     """Drives a runner. Torch-free, single-threaded, and without any I/O of its own.
 
     ``overlap`` plans step N+1 while N runs on the device (default: ``config.async_scheduling``,
-    or False where that is None).
+    or False where that is None). ``proposer`` drafts in place of the one the config names.
     No single request can make ``step`` raise: a request that cannot go on ends with an error
     output. What does raise comes from the runner, and means that the engine is lost.
     """
@@ -46,6 +48,7 @@ class EngineCore:
         eos_token_ids: AbstractSet[int] = frozenset(),
         grammar: GrammarCompiler | None = None,
         overlap: bool | None = None,
+        proposer: Proposer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
@@ -70,6 +73,7 @@ class EngineCore:
             swap_s_per_block=runner.swap_s_per_block,
         )
         self._constraints = Constraints(grammar, runner.vocab_size)
+        self._speculator = Speculator(config.speculative_config, self._constraints, proposer)
         self._requests: dict[str, Request] = {}
         """All that are not finished."""
         self._parked: set[str] = set()
@@ -211,9 +215,11 @@ class EngineCore:
 
         Without overlap the results are this step's own. With it they are those of the step
         before, while this one computes; the order (forward, collect the step before, masks,
-        sample) lets even a grammar see every token before the next one is sampled.
+        sample) lets even a grammar see every token before the next one is sampled. Only drafts need
+        the step before to be over first: they continue what it sampled.
         """
         self._start_compiled()
+        self._prepare_drafts()
         num_due = self.scheduler.num_in_flight
         step = self.scheduler.schedule()
         if step is not None:
@@ -241,6 +247,14 @@ class EngineCore:
             else:
                 self._end(ending, [])
 
+    def _prepare_drafts(self) -> None:
+        running = self.scheduler.running.values()
+        if self.scheduler.num_in_flight and (
+            self.scheduler.drafts_in_flight or self._speculator.foresees_drafts(running)
+        ):
+            self._collect()
+        self._speculator.propose(running)
+
     def _collect(self) -> None:
         """Take in the oldest step in flight."""
         for request, token_ids in self.scheduler.update(self._runner.collect()):
@@ -253,7 +267,8 @@ class EngineCore:
 
     def _sample_constrained(self, step: Step) -> None:
         mask, endings = self._constraints.mask(
-            (index, step.requests[index]) for index in step.constrained
+            (index, step.requests[index], step.plan.chunks[index].draft_token_ids)
+            for index in step.constrained
         )
         self._runner.sample(mask)
         for ending in endings:
@@ -291,10 +306,13 @@ class EngineCore:
                 error_code,
                 None if logprobs is None else logprobs.take(len(token_ids)),
                 None if logprobs is None else logprobs.take_prompt(),
+                request.num_draft_tokens,
+                request.num_accepted_tokens,
             )
         )
         if request.finished:
             del self._requests[request.request_id]
+            self._speculator.drop(request)
             self._parked.discard(request.request_id)
             if request.constrained:
                 self._constraints.drop(request)
@@ -331,6 +349,10 @@ class EngineCore:
             queue_time_counts=list(totals.queue_time_counts),
             queue_time_sum_s=totals.queue_time_sum_s,
             fairness_gap=scheduler.policy.spread(),
+            spec_decode_num_drafts=totals.drafts.num_drafts,
+            spec_decode_num_draft_tokens=totals.drafts.num_draft_tokens,
+            spec_decode_num_accepted_tokens=totals.drafts.num_accepted_tokens,
+            spec_decode_num_accepted_tokens_per_pos=list(totals.drafts.num_accepted_tokens_per_pos),
             tenants=scheduler.tenants.stats(scheduler.running.values(), scheduler.queue.by_tenant),
         )
 

@@ -315,6 +315,10 @@ class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     """With the first token, if asked for: one for each prompt token but the first, which nothing
     predicts."""
+    num_draft_tokens: int = 0
+    """Drafted tokens checked so far (speculative decoding)."""
+    num_accepted_tokens: int = 0
+    """Of these, the right ones, which are part of the output."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
@@ -342,6 +346,10 @@ class TenantStats(msgspec.Struct, array_like=True, frozen=True):
     num_admitted: int = 0
     """First admissions, and the time all those waited for it."""
     queue_time_sum_s: float = 0.0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """As ``spec_decode_num_accepted_tokens``; likewise the two before."""
 
 
 QUEUE_TIME_BUCKETS_S = (
@@ -394,6 +402,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     queue_time_sum_s: float = 0.0
     fairness_gap: float = 0.0
     """Largest difference in service (cost over weight) between two tenants with backlog."""
+    spec_decode_num_drafts: int = 0
+    """Speculative decoding: times that a request had drafted tokens checked."""
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0
+    """Drafted tokens that were right, and so part of an output."""
+    spec_decode_num_accepted_tokens_per_pos: list[int] = []
+    """The same by place in the draft."""
     tenants: list[TenantStats] = []
 
 

@@ -49,6 +49,9 @@ class Request:
         [num_prompt_tokens, num_tokens)   generated, and seen by the host
         [num_tokens, num_planned_tokens)  sampled by a step in flight: on the device, not yet seen
         [0, num_computed_tokens)          scheduled up to here: written to the cache, or about to be
+
+    The last ``num_drafts_in_flight`` of the scheduled ones are guesses at tokens that are not known
+    yet; the update for their step takes back those that were wrong.
     """
 
     __slots__ = (
@@ -56,14 +59,18 @@ class Request:
         "arrival_s",
         "block_table",
         "constrained",
+        "draft_token_ids",
         "eos_token_ids",
         "fair_key",
         "finish_reason",
         "is_new",
         "logprobs",
         "max_total_tokens",
+        "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_draft_tokens",
+        "num_drafts_in_flight",
         "num_in_flight",
         "num_once_computed",
         "num_pending",
@@ -129,6 +136,13 @@ class Request:
         """Tokens that steps in flight will have sampled."""
         self.num_in_flight = 0
         """Steps in flight that read or write its blocks; copying them out is reading."""
+        self.draft_token_ids: list[int] = []
+        """Guesses at what follows the known tokens, for the next step to check."""
+        self.num_drafts_in_flight = 0
+        self.num_draft_tokens = 0
+        """Guesses checked so far."""
+        self.num_accepted_tokens = 0
+        """Of these, the right ones: part of the output."""
         self.num_cached_tokens = 0
         """Prompt tokens the prefix cache served at the first admission."""
         self.num_preemptions = 0
@@ -142,6 +156,19 @@ class Request:
     @property
     def num_planned_tokens(self) -> int:
         return len(self.token_ids) + self.num_pending
+
+    @property
+    def num_settled_tokens(self) -> int:
+        """Computed tokens that no update takes back."""
+        return self.num_computed_tokens - self.num_drafts_in_flight
+
+    @property
+    def draft_room(self) -> int:
+        """Guesses that the next step can check: none unless it has only the last token to compute,
+        and never so many that the request could outgrow its limit."""
+        if self.num_pending or self.num_computed_tokens != len(self.token_ids) - 1:
+            return 0
+        return self.max_total_tokens - len(self.token_ids) - 1
 
     @property
     def num_generated_tokens(self) -> int:

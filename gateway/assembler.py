@@ -110,9 +110,11 @@ class ChatChunks:
             text = _encode({"content": delta.content})
             logprobs = _encode(ChoiceLogprobs(delta.logprobs)) if delta.logprobs else b"null"
             events.append(self._choice(delta.index, text, logprobs=logprobs))
-        for piece in _merged(delta.tool_calls):
-            # One to a chunk, as OpenAI sends them: older SDKs lose others that open a list.
-            events.append(self._choice(delta.index, _encode({"tool_calls": [piece]})))
+        # One call to a chunk, as OpenAI sends them: older SDKs lose others that open a list.
+        events += [
+            self._choice(delta.index, _encode({"tool_calls": [piece]}))
+            for piece in _merged(delta.tool_calls)
+        ]
         if delta.finish_reason is not None:
             events.append(self._last(delta))
         return b"".join(map(obfuscated, events) if self._is_obfuscated else events)

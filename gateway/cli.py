@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gateway.commands import database, key, models, tenant
+from gateway.commands import database, key, models, operations, project, tenant
 
 DEFAULT_PORT = 8000
 
@@ -64,12 +64,8 @@ def serve(
     import msgspec
 
     import migrations
-    from engine.messages import LoadProgress
     from gateway import config as configuration
-    from gateway import server, supervisor
-
-    def report(progress: LoadProgress) -> None:
-        logging.getLogger("sluice").info("%s (%.0f%%)", progress.message, 100 * progress.fraction)
+    from gateway import load_progress, server, supervisor
 
     settings = configuration.load(config)
     if settings.tenants.session_dsn is not None:
@@ -79,7 +75,7 @@ def serve(
             settings, server=msgspec.structs.replace(settings.server, workers=workers)
         )
     run = server.run if settings.server.workers == 1 else supervisor.run
-    run(settings, on_progress=report)
+    run(settings, on_progress=load_progress.reporter(logging.getLogger("sluice").info))
 
 
 @app.command()
@@ -129,9 +125,14 @@ def bench(
 
 
 app.command("migrate")(database.migrate)
+app.command()(operations.bootstrap)
 app.command("models")(models.models)
 app.add_typer(tenant.app, name="tenant")
+app.add_typer(project.app, name="project")
 app.add_typer(key.app, name="key")
+app.command()(operations.usage)
+app.add_typer(operations.streams, name="stream")
+app.command()(operations.audit)
 
 
 def main() -> NoReturn:

@@ -142,6 +142,15 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return Path(self.journal_dir or Path(self.secrets_file).parent / "journal")
 
 
+class PublicPrefix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A system prompt that is no secret."""
+
+    system: Annotated[str, msgspec.Meta(min_length=1)]
+    """Its text, exactly as requests send it."""
+    tenants: tuple[str, ...] = ()
+    """Names of the tenants that chose to share its place in the prefix cache."""
+
+
 class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What clients see of the model."""
 
@@ -162,6 +171,9 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     what each adds to a request's priority: ``{priority = -10}`` lets whoever asks go first."""
     default_max_tokens: Positive | None = None
     """New tokens when a request sets no limit; by default what fits the model."""
+    public_prefixes: dict[str, PublicPrefix] = {}
+    """System prompts that are no secret, by a name: ``{helper = {system = "You are ...", tenants =
+    ["acme", "globex"]}}``. Only these tenants share what is cached for it, and only that."""
     price_prompt: TokenPrice = 0
     """Millionths of your currency for a million prompt tokens: 150000 for $0.15."""
     price_cached: TokenPrice = 0
@@ -314,7 +326,7 @@ def settings() -> Iterator[Setting]:
                 section=section,
                 key=field.name,
                 type=documented[field.name][0],
-                default="" if field.required else _toml(field.default),
+                default="" if field.required else _toml(_default(field)),
                 description=documented[field.name][1],
             )
 
@@ -333,6 +345,12 @@ def _attribute_docs(struct: type[msgspec.Struct]) -> dict[str, tuple[str, str]]:
                 text = " ".join(str(after.value.value).split())
             docs[node.target.id] = (ast.unparse(node.annotation), text)
     return docs
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return field.default
 
 
 def _toml(value: Any) -> str:

@@ -37,6 +37,7 @@ from gateway.errors import (
     to_api_error,
 )
 from gateway.metrics import Metrics
+from gateway.public_prefixes import PublicPrefixes
 from gateway.schemas.common import (
     CompletionTokensDetails,
     Compliance,
@@ -162,6 +163,7 @@ class Generation:
             return
         self._closed = True
         status = self._status()
+        self._owner.metrics.observe_request(time.monotonic() - self._began_at)
         self._abort()
         self._owner.settle(self, status)
 
@@ -291,11 +293,13 @@ class Generations:
         metrics: Metrics,
         flush_interval_s: float,
         validate: Callable[[GrammarSpec, str], Report] | None = None,
+        public_prefixes: PublicPrefixes | None = None,
     ) -> None:
         """``validate`` blocks, and raises ``CompileFailed`` (``GrammarChecker.validate``)."""
         self.metrics = metrics
         self._validate = validate
         self.flush_interval_s = flush_interval_s
+        self._public_prefixes = public_prefixes
         self._engine = engine
         self._tokenizer = tokenizer
         self._ledger = ledger
@@ -396,12 +400,18 @@ class Generations:
             prompt_token_ids=admitted.prompts[prompt_index],
             params=admitted.params.branch(copy),
             cache_salt=admitted.cache_salt,
+            num_public_tokens=self._num_public_tokens(principal, admitted.prompts[prompt_index]),
             group=f"{admitted.id.hex}-{prompt_index}" if admitted.num_choices > 1 else "",
             fair_key=principal.tenant.id.hex,
             weight=principal.weight,
             priority=admitted.priority,
         )
         return Choice(index, self._engine.submit(request), admitted, self._tokenizer)
+
+    def _num_public_tokens(self, principal: Principal, prompt: list[int]) -> int:
+        if self._public_prefixes is None:
+            return 0
+        return self._public_prefixes.num_public_tokens(principal.tenant.name, prompt)
 
     async def _settle(self, generation: Generation, status: UsageStatus) -> None:
         try:

@@ -18,6 +18,7 @@ from gateway.errors import ConfigError
 from gateway.generation import Generations
 from gateway.lifecycle import Lifecycle, Session
 from gateway.metrics import Metrics
+from gateway.public_prefixes import PublicPrefixes
 from gateway.responses import Responses
 from gateway.revocations import Revocations
 from gateway.routed_ids import new_worker_id
@@ -79,7 +80,8 @@ def create_services(
     """Nothing runs yet: ``lifecycle.start`` begins the background tasks.
 
     Raises ``ModelLoadError`` when the model's tokenizer or chat template cannot be read,
-    ``ConfigError`` when the folder of the usage journal cannot be used.
+    ``ConfigError`` when the folder of the usage journal cannot be used, or the chat template
+    refuses a public system prompt.
     """
     tokenizer = Tokenizer.load(config.engine.model_dir)
     template = ChatTemplate.load(config.engine.model_dir)
@@ -98,6 +100,9 @@ def create_services(
         metrics=metrics,
         flush_interval_s=config.server.flush_interval_ms / 1000,
         validate=compiler.validate,
+        public_prefixes=PublicPrefixes(
+            config.models.public_prefixes, template=template, tokenizer=tokenizer
+        ),
     )
     admission = Admission(
         config,
@@ -126,6 +131,7 @@ def create_services(
         listener = ChangeListener(config.tenants.session_dsn, revocations.on_change)
         work["changes"] = listener.run
         metrics.watch_changes(listener)
+    engine.on_tokens = metrics.observe_inter_token
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
     lifecycle = Lifecycle(
         engine=engine,

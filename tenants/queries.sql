@@ -134,6 +134,10 @@ WHERE k.id = used.id;
 SELECT quota_settle($1, tenant, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS written
 FROM sluice_enter($2) AS tenant;
 
+-- name: record_usage_many
+-- The same for many requests at once: the ids of those that were not there.
+SELECT quota_settle_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS written;
+
 -- name: put_limits for tenant
 -- False when the tenant has no such scope.
 SELECT limit_put($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS found;
@@ -153,6 +157,10 @@ SELECT answer.*
 FROM sluice_enter($2) AS tenant
 CROSS JOIN LATERAL
     quota_reserve($1, tenant, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS answer;
+
+-- name: reserve_many
+-- The same for many requests at once: an answer each, in their order.
+SELECT * FROM quota_reserve_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
 -- name: extend
 -- More tokens for a completion that runs; null without its reservation.

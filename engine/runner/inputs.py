@@ -5,7 +5,8 @@ Chunk i of row r computes the tokens [c, c + n) of the row:
     token_ids    tokens[r, c .. c+n-1]
     positions    c .. c+n-1
     slots        block_table[r, p // block_size] * block_size + p % block_size
-    sampled      the token at position c+n, from the logits of the chunk's last token
+    sampled      the token at position c+n, from the logits of the chunk's last token; with d drafts
+                  also those at c+n-d .. c+n-1
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class StepInputs:
     """[num_tokens] int64"""
     attention: AttentionBatch
     sampled_chunks: Ints
-    """[num_sampled], on the host: the chunks that sample, ascending."""
+    """[num_sampled], on the host: the chunk of each place that is sampled, ascending."""
     sampled_rows: Ints
     sampled_positions: Ints
     """[num_sampled], on the host: where the sampled token goes."""
@@ -51,12 +52,21 @@ class ChunkFields:
     rows: Ints
     computed: Ints
     query_lens: Ints
-    samples: Ints
+    num_places: Ints
+    """Places to sample at, the last ones of a chunk: one and one for each draft, or none."""
 
     @classmethod
     def read(cls, chunks: Sequence[Chunk]) -> ChunkFields:
         fields = np.array(
-            [(c.row, c.num_computed_tokens, c.num_scheduled_tokens, c.samples) for c in chunks],
+            [
+                (
+                    c.row,
+                    c.num_computed_tokens,
+                    c.num_scheduled_tokens,
+                    c.samples + len(c.draft_token_ids),
+                )
+                for c in chunks
+            ],
             np.int64,
         )
         return cls(*np.ascontiguousarray(fields.T))
@@ -131,12 +141,16 @@ def assemble(
     rows: torch.Tensor | None = None,
 ) -> StepInputs:
     """Add what the host knows. rows: [num_chunks] int32, where the device knows them too."""
-    sampled = fields.samples.nonzero()[0]
+    places = fields.num_places
+    sampled = np.arange(len(places)).repeat(places)
+    # How far before the last place of its chunk each one is.
+    back = places.cumsum().repeat(places) - np.arange(1, len(sampled) + 1)
     seq_lens = fields.computed + fields.query_lens
     logits_index = sampled_on_device = None
     if len(sampled) < len(positions):
-        logits_index = to_device(fields.query_lens.cumsum()[sampled] - 1, positions.device)
-    if rows is not None and on_device is not None and len(sampled) == len(fields.rows):
+        last_token = fields.query_lens.cumsum()[sampled] - 1
+        logits_index = to_device(last_token - back, positions.device)
+    if rows is not None and on_device is not None and (places == 1).all():
         sampled_on_device = DeviceRows(rows, on_device.seq_lens)
     return StepInputs(
         token_ids=token_ids,
@@ -145,7 +159,7 @@ def assemble(
         attention=AttentionBatch(fields.query_lens, seq_lens, fields.rows, block_table, on_device),
         sampled_chunks=sampled,
         sampled_rows=fields.rows[sampled],
-        sampled_positions=seq_lens[sampled],
+        sampled_positions=seq_lens[sampled] - back,
         sampled_on_device=sampled_on_device,
         logits_index=logits_index,
     )

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.scheduler.plan import Admission
+from engine.scheduler.plan import Admission, Chunk
 from kernels.transfer import to_device
 
 Ints = npt.NDArray[np.int64]
@@ -25,6 +25,10 @@ class RowTable:
         """[max_num_rows, max_model_len] int64: token ids as far as known."""
         self.block_table = torch.zeros(max_num_rows, max_blocks, dtype=torch.int32, device=device)
         """[max_num_rows, max_blocks] int32"""
+        self.block_ids = np.zeros((max_num_rows, max_blocks), np.int32)
+        """The block table again, on the host."""
+        self.num_admissions = 0
+        """How often rows were given out: until it changes, they start with the same blocks."""
         self._num_blocks = [0] * max_num_rows
 
     def admit(self, admission: Admission) -> None:
@@ -43,6 +47,7 @@ class RowTable:
             token_ids = to_device(np.array(admission.token_ids, np.int64), device)
             self.tokens[admission.row, : len(token_ids)] = token_ids
             self._num_blocks[admission.row] = 0
+        self.num_admissions += len(admissions)
         places: list[int] = []
         ids: list[int] = []
         width = self.block_table.shape[1]
@@ -52,5 +57,20 @@ class RowTable:
             places += range(row * width + start, row * width + end)
             ids += block_ids
         if ids:
+            self.block_ids.reshape(-1)[places] = ids
             sent = to_device(np.array((places, ids), np.int64), device)
             self.block_table.view(-1).index_copy_(0, sent[0], sent[1].to(torch.int32))
+
+    def write_drafts(self, chunks: Sequence[Chunk]) -> None:
+        """Put the guesses of these chunks behind the known tokens, at the places they stand for."""
+        places: list[int] = []
+        ids: list[int] = []
+        width = self.tokens.shape[1]
+        for chunk in chunks:
+            if chunk.draft_token_ids:
+                end = chunk.row * width + chunk.num_computed_tokens + chunk.num_scheduled_tokens
+                places += range(end - chunk.num_draft_tokens, end)
+                ids += chunk.draft_token_ids
+        if ids:
+            sent = to_device(np.array((places, ids), np.int64), self.tokens.device)
+            self.tokens.view(-1).index_copy_(0, sent[0], sent[1])

@@ -19,6 +19,7 @@ from engine.runner.rows import RowTable
 from engine.runner.swap import HostBlocks
 from engine.sampling.sampler import RowMask, Sampler
 from engine.scheduler.plan import StepPlan, StepResult, TokenMask
+from engine.spec.rejection import accept
 from kernels.transfer import pinned
 
 
@@ -166,10 +167,10 @@ class TorchRunner:
         if step.inputs is not None and step.token_ids is not None:
             sampled = step.token_ids.tolist()
             for chunk, token_id in zip(step.inputs.sampled_chunks.tolist(), sampled, strict=True):
-                token_ids[chunk] = [token_id]
+                token_ids[chunk].append(token_id)
         return StepResult(
             step.plan.step_id,
-            token_ids,
+            list(map(accept, step.plan.chunks, token_ids)),
             {} if step.logprobs is None else step.logprobs.by_chunk(),
             {} if step.prompt_logprobs is None else step.prompt_logprobs.by_chunk(),
         )
@@ -193,6 +194,7 @@ class TorchRunner:
             self._table.apply(plan.admissions, plan.new_blocks)
         for source, target, num_slots in plan.block_copies:
             self._cache.copy_block(source, target, num_slots)
+        self._table.write_drafts(plan.chunks)
 
     def _swap(self, host_blocks: HostBlocks, plan: StepPlan) -> None:
         if plan.swap_outs:
@@ -207,6 +209,8 @@ def _row_mask(inputs: StepInputs, mask: TokenMask | None) -> RowMask | None:
     """The mask with chunk indices turned into indices of the rows being sampled."""
     if mask is None or not mask.chunk_indices:
         return None
-    indices = np.searchsorted(inputs.sampled_chunks, mask.chunk_indices)
-    assert (inputs.sampled_chunks[indices] == mask.chunk_indices).all(), "masked but not sampled"
+    chunks = np.array(mask.chunk_indices)
+    place = np.arange(len(chunks)) - np.searchsorted(chunks, chunks)
+    indices = np.searchsorted(inputs.sampled_chunks, chunks) + place
+    assert (inputs.sampled_chunks[indices] == chunks).all(), "masked but not sampled"
     return RowMask(indices, mask.bitmask)

@@ -39,16 +39,27 @@ class Admission:
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """The tokens ``[num_computed_tokens, num_computed_tokens + num_scheduled_tokens)`` of a row."""
+    """The tokens ``[num_computed_tokens, num_computed_tokens + num_scheduled_tokens)`` of a row.
+
+    The last ``num_draft_tokens`` of them are guesses, which the plan brings along. The step samples
+    at each of these places and once behind them, and keeps what it samples up to the first guess
+    that it does not sample itself, that sample included.
+    """
 
     row: int
     request_id: str
     num_computed_tokens: int
     num_scheduled_tokens: int
     samples: bool
-    """The chunk ends at the last known token, so the step samples the next one."""
+    """The chunk ends at the last known token, or at the last guess: the step samples the next."""
     constrained: bool = False
     """A grammar mask must be applied before sampling."""
+    draft_token_ids: tuple[int, ...] = ()
+    """What follows the last known token, if the guess is right."""
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return len(self.draft_token_ids)
 
 
 @dataclass(slots=True)
@@ -83,7 +94,8 @@ class TokenMask:
     """Allowed tokens for the constrained rows of a step."""
 
     chunk_indices: list[int]
-    """Which chunks of the plan the mask's rows belong to, ascending."""
+    """Which chunks of the plan the mask's rows belong to, ascending; a chunk with guesses has a row
+    for each place it samples at, in their order."""
     bitmask: npt.NDArray[np.int32]
     """[len(chunk_indices), ceil(vocab_size / 32)] int32; bit i % 32 of word i // 32 allows id i."""
 
@@ -94,9 +106,10 @@ class StepResult:
 
     step_id: int
     token_ids: list[list[int]]
-    """For each chunk of the plan, in its order: the new tokens; empty where nothing was sampled."""
+    """For each chunk of the plan, in its order: the new tokens; empty where nothing was sampled.
+    All but the last are guesses that were right."""
     logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
-    """By the index of the chunk, where its request asked: one for each new token."""
+    """By the index of the chunk, where its request asked: one for each new token, or more."""
     prompt_logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
     """Likewise: one for each prompt token that the chunk's tokens predict, so for those from
     position ``num_computed_tokens + 1`` on."""

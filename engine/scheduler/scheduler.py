@@ -4,7 +4,7 @@ There is no prefill phase and no decode phase. Every request has tokens that are
 of tokens that are computed; a step lets the second catch up with the first, under one token budget.
 A decode is a request that is one token behind, a prefill one that is many behind.
 
-With one step of overlap, step N+1 is planned before the host has seen what step N sampled. Three
+With one step of overlap, step N+1 is planned before the host has seen what step N sampled. Four
 rules make that safe:
 
 * A request whose token in flight is its last by length gets no further chunk.
@@ -12,6 +12,7 @@ rules make that safe:
 * Blocks and row of a request are given back when no step in flight has a chunk of it any more. So
   no block is handed out while a step may still touch it, and there is one place that frees. A
   step that copies blocks out to host memory counts as one that has a chunk.
+* A request whose guesses are being checked gets no further chunk: where it goes on is not known.
 """
 
 from __future__ import annotations
@@ -63,6 +64,27 @@ class Step:
 
 
 @dataclass(slots=True)
+class DraftTotals:
+    """Of speculative decoding; vLLM's counters."""
+
+    num_drafts: int = 0
+    """Times that a request had guesses checked."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    """How often at least so many plus one guesses were right."""
+
+    def observe(self, num_drafts: int, num_accepted: int) -> None:
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_accepted
+        per_pos = self.num_accepted_tokens_per_pos
+        per_pos += [0] * (num_drafts - len(per_pos))
+        for position in range(num_accepted):
+            per_pos[position] += 1
+
+
+@dataclass(slots=True)
 class SchedulerStats:
     """Running totals."""
 
@@ -79,6 +101,7 @@ class SchedulerStats:
         default_factory=lambda: [0] * (len(QUEUE_TIME_BUCKETS_S) + 1)
     )
     queue_time_sum_s: float = 0.0
+    drafts: DraftTotals = field(default_factory=DraftTotals)
 
 
 class Scheduler:
@@ -171,7 +194,7 @@ class Scheduler:
     def _preempt(self, step: Step, request: Request, cause: Request) -> None:
         """Back to the queue: computed tokens are copied out or thrown away, known ones are kept."""
         if self._is_worth_swapping(request):
-            pairs = self.cache.swap_out(request.block_table, request.num_computed_tokens)
+            pairs = self.cache.swap_out(request.block_table, request.num_settled_tokens)
             step.plan.swap_outs += pairs
             step.swapped.append(request)
             request.num_in_flight += 1
@@ -186,7 +209,7 @@ class Scheduler:
         self.policy.enqueue(request)
 
     def _is_worth_swapping(self, request: Request) -> bool:
-        num_tokens, table = request.num_computed_tokens, request.block_table
+        num_tokens, table = request.num_settled_tokens, request.block_table
         num_blocks = self.cache.num_blocks_for(num_tokens)
         if not 0 < num_blocks <= self.cache.swap.num_free:
             return False
@@ -195,8 +218,9 @@ class Scheduler:
         return self._costs.prefers_swap(min(num_tokens, num_sole_tokens), num_blocks)
 
     def _forget_progress(self, request: Request) -> None:
-        request.num_once_computed = max(request.num_once_computed, request.num_computed_tokens)
+        request.num_once_computed = max(request.num_once_computed, request.num_settled_tokens)
         request.num_computed_tokens = 0
+        request.draft_token_ids = []
 
     def _leave_queue(self, request: Request) -> None:
         self.cache.drop_swapped(request.block_table)
@@ -274,11 +298,13 @@ class Scheduler:
             request = order[index]
             index += 1
             num_planned = len(request.token_ids) + request.num_pending
-            if num_planned >= request.max_total_tokens:
-                continue  # Its last token is in flight.
+            if num_planned >= request.max_total_tokens or request.num_drafts_in_flight:
+                continue  # Its last token is in flight, or it is not known which.
             # A long prefill leaves a token of the budget to each request behind it.
             limit = min(self._chunk_limit, budget - (len(order) - index))
             num_tokens = min(num_planned - request.num_computed_tokens, limit)
+            drafts = self._fitting_drafts(request, limit - num_tokens, num_missing)
+            num_tokens += len(drafts)
             end = request.num_computed_tokens + num_tokens
             num_fresh = self.cache.num_fresh_blocks(request.block_table, end)
             if num_fresh > 0:
@@ -287,7 +313,7 @@ class Scheduler:
                     continue
                 block_ids = self.cache.grow(request.block_table, num_fresh)
                 step.plan.new_blocks.append((request.row, block_ids))
-            self._add_chunk(step, request, num_tokens)
+            self._add_chunk(step, request, num_tokens, drafts)
             budget -= num_tokens
         # Where they do not, new work would only take what running requests are short of.
         return budget, num_missing == 0 and num_preemptions == self.stats.num_preemptions
@@ -308,6 +334,16 @@ class Scheduler:
             if lacking > 0:
                 num_needed += lacking
         return num_needed > num_free
+
+    def _fitting_drafts(self, request: Request, limit: int, num_missing: int) -> tuple[int, ...]:
+        """The guesses there is room for: nobody is preempted for their sake."""
+        drafts = request.draft_token_ids
+        if not drafts:
+            return ()
+        num_free = max(0, self.cache.num_free_blocks - num_missing)
+        num_slots = (len(request.block_table.block_ids) + num_free) * self.cache.block_size
+        limit = min(limit, request.draft_room, num_slots - len(request.token_ids))
+        return tuple(drafts[: max(0, limit)])
 
     def _make_room(
         self, step: Step, num_blocks: int, request: Request, order: list[Request]
@@ -418,10 +454,12 @@ class Scheduler:
             self.stats.prefix_cache_queries += request.num_prompt_tokens
             self.stats.prefix_cache_hits += num_cached
 
-    def _add_chunk(self, step: Step, request: Request, num_tokens: int) -> None:
+    def _add_chunk(
+        self, step: Step, request: Request, num_tokens: int, drafts: tuple[int, ...] = ()
+    ) -> None:
         start = request.num_computed_tokens
         end = start + num_tokens
-        samples = end == len(request.token_ids) + request.num_pending
+        samples = end - len(drafts) == len(request.token_ids) + request.num_pending
         constrained = samples and request.constrained
         if constrained:
             step.constrained.append(len(step.requests))
@@ -433,11 +471,13 @@ class Scheduler:
                 num_tokens,
                 samples,
                 constrained,
+                drafts,
             )
         )
         step.requests.append(request)
         request.num_computed_tokens = end
         request.num_pending += samples
+        request.num_drafts_in_flight = len(drafts)
         request.num_in_flight += 1
         self.stats.scheduled_tokens += num_tokens
         if start < request.num_prompt_tokens or start < request.num_once_computed:
@@ -474,13 +514,20 @@ class Scheduler:
         ):
             request.num_in_flight -= 1
             request.num_pending -= chunk.samples
-            # A request that ended meanwhile may have dropped the token this chunk computed.
-            num_written = min(
-                chunk.num_computed_tokens + chunk.num_scheduled_tokens, len(request.token_ids)
-            )
-            self.cache.publish(request.block_table, request.token_ids, num_written)
+            taken: list[int] = []
+            reason: FinishReason | None = None
             if token_ids and request.state is not RequestState.FINISHED:
-                moved.append((request, self._append(request, token_ids)))
+                taken, reason = self._append(request, token_ids)
+                moved.append((request, taken))
+            num_written = chunk.num_computed_tokens + chunk.num_scheduled_tokens
+            if chunk.draft_token_ids:
+                num_written -= self._judge_drafts(request, chunk, token_ids, taken)
+            # A request that ended may have dropped tokens this chunk computed.
+            num_written = min(num_written, len(request.token_ids))
+            self.cache.publish(request.block_table, request.token_ids, num_written)
+            if reason is not None:
+                self._room.observe(request)
+                self.finish(request, reason)
             if request.num_in_flight == 0 and request.arrival in self._draining:
                 self._release(self._draining.pop(request.arrival))
         for request in step.swapped:
@@ -501,18 +548,39 @@ class Scheduler:
             self._costs.observe(step.num_tokens, now - max(step.planned_s, self._updated_s))
         self._updated_s = now
 
-    def _append(self, request: Request, token_ids: list[int]) -> list[int]:
-        """The tokens taken: all, or those up to a stop."""
+    def _judge_drafts(
+        self, request: Request, chunk: Chunk, token_ids: list[int], taken: list[int]
+    ) -> int:
+        """Take back what wrong guesses computed; how many were wrong. Right guesses behind a stop
+        are no part of the output, and do not count as accepted."""
+        num_drafts = chunk.num_draft_tokens
+        num_rejected = num_drafts + 1 - len(token_ids)
+        num_accepted = min(num_drafts - num_rejected, len(taken))
+        request.num_drafts_in_flight = 0
+        if request.state is RequestState.RUNNING:
+            request.num_computed_tokens -= num_rejected
+        request.num_draft_tokens += num_drafts
+        request.num_accepted_tokens += num_accepted
+        self.stats.drafts.observe(num_drafts, num_accepted)
+        totals = self.tenants.of(request.fair_key)
+        totals.num_drafts += 1
+        totals.num_draft_tokens += num_drafts
+        totals.num_accepted_tokens += num_accepted
+        return num_rejected
+
+    def _append(
+        self, request: Request, token_ids: list[int]
+    ) -> tuple[list[int], FinishReason | None]:
+        """The tokens taken, all or those up to a stop, and the reason if the request ends there."""
+        reason: FinishReason | None = None
         for count, token_id in enumerate(token_ids, 1):
             reason = request.append(token_id)
             if reason is not None:
-                self._room.observe(request)
-                self.finish(request, reason)
                 token_ids = token_ids[:count]
                 break
         self.policy.charge_output(request, len(token_ids))
         self.tenants.of(request.fair_key).generation_tokens += len(token_ids)
-        return token_ids
+        return token_ids, reason
 
     # ---- invariants -----------------------------------------------------------------------------
 
@@ -520,6 +588,11 @@ class Scheduler:
     def num_in_flight(self) -> int:
         """Steps planned and not updated yet."""
         return len(self._in_flight)
+
+    @property
+    def drafts_in_flight(self) -> bool:
+        """Whether a step in flight checks guesses."""
+        return any(request.num_drafts_in_flight for request in self.running.values())
 
     def check_integrity(self) -> None:
         """Rows, blocks and references are all accounted for. For tests and idle moments."""
@@ -540,7 +613,7 @@ class Scheduler:
         assert sorted(rows) == list(range(len(rows))), "a row is lost or held twice"
         for request in self.running.values():
             assert request.state is RequestState.RUNNING
-            assert request.num_computed_tokens <= request.num_planned_tokens
+            assert request.num_settled_tokens <= request.num_planned_tokens
             assert request.num_pending <= request.num_in_flight <= len(self._in_flight)
         assert self._in_flight or not len(self._followers), "requests wait for a step that is over"
         for request in self._draining.values():

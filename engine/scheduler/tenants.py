@@ -26,7 +26,10 @@ class Totals:
         "cached_tokens",
         "computed_tokens",
         "generation_tokens",
+        "num_accepted_tokens",
         "num_admitted",
+        "num_draft_tokens",
+        "num_drafts",
         "preemptions_caused",
         "preemptions_suffered",
         "queue_time_sum_s",
@@ -36,6 +39,9 @@ class Totals:
         self.computed_tokens = 0
         self.cached_tokens = 0
         self.generation_tokens = 0
+        self.num_drafts = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
         self.preemptions_caused = 0
         self.preemptions_suffered = 0
         self.num_admitted = 0

@@ -10,13 +10,13 @@ import pytest
 
 from engine.constraints import Constraints, Ending, grammar_spec
 from engine.errors import InvalidRequest
-from engine.messages import GenerateRequest, SamplingParams, StructuredOutputs
+from engine.messages import GenerateRequest, SamplingParams, Stats, StructuredOutputs
 from engine.request import Request
 from grammar.compiler import CompiledGrammar, GrammarCompiler
 from grammar.errors import MatcherFailed
 from grammar.spec import GrammarSpec
 from grammar.vocabulary import Vocabulary
-from tests.engine.scheduler.harness import EOS, Harness
+from tests.engine.scheduler.harness import EOS, FIVE_DRAFTS, Harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +95,7 @@ class TestMask:
     def test_it_allows_what_may_come_next(self, compiler: GrammarCompiler) -> None:
         constraints, request = Constraints(compiler, len(VOCAB)), make("[ab]x")
         assert ready(constraints, request) is None
-        mask, endings = constraints.mask([(4, request)])
+        mask, endings = constraints.mask([(4, request, ())])
         assert mask is not None
         assert endings == []
         assert mask.chunk_indices == [4]
@@ -103,14 +103,14 @@ class TestMask:
         assert mask.bitmask.dtype == np.int32
         assert allowed(mask.bitmask[0]) == set(ids("ab"))
         assert constraints.accept(request, ids("a")) is None
-        mask, _ = constraints.mask([(0, request)])
+        mask, _ = constraints.mask([(0, request, ())])
         assert mask is not None
         assert allowed(mask.bitmask[0]) == set(ids("x"))
 
     def test_eos_is_allowed_where_the_grammar_may_end(self, compiler: GrammarCompiler) -> None:
         constraints, request = Constraints(compiler, len(VOCAB)), make("a?")
         ready(constraints, request)
-        mask, _ = constraints.mask([(0, request)])
+        mask, _ = constraints.mask([(0, request, ())])
         assert mask is not None
         assert allowed(mask.bitmask[0]) == {*ids("a"), EOS}
 
@@ -119,16 +119,16 @@ class TestMask:
         ready(constraints, request)
         ready(constraints, gone)
         gone.finish("abort")
-        mask, _ = constraints.mask([(1, gone), (2, request)])
+        mask, _ = constraints.mask([(1, gone, ()), (2, request, ())])
         assert mask is not None
         assert mask.chunk_indices == [2]
-        assert constraints.mask([(1, gone)]) == (None, [])
+        assert constraints.mask([(1, gone, ())]) == (None, [])
 
     def test_the_grammar_ends_before_min_tokens(self, compiler: GrammarCompiler) -> None:
         constraints, request = Constraints(compiler, len(VOCAB)), make("a", min_tokens=5)
         ready(constraints, request)
         assert constraints.accept(request, ids("a")) is None
-        mask, (ending,) = constraints.mask([(0, request)])
+        mask, (ending,) = constraints.mask([(0, request, ())])
         assert mask is None
         assert (ending.reason, ending.error) == ("stop", None)
 
@@ -141,6 +141,19 @@ class TestEndings:
         assert ending is not None
         assert ending.reason == "error"
         assert "refuses" in str(ending.error)
+
+    def test_a_token_outside_the_allowed_ones_is_the_clients_error(
+        self, compiler: GrammarCompiler
+    ) -> None:
+        constraints = Constraints(compiler, len(VOCAB))
+        request = make("[ab]x?", allowed_token_ids=ids("ac"))
+        ready(constraints, request)
+        assert constraints.accept(request, ids("a")) is None
+        ending = constraints.accept(request, ids("x"))
+        assert ending is not None
+        assert (ending.reason, ending.error_code) == ("error", "invalid_request")
+        assert "allowed_token_ids have no token in common" in str(ending.error)
+        assert constraints.accept(request, [EOS]) == Ending(request, "stop")
 
     def test_a_matcher_that_fails_on_a_token_is_an_error(
         self, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
@@ -174,7 +187,7 @@ class TestEndings:
             raise MatcherFailed("too complex")
 
         monkeypatch.setattr(constraints._matchers[bad], "fill_mask", fail)
-        mask, (ending,) = constraints.mask([(0, bad), (1, good)])
+        mask, (ending,) = constraints.mask([(0, bad, ()), (1, good, ())])
         assert mask is not None
         assert mask.chunk_indices == [1]
         assert allowed(mask.bitmask[0]) == set(ids("a"))
@@ -223,6 +236,49 @@ class TestCompiling:
     def test_a_vocabulary_of_another_width_is_refused(self, compiler: GrammarCompiler) -> None:
         with pytest.raises(AssertionError, match="width"):
             Constraints(compiler, len(VOCAB) + 1)
+
+
+class TestDrafts:
+    def test_each_place_has_a_mask(self, compiler: GrammarCompiler) -> None:
+        constraints, first, second = Constraints(compiler, len(VOCAB)), make("[ab]xy?"), make("q")
+        ready(constraints, first)
+        ready(constraints, second)
+        mask, endings = constraints.mask([(1, first, ids("ax")), (3, second, ())])
+        assert mask is not None
+        assert endings == []
+        assert mask.chunk_indices == [1, 1, 1, 3]
+        assert [allowed(row) for row in mask.bitmask] == [
+            set(ids("ab")),
+            set(ids("x")),
+            {*ids("y"), EOS},
+            set(ids("q")),
+        ]
+        assert constraints.accept(first, ids("b")) is None, "the state did not change"
+
+    def test_nothing_may_follow_a_drafted_end(self, compiler: GrammarCompiler) -> None:
+        constraints, request = Constraints(compiler, len(VOCAB)), make("a?")
+        ready(constraints, request)
+        mask, endings = constraints.mask([(0, request, [EOS])])
+        assert mask is not None
+        assert endings == []
+        assert [allowed(row) for row in mask.bitmask] == [{*ids("a"), EOS}, set()]
+
+    def test_a_draft_is_cut_at_the_first_illegal_token(self, compiler: GrammarCompiler) -> None:
+        constraints, request = Constraints(compiler, len(VOCAB)), make("ab[cd]")
+        ready(constraints, request)
+        assert constraints.legal_prefix(request, ids("abxd")) == ids("ab")
+        assert constraints.legal_prefix(request, ids("abd!")) == ids("abd")
+        assert constraints.legal_prefix(request, []) == []
+        assert constraints.forced_tokens(request) == ids("ab")
+
+    def test_before_min_tokens_there_are_no_drafts(self, compiler: GrammarCompiler) -> None:
+        constraints, request = Constraints(compiler, len(VOCAB)), make("ab", min_tokens=1)
+        ready(constraints, request)
+        assert constraints.legal_prefix(request, ids("ab")) == []
+        assert constraints.forced_tokens(request) == []
+        request.append(ids("a")[0])
+        constraints.accept(request, ids("a"))
+        assert constraints.forced_tokens(request) == ids("b")
 
 
 class SlowCompiler:
@@ -282,6 +338,26 @@ class TestInTheEngine:
             outcomes.append(harness.tokens)
         assert harness.core.stats().num_preemptions > 0
         assert all(tokens == outcomes[0] for tokens in outcomes)
+
+    @OVERLAP
+    def test_drafts_change_nothing(self, compiler: GrammarCompiler, overlap: bool) -> None:
+        def tokens(**options: Any) -> tuple[dict[str, list[int]], Stats]:
+            harness = self.harness(compiler, async_scheduling=overlap, **options)
+            for i, name in enumerate("abcd"):
+                outputs = StructuredOutputs(regex="(name: [a-f]{2}, ){4}(end of the list)?")
+                harness.add(name, 4 + i, max_tokens=60, min_tokens=i, structured_outputs=outputs)
+            harness.run()
+            return harness.tokens, harness.core.stats()
+
+        plain, without = tokens()
+        for name in "abcd":
+            assert re.fullmatch("(name: .., ){4}(end of the list)?", text(plain[name]))
+        for options in ({}, {"num_blocks": 26, "max_num_batched_tokens": 12, "max_num_seqs": 4}):
+            drafted, stats = tokens(speculative_config=FIVE_DRAFTS, **options)
+            assert drafted == plain
+            # All that the grammar forces was drafted, and was right.
+            assert stats.spec_decode_num_accepted_tokens > 0.5 * stats.generation_tokens
+            assert stats.num_steps < 0.6 * without.num_steps
 
     def test_with_overlap_masks_wait_for_the_step_before(self, compiler: GrammarCompiler) -> None:
         harness = self.harness(compiler, async_scheduling=True)

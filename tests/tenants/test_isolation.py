@@ -230,6 +230,8 @@ async def test_no_statement_reaches_another_tenant(
                 ]
                 if "sluice_enter($2)" in query.sql:
                     values[1] = one.tenant.id
+                if name.endswith("_many"):
+                    values[1] = [one.tenant.id] * 2
                 entered = one.tenant.id if query.access == "tenant" else None
                 num_calls += 1
                 try:

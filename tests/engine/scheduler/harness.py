@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import GenerateRequest, RequestOutput, SamplingParams
+from engine.spec.config import SpeculativeConfig
 from tests.engine.scheduler.toy_runner import ToyRunner, alone, toy_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
+    from engine.request import Request
     from grammar.compiler import GrammarCompiler
 
 EOS = 3
@@ -21,6 +23,35 @@ EOS = 3
 
 def config(**options: Any) -> EngineConfig:
     return EngineConfig(model="toy", **options)
+
+
+FIVE_DRAFTS = SpeculativeConfig(
+    method="ngram", num_speculative_tokens=5, prompt_lookup_min=1, prompt_lookup_max=3
+)
+
+
+class Seer:
+    """Drafts what will come; each token is replaced by a random one if it is out of luck."""
+
+    def __init__(self, harness: Harness, hits: float) -> None:
+        self._harness = harness
+        self._hits = hits
+        self._rng = random.Random(0)
+        self.alive: set[str] = set()
+
+    def propose(self, request: Request, max_tokens: int) -> list[int]:
+        assert max_tokens > 0
+        self.alive.add(request.request_id)
+        vocab_size = self._harness.runner.vocab_size
+        future = self._harness.expected(request.request_id)[request.num_generated_tokens :]
+        future += [EOS] * max_tokens  # And on behind the end.
+        return [
+            token_id if self._rng.random() < self._hits else self._rng.randrange(vocab_size)
+            for token_id in future[: self._rng.randint(0, max_tokens)]
+        ]
+
+    def drop(self, request: Request) -> None:
+        self.alive.discard(request.request_id)
 
 
 class Harness:
@@ -34,6 +65,7 @@ class Harness:
         max_model_len: int = 200,
         grammar: GrammarCompiler | None = None,
         clock: Callable[[], float] | None = None,
+        draft_hits: float | None = None,
         num_swap_blocks: int = 0,
         swap_s_per_block: float = 0.0,
         **options: Any,
@@ -41,6 +73,8 @@ class Harness:
         options.setdefault("block_size", 4)
         # Most tests of preemption need what the forecast is there to avoid.
         options.setdefault("forecast_admission", False)
+        if draft_hits is not None:
+            options.setdefault("speculative_config", FIVE_DRAFTS)
         self.config = config(**options)
         self.max_total = min(max_model_len, num_blocks * self.config.block_size + 1)
         self.runner = ToyRunner(
@@ -60,6 +94,7 @@ class Harness:
             max_model_len=max_model_len,
             eos_token_ids={EOS},
             grammar=grammar,
+            proposer=None if draft_hits is None else Seer(self, draft_hits),
             **extra,
         )
         self.messages: dict[str, GenerateRequest] = {}

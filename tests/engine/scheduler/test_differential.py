@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.scheduler.harness import Harness
 
-FEATURES = ("chunked", "crowded", "swap", "cached", "overlap")
+FEATURES = ("chunked", "crowded", "swap", "cached", "overlap", "drafts")
 
 
 def submit(harness: Harness, rng: random.Random, request_id: str, prompts: list[list[int]]) -> None:
@@ -58,10 +58,11 @@ def test_every_combination(policy: str, features: dict[str, bool]) -> None:
         "num_blocks": 11 if crowded else 200,
         "num_swap_blocks": 20 if features["swap"] else 0,
     }
-    harness = Harness(vocab_size=20, max_model_len=50, **options)
+    draft_hits = 0.7 if features["drafts"] else None
+    harness = Harness(vocab_size=20, max_model_len=50, draft_hits=draft_hits, **options)
     rng = random.Random(str(sorted(options.items())))
     prompts: list[list[int]] = []
-    for i in range(24):
+    for i in range(36 if features["drafts"] else 24):  # Drafts make short work of a crowd.
         submit(harness, rng, str(i), prompts)
         harness.step(rng.randrange(3))
         if rng.random() < 0.15:
@@ -72,3 +73,4 @@ def test_every_combination(policy: str, features: dict[str, bool]) -> None:
     assert (stats.swapped_out_blocks > 0) == (stats.swapped_in_blocks > 0) == features["swap"]
     assert (stats.num_preemptions > 0) or not crowded
     assert (stats.prefix_cache_hits > 0) == cached
+    assert (stats.spec_decode_num_accepted_tokens > 0) == features["drafts"]

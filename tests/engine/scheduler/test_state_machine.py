@@ -40,10 +40,16 @@ ENGINES = st.fixed_dictionaries(
 class EngineMachine(RuleBasedStateMachine):
     """The harness checks every invariant after every step; the toy runner checks every plan."""
 
-    @initialize(options=ENGINES, spare_budget=st.integers(0, 14))
-    def start(self, options: dict[str, Any], spare_budget: int) -> None:
+    @initialize(
+        options=ENGINES,
+        spare_budget=st.integers(0, 14),
+        draft_hits=st.sampled_from([None, 0.0, 0.8, 1.0]),
+    )
+    def start(self, options: dict[str, Any], spare_budget: int, draft_hits: float | None) -> None:
         budget = options["max_num_seqs"] + spare_budget
-        self.harness = Harness(vocab_size=20, max_num_batched_tokens=budget, **options)
+        self.harness = Harness(
+            vocab_size=20, max_num_batched_tokens=budget, draft_hits=draft_hits, **options
+        )
 
     @rule(
         prompt=PROMPTS,

@@ -18,6 +18,9 @@ from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    import numpy.typing as npt
+
     from engine.messages import SamplingParams
 
 UNWRITTEN = -1
@@ -195,11 +198,14 @@ class ToyRunner:
         assert end > start
         assert row.num_computed in (-1, start), "a gap or an overlap between two chunks"
         row.num_computed = end
-        assert end <= len(row.token_ids), "a chunk of tokens nobody knows"
-        assert chunk.samples == (end == len(row.token_ids)), (
+        known_end = end - chunk.num_draft_tokens
+        assert known_end <= len(row.token_ids), "a chunk of tokens nobody knows"
+        assert chunk.samples == (known_end == len(row.token_ids)), (
             "samples does not match the known tokens"
         )
-        values = chain(row.token_ids[:end], *self.regions[request_id])
+        assert chunk.samples or not chunk.draft_token_ids, "drafts before the known tokens end"
+        token_ids = [*row.token_ids[:known_end], *chunk.draft_token_ids]
+        values = chain(token_ids, *self.regions[request_id])
         slots = [self._slot(row, position) for position in range(end)]
         for position in range(start):
             assert self._slots[slots[position]] == values[position], (
@@ -237,27 +243,42 @@ class ToyRunner:
         assert step.token_ids is None, "a step samples twice"
         self.masks.append(mask)
         masked = [] if mask is None else mask.chunk_indices
-        assert masked == sorted(set(masked))
+        assert masked == sorted(masked)
         step.token_ids = []
         for i, chunk in enumerate(step.plan.chunks):
             if not chunk.samples:
                 assert i not in masked
                 step.token_ids.append([])
                 continue
-            row = self._rows[chunk.row]
+            assert masked.count(i) in (0, chunk.num_draft_tokens + 1), "a place without a mask"
+            masks = [] if mask is None or i not in masked else mask.bitmask[masked.index(i) :]
+            assert chunk.constrained or len(masks) == 0
+            known = len(self._rows[chunk.row].token_ids)
+            step.token_ids.append(self._draw(chunk, masks))
+            if self._rows[chunk.row].params.logprobs is not None:
+                step.logprobs[i] = [
+                    toy_logprobs(token_id, position)
+                    for position, token_id in enumerate(step.token_ids[-1], known)
+                ]
+
+    def _draw(self, chunk: Chunk, masks: Sequence[npt.NDArray[np.int32]]) -> list[int]:
+        """One token, and one more for each draft that is what would have been drawn anyway."""
+        row = self._rows[chunk.row]
+        drawn: list[int] = []
+        for draft in (*chunk.draft_token_ids, None):
             allowed = self._allowed(row)
-            if mask is not None and i in masked:
-                assert chunk.constrained
-                bits = mask.bitmask[masked.index(i)]
+            if len(masks):
+                bits = masks[len(drawn)]
                 allowed = [
                     ok and bool(bits[t // 32] >> (t % 32) & 1) for t, ok in enumerate(allowed)
                 ]
             values = [self._slots[self._slot(row, p)] for p in range(len(row.token_ids))]
-            token_id = pick(values, self.vocab_size, allowed)
-            if row.params.logprobs is not None:
-                step.logprobs[i] = [toy_logprobs(token_id, len(row.token_ids))]
-            row.token_ids.append(token_id)
-            step.token_ids.append([token_id])
+            drawn.append(pick(values, self.vocab_size, allowed))
+            row.token_ids.append(drawn[-1])
+            if drawn[-1] != draft:
+                break
+        row.num_computed -= chunk.num_draft_tokens + 1 - len(drawn)
+        return drawn
 
     def _allowed(self, row: Row) -> list[bool]:
         if len(row.token_ids) - row.num_prompt_tokens >= row.params.min_tokens:

@@ -1,0 +1,6 @@
+"""Draft heads of the demo model, and the scripts that train them on its own answers."""
+
+from pathlib import Path
+
+HEADS_DIR = Path(__file__).parent
+"""Holds the folders ``eagle3``, ``eagle`` and ``medusa``, each in its published layout."""

@@ -1,0 +1,1 @@
+"""Speculative decoding: guesses at the next tokens that one forward pass checks all at once."""

@@ -1,0 +1,112 @@
+"""How to speculate, with the keys of vLLM's ``speculative_config``."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+from engine.errors import ConfigError
+
+Method = Literal["ngram", "suffix"]
+MAX_SPECULATIVE_TOKENS = 32
+
+_DEFAULT_TOKENS: dict[str, int] = {"suffix": 24}
+_DEFAULT_LOOKUP = 5
+# Keys that only one method reads: with another they would have no effect.
+_OWN_KEYS = {
+    "prompt_lookup_min": "ngram",
+    "prompt_lookup_max": "ngram",
+    "suffix_decoding_max_tree_depth": "suffix",
+    "suffix_decoding_max_cached_requests": "suffix",
+    "suffix_decoding_max_spec_factor": "suffix",
+    "suffix_decoding_min_token_prob": "suffix",
+}
+
+
+class SpeculativeConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Who proposes drafts, and how many. Checked on construction (``ConfigError``)."""
+
+    method: Method
+    num_speculative_tokens: int | None = None
+    """Drafts for a request in a step, at most. Needed by all methods but ``suffix`` (24)."""
+    prompt_lookup_min: int | None = None
+    """``ngram``: the shortest repeated run of tokens that is worth a draft (5, or the maximum)."""
+    prompt_lookup_max: int | None = None
+    """``ngram``: no longer run is looked for (5, or the minimum)."""
+    suffix_decoding_max_tree_depth: int | None = None
+    """``suffix``: no longer repetition is told from a shorter one (24)."""
+    suffix_decoding_max_cached_requests: int | None = None
+    """``suffix``: finished outputs to draft from, beside a request's own tokens (10000)."""
+    suffix_decoding_max_spec_factor: float | None = None
+    """``suffix``: drafts for each token of the repetition that suggests them (1)."""
+    suffix_decoding_min_token_prob: float | None = None
+    """``suffix``: how often a draft must have followed before, as a share (0.1)."""
+
+    def __post_init__(self) -> None:
+        for name, method in _OWN_KEYS.items():
+            if getattr(self, name) is not None and self.method != method:
+                raise ConfigError(
+                    f"speculative_config.{name} has no effect with method {self.method!r}:"
+                    f" it belongs to {method!r}"
+                )
+        if self.num_speculative_tokens is None and self.method not in _DEFAULT_TOKENS:
+            raise ConfigError(
+                "speculative_config.num_speculative_tokens is missing:"
+                " say how many tokens to draft, such as 3"
+            )
+        _in_range("num_speculative_tokens", self.num_tokens, 1, MAX_SPECULATIVE_TOKENS)
+        low, high = self.lookup
+        _in_range("prompt_lookup_min", low, 1, high, "prompt_lookup_max")
+        _in_range("suffix_decoding_max_tree_depth", self.max_tree_depth, 1, 1024)
+        _in_range("suffix_decoding_max_cached_requests", self.max_cached_requests, 0, 1_000_000)
+        _in_range("suffix_decoding_max_spec_factor", self.max_spec_factor, 0, 1024)
+        _in_range("suffix_decoding_min_token_prob", self.min_token_prob, 0, 1)
+
+    # ---- with the defaults filled in ------------------------------------------------------------
+
+    @property
+    def num_tokens(self) -> int:
+        asked = self.num_speculative_tokens
+        return _DEFAULT_TOKENS.get(self.method, 0) if asked is None else asked
+
+    @property
+    def lookup(self) -> tuple[int, int]:
+        """``prompt_lookup_min`` and ``prompt_lookup_max``; each stands in for the other."""
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        low = low if low is not None else (_DEFAULT_LOOKUP if high is None else high)
+        return low, low if high is None else high
+
+    @property
+    def max_tree_depth(self) -> int:
+        return _or(self.suffix_decoding_max_tree_depth, 24)
+
+    @property
+    def max_cached_requests(self) -> int:
+        return _or(self.suffix_decoding_max_cached_requests, 10_000)
+
+    @property
+    def max_spec_factor(self) -> float:
+        return _or(self.suffix_decoding_max_spec_factor, 1.0)
+
+    @property
+    def min_token_prob(self) -> float:
+        return _or(self.suffix_decoding_min_token_prob, 0.1)
+
+
+_T = TypeVar("_T")
+
+
+def _or(value: _T | None, default: _T) -> _T:
+    return default if value is None else value
+
+
+def _in_range(
+    name: str, value: float, low: float, high: float, high_name: str | None = None
+) -> None:
+    if not low <= value <= high:
+        raise ConfigError(
+            f"speculative_config.{name} must be in [{low}, {high_name or high}], got {value}"
+        )

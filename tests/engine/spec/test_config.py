@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.spec.config import SpeculativeConfig
+
+
+def test_defaults_are_vllms() -> None:
+    ngram = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    assert ngram.lookup == (5, 5)
+    suffix = SpeculativeConfig(method="suffix")
+    assert suffix.num_tokens == suffix.max_tree_depth == 24
+    assert (suffix.max_cached_requests, suffix.max_spec_factor) == (10_000, 1.0)
+    assert suffix.min_token_prob == 0.1
+
+
+@pytest.mark.parametrize(
+    ("asked", "lookup"),
+    [
+        ({"prompt_lookup_min": 2}, (2, 2)),
+        ({"prompt_lookup_max": 4}, (4, 4)),
+        ({"prompt_lookup_min": 2, "prompt_lookup_max": 4}, (2, 4)),
+    ],
+)
+def test_one_bound_of_the_lookup_stands_in_for_the_other(
+    asked: dict[str, int], lookup: tuple[int, int]
+) -> None:
+    config = SpeculativeConfig(method="ngram", num_speculative_tokens=1, **asked)
+    assert config.lookup == lookup
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "ngram"}, "num_speculative_tokens is missing: say how many"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, r"must be in \[1, 32\], got 0"),
+        ({"method": "suffix", "num_speculative_tokens": 99}, r"must be in \[1, 32\], got 99"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 3, "suffix_decoding_max_tree_depth": 2},
+            "max_tree_depth has no effect with method 'ngram': it belongs to 'suffix'",
+        ),
+        (
+            {"method": "suffix", "prompt_lookup_min": 2},
+            "prompt_lookup_min has no effect with method 'suffix'",
+        ),
+        (
+            {
+                "method": "ngram",
+                "num_speculative_tokens": 3,
+                "prompt_lookup_min": 4,
+                "prompt_lookup_max": 2,
+            },
+            r"prompt_lookup_min must be in \[1, prompt_lookup_max\], got 4",
+        ),
+        (
+            {"method": "suffix", "suffix_decoding_min_token_prob": 1.5},
+            r"suffix_decoding_min_token_prob must be in \[0, 1\], got 1.5",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SpeculativeConfig(**options)
+
+
+def test_an_unknown_key_or_method_is_refused() -> None:
+    for table in ({"method": "magic"}, {"method": "suffix", "tokens": 3}):
+        with pytest.raises(msgspec.ValidationError, match="speculative_config"):
+            msgspec.convert({"model": "m", "speculative_config": table}, EngineConfig)
