@@ -24,6 +24,7 @@ from engine.messages import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    StructuredOutputs,
 )
 from engine.outputs import CompletionOutput, GenerationOutput, GenerationProgress, Logprob
 from engine.process import build_engine
@@ -36,6 +37,7 @@ __all__ = [
     "Logprob",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputs",
     "TokensPrompt",
 ]
 
