@@ -44,6 +44,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     report(LoadProgress(f"Reading {config.model}", 0.0))
     facts = read_facts(config)
     device = _device(config)
+    config = config.for_device(device.type)
     dtype = _dtype(config, facts, device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
