@@ -61,6 +61,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         """None until the engine's last word: a closed stream gets it a moment later."""
+        self.on_count: Callable[[], None] | None = None
+        """Called whenever the first two have changed, before anybody reads the output."""
         self.abandoned = False
         """Nobody read it for so long that it was aborted."""
         self._client = client
@@ -115,6 +117,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         if output.new_token_ids:
             self._observe(len(output.new_token_ids))
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        if self.on_count is not None:
+            self.on_count()
         self.finish_reason = output.finish_reason
         self._pending = output if self._pending is None else _merge(self._pending, output)
         if self.finish_reason is None:

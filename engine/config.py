@@ -15,7 +15,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ModelImpl = Literal["auto", "native", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
-AttentionBackendName = Literal["auto", "cuda", "triton", "cpu", "torch"]
+AttentionBackendName = Literal["auto", "cuda", "flash_attn", "triton", "cpu", "torch"]
 Policy = Literal["fcfs", "priority", "fair_share"]
 
 
