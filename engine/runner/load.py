@@ -48,6 +48,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     if isinstance(facts, ModelConfig):
         facts = replace(facts, max_position_embeddings=asked_len)
     device = _device(config)
+    config = config.for_device(device.type)
     dtype = _dtype(config, facts, device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
