@@ -18,12 +18,14 @@ from engine.messages import (
     ClientMessage,
     FinishReason,
     GenerateRequest,
+    ParkRequest,
     Ping,
     Ready,
     RequestOutput,
     Shutdown,
     Stats,
     StepOutputs,
+    UnparkRequest,
 )
 from engine.tokenizer import Tokenizer
 from engine.transport import OnExit, OnMessage
@@ -90,6 +92,7 @@ class Life:
 
     def __init__(self, double: EngineDouble, on_message: OnMessage, on_exit: OnExit) -> None:
         self.plays: dict[str, asyncio.Task[None]] = {}
+        self.parked: set[str] = set()
         self._double = double
         self._on_message = on_message
         self._on_exit = on_exit
@@ -113,6 +116,10 @@ class Life:
                 self.plays[message.request_id] = task
             case AbortRequest():
                 self._loop.call_soon(self._abort, message.request_ids)
+            case ParkRequest():
+                self.parked.update(message.request_ids)
+            case UnparkRequest():
+                self.parked.difference_update(message.request_ids)
             case Ping():
                 stats = msgspec.structs.replace(self._double.stats, num_running=len(self.plays))
                 self._loop.call_soon(self._on_message, stats)
@@ -151,6 +158,8 @@ class Life:
             self._end(request.request_id, tokens[:limit], play)
             return
         for token in tokens[:limit]:
+            while request.request_id in self.parked:  # noqa: ASYNC110 (several may wait)
+                await asyncio.sleep(0.001)
             self._double.generated[request.request_id] = (
                 self._double.generated.get(request.request_id, 0) + 1
             )
