@@ -69,6 +69,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._pending: RequestOutput | None = None
         self._error: EngineDead | None = None
         self._wakers: list[asyncio.Future[None]] = []
+        self._last_token_at: float | None = None
+        """None before the first, and after a pause of the reader's making."""
 
     async def __anext__(self) -> RequestOutput:
         """Ends after the output with a finish reason; ``EngineDead`` if the engine died before.
@@ -112,7 +114,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
             self._wakers.remove(waker)
 
     def _deliver(self, output: RequestOutput) -> None:
-        self.num_generated_tokens += len(output.new_token_ids)
+        if output.new_token_ids:
+            self._observe(len(output.new_token_ids))
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if self.on_count is not None:
             self.on_count()
@@ -121,6 +124,13 @@ class RequestStream(AsyncIterator[RequestOutput]):
         if self.finish_reason is None:
             self._client._park_if_unread(self, len(self._pending.new_token_ids))
         self._wake()
+
+    def _observe(self, num_tokens: int) -> None:
+        self.num_generated_tokens += num_tokens
+        now = time.monotonic()
+        if self._last_token_at is not None and self._client.on_tokens is not None:
+            self._client.on_tokens(now - self._last_token_at, num_tokens)
+        self._last_token_at = now
 
     def _fail(self, error: EngineDead) -> None:
         self._error = error
@@ -160,15 +170,15 @@ class EngineClient:
         config: EngineConfig,
         *,
         on_progress: Callable[[LoadProgress], None] | None = None,
-        max_num_queued_reqs: int = 1024,
+        max_num_queued_reqs: int | None = 1024,
         start_timeout_s: float = 1800.0,
         hang_timeout_s: float = 120.0,
-        max_unread_tokens: int = 256,
+        max_unread_tokens: int = 512,
         stall_timeout_s: float = 60.0,
         shutdown_timeout_s: float = 5.0,
         transport: Callable[[EngineConfig, OnMessage, OnExit], Transport] = EngineProcess,
     ) -> None:
-        """``max_num_queued_reqs`` bounds the requests that have no output yet.
+        """``max_num_queued_reqs`` bounds the requests that have no output yet; None does not.
 
         ``hang_timeout_s`` must exceed the longest step: the engine cannot say a word within one.
         A request with more than ``max_unread_tokens`` that its reader has not taken is parked, and
@@ -207,6 +217,8 @@ class EngineClient:
         self._queued: set[str] = set()
         self.stats = Stats()
         """The latest, at most ``PING_INTERVAL_S`` old while the engine answers."""
+        self.on_tokens: Callable[[float, int], None] | None = None
+        """Told of each output but a request's first: seconds since the one before, its tokens."""
 
     # -- life cycle
 
@@ -261,10 +273,11 @@ class EngineClient:
         """Queue a request; never blocks. ``EngineDead``, or ``QueueFull`` with nothing queued."""
         _ = self.info
         assert request.request_id not in self._streams, "request ids are unique while in flight"
-        if len(self._queued) >= self._max_num_queued_reqs:
+        limit = self._max_num_queued_reqs
+        if limit is not None and len(self._queued) >= limit:
             raise QueueFull(
                 f"{len(self._queued)} requests wait for the engine already "
-                f"(max_num_queued_reqs = {self._max_num_queued_reqs}): try again later"
+                f"(max_num_queued_reqs = {limit}): try again later"
             )
         assert self._transport is not None
         self._transport.send(request)
@@ -374,6 +387,7 @@ class EngineClient:
 
     def _unpark(self, stream: RequestStream) -> None:
         if self._parked.pop(stream, None) is not None and stream.finish_reason is None:
+            stream._last_token_at = None
             self._unsent_parks[stream.request_id] = False
             self._send_parks()
 

@@ -58,7 +58,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Idle time after which a connection is closed."""
     send_timeout_s: Seconds = 30.0
     """A client that takes no bytes for this long is dropped, its requests with it."""
-    max_unread_tokens: Positive = 256
+    max_unread_tokens: Positive = 512
     """Tokens of an answer that wait for a slow client, above which its request is parked: others
     get its place in the batch until the client reads on."""
     stall_timeout_s: Seconds = 60.0
@@ -78,6 +78,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Most bytes kept of one resumable stream; the oldest go first."""
     max_tenant_stream_log_bytes: Positive = 64 * 1024 * 1024
     """Most bytes kept of all resumable streams of one tenant; ended streams go first."""
+    peer_host: str | None = None
+    """This host's address on the private network of the other hosts' gateways; without it only
+    workers of the same host resume each other's streams."""
     shutdown_timeout_s: Seconds = 30.0
     """Time for running requests to end after SIGTERM, before they are aborted."""
     ws_auth_timeout_s: Seconds = 10.0
@@ -86,6 +89,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Largest WebSocket message."""
     ws_max_turns: Positive = 16
     """Turns at once on one WebSocket."""
+    ws_max_connection_s: Seconds = 3600.0
+    """Age at which a WebSocket of the Responses API takes no more requests, as OpenAI has it."""
     ws_outbox_bytes: Positive = 256 * 1024
     """Unsent bytes of one turn at which that turn pauses."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -99,6 +104,8 @@ class ServedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown
 
     policy: Policy = "fair_share"
     """Who goes first: by arrival, by ``priority``, or by the least service received so far."""
+    max_num_queued_reqs: int | None = 1024
+    """Requests that may wait for their first admission; more are refused (``QueueFull``)."""
 
 
 class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,6 +150,15 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return Path(self.journal_dir or Path(self.secrets_file).parent / "journal")
 
 
+class PublicPrefix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A system prompt that is no secret."""
+
+    system: Annotated[str, msgspec.Meta(min_length=1)]
+    """Its text, exactly as requests send it."""
+    tenants: tuple[str, ...] = ()
+    """Names of the tenants that chose to share its place in the prefix cache."""
+
+
 class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What clients see of the model."""
 
@@ -153,6 +169,9 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ``generation_config.json``, or nowhere (temperature 1)."""
     default_max_tokens: Positive | None = None
     """New tokens when a request sets no limit; by default what fits the model."""
+    public_prefixes: dict[str, PublicPrefix] = {}
+    """System prompts that are no secret, by a name: ``{helper = {system = "You are ...", tenants =
+    ["acme", "globex"]}}``. Only these tenants share what is cached for it, and only that."""
     price_prompt: TokenPrice = 0
     """Millionths of your currency for a million prompt tokens: 150000 for $0.15."""
     price_cached: TokenPrice = 0
@@ -305,7 +324,7 @@ def settings() -> Iterator[Setting]:
                 section=section,
                 key=field.name,
                 type=documented[field.name][0],
-                default="" if field.required else _toml(field.default),
+                default="" if field.required else _toml(_default(field)),
                 description=documented[field.name][1],
             )
 
@@ -324,6 +343,12 @@ def _attribute_docs(struct: type[msgspec.Struct]) -> dict[str, tuple[str, str]]:
                 text = " ".join(str(after.value.value).split())
             docs[node.target.id] = (ast.unparse(node.annotation), text)
     return docs
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return field.default
 
 
 def _toml(value: Any) -> str:

@@ -40,6 +40,7 @@ from gateway.errors import (
 )
 from gateway.metrics import Metrics
 from gateway.parsers.base import ToolCallDelta, ToolParser
+from gateway.public_prefixes import PublicPrefixes
 from gateway.schemas.common import PromptTokensDetails, Usage
 from tenants.errors import LedgerFull, TenantsError
 from tenants.limits import Price
@@ -222,6 +223,7 @@ class Generation:
             return
         self._closed = True
         status = self._status()
+        self._owner.metrics.observe_request(time.monotonic() - self._began_at)
         self._abort()
         self._owner.settle(self, status)
 
@@ -378,9 +380,11 @@ class Generations:
         quota: Quota,
         metrics: Metrics,
         flush_interval_s: float,
+        public_prefixes: PublicPrefixes | None = None,
     ) -> None:
         self.metrics = metrics
         self.flush_interval_s = flush_interval_s
+        self._public_prefixes = public_prefixes
         self._engine = engine
         self._tokenizer = tokenizer
         self._ledger = ledger
@@ -465,6 +469,7 @@ class Generations:
             prompt_token_ids=admitted.prompts[prompt_index],
             params=admitted.params.branch(copy),
             cache_salt=admitted.cache_salt,
+            num_public_tokens=self._num_public_tokens(principal, admitted.prompts[prompt_index]),
             group=f"{admitted.id.hex}-{prompt_index}" if admitted.num_choices > 1 else "",
             fair_key=principal.tenant.id.hex,
             weight=principal.weight,
@@ -482,6 +487,11 @@ class Generations:
             admitted.make_parser() if admitted.make_parser is not None else None,
             frozenset() if admitted.skip_special_tokens else self._tokenizer.eos_token_ids,
         )
+
+    def _num_public_tokens(self, principal: Principal, prompt: list[int]) -> int:
+        if self._public_prefixes is None:
+            return 0
+        return self._public_prefixes.num_public_tokens(principal.tenant.name, prompt)
 
     async def _settle(self, generation: Generation, status: UsageStatus) -> None:
         try:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from starlette.websockets import WebSocket
 
+from engine import sampling_defaults
 from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
 from engine.tokenizer import Tokenizer
-from gateway import context, sampling_defaults
+from gateway import context
 from gateway.admission import Admission
 from gateway.background import Background
 from gateway.chat_session import ChatSession
@@ -18,11 +19,17 @@ from gateway.errors import ConfigError
 from gateway.generation import Generations
 from gateway.lifecycle import Lifecycle, Session
 from gateway.metrics import Metrics
+from gateway.peer_wire import derive_secret
+from gateway.peers import Peers
+from gateway.public_prefixes import PublicPrefixes
 from gateway.responses import Responses
+from gateway.responses_session import ResponsesSession
+from gateway.retention import Retention
 from gateway.revocations import Revocations
 from gateway.routed_ids import new_worker_id
 from gateway.routes.answers import Answers
 from gateway.secrets import Secrets
+from gateway.stream_archive import StreamArchive
 from gateway.stream_log import MemoryStreamLog
 from gateway.streams import Streams
 from gateway.tickets import Tickets
@@ -51,6 +58,7 @@ class Services:
     generations: Generations
     admission: Admission
     lifecycle: Lifecycle
+    peers: Peers
     streams: Streams
     responses: Responses
     tickets: Tickets
@@ -71,6 +79,17 @@ class Services:
             streams=self.streams,
         )
 
+    def responses_session(self, socket: WebSocket, api_key: str | None) -> ResponsesSession:
+        """A session over a socket not yet accepted."""
+        return ResponsesSession(
+            socket,
+            context.of(socket.scope),
+            api_key=api_key,
+            config=self.config.server,
+            authenticator=self.authenticator,
+            responses=self.responses,
+        )
+
 
 def create_services(
     config: Config, *, engine: EngineClient, store: Store, secrets: Secrets
@@ -78,7 +97,8 @@ def create_services(
     """Nothing runs yet: ``lifecycle.start`` begins the background tasks.
 
     Raises ``ModelLoadError`` when the model's tokenizer or chat template cannot be read,
-    ``ConfigError`` when the folder of the usage journal cannot be used.
+    ``ConfigError`` when the folder of the usage journal cannot be used, or the chat template
+    refuses a public system prompt.
     """
     tokenizer = Tokenizer.load(config.engine.model_dir)
     template = ChatTemplate.load(config.engine.model_dir)
@@ -96,6 +116,9 @@ def create_services(
         quota=quota,
         metrics=metrics,
         flush_interval_s=config.server.flush_interval_ms / 1000,
+        public_prefixes=PublicPrefixes(
+            config.models.public_prefixes, template=template, tokenizer=tokenizer
+        ),
     )
     admission = Admission(
         config,
@@ -113,6 +136,13 @@ def create_services(
             else None
         ),
     )
+    peers = Peers(
+        store.shared,
+        worker_id=new_worker_id(),
+        secret=derive_secret(secrets.key_pepper),
+        host=config.server.peer_host,
+    )
+    streams = _create_streams(config, store, peers)
     sessions: set[Session] = set()
     revocations = Revocations(authenticator, generations=generations, sessions=sessions)
     work = {
@@ -120,11 +150,14 @@ def create_services(
         "settlements of the dead": ledger.run,
         "last uses of keys": last_used.run,
         "revocations": revocations.run,
+        "line to other workers": peers.run,
+        "retention": Retention(store.shared).run,
     }
     if config.tenants.session_dsn is not None:
         listener = ChangeListener(config.tenants.session_dsn, revocations.on_change)
         work["changes"] = listener.run
         metrics.watch_changes(listener)
+    engine.on_tokens = metrics.observe_inter_token
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
     lifecycle = Lifecycle(
         engine=engine,
@@ -138,7 +171,6 @@ def create_services(
         compiler=compiler,
         shutdown_timeout_s=config.server.shutdown_timeout_s,
     )
-    streams = _create_streams(config)
     return Services(
         config=config,
         engine=engine,
@@ -150,16 +182,17 @@ def create_services(
         generations=generations,
         admission=admission,
         lifecycle=lifecycle,
+        peers=peers,
         streams=streams,
         responses=Responses(
             store.shared,
-            worker_id=new_worker_id(),
+            peers=peers,
             model=config.model_name,
             admission=admission,
             generations=generations,
             config=config.tenants,
         ),
-        tickets=Tickets(),
+        tickets=Tickets(peers),
         answers=Answers(streams, heartbeat_s=config.server.heartbeat_s),
     )
 
@@ -173,14 +206,21 @@ def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     )
 
 
-def _create_streams(config: Config) -> Streams:
+def _create_streams(config: Config, store: Store, peers: Peers) -> Streams:
     server = config.server
     log = MemoryStreamLog(
         max_stream_bytes=server.max_stream_log_bytes,
         max_tenant_bytes=server.max_tenant_stream_log_bytes,
         retention_s=server.stream_retention_s,
     )
-    return Streams(log, grace_s=server.resume_grace_s, heartbeat_s=server.heartbeat_s)
+    return Streams(
+        log,
+        StreamArchive(store.shared, max_tenant_bytes=server.max_tenant_stream_log_bytes),
+        peers,
+        grace_s=server.resume_grace_s,
+        heartbeat_s=server.heartbeat_s,
+        retention_s=server.stream_retention_s,
+    )
 
 
 def _open_journal(config: TenantsConfig) -> Journal:

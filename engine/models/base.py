@@ -53,6 +53,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """With latent attention the part that is rotated."""
     rms_norm_eps: float
     max_position_embeddings: int
     rope: RopeConfig
@@ -139,6 +140,10 @@ class Model(Module, ABC):
         device: torch.device,
     ) -> None:
         """Lay the weights out, without values yet."""
+
+    def place_of(self, name: str) -> str | None:
+        """Which parameter the checkpoint's tensor ``name`` is; None: one that is not needed."""
+        return name
 
     @abstractmethod
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:

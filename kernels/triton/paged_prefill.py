@@ -10,13 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +40,6 @@ def tiling(head_dim: int, dtype: torch.dtype, rows: int) -> Tiling:
     return Tiling(128, 64, 4, 3)
 
 
-def tile_list(query_lens: Ints, seq_lens: Ints, group: int, rows: int) -> npt.NDArray[np.int32]:
-    """All tiles of the sequences with a query: [num_tiles, 2] of (sequence, tile), longest first.
-
-    The tiles that see the most keys start first, so that short ones fill the gaps at the end.
-    """
-    num_tiles = -(-query_lens * group // rows)
-    sequence = np.repeat(np.arange(len(query_lens)), num_tiles)
-    tile = np.arange(len(sequence)) - np.repeat(num_tiles.cumsum() - num_tiles, num_tiles)
-    last_query = np.minimum((tile + 1) * rows // group, query_lens[sequence])
-    keys = (seq_lens - query_lens)[sequence] + last_query
-    order = np.argsort(-keys, kind="stable")
-    return np.stack((sequence[order], tile[order]), 1).astype(np.int32)
-
-
 def paged_prefill(
     out: torch.Tensor,
     q: torch.Tensor,
@@ -78,8 +60,8 @@ def paged_prefill(
     q, out: [num_tokens, num_q_heads, head_dim] of one dtype, contiguous heads; k_cache, v_cache:
     [num_blocks, block_size, num_kv_heads, head_dim], contiguous; block_table: [batch, max_blocks]
     int32; seq_lens: [batch] int32, the queries included, 0 for padding; cu_queries: [batch + 1]
-    int32; tiles: [num_tiles, 2] int32 of ``tile_list``, cut as ``how`` says. window: keys a query
-    sees at most, itself included, 0 = all. Nothing past a sequence's end is read.
+    int32; tiles: [num_tiles, 2] int32 of ``tiles.tile_list``, cut as ``how`` says. window: keys a
+    query sees at most, itself included, 0 = all. Nothing past a sequence's end is read.
     """
     num_kv_heads, head_dim = k_cache.shape[2:]
     grid = (tiles.shape[0] * num_kv_heads,)
@@ -128,6 +110,51 @@ def _scores(
         qk = soft_cap * (2.0 / (1.0 + tl.exp2(-2.8853900817779268 * x)) - 1.0)
         return qk * 1.4426950408889634
     return qk * scale_log2e
+
+
+@triton.jit
+def _load_block(
+    k_cache,
+    v_cache,
+    table,
+    slot,
+    seq_len,
+    head_at,
+    in_dim,
+    TOKEN_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    """Keys and values at the positions ``slot``; WHOLE: all of them exist."""
+    if WHOLE:
+        block = tl.load(table + slot // BLOCK_SIZE).to(tl.int64)
+    else:
+        known = slot < seq_len
+        block = tl.load(table + slot // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
+    at = ((block * BLOCK_SIZE + slot % BLOCK_SIZE) * TOKEN_SIZE)[:, None] + head_at[None, :]
+    if not WHOLE:
+        loaded = known[:, None] & in_dim[None, :]
+        return tl.load(k_cache + at, loaded, 0.0), tl.load(v_cache + at, loaded, 0.0)
+    if PADDED:
+        return tl.load(k_cache + at, in_dim[None, :], 0.0), tl.load(
+            v_cache + at, in_dim[None, :], 0.0
+        )
+    return tl.load(k_cache + at), tl.load(v_cache + at)
+
+
+@triton.jit
+def _fold(qk, best, total, acc, v, PRECISION: tl.constexpr, WHOLE: tl.constexpr):
+    """Online softmax: take one more block of logits and values into account."""
+    new_best = tl.maximum(best, tl.max(qk, 1))
+    anchor = new_best
+    if not WHOLE:  # of a row that has seen nothing yet, -inf - -inf would be NaN
+        anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
+    p = tl.exp2(qk - anchor[:, None])
+    fade = tl.exp2(best - anchor)
+    total = total * fade + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
+    return new_best, total, acc
 
 
 @triton.jit
@@ -190,50 +217,42 @@ def _kernel(
     table = block_table + sequence.to(tl.int64) * table_stride
     key = tl.arange(0, KEYS)
     head_at = head * HEAD_DIM + dim
+    TOKEN: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+    PADDED: tl.constexpr = PADDED_DIM > HEAD_DIM
 
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
     for start in tl.range(begin, whole_end, KEYS):
         slot = start + key
-        block = tl.load(table + slot // BLOCK_SIZE).to(tl.int64)
-        cache_at = (block * BLOCK_SIZE + slot % BLOCK_SIZE) * (NUM_KV_HEADS * HEAD_DIM)
-        if HEAD_DIM == PADDED_DIM:
-            k = tl.load(k_cache + cache_at[:, None] + head_at[None, :])
-            v = tl.load(v_cache + cache_at[:, None] + head_at[None, :])
-        else:
-            k = tl.load(k_cache + cache_at[:, None] + head_at[None, :], in_dim[None, :], 0.0)
-            v = tl.load(v_cache + cache_at[:, None] + head_at[None, :], in_dim[None, :], 0.0)
+        k, v = _load_block(
+            k_cache, v_cache, table, slot, seq_len, head_at, in_dim, TOKEN, BLOCK_SIZE, True, PADDED
+        )
         qk = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
         qk = _scores(qk, scale_log2e, soft_cap, scale, SOFT_CAP)
-        new_best = tl.maximum(best, tl.max(qk, 1))
-        p = tl.exp2(qk - new_best[:, None])
-        fade = tl.exp2(best - new_best)
-        total = total * fade + tl.sum(p, 1)
-        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
-        best = new_best
+        best, total, acc = _fold(qk, best, total, acc, v, PRECISION, True)
     for start in tl.range(whole_end, end, KEYS):
         slot = start + key
-        known = slot < seq_len
-        block = tl.load(table + slot // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
-        cache_at = (block * BLOCK_SIZE + slot % BLOCK_SIZE) * (NUM_KV_HEADS * HEAD_DIM)
-        loaded = known[:, None] & in_dim[None, :]
-        k = tl.load(k_cache + cache_at[:, None] + head_at[None, :], mask=loaded, other=0.0)
-        v = tl.load(v_cache + cache_at[:, None] + head_at[None, :], mask=loaded, other=0.0)
+        k, v = _load_block(
+            k_cache,
+            v_cache,
+            table,
+            slot,
+            seq_len,
+            head_at,
+            in_dim,
+            TOKEN,
+            BLOCK_SIZE,
+            False,
+            PADDED,
+        )
         qk = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
         qk = _scores(qk, scale_log2e, soft_cap, scale, SOFT_CAP)
-        visible = (slot[None, :] <= position[:, None]) & known[None, :]
+        visible = (slot[None, :] <= position[:, None]) & (slot < seq_len)[None, :]
         if WINDOW:
             visible &= slot[None, :] > position[:, None] - window
         qk = tl.where(visible, qk, float("-inf"))
-        new_best = tl.maximum(best, tl.max(qk, 1))
-        # Of a row that has seen nothing yet, -inf - -inf would be NaN.
-        anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
-        p = tl.exp2(qk - anchor[:, None])
-        fade = tl.exp2(best - anchor)
-        total = total * fade + tl.sum(p, 1)
-        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
-        best = new_best
+        best, total, acc = _fold(qk, best, total, acc, v, PRECISION, False)
 
     acc = acc / total[:, None]
     at = (query_start + token).to(tl.int64)[:, None] * out_stride

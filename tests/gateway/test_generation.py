@@ -261,6 +261,8 @@ async def test_choices_run_side_by_side(model_dir: Path) -> None:
         generation.close()
         joined = ["".join(d.content for d in deltas if d.index == i) for i in range(3)]
         assert joined == ["aaa", "bb", "c"]
+        (group,) = {request.group for request in here.double.requests}
+        assert group, "they share their prompt's blocks, whether prefixes are cached or not"
         event = await here.event()
         assert (event.prompt_tokens, event.completion_tokens) == (3, 6)
 

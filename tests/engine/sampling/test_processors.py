@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import SamplingParams
+from engine.messages import SamplingParams, StructuredOutputs
 from engine.sampling.processors import HELD_BACK
 from engine.sampling.sampler import Sampler
 from tests.engine.sampling import naive
@@ -73,6 +73,7 @@ def assert_close(ours: torch.Tensor, expected: list[float]) -> None:
     torch.testing.assert_close(shown, torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
+@settings(deadline=None)
 @given(params(), prompts, history, st.integers(0, 99))
 def test_each_option_does_what_vllm_says(
     how: SamplingParams, prompt: list[int], output: list[int], seed: int
@@ -87,6 +88,7 @@ def test_each_option_does_what_vllm_says(
         assert_close(ours[0], expected)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(params(), prompts, history), min_size=1, max_size=4), st.data())
 def test_rows_do_not_see_each_other(
     requests: list[tuple[SamplingParams, list[int], list[int]]], data: st.DataObject
@@ -145,6 +147,27 @@ def test_a_row_forgets_its_last_request(options: dict[str, Any], release: bool) 
     assert torch.equal(run(s, tokens, scores, [0], [2]), scores)
 
 
+def test_the_same_rows_may_ask_for_other_things_later() -> None:
+    """What is kept on the device between steps is dropped with the request it came from."""
+    s = sampler()
+    tokens, scores = table([3, 3], [3, 3]), logits(0, 2)
+    wishes = [
+        {"logit_bias": {5: 1.0}},
+        {"allowed_token_ids": (5, 6)},
+        {"bad_words_token_ids": ((3,),)},
+        {"logit_bias": {5: 2.0}, "allowed_token_ids": (5, 7), "bad_words_token_ids": ((3, 5),)},
+    ]
+    for first in wishes:
+        for second in wishes:
+            for row, wish in enumerate((first, second)):
+                s.admit(row, str(row), SamplingParams(**wish), 1)  # type: ignore[arg-type]
+            for rows in ([0, 1], [1, 0], [0, 1]):
+                ours = run(s, tokens, scores, rows, [2, 2])
+                for i, row in enumerate(rows):
+                    how = SamplingParams(**(first, second)[row])  # type: ignore[arg-type]
+                    assert_close(ours[i], naive.processed(scores[i].tolist(), [3], [3], how))
+
+
 def test_bad_words_are_met_inside_the_output_only() -> None:
     """The prompt may end with the beginning of a bad word, as in vLLM."""
     s = sampler()
@@ -178,6 +201,15 @@ def test_what_is_allowed_comes_before_what_is_bad() -> None:
     s.admit(0, "a", how, 1)
     drawn = s.sample(table([0]), logits(0), np.array([0]), np.array([1]), None)
     assert drawn.tolist() == [5]
+
+
+def test_a_grammar_may_end_although_eos_is_not_in_the_list() -> None:
+    s = sampler()
+    grammar = StructuredOutputs(regex="a")
+    s.admit(0, "a", SamplingParams(allowed_token_ids=(3,)), 1)
+    s.admit(1, "b", SamplingParams(allowed_token_ids=(3,), structured_outputs=grammar), 1)
+    ours = run(s, table([0], [0]), torch.zeros(2, VOCAB), [0, 1], [1, 1])
+    assert [row.isfinite().nonzero().flatten().tolist() for row in ours] == [[3], [3, 7]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
