@@ -27,7 +27,7 @@ from gateway.routes.admin_tenants import TenantRoutes
 from gateway.routes.admin_usage import usage_routes
 from gateway.routes.chat import chat_route
 from gateway.routes.chat_ws import PATH as CHAT_WS_PATH
-from gateway.routes.chat_ws import chat_ws_route, unknown_ws_route
+from gateway.routes.chat_ws import unknown_ws_route, ws_route
 from gateway.routes.completions import completions_route
 from gateway.routes.documents import ASYNCAPI_PATH, OPENAPI_PATH, document_routes
 from gateway.routes.health import health_routes
@@ -80,13 +80,20 @@ def _routes(services: Services) -> list[BaseRoute]:
         *usage_routes(services.store),
         *live_routes(services.store, services.generations, engine),
         *model_routes(config.model_name, engine),
-        chat_ws_route(
-            services.chat_session,
-            authenticator=services.authenticator,
-            lifecycle=services.lifecycle,
-            metrics=services.metrics,
-            tickets=services.tickets,
-            allowed_origins=config.server.allowed_origins,
+        *(
+            ws_route(
+                path,
+                make_session,
+                authenticator=services.authenticator,
+                lifecycle=services.lifecycle,
+                metrics=services.metrics,
+                tickets=services.tickets,
+                allowed_origins=config.server.allowed_origins,
+            )
+            for path, make_session in (
+                (CHAT_WS_PATH, services.chat_session),
+                (RESPONSES_PATH, services.responses_session),
+            )
         ),
         *health_routes(
             engine=engine,
@@ -110,6 +117,7 @@ def _middleware(services: Services) -> list[Middleware]:
         Middleware(
             Auth,
             authenticator=services.authenticator,
+            sockets={CHAT_WS_PATH, RESPONSES_PATH},
             public={
                 "/livez",
                 "/readyz",
