@@ -15,7 +15,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ModelImpl = Literal["auto", "native", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
-AttentionBackendName = Literal["auto", "cuda", "triton", "cpu", "torch"]
+AttentionBackendName = Literal["auto", "cuda", "flash_attn", "triton", "cpu", "torch"]
 Policy = Literal["fcfs", "priority", "fair_share"]
 
 
@@ -56,8 +56,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Bytes for the KV cache; on a CPU None means 512 MiB."""
     swap_space: float | None = None
     """GiB of host memory for what preempted requests had computed, so that they need not compute it
-    again where copying is quicker; 0 turns it off. None: 4 for a GPU (pinned), 0 for a CPU, whose
-    cache is host memory itself."""
+    again where copying is quicker; 0 turns it off. None: for a GPU as much as its KV cache, but
+    at most 4 (pinned); for a CPU, whose cache is host memory itself, 0."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished requests for others of the same tenant that start alike."""
     prefix_cache_tenant_floor: float = 0.0

@@ -13,7 +13,7 @@ from engine.errors import InvalidRequest, QueueFull
 from engine.messages import RequestOutput, Stats
 from engine.request import Request
 from engine.scheduler.policy import create_policy
-from engine.scheduler.scheduler import Scheduler, Step
+from engine.scheduler.scheduler import Scheduler
 from engine.spec.speculator import Speculator
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.messages import GenerateRequest, SamplingParams
     from engine.scheduler.plan import Runner
+    from engine.scheduler.step import Step
     from engine.spec.base import Proposer
     from grammar.compiler import GrammarCompiler
 

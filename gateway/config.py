@@ -58,7 +58,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Idle time after which a connection is closed."""
     send_timeout_s: Seconds = 30.0
     """A client that takes no bytes for this long is dropped, its requests with it."""
-    max_unread_tokens: Positive = 256
+    max_unread_tokens: Positive = 512
     """Tokens of an answer that wait for a slow client, above which its request is parked: others
     get its place in the batch until the client reads on."""
     stall_timeout_s: Seconds = 60.0
@@ -106,6 +106,8 @@ class ServedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown
 
     policy: Policy = "fair_share"
     """Who goes first: by arrival, by ``priority``, or by the least service received so far."""
+    max_num_queued_reqs: int | None = 1024
+    """Requests that may wait for their first admission; more are refused (``QueueFull``)."""
 
 
 class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,6 +126,9 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
     journal_dir: str | None = None
     """Where usage is kept while PostgreSQL is away; by default ``journal`` beside the secrets."""
+
+    usage_retention_months: Positive | None = None
+    """Whole months that the ledger keeps requests one by one; hourly sums stay. By default all."""
 
     def __post_init__(self) -> None:
         if self.transaction_pooling and self.direct_dsn is None:

@@ -53,6 +53,12 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "generation_tokens": ("generation_tokens", "Generated tokens."),
     "prefix_cache_queries": ("prefix_cache_queries", "Tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_cache_hits", "Tokens found there."),
+    "spec_decode_num_drafts": ("spec_decode_num_drafts", "Times that guesses were checked."),
+    "spec_decode_num_draft_tokens": ("spec_decode_num_draft_tokens", "Guessed tokens."),
+    "spec_decode_num_accepted_tokens": (
+        "spec_decode_num_accepted_tokens",
+        "Those that were right.",
+    ),
     "prefix_cache_evictions": ("prefix_cache_evictions", "Blocks whose content was given up."),
 }
 
@@ -60,6 +66,8 @@ TENANT_COUNTERS: dict[str, tuple[str, str, str]] = {
     "computed_tokens": ("service_tokens", "kind", "computed"),
     "cached_tokens": ("service_tokens", "kind", "cached"),
     "generation_tokens": ("service_tokens", "kind", "generation"),
+    "num_draft_tokens": ("tenant_draft_tokens", "outcome", "drafted"),
+    "num_accepted_tokens": ("tenant_draft_tokens", "outcome", "accepted"),
     "preemptions_caused": ("tenant_preemptions", "role", "caused"),
     "preemptions_suffered": ("tenant_preemptions", "role", "suffered"),
 }
@@ -67,6 +75,7 @@ TENANT_COUNTERS: dict[str, tuple[str, str, str]] = {
 
 _TENANT_HELP = {
     "service_tokens": "Tokens a tenant was served: prompts computed or cached, and generated.",
+    "tenant_draft_tokens": "Guessed tokens, and those of them that were right.",
     "tenant_preemptions": "Preemptions by the tenant in whose favour, and by whose request.",
 }
 
@@ -93,6 +102,14 @@ class EngineCollector(Collector):
             stats.queue_time_counts or [0] * (len(QUEUE_TIME_BUCKETS_S) + 1),
             stats.queue_time_sum_s,
         )
+        accepted = CounterMetricFamily(
+            PREFIX + "spec_decode_num_accepted_tokens_per_pos",
+            "Guessed tokens that were right, by their place in the draft.",
+            labels=["position"],
+        )
+        for position, count in enumerate(stats.spec_decode_num_accepted_tokens_per_pos):
+            accepted.add_metric([str(position)], count)
+        yield accepted
         yield from _by_tenant(stats.tenants)
 
 

@@ -42,8 +42,9 @@ from gateway.metrics import Metrics
 from gateway.parsers.base import ToolCallDelta, ToolParser
 from gateway.public_prefixes import PublicPrefixes
 from gateway.schemas.common import PromptTokensDetails, Usage
-from tenants.errors import TenantsError
+from tenants.errors import LedgerFull, TenantsError
 from tenants.limits import Price
+from tenants.progress import Running
 from tenants.quota import Hold, Quota
 from tenants.types import Principal, UsageEvent, UsageStatus
 from tenants.usage import Ledger
@@ -147,6 +148,7 @@ class Generation:
         self._is_spent = False  # the budget ended before the answer
         self._failure: ApiError | None = None
         self._closed = False
+        self._running: Running | None = None
 
     @property
     def num_choices(self) -> int:
@@ -225,14 +227,42 @@ class Generation:
         self._abort()
         self._owner.settle(self, status)
 
+    def count_in(self, ledger: Ledger) -> None:
+        """From here on every token is charged, even if this process is killed."""
+        self._running = ledger.begin(
+            self._event("error", self.admitted.num_prompt_tokens, 0, 0), self.admitted.price
+        )
+        if self._running is not None:
+            for choice in self._choices:
+                choice.stream.on_count = self._count
+
+    def _count(self) -> None:
+        assert self._running is not None
+        self._running.count(self.num_generated_tokens, self._num_cached_tokens)
+
+    def stop_counting(self) -> None:
+        """The settlement is kept elsewhere."""
+        for choice in self._choices:
+            choice.stream.on_count = None
+        if self._running is not None:
+            self._running.end()
+
     async def usage_event(self, status: UsageStatus) -> UsageEvent:
         """The ledger's row. A request that failed before its first token costs nothing."""
         await self._finished()
-        free = status == "error" and self.num_generated_tokens == 0
+        if status == "error" and self.num_generated_tokens == 0:
+            return self._event(status, 0, 0, 0)
+        return self._event(
+            status,
+            self.admitted.num_prompt_tokens,
+            self._num_cached_tokens,
+            self.num_generated_tokens,
+        )
+
+    def _event(
+        self, status: UsageStatus, prompt_tokens: int, cached_tokens: int, completion_tokens: int
+    ) -> UsageEvent:
         principal = self.admitted.principal
-        prompt_tokens = 0 if free else self.admitted.num_prompt_tokens
-        cached_tokens = 0 if free else self._num_cached_tokens
-        completion_tokens = self.num_generated_tokens
         return UsageEvent(
             request_id=self.admitted.id,
             tenant_id=principal.tenant.id,
@@ -380,6 +410,7 @@ class Generations:
                 choices.append(choice)
             undo.pop_all()
         generation = Generation(self, admitted, choices)
+        generation.count_in(self._ledger)
         self._live.add(generation)
         return generation
 
@@ -467,8 +498,14 @@ class Generations:
             event = await generation.usage_event(status)
             self.metrics.count_usage(event)
             await self._ledger.settle(event)
+        except LedgerFull:
+            # Its count stays in the file: whoever comes after this process settles it.
+            logger.exception("usage of %s is not in the ledger", generation.admitted.id)
         except TenantsError:
             logger.exception("usage of %s is not in the ledger", generation.admitted.id)
+            generation.stop_counting()
+        else:
+            generation.stop_counting()
         finally:
             await generation.admitted.hold.close()
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from starlette.websockets import WebSocket
 
+from engine import sampling_defaults
 from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
 from engine.tokenizer import Tokenizer
-from gateway import context, sampling_defaults
+from gateway import context
 from gateway.admission import Admission
 from gateway.background import Background
 from gateway.chat_session import ChatSession
@@ -105,7 +106,7 @@ def create_services(
     metrics = Metrics()
     journal = _open_journal(config.tenants)
     ledger = Ledger(store, journal=journal)
-    quota = Quota(store)
+    quota = Quota(store, usage_retention_months=config.tenants.usage_retention_months)
     last_used = LastUsed(store)
     authenticator = Authenticator(store, secrets.key_pepper, last_used=last_used)
     generations = Generations(
@@ -146,6 +147,7 @@ def create_services(
     revocations = Revocations(authenticator, generations=generations, sessions=sessions)
     work = {
         "quota leases": quota.run,
+        "settlements of the dead": ledger.run,
         "last uses of keys": last_used.run,
         "revocations": revocations.run,
         "line to other workers": peers.run,

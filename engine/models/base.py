@@ -53,6 +53,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """With latent attention the part that is rotated."""
     rms_norm_eps: float
     max_position_embeddings: int
     rope: RopeConfig

@@ -28,7 +28,7 @@ from kernels.transfer import to_device
 _STAGING_BYTES = 32 * 1024 * 1024
 _NUM_BLOCKS_TIMED = 16
 GIB = 1 << 30
-DEFAULT_SWAP_SPACE = 4.0
+MAX_DEFAULT_SWAP_SPACE = 4.0
 
 Pairs = Sequence[tuple[int, int]]
 """(block of the cache, host block)"""
@@ -126,11 +126,13 @@ def load_host_blocks(swap_space: float | None, kv_cache: KVCache) -> HostBlocks 
     Raises ``ConfigError`` when it cannot be had, or holds no block.
     """
     device = kv_cache[0][0].device
+    cache_bytes = sum(tensor.nbytes for pair in kv_cache for tensor in pair)
     if swap_space is None:
-        swap_space = DEFAULT_SWAP_SPACE if device.type == "cuda" else 0.0
+        most = MAX_DEFAULT_SWAP_SPACE if device.type == "cuda" else 0.0
+        swap_space = min(most, cache_bytes / GIB)
     if swap_space == 0:
         return None
-    block_bytes = sum(tensor[0].nbytes for pair in kv_cache for tensor in pair)
+    block_bytes = cache_bytes // len(kv_cache[0][0])
     num_blocks = int(swap_space * GIB) // block_bytes
     if num_blocks == 0:
         raise ConfigError(

@@ -78,7 +78,7 @@ def check(
     work = np.zeros(layout.size, np.int32)
     layout.fill(work, found, cuda.PREFILL_ROWS // (heads // kv_heads), kv_heads, 132)
     sent = torch.from_numpy(work).cuda()
-    skipped, splits, members, num_tiles, tiles, tile_splits = (sent[p] for p in layout.parts())
+    tiles, tile_splits, skipped, splits, members, num_tiles = (sent[p] for p in layout.parts())
     nan = float("nan")
     shared_work = cuda.SharedPrefixes(
         skipped=skipped,
