@@ -32,6 +32,7 @@ from gateway.routes.chat_ws import PATH as CHAT_WS_PATH
 from gateway.routes.chat_ws import unknown_ws_route, ws_route
 from gateway.routes.completions import PATH as COMPLETIONS_PATH
 from gateway.routes.completions import completions_route
+from gateway.routes.documents import ASYNCAPI_PATH, OPENAPI_PATH, document_routes
 from gateway.routes.health import health_routes
 from gateway.routes.models import model_routes
 from gateway.routes.pages import page_routes, public_paths
@@ -39,6 +40,7 @@ from gateway.routes.responses import PATH as RESPONSES_PATH
 from gateway.routes.responses import ResponseRoutes
 from gateway.routes.streams import stream_routes
 from gateway.routes.tickets import tickets_route
+from gateway.routes.tokenize import tokenize_routes
 from gateway.secrets import Secrets
 from gateway.services import Services, create_services
 from gateway.streaming import STREAM_ID_HEADER
@@ -75,6 +77,8 @@ def _routes(services: Services) -> list[BaseRoute]:
         *ResponseRoutes(services.responses, services.streams, config.server).routes(),
         *stream_routes(services.streams, config.server),
         tickets_route(services.tickets),
+        *tokenize_routes(services.admission, engine, services.tokenizer),
+        *document_routes(),
         *TenantRoutes(services.store, services.secrets.key_pepper).routes(),
         *usage_routes(services.store),
         *live_routes(services.store, services.generations, engine),
@@ -117,7 +121,14 @@ def _middleware(services: Services) -> list[Middleware]:
             Auth,
             authenticator=services.authenticator,
             sockets={CHAT_WS_PATH, RESPONSES_PATH},
-            public={"/livez", "/readyz", CHAT_WS_PATH, *public_paths()},
+            public={
+                "/livez",
+                "/readyz",
+                OPENAPI_PATH,
+                ASYNCAPI_PATH,
+                CHAT_WS_PATH,
+                *public_paths(),
+            },
             scopes={
                 "/metrics": "admin",
                 f"{ADMIN_PREFIX}/": "usage",

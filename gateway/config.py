@@ -30,6 +30,8 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 TokenPrice = Annotated[int, msgspec.Meta(ge=0, le=MAX_PRICE)]
 
+ToolParserName = Literal["auto", "none", "hermes", "qwen", "llama", "mistral", "deepseek"]
+
 ENV_PREFIX = "SLUICE_"
 
 
@@ -169,6 +171,16 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     generation_config: Literal["auto", "ignore"] = "auto"
     """Where sampling defaults come from when a request sets none: the model's own
     ``generation_config.json``, or nowhere (temperature 1)."""
+    tool_parser: ToolParserName = "auto"
+    """How the model writes tool calls; by default as its chat template shows it."""
+    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    """Whether what stands between ``<think>`` and ``</think>`` is given apart, as
+    ``reasoning_content``; by default where the chat template knows these tags."""
+    template_kwargs: tuple[str, ...] = ("enable_thinking", "thinking")
+    """Variables of the chat template that requests may set with ``chat_template_kwargs``."""
+    service_tiers: dict[str, int] | None = None
+    """Further values of ``service_tier`` than ``default`` and ``flex``, which goes after it, and
+    what each adds to a request's priority: ``{priority = -10}`` lets whoever asks go first."""
     default_max_tokens: Positive | None = None
     """New tokens when a request sets no limit; by default what fits the model."""
     public_prefixes: dict[str, PublicPrefix] = {}

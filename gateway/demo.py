@@ -80,6 +80,10 @@ class Demo:
         # A taken port is found before anything is started; the server binds it again itself.
         self._check_address()
         self._folder.create()
+        with self._folder.lock():
+            await self._run()
+
+    async def _run(self) -> None:
         # A demo that was killed leaves its ready file; nobody must take it for ours.
         for file in self._ready_files:
             self._clear(file)

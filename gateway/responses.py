@@ -24,9 +24,10 @@ import msgspec
 
 from gateway import response_fields
 from gateway.admission import Admission
+from gateway.admitted import Admitted
 from gateway.config import TenantsConfig
 from gateway.errors import InvalidRequestError, ResponseNotFound, to_api_error
-from gateway.generation import Admitted, Generations
+from gateway.generation import Generations
 from gateway.peer_wire import EndResponse, Part, RunningResponse
 from gateway.peers import PeerGone, Peers
 from gateway.response_items import decode_input, name_items, plain_items, token_of
