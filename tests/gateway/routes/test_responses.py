@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from openai import BadRequestError, NotFoundError
 from pydantic import BaseModel
 
+from engine.tokenizer import Tokenizer
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import Answer, RawClient, exchange, get, post
 from tests.gateway.routes.test_streams import stranger
-from tests.gateway.serving import MODEL, Gateway, until
+from tests.gateway.serving import (
+    MODEL,
+    Gateway,
+    double_client,
+    make_config,
+    served,
+    until,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -460,3 +470,55 @@ async def test_many_at_once_end_and_leave_nothing(gateway: Gateway) -> None:
     services = gateway.app.state.services
     await until(lambda: not services.responses._running)
     assert not services.responses._tasks
+
+
+async def test_logprobs(gateway: Gateway) -> None:
+    async with gateway.openai() as client:
+        response = await client.responses.create(
+            model=MODEL, input="hi", include=["message.output_text.logprobs"], top_logprobs=2
+        )
+        message = response.output[0]
+        assert message.type == "message"
+        part = message.content[0]
+        assert part.type == "output_text"
+        assert part.logprobs is not None
+        assert "".join(one.token for one in part.logprobs) == "You said: hi"
+        assert all(len(one.top_logprobs) == 2 for one in part.logprobs)
+        assert response.top_logprobs == 2
+
+
+async def test_padding(gateway: Gateway) -> None:
+    answer = await create(
+        gateway, input="hi", stream=True, stream_options={"include_obfuscation": True}
+    )
+    sizes = {len(e) for e in answer.body.split(b"event: ") if b"output_text.delta" in e}
+    assert len(sizes) == 1
+    assert any("obfuscation" in event for event in events_of(answer.body))
+
+
+async def test_reasoning_is_told_apart_and_comes_back(model_dir: Path) -> None:
+    config = make_config(model_dir)
+    models = msgspec.structs.replace(config.models, reasoning_parser="think")
+    config = msgspec.structs.replace(config, models=models)
+    double = EngineDouble(Tokenizer.load(model_dir))
+    double.script = lambda prompt: Play(text="<think>Hm.</think>It rains.")
+    async with (
+        served(config, double_client(config, double)) as gateway,
+        gateway.openai() as client,
+    ):
+        async with client.responses.stream(model=MODEL, input="Rain?") as stream:
+            kinds = [event.type async for event in stream]
+            response = await stream.get_final_response()
+        assert "response.reasoning_text.delta" in kinds
+        thought, message = response.output
+        assert thought.type == "reasoning"
+        assert thought.content is not None
+        assert thought.content[0].text == "Hm."
+        assert response.output_text == "It rains."
+        assert response.usage is not None
+        assert response.usage.output_tokens_details.reasoning_tokens > 0
+        items: Any = [{"role": "user", "content": "Rain?"}, thought.to_dict(), message.to_dict()]
+        again = await client.responses.create(
+            model=MODEL, input=[*items, {"role": "user", "content": "Sure?"}]
+        )
+        await client.responses.create(model=MODEL, input="And?", previous_response_id=again.id)
