@@ -95,6 +95,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
 
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(config.model_dir)
     runner = load_runner(config, on_progress=on_progress)
+    config = config.for_device(runner.device.type)
     eos_token_ids = frozenset(runner.eos_token_ids)
     if tokenizer is not None:
         eos_token_ids |= tokenizer.eos_token_ids

@@ -8,7 +8,9 @@ anything else.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -59,6 +61,12 @@ def serve(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Gateway processes; by default server.workers.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model's folder or hub id, in place of engine.model.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit, in place of engine.revision.")
+    ] = None,
 ) -> None:
     """Start the gateway and its engine with the settings of a file."""
     import msgspec
@@ -67,7 +75,14 @@ def serve(
     from gateway import config as configuration
     from gateway import load_progress, server, supervisor
 
-    settings = configuration.load(config)
+    env = dict(os.environ)
+    if model is not None:
+        # A folder seen from here, not from that of the settings.
+        found = str(Path(model).resolve()) if Path(model).exists() else model
+        env["SLUICE_ENGINE_MODEL"] = json.dumps(found)
+    if revision is not None:
+        env["SLUICE_ENGINE_REVISION"] = json.dumps(revision)
+    settings = configuration.load(config, env=env)
     if settings.tenants.session_dsn is not None:
         asyncio.run(migrations.check(settings.tenants.session_dsn))
     if workers is not None:

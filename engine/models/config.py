@@ -62,6 +62,7 @@ _MATTERS: Mapping[str, tuple[object, ...]] = {
     "query_pre_attn_scalar": (),
     "quantization_config": (),
     "residual_multiplier": (1,),
+    "rope_interleaved": (False,),
     "rope_local_base_freq": (),
     "sliding_window": (0,),
     "use_bidirectional_attention": (False,),

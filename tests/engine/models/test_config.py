@@ -193,3 +193,18 @@ def test_gemma3s_first_fields_for_two_ropes_are_read(tmp_path: Path) -> None:
     assert config.window_rope is not None
     assert (config.window_rope.theta, config.window_rope.scaling) == (2e4, "default")
     assert config.windows == (512, 512, None, 512, 512, None, 512)
+
+
+def test_a_window_that_no_sequence_outgrows_is_none(tmp_path: Path) -> None:
+    config = read_config(
+        write(
+            tmp_path,
+            architectures=["Gemma2ForCausalLM"],
+            sliding_window=64,
+            max_position_embeddings=65,
+        )
+    )
+    assert [config.window(i) for i in range(2)] == [64, None]
+    assert config.widest_window == 64
+    short = replace(config, max_position_embeddings=64)
+    assert short.window(0) is short.widest_window is None
