@@ -160,6 +160,7 @@ def _cors(origins: Sequence[str]) -> Middleware:
             "retry-after",
             "retry-after-ms",
             STREAM_ID_HEADER,
+            "idempotent-replayed",
             *rate_limits.NAMES,
         ],
     )

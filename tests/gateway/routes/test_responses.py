@@ -14,6 +14,7 @@ from openai import BadRequestError, NotFoundError
 from pydantic import BaseModel
 
 from engine.tokenizer import Tokenizer
+from gateway.schemas.response_answers import ResponseAnswer, ResponseEvent
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import Answer, RawClient, exchange, get, post
 from tests.gateway.routes.test_streams import stranger
@@ -78,6 +79,11 @@ def types_of(events: list[dict[str, Any]]) -> list[str]:
     return [kind for place, kind in enumerate(types) if place == 0 or types[place - 1] != kind]
 
 
+async def check_documented(client: openai.AsyncOpenAI, response_id: str) -> None:
+    raw = await client.responses.with_raw_response.retrieve(response_id)
+    msgspec.json.decode(raw.content, type=ResponseAnswer)
+
+
 async def test_one_answer(gateway: Gateway, double: EngineDouble) -> None:
     async with gateway.openai() as client:
         response = await client.responses.create(
@@ -118,6 +124,10 @@ async def test_the_order_of_events(gateway: Gateway) -> None:
     assert events[0]["response"]["usage"] is None
     assert events[-1]["response"]["usage"]["output_tokens"] == len("You said: hé".encode())
     assert b"[DONE]" not in answer.body
+    for event in events:
+        msgspec.convert(event, ResponseEvent)
+        if "response" in event:
+            msgspec.convert(event["response"], ResponseAnswer)  # as it is documented
 
 
 async def test_the_helper_of_the_package(gateway: Gateway) -> None:
@@ -135,6 +145,7 @@ async def test_calls_and_their_outputs(gateway: Gateway, double: EngineDouble) -
             first = await stream.get_final_response()
         assert "response.function_call_arguments.delta" in kinds
         assert "response.function_call_arguments.done" in kinds
+        await check_documented(client, first.id)
         message, call = first.output
         assert message.type == "message"
         assert call.type == "function_call"
@@ -510,6 +521,7 @@ async def test_reasoning_is_told_apart_and_comes_back(model_dir: Path) -> None:
             kinds = [event.type async for event in stream]
             response = await stream.get_final_response()
         assert "response.reasoning_text.delta" in kinds
+        await check_documented(client, response.id)
         thought, message = response.output
         assert thought.type == "reasoning"
         assert thought.content is not None
