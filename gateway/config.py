@@ -76,6 +76,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Time a resumable stream runs on without a reader before it is aborted."""
     stream_retention_s: Seconds = 300.0
     """Time a resumable stream can be read after its end."""
+    idempotency_retention_s: Seconds = 86400.0
+    """Time an ``Idempotency-Key`` stands for its answer."""
     max_stream_log_bytes: Positive = 4 * 1024 * 1024
     """Most bytes kept of one resumable stream; the oldest go first."""
     max_tenant_stream_log_bytes: Positive = 64 * 1024 * 1024
