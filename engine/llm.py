@@ -17,7 +17,8 @@ import msgspec
 from engine import sampling_defaults
 from engine.chat_template import ChatTemplate
 from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineError, InvalidRequest
+from engine.errors import ConfigError, EngineError, InvalidRequest, QueueFull
+from engine.interrupts import interrupts_held_back
 from engine.messages import (
     GenerateRequest,
     LoadProgress,
@@ -219,10 +220,13 @@ class LLM:
         self._obstacle = _STREAM_OPEN
         live: dict[str, tuple[GenerationProgress, int]] = {}
         try:
-            for job in jobs:
-                self._submit(job, live)
+            with interrupts_held_back():
+                for job in jobs:
+                    self._submit(job, live)
             while live:
-                for output in self._core.step():
+                with interrupts_held_back():
+                    outputs = self._core.step()
+                for output in outputs:
                     if output.request_id not in live:
                         continue
                     job, index = live[output.request_id]
@@ -231,7 +235,8 @@ class LLM:
                     if job.is_finished(index):
                         del live[output.request_id]
                         if output.finish_reason is None:  # a stop string, which only we know
-                            self._core.abort([output.request_id])
+                            with interrupts_held_back():
+                                self._core.abort([output.request_id])
                     result = job.result(kind or job.params.output_kind, index, delta)
                     if result is not None:
                         yield result
@@ -241,7 +246,8 @@ class LLM:
     def _clear(self, request_ids: list[str]) -> None:
         """After an error, Ctrl-C or a closed stream the next call must find an idle core."""
         self._obstacle = _STEP_BROKEN
-        with suppress(Exception):  # It has no more to say than the one that broke the step.
+        # An error here has no more to say than the one that broke the step.
+        with interrupts_held_back(), suppress(Exception):
             self._core.abort(request_ids)
             while self._core.has_unfinished:
                 self._core.step()
@@ -265,7 +271,8 @@ class LLM:
 
 def _raise_error(job: GenerationProgress, output: RequestOutput) -> None:
     if output.finish_reason == "error":
-        error = InvalidRequest if output.error_code == "invalid_request" else EngineError
+        errors = {"invalid_request": InvalidRequest, "queue_full": QueueFull}
+        error = errors.get(output.error_code or "", EngineError)
         raise error(f"prompt {job.request_id}: {output.error}")
 
 

@@ -44,8 +44,10 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             if value is not None and not isinstance(value, str):
                 text = msgspec.json.encode(value).decode()
                 msgspec.structs.force_setattr(self, name, text)
-        if self.choice is not None:
-            msgspec.structs.force_setattr(self, "choice", tuple(self.choice))
+        msgspec.structs.force_setattr(self, "choice", _tuple(self.choice))
+        end = _tuple(self.reasoning_end_token_ids)
+        msgspec.structs.force_setattr(self, "reasoning_end_token_ids", end)
+        _check_types(self)
 
 
 class RequestOutputKind(enum.Enum):
@@ -102,7 +104,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def __post_init__(self) -> None:
         self._normalize()
-        self._check_types()
+        _check_types(self)
         _require(1 <= self.n <= MAX_N, "n", f"must be in [1, {MAX_N}]", self.n)
         self._check_distribution()
         self._check_penalties()
@@ -123,21 +125,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         )
         if not self.logit_bias:
             self._set("logit_bias", None)
-
-    def _check_types(self) -> None:
-        """What crosses a socket was checked there; what a caller writes only here."""
-        for field in msgspec.structs.fields(type(self)):
-            value = getattr(self, field.name)
-            if value is field.default or type(value) is field.type:
-                continue
-            # Numbers of NumPy and torch, but no lists of them.
-            plain = value.item() if hasattr(value, "item") else value
-            try:
-                self._set(field.name, msgspec.convert(plain, field.type))
-            except msgspec.ValidationError as error:
-                raise ValueError(
-                    f"{field.name} has the wrong type: {error}, got {value!r}"
-                ) from None
 
     def _set(self, field: str, value: object) -> None:
         msgspec.structs.force_setattr(self, field, value)
@@ -234,6 +221,22 @@ def _tuple(value: object) -> object:
     """Whatever holds items as a tuple; the rest, and text, as it is."""
     is_text = isinstance(value, str | bytes)
     return tuple(value) if isinstance(value, Iterable) and not is_text else value
+
+
+def _check_types(struct: msgspec.Struct) -> None:
+    """What crosses a socket was checked there; what a caller writes only here."""
+    for field in msgspec.structs.fields(type(struct)):
+        value = getattr(struct, field.name)
+        if value is field.default or type(value) is field.type:
+            continue
+        # Numbers of NumPy and torch, but no lists of them.
+        plain = value.item() if hasattr(value, "item") else value
+        try:
+            checked = msgspec.convert(plain, field.type)
+        except msgspec.ValidationError as error:
+            message = f"{field.name} has the wrong type: {error}, got {value!r}"
+            raise ValueError(message) from None
+        msgspec.structs.force_setattr(struct, field.name, checked)
 
 
 def _require(ok: bool, field: str, rule: str, got: object) -> None:

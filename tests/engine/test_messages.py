@@ -86,6 +86,15 @@ def test_a_value_of_the_wrong_type_is_named(field: str, value: object) -> None:
         SamplingParams(**{field: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("regex", 5), ("choice", "ab"), ("choice", [1]), ("grammar", b"x"), ("json_object", "yes")],
+)
+def test_a_constraint_of_the_wrong_type_is_named(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{field} has the wrong type: Expected "):
+        StructuredOutputs(**{field: value})  # type: ignore[arg-type]
+
+
 def test_numbers_of_numpy_and_any_iterable_will_do() -> None:
     how = SamplingParams(
         temperature=np.float64(0.5),
