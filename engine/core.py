@@ -71,9 +71,12 @@ class EngineCore:
             create_policy(config, self._prefix_match),
             clock,
             swap_s_per_block=runner.swap_s_per_block,
+            num_lookahead_tokens=runner.num_lookahead_tokens,
         )
         self._constraints = Constraints(grammar, runner.vocab_size)
-        self._speculator = Speculator(config.speculative_config, self._constraints, proposer)
+        self._speculator = Speculator(
+            config.speculative_config, self._constraints, runner, proposer
+        )
         self._requests: dict[str, Request] = {}
         """All that are not finished."""
         self._parked: set[str] = set()

@@ -258,9 +258,15 @@ def _overlay(document: dict[str, Any], env: Mapping[str, str]) -> None:
 
 def _resolve(config: Config, folder: Path) -> Config:
     engine, tenants = config.engine, config.tenants
+    speculative = engine.speculative_config
+    if speculative is not None and speculative.model is not None:
+        model = str(folder / speculative.model)
+        speculative = msgspec.structs.replace(speculative, model=model)
     return msgspec.structs.replace(
         config,
-        engine=msgspec.structs.replace(engine, model=str(folder / engine.model)),
+        engine=msgspec.structs.replace(
+            engine, model=str(folder / engine.model), speculative_config=speculative
+        ),
         tenants=msgspec.structs.replace(
             tenants,
             secrets_file=str(folder / tenants.secrets_file),

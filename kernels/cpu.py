@@ -258,7 +258,7 @@ def library() -> ctypes.CDLL:
         "sluice_paged_attention": [_pointer] * 5 + [_int] * 5 + [_float, _int, _float, _int],
         "sluice_pack": [_pointer] * 2 + [_int] * 2,
         "sluice_linear": [_pointer] * 3 + [_int] * 2,
-        "sluice_decoder": [_pointer] * 4 + [_int] + [_pointer] * 3 + [_int],
+        "sluice_decoder": [_pointer] * 4 + [_int] + [_pointer] * 4 + [_int],
     }.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, None

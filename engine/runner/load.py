@@ -16,7 +16,13 @@ from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig
 from engine.models.config import DTYPES
 from engine.models.registry import create_model, read_config
+from engine.runner.drafting import Drafting
 from engine.runner.graphs import DecodeGraphs
+from engine.runner.load_drafting import (
+    create_drafting,
+    draft_block_bytes,
+    load_draft_network,
+)
 from engine.runner.memory import (
     PagedCache,
     count_blocks,
@@ -26,7 +32,7 @@ from engine.runner.memory import (
 from engine.runner.profile import measure_activation_bytes
 from engine.runner.rows import RowTable
 from engine.runner.runner import TorchRunner
-from engine.runner.swap import load_host_blocks
+from engine.runner.swap import Tensors, load_host_blocks
 from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
 from engine.weights.dummy import draw_weights
@@ -73,11 +79,14 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
             device=device,
         )
 
-    num_blocks = count_blocks(config, model_config, dtype, device, activation_bytes)
+    network = load_draft_network(
+        config, model, model_config, max_model_len=asked_len, dtype=dtype, device=device
+    )
+    draft_bytes = 0 if network is None else draft_block_bytes(network, config.block_size, dtype)
+    num_blocks = count_blocks(config, model_config, dtype, device, activation_bytes, draft_bytes)
     max_model_len = fit_max_model_len(config, model_config, num_blocks)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
     cache = PagedCache(model_config, num_blocks, config.block_size, dtype=dtype, device=device)
-    host_blocks = load_host_blocks(config.swap_space, cache.layers)
     table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device)
     sampler = (CudaSampler if has_kernels and device.type == "cuda" else Sampler)(
         config.max_num_seqs,
@@ -86,6 +95,13 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         seed=config.seed,
         device=device,
     )
+    drafting: Drafting | None = None
+    swapped: Tensors = cache.layers
+    if network is not None:
+        made = create_drafting(network, model, config, cache, table, sampler, dtype)
+        model, drafting = made.model, made.drafting
+        swapped = [*swapped, *made.swapped]
+    host_blocks = load_host_blocks(config.swap_space, swapped)
     if device.type == "cuda" and has_kernels:
         report(LoadProgress("Measuring matrix products", 0.95))
         _measure_products(model)
@@ -100,6 +116,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         attention,
         graphs,
         host_blocks,
+        drafting,
         block_size=config.block_size,
         max_model_len=max_model_len,
         vocab_size=model_config.vocab_size,

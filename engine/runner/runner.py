@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.layers.attention import StepContext
 from engine.models.base import Model
+from engine.runner.drafting import Drafting
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.inputs import ChunkFields, StepInputs, build_inputs
 from engine.runner.logprobs import LogprobRows, Reading
@@ -60,6 +62,7 @@ class TorchRunner:
         attention: AttentionBackend,
         graphs: DecodeGraphs | None = None,
         host_blocks: HostBlocks | None = None,
+        drafting: Drafting | None = None,
         *,
         block_size: int,
         max_model_len: int,
@@ -74,6 +77,7 @@ class TorchRunner:
         self._attention = attention
         self._graphs = graphs
         self._host_blocks = host_blocks
+        self._drafting = drafting
         self._block_size = block_size
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -96,6 +100,15 @@ class TorchRunner:
     @property
     def swap_s_per_block(self) -> float:
         return 0.0 if self._host_blocks is None else self._host_blocks.s_per_block
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        return 0 if self._drafting is None else self._drafting.num_lookahead_tokens
+
+    @torch.inference_mode()
+    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+        assert self._drafting is not None, "no draft network was loaded"
+        return self._drafting.draft(asked, num_tokens) if asked else []
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
@@ -195,6 +208,8 @@ class TorchRunner:
         for source, target, num_slots in plan.block_copies:
             self._cache.copy_block(source, target, num_slots)
         self._table.write_drafts(plan.chunks)
+        if self._drafting is not None:
+            self._drafting.apply(plan)
 
     def _swap(self, host_blocks: HostBlocks, plan: StepPlan) -> None:
         if plan.swap_outs:

@@ -138,6 +138,14 @@ class Runner(Protocol):
     def vocab_size(self) -> int:
         """Width of the logits, padding included."""
 
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Slots behind those of a step that ``draft`` makes use of."""
+
+    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+        """Guesses by a draft network, if the config names one: at most ``num_tokens`` for each
+        (row, number of known tokens). All steps of these rows were collected."""
+
     def forward(self, plan: StepPlan) -> None: ...
 
     def sample(self, mask: TokenMask | None) -> None: ...

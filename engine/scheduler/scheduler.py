@@ -119,11 +119,13 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         *,
         swap_s_per_block: float = 0.0,
+        num_lookahead_tokens: int = 0,
     ) -> None:
         self.cache = cache
         self.policy = policy
         self._clock = clock
         self._costs = PreemptionCosts(swap_s_per_block)
+        self._num_lookahead_tokens = num_lookahead_tokens
         self._updated_s = 0.0
         self.queue = QueueLimits(config)
         self.stats = SchedulerStats()
@@ -307,6 +309,7 @@ class Scheduler:
             num_tokens += len(drafts)
             end = request.num_computed_tokens + num_tokens
             num_fresh = self.cache.num_fresh_blocks(request.block_table, end)
+            num_fresh = self._look_ahead(request, end, num_fresh, num_missing)
             if num_fresh > 0:
                 if not self._make_room(step, num_fresh + num_missing, request, order):
                     num_missing += num_fresh
@@ -327,6 +330,14 @@ class Scheduler:
         num_slots = (len(request.block_table.block_ids) + num_free) * self.cache.block_size
         limit = min(limit, request.draft_room, num_slots - len(request.token_ids))
         return tuple(drafts[: max(0, limit)])
+
+    def _look_ahead(self, request: Request, end: int, num_fresh: int, num_missing: int) -> int:
+        """``num_fresh``, and the blocks that drafting behind ``end`` needs, if there are any."""
+        if self._num_lookahead_tokens == 0:
+            return num_fresh
+        end = min(end + self._num_lookahead_tokens, request.max_total_tokens)
+        more = self.cache.num_fresh_blocks(request.block_table, end)
+        return more if more + num_missing <= self.cache.num_free_blocks else num_fresh
 
     def _make_room(
         self, step: Step, num_blocks: int, request: Request, order: list[Request]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
 
 from engine.errors import ConfigError
 
-Method = Literal["ngram", "suffix"]
+Method = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa"]
+NETWORK_METHODS: tuple[Method, ...] = ("draft_model", "eagle", "eagle3", "medusa")
 MAX_SPECULATIVE_TOKENS = 32
 
 _DEFAULT_TOKENS: dict[str, int] = {"suffix": 24}
@@ -30,6 +32,8 @@ class SpeculativeConfig(
     """Who proposes drafts, and how many. Checked on construction (``ConfigError``)."""
 
     method: Method
+    model: str | None = None
+    """``draft_model``, ``eagle``, ``eagle3``, ``medusa``: the folder of the network that drafts."""
     num_speculative_tokens: int | None = None
     """Drafts for a request in a step, at most. Needed by all methods but ``suffix`` (24)."""
     prompt_lookup_min: int | None = None
@@ -52,6 +56,13 @@ class SpeculativeConfig(
                     f"speculative_config.{name} has no effect with method {self.method!r}:"
                     f" it belongs to {method!r}"
                 )
+        if self.method in NETWORK_METHODS and not self.model:
+            raise ConfigError(
+                f"speculative_config.model is missing: method {self.method!r} needs the folder of a"
+                " draft network"
+            )
+        if self.method not in NETWORK_METHODS and self.model is not None:
+            raise ConfigError(f"speculative_config.model has no effect with method {self.method!r}")
         if self.num_speculative_tokens is None and self.method not in _DEFAULT_TOKENS:
             raise ConfigError(
                 "speculative_config.num_speculative_tokens is missing:"
@@ -66,6 +77,11 @@ class SpeculativeConfig(
         _in_range("suffix_decoding_min_token_prob", self.min_token_prob, 0, 1)
 
     # ---- with the defaults filled in ------------------------------------------------------------
+
+    @property
+    def model_dir(self) -> Path:
+        assert self.model is not None, "the method has no model"
+        return Path(self.model)
 
     @property
     def num_tokens(self) -> int:

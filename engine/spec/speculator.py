@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.spec.config import NETWORK_METHODS
+from engine.spec.network import NetworkProposer
 from engine.spec.ngram import NgramProposer
 from engine.spec.suffix import SuffixProposer
 
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from engine.request import Request
+    from engine.scheduler.plan import Runner
     from engine.spec.base import Proposer
     from engine.spec.config import SpeculativeConfig
 
@@ -30,6 +33,7 @@ class Speculator:
         self,
         config: SpeculativeConfig | None,
         grammars: Grammars,
+        runner: Runner,
         proposer: Proposer | None = None,
     ) -> None:
         """``proposer``: in place of the one that ``config`` names."""
@@ -37,39 +41,44 @@ class Speculator:
         self._proposer = proposer
         self._max_tokens = 0
         if config is not None:
-            self._proposer = proposer or create_proposer(config)
+            self._proposer = proposer or create_proposer(config, runner)
             self._max_tokens = config.num_tokens
 
     def propose(self, running: Iterable[Request]) -> None:
         """Drafts for the next step; every token of the requests that get some is known."""
         if self._proposer is None:
             return
+        asked: list[tuple[Request, int]] = []
         for request in running:
+            request.draft_token_ids = []
             limit = min(self._max_tokens, request.draft_room)
-            request.draft_token_ids = self._drafts(request, limit) if limit > 0 else []
+            if limit <= 0:
+                continue
+            if request.constrained:
+                request.draft_token_ids = self._grammars.forced_tokens(request)[:limit]
+            if not request.draft_token_ids:
+                asked.append((request, limit))
+        drafts = self._proposer.propose(asked)
+        for (request, _), draft in zip(asked, drafts, strict=True):
+            request.draft_token_ids = (
+                self._grammars.legal_prefix(request, draft) if request.constrained else draft
+            )
 
     def foresees_drafts(self, running: Iterable[Request]) -> bool:
         """Whether it looks as if there will be drafts once the step in flight is known.
 
         If so, its result is worth waiting for; otherwise the next step is planned beside it.
         """
-        if self._proposer is None:
-            return False
-        # The first of two guesses stands for the token in flight.
-        return any(
-            len(self._drafts(request, 2)) == 2
+        return self._proposer is not None and any(
+            self._foresees(self._proposer, request)
             for request in running
             if request.num_pending and request.num_planned_tokens + 1 < request.max_total_tokens
         )
 
-    def _drafts(self, request: Request, limit: int) -> list[int]:
-        assert self._proposer is not None
-        if not request.constrained:
-            return self._proposer.propose(request, limit)
-        forced = self._grammars.forced_tokens(request)[:limit]
-        if forced:
-            return forced
-        return self._grammars.legal_prefix(request, self._proposer.propose(request, limit))
+    def _foresees(self, proposer: Proposer, request: Request) -> bool:
+        if request.constrained and len(self._grammars.forced_tokens(request)) >= 2:
+            return True  # The first stands for the token in flight.
+        return proposer.foresees(request)
 
     def drop(self, request: Request) -> None:
         """The request is finished."""
@@ -77,7 +86,9 @@ class Speculator:
             self._proposer.drop(request)
 
 
-def create_proposer(config: SpeculativeConfig) -> Proposer:
+def create_proposer(config: SpeculativeConfig, runner: Runner) -> Proposer:
+    if config.method in NETWORK_METHODS:
+        return NetworkProposer(runner)
     if config.method == "suffix":
         return SuffixProposer(config)
     return NgramProposer(*config.lookup)

@@ -136,3 +136,11 @@ def test_prices(tmp_path: Path) -> None:
     assert (price.prompt, price.cached, price.completion) == (2, 1, 3)
     with pytest.raises(ConfigError, match=r"models\.price_cached"):
         load(tmp_path, MINIMAL + prices.format(5))
+
+
+def test_a_draft_network_is_found_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    table = '{ method = "eagle", model = "head", num_speculative_tokens = 3 }'
+    text = MINIMAL.replace("[engine]", f"[engine]\nspeculative_config = {table}")
+    speculative = load(tmp_path, text).engine.speculative_config
+    assert speculative is not None
+    assert speculative.model_dir == tmp_path / "head"

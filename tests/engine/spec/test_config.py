@@ -68,6 +68,13 @@ def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], message: str
         SpeculativeConfig(**options)
 
 
+def test_a_draft_network_needs_a_folder_and_a_lookup_has_none() -> None:
+    with pytest.raises(ConfigError, match=r"speculative_config.model is missing: .*'eagle3'"):
+        SpeculativeConfig(method="eagle3", num_speculative_tokens=3)
+    with pytest.raises(ConfigError, match="model has no effect with method 'ngram'"):
+        SpeculativeConfig(method="ngram", model="m", num_speculative_tokens=3)
+
+
 def test_an_unknown_key_or_method_is_refused() -> None:
     for table in ({"method": "magic"}, {"method": "suffix", "tokens": 3}):
         with pytest.raises(msgspec.ValidationError, match="speculative_config"):

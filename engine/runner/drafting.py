@@ -1,0 +1,270 @@
+"""Running a draft network beside the target: its features, its keys, its drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.layers.attention import StepContext
+from engine.models.base import Model
+from engine.runner.drafted_slots import DraftedSlots
+from engine.runner.inputs import ChunkFields, StepInputs, build_inputs
+from engine.runner.memory import PagedCache
+from engine.runner.rows import Ints, RowTable
+from engine.sampling.sampler import Sampler
+from engine.scheduler.plan import StepPlan
+from engine.spec.draft_network import ChainNetwork, DraftNetwork, ParallelNetwork
+from kernels.transfer import to_device
+
+
+class FeatureCache:
+    """The feature of every computed token, in the slots that its keys have in the KV cache.
+
+    So whatever happens to a block (shared as a prefix, copied, swapped out) happens to both, and a
+    draft can start at any place of any request.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        block_size: int,
+        size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        # Two rows more: one for what padding writes, and one of zeros for the place before the
+        # first.
+        self._rows = torch.zeros(num_slots + 2, size, dtype=dtype, device=device)
+        self._padding, self._nothing = num_slots, num_slots + 1
+        self.blocks = self._rows[:num_slots].view(-1, block_size, size)
+        """[num_blocks, block_size, size]"""
+
+    def copy_block(self, source: int, target: int, num_slots: int) -> None:
+        self.blocks[target, :num_slots] = self.blocks[source, :num_slots]
+
+    def write(self, slots: torch.Tensor, features: torch.Tensor) -> None:
+        """slots: [num_tokens] int64, -1 for padding."""
+        self._rows.index_copy_(0, slots.where(slots >= 0, self._padding), features)
+
+    def read(self, slots: torch.Tensor) -> torch.Tensor:
+        """Zeros where a slot is -1."""
+        return self._rows[slots.where(slots >= 0, self._nothing)]
+
+
+class WatchedModel(Model):
+    """The target, whose features are kept whenever it runs."""
+
+    def __init__(self, model: Model, network: DraftNetwork, features: FeatureCache) -> None:
+        self.model = model
+        self._network = network
+        self._features = features
+
+    def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
+        layers = self._network.tapped_layers
+        if not layers:
+            hidden = self.model.hidden_states(token_ids, step)
+            self._features.write(step.slots, self._network.feature(hidden, {}))
+            return hidden
+        width = self._network.tapped_size
+        taps = {
+            layer: torch.empty(
+                len(token_ids), width, dtype=self._features.blocks.dtype, device=token_ids.device
+            )
+            for layer in layers
+        }
+        hidden = self.model.hidden_states(token_ids, replace(step, taps=taps))
+        self._features.write(step.slots, self._network.feature(hidden, taps))
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.model.logits(hidden)
+
+
+class Drafting:
+    """What the runner does for drafts, with the table and the sampler that it has anyway.
+
+    Drafts are drawn as the target draws: by the same parameters and the same noise of (seed,
+    position), so that the two agree as often as their distributions let them.
+    """
+
+    num_lookahead_tokens: int = 0
+    """Slots behind the known tokens that it writes to."""
+
+    def __init__(
+        self, features: FeatureCache | None, table: RowTable, sampler: Sampler, block_size: int
+    ) -> None:
+        self._features = features
+        self._table = table
+        self._sampler = sampler
+        self._block_size = block_size
+
+    def apply(self, plan: StepPlan) -> None:
+        """Hear what a plan does to rows and blocks, before its forward pass."""
+        if self._features is not None:
+            for source, target, num_slots in plan.block_copies:
+                self._features.copy_block(source, target, num_slots)
+
+    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+        """At most ``num_tokens`` tokens for each (row, number of known tokens)."""
+        raise NotImplementedError
+
+    def _draw(self, logits: torch.Tensor, rows: Ints, positions: Ints) -> torch.Tensor:
+        """[num_rows] int64; in the table they are at their positions, too."""
+        return self._sampler.sample_into(self._table.tokens, logits, rows, positions, None)
+
+    def _slots(self, rows: Ints, positions: Ints) -> torch.Tensor:
+        """Of these positions, -1 for position -1: [n] int64 on the device."""
+        at = to_device(np.stack((rows, positions)), self._table.tokens.device)
+        blocks = self._table.block_table[at[0], at[1].clamp(min=0) // self._block_size].long()
+        slots = blocks * self._block_size + at[1] % self._block_size
+        return slots.where(at[1] >= 0, -1)
+
+
+class ParallelDrafting(Drafting):
+    """Medusa: all drafts at once, from the feature of the last token that was computed."""
+
+    def __init__(
+        self,
+        network: ParallelNetwork,
+        features: FeatureCache,
+        table: RowTable,
+        sampler: Sampler,
+        block_size: int,
+    ) -> None:
+        super().__init__(features, table, sampler, block_size)
+        self._network = network
+
+    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+        rows, known = np.array(asked, np.int64).T
+        assert self._features is not None
+        features = self._features.read(self._slots(rows, known - 2))
+        drawn = []
+        limit = self._table.tokens.shape[1]
+        for index, logits in enumerate(self._network.all_logits(features)[:num_tokens]):
+            positions = np.minimum(known + index, limit - 1)
+            drawn.append(self._draw(logits, rows, positions))
+        drafts: list[list[int]] = torch.stack(drawn, 1).tolist()
+        return drafts
+
+
+class ChainDrafting(Drafting):
+    """EAGLE heads and draft models: token after token, over keys of their own.
+
+    The keys of a token need its feature and those before it, which are at hand for every token
+    that the target has computed. So they are made late: when drafts are asked for, for all places
+    since the last time. Steps without drafts cost nothing.
+    """
+
+    def __init__(
+        self,
+        network: ChainNetwork,
+        features: FeatureCache | None,
+        attention: AttentionBackend,
+        cache: PagedCache,
+        table: RowTable,
+        sampler: Sampler,
+        block_size: int,
+        *,
+        max_num_tokens: int,
+        num_lookahead_tokens: int,
+    ) -> None:
+        """max_num_tokens: in one pass over known tokens."""
+        super().__init__(features, table, sampler, block_size)
+        self.num_lookahead_tokens = num_lookahead_tokens
+        self._network = network
+        self._attention = attention
+        self._cache = cache
+        self._max_num_tokens = max_num_tokens
+        self._drafted = DraftedSlots(cache.num_blocks, block_size, len(table.tokens))
+
+    def apply(self, plan: StepPlan) -> None:
+        super().apply(plan)
+        self._drafted.apply(plan)
+        for source, target, num_slots in plan.block_copies:
+            self._cache.copy_block(source, target, num_slots)
+
+    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in asked]
+        # Without a slot for the last known token there is nowhere to begin.
+        able = [i for i, (row, known) in enumerate(asked) if self._drafted.room(row) >= known]
+        if not able or num_tokens == 0:
+            return drafts
+        rows, known = np.array([asked[i] for i in able], np.int64).T
+        hidden = self._catch_up(rows, known)
+        logits = self._network.logits(hidden)
+        drawn = [self._draw(logits, rows, known)]
+        members = [np.array(able)]
+        # A draft is written behind the one it follows, which must not be the end of the table.
+        width = self._table.tokens.shape[1]
+        room = np.array([min(self._drafted.room(row), width - 1) for row in rows.tolist()])
+        for step in range(num_tokens - 1):
+            position = known + step
+            kept = np.flatnonzero(position < room)
+            if len(kept) == 0:
+                break
+            if len(kept) < len(rows):
+                hidden = hidden[to_device(kept, hidden.device)]
+                rows, known, room = rows[kept], known[kept], room[kept]
+            fields = ChunkFields(
+                rows, known + step, np.ones(len(rows), np.int64), np.ones(len(rows), np.int64)
+            )
+            hidden = self._run(fields, hidden[:, : self._network.feature_size])
+            drawn.append(self._draw(self._network.logits(hidden), rows, known + step + 1))
+            members.append(members[-1][kept])
+        values = torch.cat(drawn).tolist()
+        for index, token_id in zip(np.concatenate(members).tolist(), values, strict=True):
+            drafts[index].append(token_id)
+        return drafts
+
+    def _catch_up(self, rows: Ints, known: Ints) -> torch.Tensor:
+        """Compute what known tokens lack; [num_rows, n] of the last token of each row."""
+        starts = np.array([self._drafted.start(row) for row in rows.tolist()])
+        starts = np.minimum(starts, known - 1)
+        found: list[torch.Tensor | None] = [None] * len(rows)
+        while True:
+            ends = self._within_budget(starts, known)
+            busy = np.flatnonzero(ends > starts)
+            if len(busy) == 0:
+                break
+            lens = (ends - starts)[busy]
+            fields = ChunkFields(rows[busy], starts[busy], lens, np.ones(len(busy), np.int64))
+            token_rows = rows[busy].repeat(lens)
+            offsets = np.arange(lens.sum()) - (lens.cumsum() - lens).repeat(lens)
+            features = None
+            if self._features is not None:
+                before = starts[busy].repeat(lens) + offsets - 1
+                features = self._features.read(self._slots(token_rows, before))
+            hidden = self._run(fields, features)
+            if len(busy) == len(rows) and (ends == known).all():
+                last = to_device(lens.cumsum() - 1, hidden.device)
+                self._drafted.fill(rows, known)
+                return hidden.index_select(0, last)
+            for place, index in zip((lens.cumsum() - 1).tolist(), busy.tolist(), strict=True):
+                found[index] = hidden[place]
+            starts = ends
+        self._drafted.fill(rows, known)
+        return torch.stack([last for last in found if last is not None])
+
+    def _within_budget(self, starts: Ints, known: Ints) -> Ints:
+        """How far each row gets in one pass."""
+        lacking = known - starts
+        left = np.maximum(self._max_num_tokens - (lacking.cumsum() - lacking), 0)
+        ends: Ints = starts + np.minimum(lacking, left)
+        return ends
+
+    def _run(self, fields: ChunkFields, features: torch.Tensor | None) -> torch.Tensor:
+        inputs: StepInputs = build_inputs(fields, self._table, self._block_size)
+        step = StepContext(
+            inputs.positions,
+            inputs.slots,
+            self._attention.prepare(inputs.attention, self._block_size),
+            self._cache.layers,
+        )
+        if features is None:
+            features = torch.empty(0, device=inputs.token_ids.device)
+        return self._network.hidden_states(inputs.token_ids, features, step)

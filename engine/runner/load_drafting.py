@@ -1,0 +1,142 @@
+"""From ``speculative_config`` to a draft network that is ready to draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.base import AttentionShape
+from engine.attention.select import select_backend
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.models.base import Model, ModelConfig
+from engine.models.llama import ForCausalLM
+from engine.runner.drafting import (
+    ChainDrafting,
+    Drafting,
+    FeatureCache,
+    ParallelDrafting,
+    WatchedModel,
+)
+from engine.runner.memory import PagedCache, block_bytes
+from engine.runner.rows import RowTable
+from engine.sampling.sampler import Sampler
+from engine.spec.draft_model import load_draft_model
+from engine.spec.draft_network import ChainNetwork, DraftNetwork, ParallelNetwork
+from engine.spec.eagle import load_eagle, load_eagle3
+from engine.spec.medusa import load_medusa
+
+
+def load_draft_network(
+    config: EngineConfig,
+    model: Model,
+    model_config: ModelConfig,
+    *,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> DraftNetwork | None:
+    """None where the config asks for none. Raises ``ModelLoadError`` naming what does not fit."""
+    speculative = config.speculative_config
+    if speculative is None or speculative.model is None:
+        return None
+    folder = speculative.model_dir
+    if not folder.is_dir():
+        raise ModelLoadError(f"speculative_config.model: folder {str(folder)!r} does not exist")
+    match speculative.method:
+        case "medusa":
+            network = load_medusa(folder, model_config, dtype=dtype, device=device)
+            if network.num_heads < speculative.num_tokens:
+                raise ModelLoadError(
+                    f"{folder} has {network.num_heads} heads: lower"
+                    f" speculative_config.num_speculative_tokens from {speculative.num_tokens}"
+                )
+            return network
+        case "draft_model":
+            return load_draft_model(
+                folder,
+                model_config,
+                dummy=config.load_format == "dummy",
+                max_model_len=max_model_len,
+                dtype=dtype,
+                device=device,
+            )
+    if not isinstance(model, ForCausalLM):
+        raise ModelLoadError(
+            f"method {speculative.method!r} does not serve {model_config.architecture}"
+        )
+    load = load_eagle3 if speculative.method == "eagle3" else load_eagle
+    return load(
+        folder, model, model_config, max_model_len=max_model_len, dtype=dtype, device=device
+    )
+
+
+def draft_block_bytes(network: DraftNetwork, block_size: int, dtype: torch.dtype) -> int:
+    """What drafting adds to each block of the KV cache."""
+    features = block_size * network.feature_size * dtype.itemsize
+    if isinstance(network, ChainNetwork):
+        return features + block_bytes(network.config, block_size, dtype)
+    return features
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    model: Model
+    """The target, watched if the network needs its features."""
+    drafting: Drafting
+    swapped: Sequence[tuple[torch.Tensor]]
+    """What must be swapped along with the target's blocks."""
+
+
+def create_drafting(
+    network: DraftNetwork,
+    model: Model,
+    config: EngineConfig,
+    cache: PagedCache,
+    table: RowTable,
+    sampler: Sampler,
+    dtype: torch.dtype,
+) -> Made:
+    """cache: the target's."""
+    device, block_size = table.tokens.device, config.block_size
+    features: FeatureCache | None = None
+    if network.feature_size:
+        num_slots = cache.num_blocks * block_size
+        features = FeatureCache(
+            num_slots, block_size, network.feature_size, dtype=dtype, device=device
+        )
+        model = WatchedModel(model, network, features)
+    swapped = [] if features is None else [(features.blocks,)]
+    if isinstance(network, ParallelNetwork):
+        assert features is not None
+        return Made(model, ParallelDrafting(network, features, table, sampler, block_size), swapped)
+    assert isinstance(network, ChainNetwork)
+    assert config.speculative_config is not None
+    draft_cache = PagedCache(
+        network.config, cache.num_blocks, block_size, dtype=dtype, device=device
+    )
+    layout = network.config.cache_layout
+    shape = AttentionShape(
+        dtype,
+        network.config.num_heads,
+        layout.num_kv_heads,
+        layout.head_dim,
+        block_size,
+        config.max_num_seqs,
+        window=network.config.widest_window,
+        softcap=network.config.attention_softcap,
+    )
+    drafting = ChainDrafting(
+        network,
+        features,
+        select_backend(config.attention_backend, device, shape),
+        draft_cache,
+        table,
+        sampler,
+        block_size,
+        max_num_tokens=config.max_num_batched_tokens,
+        num_lookahead_tokens=config.speculative_config.num_tokens,
+    )
+    return Made(model, drafting, swapped)
