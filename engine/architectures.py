@@ -33,3 +33,23 @@ NATIVE = {
     "DeepseekV3ForCausalLM": Family("deepseek_v3", "DeepSeek V3, R1"),
 }
 """By the name in a checkpoint's ``architectures``."""
+
+FALLBACK_TESTED = (
+    "GPT2LMHeadModel",
+    "OPTForCausalLM",
+    "GPTNeoXForCausalLM",
+    "GPTBigCodeForCausalLM",
+    "Starcoder2ForCausalLM",
+    "PhiForCausalLM",
+    "GemmaForCausalLM",
+    "OlmoForCausalLM",
+    "Olmo2ForCausalLM",
+    "OlmoeForCausalLM",
+    "CohereForCausalLM",
+    "Cohere2ForCausalLM",
+    "Glm4ForCausalLM",
+    "SmolLM3ForCausalLM",
+    "NemotronForCausalLM",
+    "Exaone4ForCausalLM",
+)
+"""Served by transformers' own code on our cache, and tested so. Others may run as well."""

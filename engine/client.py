@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
+from engine.backlog import Backlog
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError, QueueFull
 from engine.messages import (
@@ -23,17 +24,21 @@ from engine.messages import (
     FinishReason,
     GenerateRequest,
     LoadProgress,
+    ParkRequest,
     Ping,
     Ready,
     RequestOutput,
     Stats,
     StepOutputs,
+    UnparkRequest,
 )
 from engine.transport import EngineProcess, OnExit, OnMessage, Transport
 
 logger = logging.getLogger(__name__)
 
 PING_INTERVAL_S = 1.0
+FRESH_S = 0.05
+"""How old may be what the engine last said of its queue, for a request to be refused for it."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 30.0
 STABLE_S = 30.0
 """An engine that lived this long starts over with the shortest backoff."""
@@ -45,7 +50,9 @@ class RequestStream(AsyncIterator[RequestOutput]):
     """The outputs of one request, made by ``EngineClient.submit``; for one reader at a time.
 
     While the reader is slow, outputs are merged into one, so a stream never holds more than the
-    tokens of its request. The three attributes below count what the engine did, read or not.
+    tokens of its request. A request with many tokens that nobody reads is parked in the engine: it
+    gives its place in the batch to others until its reader goes on, or is aborted after a while.
+    The three attributes below count what the engine did, read or not.
     """
 
     def __init__(self, client: EngineClient, request_id: str) -> None:
@@ -54,10 +61,14 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         """None until the engine's last word: a closed stream gets it a moment later."""
+        self.abandoned = False
+        """Nobody read it for so long that it was aborted."""
         self._client = client
         self._pending: RequestOutput | None = None
         self._error: EngineDead | None = None
         self._wakers: list[asyncio.Future[None]] = []
+        self._last_token_at: float | None = None
+        """None before the first, and after a pause of the reader's making."""
 
     async def __anext__(self) -> RequestOutput:
         """Ends after the output with a finish reason; ``EngineDead`` if the engine died before.
@@ -71,6 +82,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
                 raise StopAsyncIteration
             await self._change()
         output, self._pending = self._pending, None
+        self._client._unpark(self)
         return output
 
     def close(self) -> None:
@@ -100,11 +112,21 @@ class RequestStream(AsyncIterator[RequestOutput]):
             self._wakers.remove(waker)
 
     def _deliver(self, output: RequestOutput) -> None:
-        self.num_generated_tokens += len(output.new_token_ids)
+        if output.new_token_ids:
+            self._observe(len(output.new_token_ids))
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         self.finish_reason = output.finish_reason
         self._pending = output if self._pending is None else _merge(self._pending, output)
+        if self.finish_reason is None:
+            self._client._park_if_unread(self, len(self._pending.new_token_ids))
         self._wake()
+
+    def _observe(self, num_tokens: int) -> None:
+        self.num_generated_tokens += num_tokens
+        now = time.monotonic()
+        if self._last_token_at is not None and self._client.on_tokens is not None:
+            self._client.on_tokens(now - self._last_token_at, num_tokens)
+        self._last_token_at = now
 
     def _fail(self, error: EngineDead) -> None:
         self._error = error
@@ -147,18 +169,24 @@ class EngineClient:
         max_num_queued_reqs: int = 1024,
         start_timeout_s: float = 1800.0,
         hang_timeout_s: float = 120.0,
+        max_unread_tokens: int = 256,
+        stall_timeout_s: float = 60.0,
         shutdown_timeout_s: float = 5.0,
         transport: Callable[[EngineConfig, OnMessage, OnExit], Transport] = EngineProcess,
     ) -> None:
         """``max_num_queued_reqs`` bounds the requests that have no output yet.
 
         ``hang_timeout_s`` must exceed the longest step: the engine cannot say a word within one.
+        A request with more than ``max_unread_tokens`` that its reader has not taken is parked, and
+        aborted when that lasts for ``stall_timeout_s``.
         """
         self._config = config
         self._on_progress = on_progress
         self._max_num_queued_reqs = max_num_queued_reqs
         self._start_timeout_s = start_timeout_s
         self._hang_timeout_s = hang_timeout_s
+        self._max_unread_tokens = max_unread_tokens
+        self._stall_timeout_s = stall_timeout_s
         self._shutdown_timeout_s = shutdown_timeout_s
         self._make_transport = transport
         self._transport: Transport | None = None
@@ -170,13 +198,23 @@ class EngineClient:
         self._death = asyncio.Event()
         self._dead_because = "it has not been started"
         self._progress_at = 0.0
-        self._pings: deque[asyncio.Future[Stats]] = deque()
+        self._pings: deque[tuple[asyncio.Future[Stats], int]] = deque()
+        """Each with what had been sent before it: ``Backlog.mark``."""
+        self._asked: asyncio.Future[Stats] | None = None
+        """The ping of all that wait for a fresh word on the queue."""
+        self._backlog = Backlog(config)
         self._unsent_aborts: set[str] = set()
+        self._unsent_parks: dict[str, bool] = {}
+        """True to park, False to go on."""
+        self._parked: dict[RequestStream, float] = {}
+        """Since when, the longest first."""
         # Live requests; those without an output yet are also in _queued.
         self._streams: dict[str, RequestStream] = {}
         self._queued: set[str] = set()
         self.stats = Stats()
         """The latest, at most ``PING_INTERVAL_S`` old while the engine answers."""
+        self.on_tokens: Callable[[float, int], None] | None = None
+        """Told of each output but a request's first: seconds since the one before, its tokens."""
 
     # -- life cycle
 
@@ -238,6 +276,7 @@ class EngineClient:
             )
         assert self._transport is not None
         self._transport.send(request)
+        self._backlog.send(request)
         stream = RequestStream(self, request.request_id)
         self._streams[request.request_id] = stream
         self._queued.add(request.request_id)
@@ -253,6 +292,23 @@ class EngineClient:
         """``abort_nowait``, then wait until the engine has forgotten the request."""
         if (stream := self._streams.get(request_id)) is not None:
             await stream.aclose()
+
+    async def check_queue(self, fair_key: str) -> None:
+        """Raises ``QueueFull`` if one more request of this tenant would be refused.
+
+        Costs nothing while there is room. Where there may be none the engine is asked, unless it
+        said so just now: at most one question at a time, for all callers. Raises ``EngineDead``.
+        """
+        _ = self.info
+        if self._backlog.refusal(fair_key) is None:
+            return
+        if self._backlog.age_s > FRESH_S:
+            if self._asked is None or self._asked.done():
+                self._asked = self._ping()
+            await asyncio.shield(self._asked)
+        error = self._backlog.refusal(fair_key)
+        if error is not None:
+            raise error
 
     async def fetch_stats(self) -> Stats:
         """A fresh snapshot, taken between two steps (``EngineDead``)."""
@@ -286,6 +342,7 @@ class EngineClient:
             self._queued.discard(request_id)
             if output.finish_reason is not None:
                 del self._streams[request_id]
+                self._forget_stall(stream)
             stream._deliver(output)
 
     def _on_stats(self, stats: Stats) -> None:
@@ -294,7 +351,8 @@ class EngineClient:
             self._progress_at = time.monotonic()
         self.stats = stats
         if self._pings:
-            waiter = self._pings.popleft()
+            waiter, mark = self._pings.popleft()
+            self._backlog.hear(stats, mark)
             if not waiter.done():
                 waiter.set_result(stats)
 
@@ -302,7 +360,7 @@ class EngineClient:
         assert self._transport is not None
         self._transport.send(Ping())
         waiter: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
-        self._pings.append(waiter)
+        self._pings.append((waiter, self._backlog.mark()))
         return waiter
 
     def _send_aborts(self) -> None:
@@ -313,6 +371,45 @@ class EngineClient:
         except QueueFull:
             return  # sent again with the next ping
         self._unsent_aborts.clear()
+
+    # -- readers that stall
+
+    def _park_if_unread(self, stream: RequestStream, num_unread_tokens: int) -> None:
+        if num_unread_tokens > self._max_unread_tokens and stream not in self._parked:
+            self._parked[stream] = time.monotonic()
+            self._unsent_parks[stream.request_id] = True
+            self._send_parks()
+
+    def _unpark(self, stream: RequestStream) -> None:
+        if self._parked.pop(stream, None) is not None and stream.finish_reason is None:
+            stream._last_token_at = None
+            self._unsent_parks[stream.request_id] = False
+            self._send_parks()
+
+    def _send_parks(self) -> None:
+        if not self._unsent_parks or self._info is None or self._transport is None:
+            return
+        try:
+            for park, message in ((True, ParkRequest), (False, UnparkRequest)):
+                names = [name for name, wanted in self._unsent_parks.items() if wanted is park]
+                if names:
+                    self._transport.send(message(names))
+        except QueueFull:
+            return  # sent again with the next ping; twice does no harm
+        self._unsent_parks.clear()
+
+    def _forget_stall(self, stream: RequestStream) -> None:
+        self._parked.pop(stream, None)
+        self._unsent_parks.pop(stream.request_id, None)
+
+    def _abort_abandoned(self) -> None:
+        """Give up the requests that nobody reads."""
+        now = time.monotonic()
+        for stream, since in list(self._parked.items()):
+            if now - since < self._stall_timeout_s:
+                break
+            stream.abandoned = True
+            self.abort_nowait(stream.request_id)
 
     # -- death and restart
 
@@ -330,6 +427,7 @@ class EngineClient:
             await self._transport.stop(0)
             raise
         self.stats = Stats()
+        self._backlog = Backlog(self._config)
         self._progress_at = time.monotonic()
         self._info = info
 
@@ -344,12 +442,14 @@ class EngineClient:
             return
         self._info = None
         self._dead_because = str(error)
-        for waiter in self._pings:
+        for waiter, _ in self._pings:
             if not waiter.done():
                 waiter.set_exception(EngineDead(str(error)))
                 waiter.exception()  # nobody need be waiting
         self._pings.clear()
         self._unsent_aborts.clear()
+        self._unsent_parks.clear()
+        self._parked.clear()
         for stream in self._take_streams():
             stream._fail(EngineDead(str(error)))
         self._death.set()
@@ -374,7 +474,7 @@ class EngineClient:
 
     async def _watch(self) -> None:
         """Returns when the engine is dead; one that hangs is declared so."""
-        interval_s = min(PING_INTERVAL_S, self._hang_timeout_s / 4)
+        interval_s = min(PING_INTERVAL_S, self._hang_timeout_s / 4, self._stall_timeout_s / 4)
         while True:
             try:
                 async with asyncio.timeout(interval_s):
@@ -387,7 +487,9 @@ class EngineClient:
             if time.monotonic() - self._progress_at > self._hang_timeout_s:
                 self._died(EngineDead(f"the engine made no progress in {self._hang_timeout_s:g} s"))
                 return
+            self._abort_abandoned()
             self._send_aborts()
+            self._send_parks()
             with contextlib.suppress(QueueFull):  # it does not read: the hang timeout decides
                 self._ping()
 

@@ -7,11 +7,13 @@ from typing import Literal
 
 import msgspec
 
+from engine import hub
 from engine.errors import ConfigError
 from engine.spec.config import SpeculativeConfig
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+ModelImpl = Literal["auto", "native", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
 AttentionBackendName = Literal["auto", "cuda", "triton", "cpu", "torch"]
 Policy = Literal["fcfs", "priority", "fair_share"]
@@ -21,7 +23,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Everything the engine process needs to know. Checked on construction (``ConfigError``)."""
 
     model: str
-    """A folder in Hugging Face layout."""
+    """A folder in Hugging Face layout, or the id of a repository on the hub (``owner/name``)."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub repository; its main branch by default."""
+    model_impl: ModelImpl = "auto"
+    """Whose code computes the model: ``native`` ours, ``transformers`` that library's, ``auto``
+    ours where there is one."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model, which can do anything."""
     device: Device = "auto"
     """Where the model runs; ``auto`` takes a GPU when there is one."""
     dtype: Dtype = "auto"
@@ -159,7 +168,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def model_dir(self) -> Path:
-        return Path(self.model)
+        """Downloads a hub repository when it is first asked for (``ModelLoadError``)."""
+        return hub.fetch(self.model, self.revision)
 
 
 def _require(ok: bool, field: str, rule: str, got: object) -> None:

@@ -141,11 +141,18 @@ class Constraints:
         try:
             for token_id in token_ids:
                 if not matcher.accept(token_id):
+                    if request.params.allowed_token_ids is not None:
+                        return _contradiction(request)
                     message = f"the grammar refuses the sampled id {token_id}"
                     return Ending(request, "error", message, "internal")
         except MatcherFailed as error:
             return _failure(request, error, "internal")
-        return Ending(request, "stop") if matcher.is_terminated else None
+        if matcher.is_terminated:
+            return Ending(request, "stop")
+        allowed = request.params.allowed_token_ids
+        if allowed is not None and not set(allowed).issuperset(token_ids):
+            return _contradiction(request)
+        return None
 
     # ---- drafts ---------------------------------------------------------------------------------
 
@@ -201,6 +208,12 @@ class Constraints:
             # The grammar has to end before min_tokens. Its promise is the stronger one.
             return Ending(request, "stop")
         return None
+
+
+def _contradiction(request: Request) -> Ending:
+    """Another token is drawn only where the grammar forbids all those of the list."""
+    message = "structured_outputs and allowed_token_ids have no token in common here"
+    return Ending(request, "error", message, "invalid_request")
 
 
 def _failure(request: Request, error: Exception, code: str) -> Ending:

@@ -331,6 +331,7 @@ class EngineCore:
             num_waiting=len(self._requests) - num_running - num_parked,
             num_parked=num_parked,
             num_swapped=swap.num_holders,
+            num_queued_reqs=scheduler.queue.num_reqs,
             num_queued_tokens=scheduler.queue.num_tokens,
             num_total_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
@@ -355,9 +356,7 @@ class EngineCore:
             spec_decode_num_draft_tokens=totals.drafts.num_draft_tokens,
             spec_decode_num_accepted_tokens=totals.drafts.num_accepted_tokens,
             spec_decode_num_accepted_tokens_per_pos=list(totals.drafts.num_accepted_tokens_per_pos),
-            tenants=scheduler.tenants.stats(
-                scheduler.running.values(), scheduler.queue.num_reqs_by_tenant()
-            ),
+            tenants=scheduler.tenants.stats(scheduler.running.values(), scheduler.queue.by_tenant),
         )
 
     def check_integrity(self) -> None:

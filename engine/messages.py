@@ -326,6 +326,11 @@ class TenantStats(msgspec.Struct, array_like=True, frozen=True):
     generation_tokens: int = 0
     preemptions_caused: int = 0
     preemptions_suffered: int = 0
+    queued_tokens: int = 0
+    """Prompt tokens of those waiting for their first admission."""
+    num_admitted: int = 0
+    """First admissions, and the time all those waited for it."""
+    queue_time_sum_s: float = 0.0
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -348,8 +353,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """Set aside because their readers stall."""
     num_swapped: int = 0
     """Of those waiting: preempted, with what they had computed in host memory."""
+    num_queued_reqs: int = 0
+    """Requests that wait for their first admission."""
     num_queued_tokens: int = 0
-    """Prompt tokens of the requests that wait for their first admission."""
+    """Their prompt tokens."""
     num_total_blocks: int = 0
     num_free_blocks: int = 0
     """Blocks nobody references, those whose content is still cached included."""

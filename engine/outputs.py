@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from engine.detokenize import Detokenizer
 from engine.messages import (
     FinishReason,
@@ -15,8 +17,7 @@ from engine.messages import (
 from engine.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(msgspec.Struct, frozen=True, gc=False):
     """How likely a token was at its place."""
 
     logprob: float

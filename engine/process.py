@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import gc
 import logging
 import os
 import signal
@@ -24,6 +23,7 @@ import zmq
 from engine.clients import SEND_HIGH_WATER_MARK, Clients, listen
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineError, ModelLoadError
+from engine.garbage import tune_collector
 from engine.messages import (
     AbortRequest,
     Attach,
@@ -184,7 +184,7 @@ def run(launch: Launch, build: Callable[[EngineConfig, OnProgress], Engine]) -> 
     try:
         _send(socket, LoadProgress("starting", 0.0))
         engine = build(launch.config, lambda progress: _send(socket, progress))
-        _tune_gc()
+        tune_collector()
         attached = None if launch.shared_address is None else listen(context, launch.shared_address)
         with contextlib.closing(Clients(socket, attached)) as clients:
             _send(socket, engine.ready)
@@ -209,13 +209,6 @@ def _failure(error: Exception) -> Failed:
     logger.error("the engine failed", exc_info=error)
     line = " ".join(str(error).split())
     return Failed(f"the engine failed: {type(error).__name__}: {line}")
-
-
-def _tune_gc() -> None:
-    """Steps make few cycles, and a full collection over torch's objects takes tens of ms."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 def _die_with_the_client() -> None:

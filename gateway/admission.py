@@ -45,7 +45,7 @@ from tenants.errors import InvalidValue
 from tenants.names import normalize_name
 from tenants.quota import Hold, Quota
 from tenants.salts import cache_salt
-from tenants.types import Principal
+from tenants.types import Principal, Scope
 from tenants.usage import Ledger
 
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
@@ -159,6 +159,7 @@ class Admission:
         num_choices = _num_choices(request.n)
         stop = _stop_strings(request.stop)
         max_model_len = self._engine.info.max_model_len
+        await self._engine.check_queue(principal.tenant.id.hex)
         prompts = await text_prompt.read(request.prompt, self._tokenizer)
         longest = max(len(prompt.token_ids) for prompt in prompts)
         room = _room(longest, max_model_len, param="prompt")
@@ -198,6 +199,7 @@ class Admission:
         request_id: UUID,
         principal: Principal,
         num_choices: int = 1,
+        scope: Scope = "chat",
     ) -> Admitted:
         """Check everything that can be known before the engine has the request.
 
@@ -205,7 +207,7 @@ class Admission:
         Raises ``ApiError``, ``EngineDead``, ``GrammarError``, ``InvalidRequest`` or
         ``TenantsError``: all of them are ``errors.to_api_error``'s to translate.
         """
-        self._check_open(principal)
+        self._check_open(principal, scope)
         self._check_model(principal, self._model if model is None else model)
         end_user = _end_user(fields.user)
         has_tools = _check_tools(fields)
@@ -218,6 +220,7 @@ class Admission:
                 "tokens in all.",
                 param="messages",
             )
+        await self._engine.check_queue(principal.tenant.id.hex)
         structured_outputs = await self._structured_outputs(fields)
         prompt_token_ids = await self._prompt(fields, has_tools=has_tools)
         max_tokens = self._max_tokens(fields, len(prompt_token_ids), max_model_len)
@@ -244,8 +247,8 @@ class Admission:
             end_user=end_user,
         )
 
-    def _check_open(self, principal: Principal) -> None:
-        require_scope(principal.key, "chat")
+    def _check_open(self, principal: Principal, scope: Scope = "chat") -> None:
+        require_scope(principal.key, scope)
         if self.draining:
             raise Draining("The server is shutting down.", retry_after_s=1)
         if not self._ledger.has_room:
@@ -388,7 +391,7 @@ def _check_stream_options(request: ChatCompletionRequest | CompletionRequest) ->
 
 
 def refuse_unsupported(
-    request: ChatCompletionRequest | CompletionRequest,
+    request: msgspec.Struct,
     unsupported: Mapping[str, tuple[object, ...]],
 ) -> None:
     """Raises ``UnsupportedParameter`` for the first field that would have to change something."""

@@ -32,6 +32,8 @@ from gateway.routes.completions import completions_route
 from gateway.routes.health import health_routes
 from gateway.routes.models import model_routes
 from gateway.routes.pages import page_routes, public_paths
+from gateway.routes.responses import PATH as RESPONSES_PATH
+from gateway.routes.responses import ResponseRoutes
 from gateway.routes.streams import stream_routes
 from gateway.routes.tickets import tickets_route
 from gateway.secrets import Secrets
@@ -67,6 +69,7 @@ def _routes(services: Services) -> list[BaseRoute]:
     return [
         chat_route(*serving),
         completions_route(*serving),
+        *ResponseRoutes(services.responses, services.streams, config.server).routes(),
         *stream_routes(services.streams, config.server),
         tickets_route(services.tickets),
         *TenantRoutes(services.store, services.secrets.key_pepper).routes(),
@@ -104,7 +107,12 @@ def _middleware(services: Services) -> list[Middleware]:
             Auth,
             authenticator=services.authenticator,
             public={"/livez", "/readyz", CHAT_WS_PATH, *public_paths()},
-            scopes={"/metrics": "admin", f"{ADMIN_PREFIX}/": "usage"},
+            scopes={
+                "/metrics": "admin",
+                f"{ADMIN_PREFIX}/": "usage",
+                RESPONSES_PATH: "responses",
+                f"{RESPONSES_PATH}/": "responses",
+            },
         ),
         Middleware(BodyLimit, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
     ]
@@ -139,4 +147,5 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     yield
     await services.lifecycle.drain()
     await services.streams.close()
+    await services.responses.close()
     await services.lifecycle.close()

@@ -304,6 +304,7 @@ class ChatSession:
             stream_id,
             generation,
             logged_frames_of(generation, turn.frames, stream_id=stream_id),
+            tenant_id=generation.admitted.principal.tenant.id,
             kind="ws",
             cut=lambda error: turn.frames.error(error).encode(),
         )

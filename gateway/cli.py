@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gateway.commands import database, key, tenant
+from gateway.commands import database, key, models, operations, project, tenant
 
 DEFAULT_PORT = 8000
 
@@ -129,8 +129,14 @@ def bench(
 
 
 app.command("migrate")(database.migrate)
+app.command()(operations.bootstrap)
+app.command("models")(models.models)
 app.add_typer(tenant.app, name="tenant")
+app.add_typer(project.app, name="project")
 app.add_typer(key.app, name="key")
+app.command()(operations.usage)
+app.add_typer(operations.streams, name="stream")
+app.command()(operations.audit)
 
 
 def main() -> NoReturn:

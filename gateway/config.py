@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from engine import hub
 from engine.config import EngineConfig, Policy
 from engine.errors import ConfigError as EngineConfigError
 from gateway.errors import ConfigError
@@ -57,6 +58,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Idle time after which a connection is closed."""
     send_timeout_s: Seconds = 30.0
     """A client that takes no bytes for this long is dropped, its requests with it."""
+    max_unread_tokens: Positive = 256
+    """Tokens of an answer that wait for a slow client, above which its request is parked: others
+    get its place in the batch until the client reads on."""
+    stall_timeout_s: Seconds = 60.0
+    """Time after which a request that stays parked is aborted."""
+    engine_hang_timeout_s: Seconds = 120.0
+    """Time without progress after which an engine that has work is taken for dead and restarted;
+    must exceed the longest step."""
     heartbeat_s: Seconds = 15.0
     """Silence on a stream after which a chunk without content is sent."""
     flush_interval_ms: Annotated[float, msgspec.Meta(ge=0)] = 15.0
@@ -121,21 +130,38 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Where a session is one's own: for LISTEN and for migrations."""
         return self.direct_dsn or self.dsn
 
+    response_retention_s: Seconds = 30 * 86400.0
+    """Time a stored response is kept after it was used last."""
+    max_response_bytes: Positive = 1024 * 1024 * 1024
+    """Most bytes kept of all stored responses of one tenant; the oldest go first."""
+
     @property
     def journal_folder(self) -> Path:
         return Path(self.journal_dir or Path(self.secrets_file).parent / "journal")
+
+
+class PublicPrefix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A system prompt that is no secret."""
+
+    system: Annotated[str, msgspec.Meta(min_length=1)]
+    """Its text, exactly as requests send it."""
+    tenants: tuple[str, ...] = ()
+    """Names of the tenants that chose to share its place in the prefix cache."""
 
 
 class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What clients see of the model."""
 
     served_model_name: str | None = None
-    """The model's name in the API; by default the name of its folder."""
+    """The model's name in the API; by default the last part of ``engine.model``."""
     generation_config: Literal["auto", "ignore"] = "auto"
     """Where sampling defaults come from when a request sets none: the model's own
     ``generation_config.json``, or nowhere (temperature 1)."""
     default_max_tokens: Positive | None = None
     """New tokens when a request sets no limit; by default what fits the model."""
+    public_prefixes: dict[str, PublicPrefix] = {}
+    """System prompts that are no secret, by a name: ``{helper = {system = "You are ...", tenants =
+    ["acme", "globex"]}}``. Only these tenants share what is cached for it, and only that."""
     price_prompt: TokenPrice = 0
     """Millionths of your currency for a million prompt tokens: 150000 for $0.15."""
     price_cached: TokenPrice = 0
@@ -166,7 +192,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def model_name(self) -> str:
         """What clients call the model."""
-        return self.models.served_model_name or self.engine.model_dir.name
+        return self.models.served_model_name or Path(self.engine.model).name
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,7 +241,7 @@ def parse(document: Mapping[str, Any], *, where: str = "config") -> Config:
     """Check ``document``, sections of keys. Raises ``ConfigError``, which begins with ``where``."""
     _refuse_unknown(document, where=where)
     if "model" not in document.get("engine", {}):
-        raise ConfigError(f"{where}: engine.model is missing; set it to the model's folder")
+        raise ConfigError(f"{where}: engine.model is missing; set it to a folder or hub id")
     try:
         return msgspec.convert(document, Config)
     except msgspec.ValidationError as exc:
@@ -256,16 +282,20 @@ def _overlay(document: dict[str, Any], env: Mapping[str, str]) -> None:
         document.setdefault(section, {})[key] = value
 
 
+def _model(model: str, folder: Path) -> str:
+    path = folder / model
+    return model if hub.is_hub_id(model) and not path.exists() else str(path)
+
+
 def _resolve(config: Config, folder: Path) -> Config:
     engine, tenants = config.engine, config.tenants
     speculative = engine.speculative_config
     if speculative is not None and speculative.model is not None:
-        model = str(folder / speculative.model)
-        speculative = msgspec.structs.replace(speculative, model=model)
+        speculative = msgspec.structs.replace(speculative, model=_model(speculative.model, folder))
     return msgspec.structs.replace(
         config,
         engine=msgspec.structs.replace(
-            engine, model=str(folder / engine.model), speculative_config=speculative
+            engine, model=_model(engine.model, folder), speculative_config=speculative
         ),
         tenants=msgspec.structs.replace(
             tenants,
@@ -289,7 +319,7 @@ def settings() -> Iterator[Setting]:
                 section=section,
                 key=field.name,
                 type=documented[field.name][0],
-                default="" if field.required else _toml(field.default),
+                default="" if field.required else _toml(_default(field)),
                 description=documented[field.name][1],
             )
 
@@ -308,6 +338,12 @@ def _attribute_docs(struct: type[msgspec.Struct]) -> dict[str, tuple[str, str]]:
                 text = " ".join(str(after.value.value).split())
             docs[node.target.id] = (ast.unparse(node.annotation), text)
     return docs
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return field.default
 
 
 def _toml(value: Any) -> str:

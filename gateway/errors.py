@@ -14,7 +14,8 @@ ApiError                       a request failed: what the client is told
 ├── PermissionDenied           403  a valid key without the needed scope, or a foreign Origin
 ├── NotFound                   404  no such route
 │   ├── ModelNotFound          404  no such model
-│   └── StreamNotFound         404  no such resumable stream, or another tenant's
+│   ├── StreamNotFound         404  no such resumable stream, or another tenant's
+│   └── ResponseNotFound       404  no such response, or another tenant's
 ├── MethodNotAllowed           405  the route exists, the method does not
 ├── RequestTimeout             408  the client was too slow to send its request
 ├── Conflict                   409  it exists already
@@ -197,6 +198,12 @@ class StreamNotFound(NotFound):
     """No such resumable stream, or another tenant's."""
 
     default_code = "stream_not_found"
+
+
+class ResponseNotFound(NotFound):
+    """No such response, or another tenant's."""
+
+    default_code = "response_not_found"
 
 
 class MethodNotAllowed(ApiError):

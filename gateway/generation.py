@@ -40,6 +40,7 @@ from gateway.errors import (
 )
 from gateway.metrics import Metrics
 from gateway.parsers.base import ToolCallDelta, ToolParser
+from gateway.public_prefixes import PublicPrefixes
 from gateway.schemas.common import PromptTokensDetails, Usage
 from tenants.errors import TenantsError
 from tenants.limits import Price
@@ -220,6 +221,7 @@ class Generation:
             return
         self._closed = True
         status = self._status()
+        self._owner.metrics.observe_request(time.monotonic() - self._began_at)
         self._abort()
         self._owner.settle(self, status)
 
@@ -256,7 +258,7 @@ class Generation:
 
     def _status(self) -> UsageStatus:
         if self._failure is not None:
-            return "error"
+            return "disconnected" if isinstance(self._failure, Gone) else "error"
         reasons = {choice.finish_reason for choice in self._choices}
         if None in reasons or "abort" in reasons:
             return "cancelled" if self._cancelled else "disconnected"
@@ -274,7 +276,7 @@ class Generation:
                 raise self._failure
             if self._is_spent:
                 output = msgspec.structs.replace(output, finish_reason="length")
-            elif self._closed and not self._cancelled:
+            elif choice.stream.abandoned or (self._closed and not self._cancelled):
                 raise Gone("Nobody read this stream any more.", code="stream_abandoned")
             elif not self._cancelled:
                 raise InternalError("The request was aborted by the server.")
@@ -348,9 +350,11 @@ class Generations:
         quota: Quota,
         metrics: Metrics,
         flush_interval_s: float,
+        public_prefixes: PublicPrefixes | None = None,
     ) -> None:
         self.metrics = metrics
         self.flush_interval_s = flush_interval_s
+        self._public_prefixes = public_prefixes
         self._engine = engine
         self._tokenizer = tokenizer
         self._ledger = ledger
@@ -434,6 +438,7 @@ class Generations:
             prompt_token_ids=admitted.prompts[prompt_index],
             params=admitted.params.branch(copy),
             cache_salt=admitted.cache_salt,
+            num_public_tokens=self._num_public_tokens(principal, admitted.prompts[prompt_index]),
             group=f"{admitted.id.hex}-{prompt_index}" if admitted.num_choices > 1 else "",
             fair_key=principal.tenant.id.hex,
             weight=principal.weight,
@@ -451,6 +456,11 @@ class Generations:
             admitted.make_parser() if admitted.make_parser is not None else None,
             frozenset() if admitted.skip_special_tokens else self._tokenizer.eos_token_ids,
         )
+
+    def _num_public_tokens(self, principal: Principal, prompt: list[int]) -> int:
+        if self._public_prefixes is None:
+            return 0
+        return self._public_prefixes.num_public_tokens(principal.tenant.name, prompt)
 
     async def _settle(self, generation: Generation, status: UsageStatus) -> None:
         try:

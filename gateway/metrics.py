@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway. Labels hold no ids, keys or texts of clients."""
+"""Prometheus metrics of the gateway. Labels hold no keys and no texts of clients."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine.messages import Stats
+from gateway.engine_metrics import EngineCollector, Latencies
 from tenants.changes import ChangeListener
 from tenants.types import UsageEvent
 
 _LATENCIES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_TOKEN_LATENCIES_S = (
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1),
+    *(0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10),
+)
+_REQUEST_LATENCIES_S = (0.1, 0.3, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 240, 480, 960)
 
 
 class Metrics:
@@ -44,11 +50,24 @@ class Metrics:
             buckets=_LATENCIES_S,
             registry=self._registry,
         )
+        self._inter_token = Latencies(
+            "inter_token_latency_seconds",
+            "Between two tokens of a request as they come from the engine, pauses left out.",
+            _TOKEN_LATENCIES_S,
+        )
+        self._registry.register(self._inter_token)
+        self._request = Histogram(
+            "sluice_e2e_request_latency_seconds",
+            "From submission to the engine to the end of the answer.",
+            buckets=_REQUEST_LATENCIES_S,
+            registry=self._registry,
+        )
         self._sockets = Gauge("sluice_websockets", "Open WebSockets.", registry=self._registry)
 
     def watch(self, *, running: Callable[[], int], stats: Callable[[], Stats]) -> None:
         """Read these two whenever the metrics are scraped."""
-        self._registry.register(_EngineCollector(running, stats))
+        self._registry.register(_RunningCollector(running))
+        self._registry.register(EngineCollector(stats))
 
     def watch_changes(self, listener: ChangeListener) -> None:
         """Likewise."""
@@ -66,6 +85,13 @@ class Metrics:
     def observe_first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
 
+    def observe_inter_token(self, seconds: float, num_tokens: int) -> None:
+        """So many tokens came together, this long after the one before."""
+        self._inter_token.observe(seconds / num_tokens, num_tokens)
+
+    def observe_request(self, seconds: float) -> None:
+        self._request.observe(seconds)
+
     def count_socket(self, change: int) -> None:
         self._sockets.inc(change)
 
@@ -74,20 +100,14 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _EngineCollector(Collector):
-    def __init__(self, running: Callable[[], int], stats: Callable[[], Stats]) -> None:
+class _RunningCollector(Collector):
+    def __init__(self, running: Callable[[], int]) -> None:
         self._running = running
-        self._stats = stats
 
     def collect(self) -> Iterable[Metric]:
-        stats = self._stats()
         yield GaugeMetricFamily(
-            "sluice_generations_running", "Requests in the engine.", self._running()
+            "sluice_generations_running", "Requests that are not settled yet.", self._running()
         )
-        for name in ("num_running", "num_waiting", "num_total_blocks", "num_free_blocks"):
-            yield GaugeMetricFamily(
-                f"sluice_engine_{name}", "See engine.messages.Stats.", getattr(stats, name)
-            )
 
 
 class _ChangesCollector(Collector):

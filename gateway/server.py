@@ -20,6 +20,7 @@ from engine.messages import LoadProgress
 from gateway import logs, protocol, secrets
 from gateway.app import create_app
 from gateway.config import Config, ServerConfig
+from gateway.engine_client import make_engine_client
 from gateway.errors import AddressInUse, ConfigError
 from gateway.lifecycle import ABORT_S, Lifecycle
 from tenants.postgres import PostgresStore
@@ -151,7 +152,7 @@ async def serve(
         engine.errors.EngineError: the model cannot be loaded.
     """
     with contextlib.closing(bind(config.server)) as listener:
-        engine = EngineClient(config.engine, on_progress=on_progress)
+        engine = make_engine_client(config, on_progress=on_progress)
         await serve_on(listener, config, engine, on_ready)
 
 

@@ -18,7 +18,10 @@ from gateway.errors import ConfigError
 from gateway.generation import Generations
 from gateway.lifecycle import Lifecycle, Session
 from gateway.metrics import Metrics
+from gateway.public_prefixes import PublicPrefixes
+from gateway.responses import Responses
 from gateway.revocations import Revocations
+from gateway.routed_ids import new_worker_id
 from gateway.routes.answers import Answers
 from gateway.secrets import Secrets
 from gateway.stream_log import MemoryStreamLog
@@ -50,6 +53,7 @@ class Services:
     admission: Admission
     lifecycle: Lifecycle
     streams: Streams
+    responses: Responses
     tickets: Tickets
     answers: Answers
 
@@ -75,7 +79,8 @@ def create_services(
     """Nothing runs yet: ``lifecycle.start`` begins the background tasks.
 
     Raises ``ModelLoadError`` when the model's tokenizer or chat template cannot be read,
-    ``ConfigError`` when the folder of the usage journal cannot be used.
+    ``ConfigError`` when the folder of the usage journal cannot be used, or the chat template
+    refuses a public system prompt.
     """
     tokenizer = Tokenizer.load(config.engine.model_dir)
     template = ChatTemplate.load(config.engine.model_dir)
@@ -93,6 +98,9 @@ def create_services(
         quota=quota,
         metrics=metrics,
         flush_interval_s=config.server.flush_interval_ms / 1000,
+        public_prefixes=PublicPrefixes(
+            config.models.public_prefixes, template=template, tokenizer=tokenizer
+        ),
     )
     admission = Admission(
         config,
@@ -121,6 +129,7 @@ def create_services(
         listener = ChangeListener(config.tenants.session_dsn, revocations.on_change)
         work["changes"] = listener.run
         metrics.watch_changes(listener)
+    engine.on_tokens = metrics.observe_inter_token
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
     lifecycle = Lifecycle(
         engine=engine,
@@ -147,6 +156,14 @@ def create_services(
         admission=admission,
         lifecycle=lifecycle,
         streams=streams,
+        responses=Responses(
+            store.shared,
+            worker_id=new_worker_id(),
+            model=config.model_name,
+            admission=admission,
+            generations=generations,
+            config=config.tenants,
+        ),
         tickets=Tickets(),
         answers=Answers(streams, heartbeat_s=config.server.heartbeat_s),
     )

@@ -37,6 +37,9 @@ class StreamLog(Protocol):
     async def end(self, stream_id: str) -> None:
         """No more items; from now on the stream is kept for a limited time."""
 
+    async def forget(self, stream_id: str, tenant_id: UUID) -> None:
+        """Drop all items at once; a stream that runs takes no more. One unknown is left so."""
+
     async def check(
         self, stream_id: str, tenant_id: UUID, *, kind: StreamKind | None = None, after: int = 0
     ) -> None:
@@ -132,6 +135,11 @@ class MemoryStreamLog:
         loop = asyncio.get_running_loop()
         self._ended[stream_id] = loop.call_later(self._retention_s, self._forget, stream_id)
 
+    async def forget(self, stream_id: str, tenant_id: UUID) -> None:
+        record = self._records.get(stream_id)
+        if record is not None and record.tenant_id == tenant_id:
+            self._forget(stream_id)
+
     async def check(
         self, stream_id: str, tenant_id: UUID, *, kind: StreamKind | None = None, after: int = 0
     ) -> None:
@@ -186,7 +194,8 @@ class MemoryStreamLog:
                     return
 
     def _forget(self, stream_id: str) -> None:
-        self._ended.pop(stream_id).cancel()
+        if (timer := self._ended.pop(stream_id, None)) is not None:
+            timer.cancel()
         record = self._records.pop(stream_id)
         record.changed.set()
         self._grow(record, -record.size)

@@ -44,7 +44,7 @@ class Chunks(Protocol):
     def error(self, error: ApiError) -> bytes: ...
 
 
-class _EventResponse(EventSourceResponse, ABC):
+class EventResponse(EventSourceResponse, ABC):
     """Sends a body of whole events, with a heartbeat whenever it is silent for long.
 
     Two inner steps of the library are replaced, both for the cost of a chunk: its loop (which
@@ -113,7 +113,7 @@ class _EventResponse(EventSourceResponse, ABC):
         """Say something that means nothing."""
 
 
-class EventStream(_EventResponse):
+class EventStream(EventResponse):
     """Streams one generation, and closes it."""
 
     def __init__(self, generation: Generation, chunks: Chunks, *, heartbeat_s: float) -> None:
@@ -128,7 +128,7 @@ class EventStream(_EventResponse):
         await send(self._heartbeat)
 
 
-class FollowingEventStream(_EventResponse):
+class FollowingEventStream(EventResponse):
     """Sends what a resumable stream says; its generation does not depend on this response."""
 
     def __init__(self, reader: Reader, *, heartbeat_s: float) -> None:
@@ -153,9 +153,10 @@ async def open_event_stream(
         new_stream_id(),
         generation,
         _events(generation, chunks),
+        tenant_id=generation.admitted.principal.tenant.id,
         kind="sse",
         cut=chunks.error,
-        heartbeat=chunks.heartbeat,
+        heartbeat=lambda: chunks.heartbeat,
     )
     return FollowingEventStream(reader, heartbeat_s=heartbeat_s)
 

@@ -13,10 +13,10 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from typing import Protocol
 from uuid import UUID
 
 from gateway.errors import ApiError, to_api_error
-from gateway.generation import Generation
 from gateway.stream_log import StreamKind, StreamLog
 
 logger = logging.getLogger(__name__)
@@ -27,11 +27,24 @@ def new_stream_id() -> str:
     return f"stream_{secrets.token_urlsafe(24)}"
 
 
-class _Running:
-    """A stream whose generation has not ended."""
+class Work(Protocol):
+    """What a stream tells of, and how it is ended: a ``Generation``, say."""
 
-    def __init__(self, generation: Generation, heartbeat: bytes | None) -> None:
-        self.generation = generation
+    def cancel(self) -> None:
+        """The client's wish: it ends soon, with what there is until now."""
+
+    def close(self) -> None:
+        """Stop it if it still runs. Idempotent."""
+
+
+class _Running:
+    """A stream whose work has not ended."""
+
+    def __init__(
+        self, work: Work, heartbeat: Callable[[], bytes] | None, *, is_detached: bool
+    ) -> None:
+        self.work = work
+        self.is_detached = is_detached
         self.heartbeat = heartbeat
         self.num_readers = 0
         self.grace: asyncio.TimerHandle | None = None
@@ -80,7 +93,7 @@ class Reader:
 
 
 class Streams:
-    """The resumable streams of this gateway. They own the generations they are given."""
+    """The resumable streams of this gateway. They own the work they are given."""
 
     def __init__(self, log: StreamLog, *, grace_s: float, heartbeat_s: float) -> None:
         """``grace_s``: how long a stream runs without a reader."""
@@ -92,27 +105,30 @@ class Streams:
     async def open(
         self,
         stream_id: str,
-        generation: Generation,
+        work: Work,
         body: AsyncGenerator[Sequence[bytes], None],
         *,
+        tenant_id: UUID,
         kind: StreamKind,
         cut: Callable[[ApiError], bytes],
-        heartbeat: bytes | None = None,
+        heartbeat: Callable[[], bytes] | None = None,
+        is_detached: bool = False,
     ) -> Reader:
-        """Record ``body``, what ``generation`` says; returns the first reader.
+        """Record ``body``, what ``work`` says; returns the first reader.
 
-        ``cut`` writes the last item where ``body`` itself breaks. ``heartbeat``: the item that
-        ``Reader.beat`` adds; it is logged too, so that all readers count the same items.
+        ``cut`` writes the last item where ``body`` itself breaks. ``heartbeat`` writes the item
+        that ``Reader.beat`` adds; it is logged too, so that all readers count the same items.
+        ``is_detached``: it runs to its end, whether anybody reads or not.
         """
         try:
-            await self._log.create(stream_id, generation.admitted.principal.tenant.id, kind)
+            await self._log.create(stream_id, tenant_id, kind)
         except BaseException:
-            generation.close()
+            work.close()
             raise
-        running = _Running(generation, heartbeat)
+        running = _Running(work, heartbeat, is_detached=is_detached)
         self._running[stream_id] = running
         running.task = asyncio.create_task(
-            self._record(stream_id, running, body, cut), name=f"record {generation.admitted.id}"
+            self._record(stream_id, running, body, cut), name=f"record {stream_id}"
         )
         return Reader(self, stream_id, 0)
 
@@ -131,6 +147,10 @@ class Streams:
         await self._log.check(stream_id, tenant_id)
         self._cancel(stream_id)
 
+    async def forget(self, stream_id: str, tenant_id: UUID) -> None:
+        """Drop what it said. One that is unknown, or another tenant's, is left as it is."""
+        await self._log.forget(stream_id, tenant_id)
+
     async def close(self) -> None:
         """Cut what still runs, and settle it."""
         left = list(self._running.values())
@@ -140,7 +160,7 @@ class Streams:
         await asyncio.gather(*tasks, return_exceptions=True)
         for running in left:  # a task that is cancelled before its first step runs nothing
             running.call_off_grace()
-            running.generation.close()
+            running.work.close()
         self._running.clear()
 
     async def _record(
@@ -159,7 +179,7 @@ class Streams:
         except Exception as exc:  # the edge of a task: its readers must not take it for the end
             await self._log.append(stream_id, [cut(to_api_error(exc))])
         finally:
-            running.generation.close()
+            running.work.close()
             running.call_off_grace()
             self._running.pop(stream_id, None)
             await self._log.end(stream_id)
@@ -174,14 +194,14 @@ class Streams:
         if running is None:
             return
         running.num_readers -= 1
-        if not running.num_readers:
+        if not running.num_readers and not running.is_detached:
             loop = asyncio.get_running_loop()
             # What the recorder reads from a closed generation is why it ended.
-            running.grace = loop.call_later(self._grace_s, running.generation.close)
+            running.grace = loop.call_later(self._grace_s, running.work.close)
 
     def _cancel(self, stream_id: str) -> None:
         if (running := self._running.get(stream_id)) is not None:
-            running.generation.cancel()
+            running.work.cancel()
 
     async def _beat(self, stream_id: str) -> None:
         running = self._running.get(stream_id)
@@ -191,4 +211,4 @@ class Streams:
         # Several readers of one silence: the first one's beat is everybody's.
         if now - running.said_at >= self._heartbeat_s / 2:
             running.said_at = now
-            await self._log.append(stream_id, [running.heartbeat])
+            await self._log.append(stream_id, [running.heartbeat()])

@@ -26,6 +26,7 @@ from engine.messages import LoadProgress
 from engine.transport import EngineProcess, private_socket_path
 from gateway import logs, server
 from gateway.config import Config, ServerConfig
+from gateway.engine_client import make_engine_client
 from gateway.errors import SetupError
 from gateway.lifecycle import ABORT_S
 from gateway.worker import Launch, Started
@@ -165,8 +166,8 @@ async def serve(
             config, server=msgspec.structs.replace(config.server, port=port)
         )
         supervisor = Supervisor(Launch(config=shared, engine_address=address))
-        engine = EngineClient(
-            config.engine,
+        engine = make_engine_client(
+            config,
             on_progress=on_progress,
             transport=partial(EngineProcess, shared_address=address),
         )

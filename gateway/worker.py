@@ -18,10 +18,10 @@ from functools import partial
 import msgspec
 
 from engine.attached import AttachedEngine
-from engine.client import EngineClient
 from engine.errors import EngineError
 from gateway import logs, server
 from gateway.config import Config
+from gateway.engine_client import make_engine_client
 from gateway.errors import SetupError
 from tenants.errors import TenantsError
 
@@ -42,8 +42,8 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 async def serve(launch: Launch) -> None:
     """Serve until SIGTERM; raises as ``server.serve`` does."""
-    engine = EngineClient(
-        launch.config.engine, transport=partial(AttachedEngine, address=launch.engine_address)
+    engine = make_engine_client(
+        launch.config, transport=partial(AttachedEngine, address=launch.engine_address)
     )
     with contextlib.closing(server.bind(launch.config.server, shared=True)) as listener:
         await server.serve_on(listener, launch.config, engine, lambda _url: _say(Started()))

@@ -22,7 +22,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "csrc"
 ARCHITECTURES = ("80", "90a")
 """Compute capabilities that every kernel must compile for."""
-PRECISE = frozenset({"penalties.cu", "sampling.cu"})
+PRECISE = frozenset({"logprobs.cu", "penalties.cu", "sampling.cu"})
 """Files whose logarithms and divisions must be the exact ones."""
 
 

@@ -55,7 +55,7 @@ def available() -> bool:
 
 def register() -> None:
     """Serve float32 tensors on CPUs with these kernels wherever ``ops`` is called."""
-    for op in (rms_norm, silu_mul, rope_and_cache):
+    for op in (rms_norm, silu_mul, rope_and_cache, sample, apply_penalties):
         ops.register(op.__name__, "cpu", op, dtypes={torch.float32})
 
 
@@ -120,6 +120,57 @@ def rope_and_cache(
         eps,
         q.stride(0),
         torch.get_num_threads(),
+    )
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """See ``reference.sample``: the same tokens."""
+    rows, vocab = logits.shape
+    arguments = (
+        logits,
+        temperature,
+        torch.full((rows,), vocab) if top_k is None else top_k,
+        torch.ones(rows) if top_p is None else top_p,
+        torch.zeros(rows) if min_p is None else min_p,
+        seeds,
+        positions,
+    )
+    held = [argument.contiguous() for argument in arguments]
+    out = torch.empty(rows, dtype=torch.int64)
+    library().sluice_sample(
+        out.data_ptr(), *(x.data_ptr() for x in held), rows, vocab, torch.get_num_threads()
+    )
+    return out
+
+
+def apply_penalties(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    where: torch.Tensor,
+    strengths: torch.Tensor,
+    *,
+    max_len: int,
+) -> None:
+    """See ``reference.apply_penalties``; all tensors contiguous."""
+    assert logits.is_contiguous()
+    assert tokens.is_contiguous()
+    where, strengths = where.contiguous(), strengths.contiguous()
+    library().sluice_apply_penalties(
+        logits.data_ptr(),
+        tokens.data_ptr(),
+        where.data_ptr(),
+        strengths.data_ptr(),
+        where.shape[1],
+        logits.shape[1],
+        tokens.shape[1],
     )
 
 
@@ -256,6 +307,8 @@ def library() -> ctypes.CDLL:
         + [_pointer] * 2
         + [_float, _int, _int],
         "sluice_paged_attention": [_pointer] * 5 + [_int] * 5 + [_float, _int, _float, _int],
+        "sluice_sample": [_pointer] * 8 + [_int] * 3,
+        "sluice_apply_penalties": [_pointer] * 4 + [_int] * 3,
         "sluice_pack": [_pointer] * 2 + [_int] * 2,
         "sluice_linear": [_pointer] * 3 + [_int] * 2,
         "sluice_decoder": [_pointer] * 4 + [_int] + [_pointer] * 4 + [_int],

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels import build, ops
+from kernels import build, ops, reference
 
 MAX_DECODE_ROWS = 32
 """Query tokens times query heads per KV head that one pass of the decode kernel takes."""
@@ -20,6 +20,8 @@ CTAS_PER_SM = {64: 2, 96: 2, 128: 2, 256: 1}
 _logger = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int64]
 MAX_SKINNY_TOKENS = 16
+MAX_TOP_LOGPROBS = 512
+"""The most that the kernel of ``token_logprobs`` reports."""
 PENALTY_CTAS = 64
 """Rows that ``apply_penalties`` works on at the same time; each counts in memory of its own."""
 DECODE_HEAD_DIMS = frozenset(CTAS_PER_SM)
@@ -67,7 +69,7 @@ def max_decode_rows(head_dim: int) -> int:
 def register() -> None:
     """Serve tensors on GPUs with these kernels wherever ``ops`` is called."""
     load()
-    for op in (rms_norm, silu_mul, rope_and_cache, apply_token_bitmask, sample):
+    for op in (rms_norm, silu_mul, rope_and_cache, apply_token_bitmask, sample, token_logprobs):
         ops.register(op.__name__, "cuda", op, dtypes=FLOATS)
     ops.register("apply_penalties", "cuda", apply_penalties, dtypes={torch.float32})
 
@@ -303,6 +305,22 @@ def apply_penalties(
 def _penalty_counts(device: torch.device, vocab_size: int) -> torch.Tensor:
     """Where ``apply_penalties`` counts: zero between launches."""
     return torch.zeros(PENALTY_CTAS, vocab_size, dtype=torch.int32, device=device)
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
+) -> reference.Logprobs:
+    """See ``reference.token_logprobs``."""
+    if num_top > MAX_TOP_LOGPROBS:
+        return reference.token_logprobs(logits, token_ids, num_top)
+    num_rows, device = len(token_ids), logits.device
+    logprobs = torch.empty(num_rows, dtype=torch.float32, device=device)
+    ranks = torch.empty(num_rows, dtype=torch.int64, device=device)
+    top_ids = torch.empty(num_rows, num_top, dtype=torch.int64, device=device)
+    top_logprobs = torch.empty(num_rows, num_top, dtype=torch.float32, device=device)
+    found = logprobs, ranks, top_ids, top_logprobs
+    torch.ops.sluice_cuda.token_logprobs(*found, logits, token_ids)
+    return found
 
 
 def sample_rows(

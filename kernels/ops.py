@@ -29,6 +29,7 @@ OPS = (
     "apply_experts",
     "apply_token_bitmask",
     "apply_penalties",
+    "token_logprobs",
     "process_logits",
     "sample",
 )
@@ -139,6 +140,15 @@ def apply_penalties(
     resolve("apply_penalties", logits.device.type, logits.dtype)(
         logits, tokens, where, strengths, max_len=max_len
     )
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
+) -> reference.Logprobs:
+    found: reference.Logprobs = resolve("token_logprobs", logits.device.type, logits.dtype)(
+        logits, token_ids, num_top
+    )
+    return found
 
 
 def process_logits(

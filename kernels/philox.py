@@ -51,6 +51,9 @@ def random_words(
 
 
 def gumbel(words: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel variates, float32, of 32-bit words; fine-grained where they are large."""
+    """Standard Gumbel variates, float32, of 32-bit words; fine-grained where they are large.
+
+    The logarithms are rounded once, from float64, so that every library gives the same bits.
+    """
     uniform = words.float().add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
+    return uniform.double().neg_().log1p_().neg_().log_().neg_().float()

@@ -190,6 +190,44 @@ def apply_penalties(
     logits[indices] = scores
 
 
+Logprobs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+_ROWS_AT_ONCE = 64  # of log-probabilities, several times the size of the logits
+
+
+def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Logprobs:
+    """How likely tokens are, and which are likelier.
+
+    logits: [n, vocab], any float dtype; token_ids: [n] int64; num_top: k, at most vocab. Returns
+
+    - [n] float32: the log-probability of each token, of softmax(logits) in float32;
+    - [n] int64: its rank, one more than the number of tokens with a higher logit;
+    - [n, k] int64 and [n, k] float32: the ids and log-probabilities of the likeliest tokens, the
+      best first, of equals the lowest id first.
+    """
+    slices = [slice(i, i + _ROWS_AT_ONCE) for i in range(0, len(token_ids), _ROWS_AT_ONCE)]
+    parts = [_token_logprobs(logits[at].float(), token_ids[at], num_top) for at in slices]
+    logprobs, ranks, top_ids, top_logprobs = (torch.cat(c) for c in zip(*parts, strict=True))
+    return logprobs, ranks, top_ids, top_logprobs
+
+
+def _token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Logprobs:
+    chosen = token_ids.unsqueeze(1)
+    ranks = (logits > logits.gather(1, chosen)).sum(-1) + 1
+    top_ids = _likeliest(logits, num_top)
+    logprobs = logits.log_softmax(-1)
+    return logprobs.gather(1, chosen).squeeze(1), ranks, top_ids, logprobs.gather(1, top_ids)
+
+
+def _likeliest(logits: torch.Tensor, num_top: int) -> torch.Tensor:
+    # topk leaves open which of equals it takes, and the answer may depend on the batch. So it gets
+    # integers without equals: the float's bits, made to order as the floats do, over the id.
+    bits = (logits + 0.0).view(torch.int32)  # adding 0 makes the zeros equal
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    last = logits.shape[1] - 1
+    keys = (ordered.long() << 32) | torch.arange(last, -1, -1, device=logits.device)
+    return last - (keys.topk(num_top, sorted=True).values & 0xFFFFFFFF)
+
+
 def process_logits(
     logits: torch.Tensor,
     temperature: torch.Tensor,
@@ -212,7 +250,8 @@ def process_logits(
         _keep_top_p(scores, top_p)
     if min_p is not None:
         # The best score is 0, so p >= min_p * p_max reads score >= log(min_p).
-        scores.masked_fill_(scores < min_p.log().unsqueeze(-1), _NEG_INF)
+        floor = min_p.double().log().float()
+        scores.masked_fill_(scores < floor.unsqueeze(-1), _NEG_INF)
     return scores
 
 
@@ -232,15 +271,16 @@ def _keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> None:
     if limited.numel() == 0:
         return
     rows, p = scores[limited], top_p[limited].unsqueeze(1)
-    log_sum = rows.logsumexp(-1, keepdim=True)
+    # In float64, so that no other order of adding up comes to another decision.
+    target = p * rows.double().exp().sum(-1, keepdim=True)
     vocab_size = rows.shape[1]
     num_candidates = min(128, vocab_size)
     while True:
         # The nucleus is nearly always small: sorting the whole vocabulary is the last resort.
         best = rows.topk(num_candidates, sorted=True).values
-        mass = (best - log_sum).exp_().cumsum(-1)
+        mass = best.double().exp().cumsum(-1)
         # A token stays as long as those before it do not reach p.
-        num_kept = (mass[:, :-1] < p).sum(-1, keepdim=True) + 1
+        num_kept = (mass[:, :-1] < target).sum(-1, keepdim=True) + 1
         if num_candidates == vocab_size or int(num_kept.max()) < num_candidates:
             break
         num_candidates = min(8 * num_candidates, vocab_size)
@@ -285,6 +325,10 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """``process_logits``, then ``gumbel_argmax``."""
-    scores = process_logits(logits, temperature, top_k, top_p, min_p)
-    return gumbel_argmax(scores, seeds, positions)
+    """``process_logits``, then ``gumbel_argmax``; the best token where the temperature is 0."""
+    greedy = temperature == 0
+    if greedy.all():
+        return logits.argmax(-1)
+    scores = process_logits(logits, temperature.masked_fill(greedy, 1.0), top_k, top_p, min_p)
+    drawn = gumbel_argmax(scores, seeds, positions)
+    return torch.where(greedy, logits.argmax(-1), drawn) if greedy.any() else drawn

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tenants.errors import ModelNotAllowed, ScopeMissing
 from tenants.types import ApiKey, Scope
 
+_WIDER: Mapping[Scope, Scope] = {"usage": "admin", "responses": "chat"}
+"""Scopes that another one holds: an admin sees usage, and who may chat may do it by Responses."""
+
 
 def require_scope(key: ApiKey, scope: Scope) -> None:
-    """An admin may see what the scope ``usage`` shows. Raises ``ScopeMissing``."""
-    if scope not in key.scopes and not (scope == "usage" and "admin" in key.scopes):
+    """Raises ``ScopeMissing``."""
+    if scope not in key.scopes and _WIDER.get(scope) not in key.scopes:
         raise ScopeMissing(scope, key.scopes)
 
 

@@ -31,6 +31,7 @@ from tenants.limits import (
     ScopePolicy,
 )
 from tenants.memory_quota import MemoryQuota, Reservation
+from tenants.memory_shared import MemoryShared
 from tenants.names import (
     check_aliases,
     check_bucket,
@@ -92,6 +93,7 @@ class MemoryStore(Store):
         self._keys: dict[str, _StoredKey] = {}
         self._ledger: dict[UUID, UsageEvent] = {}
         self._quota = MemoryQuota()
+        self.shared = MemoryShared(now, self._tenants)
         self._audit: list[AuditEntry] = []
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -10,9 +11,11 @@ from uuid import UUID, uuid4
 import msgspec
 
 from tenants import queries
+from tenants.batches import Batcher
 from tenants.connections import NO_VIOLATIONS, Connections, Row, Violations
 from tenants.errors import (
     AdminKeyExists,
+    InvalidValue,
     KeyExists,
     KeyNotFound,
     ProjectExists,
@@ -43,6 +46,7 @@ from tenants.names import (
     check_weight,
     normalize_name,
 )
+from tenants.postgres_shared import PostgresShared
 from tenants.rows import (
     answer_of,
     audit_entry_of,
@@ -70,6 +74,8 @@ from tenants.types import (
 )
 
 MAX_AUDIT_ID = 2**63 - 1
+MAX_BATCH = 64
+"""Larger ones are slower: the planner joins them as if they were small."""
 
 _SQL = queries.load()
 
@@ -80,6 +86,10 @@ class PostgresStore(Store):
     def __init__(self, connections: Connections, now: Callable[[], datetime | None]) -> None:
         self._connections = connections
         self._now = now
+        self.shared = PostgresShared(connections)
+        # Two each leave connections for key lookups, however slow the ledger is.
+        self._reservations = Batcher(self._reserve_many, identity=_request_id, max_items=MAX_BATCH)
+        self._settlements = Batcher(self._settle_many, identity=_request_id, max_items=MAX_BATCH)
 
     @classmethod
     async def connect(
@@ -258,24 +268,33 @@ class PostgresStore(Store):
         await self._all("touch_keys", list(last_used), list(last_used.values()))
 
     async def record_usage(self, event: UsageEvent) -> bool:
+        model = normalize_name("model", event.model)
+        end_user = event.end_user
+        if end_user is not None:
+            end_user = normalize_name("end_user", end_user)
+        event = msgspec.structs.replace(event, model=model, end_user=end_user)
+        return await self._settlements.submit(event)
+
+    async def _settle_one(self, event: UsageEvent) -> bool:
         row = await self._one(
             "record_usage",
-            event.request_id,
-            event.tenant_id,
-            event.key_id,
-            normalize_name("model", event.model),
-            event.status,
-            event.prompt_tokens,
-            event.cached_tokens,
-            event.completion_tokens,
-            event.created_at,
-            None if event.end_user is None else normalize_name("end_user", event.end_user),
-            event.cost_micro,
-            self._now(),
+            *(*_event_values(event), self._now()),
             violations={"usage_event_key_id_fkey": KeyNotFound(event.key_id)},
         )
         written: bool = row["written"]
         return written
+
+    async def _settle_many(self, events: Sequence[UsageEvent]) -> Sequence[bool | Exception]:
+        if len(events) > 1:
+            columns = zip(*map(_event_values, events), strict=True)
+            try:
+                row = await self._one("record_usage_many", *columns, self._now())
+            except InvalidValue:
+                pass  # of one of them: each alone, and only that one is refused
+            else:
+                written = frozenset(row["written"])
+                return [event.request_id in written for event in events]
+        return await asyncio.gather(*map(self._settle_one, events), return_exceptions=True)  # type: ignore[return-value]
 
     async def put_limits(
         self, tenant_id: UUID, scope_kind: ScopeKind, scope_id: UUID, limits: Limits
@@ -294,23 +313,28 @@ class PostgresStore(Store):
         return [policy_of(row) for row in rows]
 
     async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
+        return await self._reservations.submit(request)
+
+    async def _reserve_one(self, request: QuotaRequest) -> QuotaAnswer:
         row = await self._one(
             "reserve",
-            request.request_id,
-            request.tenant_id,
-            request.project_id,
-            request.key_id,
-            request.model,
-            request.prompt_tokens,
-            request.completion_tokens,
-            request.price.prompt,
-            request.price.completion,
-            request.owner,
-            request.lease,
-            self._now(),
+            *(*_request_values(request), self._now()),
             violations={"reservation_key_id_fkey": KeyNotFound(request.key_id)},
         )
         return answer_of(row)
+
+    async def _reserve_many(
+        self, requests: Sequence[QuotaRequest]
+    ) -> Sequence[QuotaAnswer | Exception]:
+        if len(requests) > 1:
+            columns = zip(*map(_request_values, requests), strict=True)
+            try:
+                rows = await self._all("reserve_many", *columns, self._now())
+            except InvalidValue:
+                pass  # of one of them: each alone, and only that one is refused
+            else:
+                return [answer_of(row) for row in rows]
+        return await asyncio.gather(*map(self._reserve_one, requests), return_exceptions=True)  # type: ignore[return-value]
 
     async def extend(
         self, tenant_id: UUID, request_id: UUID, *, tokens: int, generated: int, lease: timedelta
@@ -418,3 +442,39 @@ class PostgresStore(Store):
             raise missing
         assert len(rows) == 1
         return rows[0]
+
+
+def _request_id(item: QuotaRequest | UsageEvent) -> UUID:
+    return item.request_id
+
+
+def _event_values(event: UsageEvent) -> tuple[object, ...]:
+    return (
+        event.request_id,
+        event.tenant_id,
+        event.key_id,
+        event.model,
+        event.status,
+        event.prompt_tokens,
+        event.cached_tokens,
+        event.completion_tokens,
+        event.created_at,
+        event.end_user,
+        event.cost_micro,
+    )
+
+
+def _request_values(request: QuotaRequest) -> tuple[object, ...]:
+    return (
+        request.request_id,
+        request.tenant_id,
+        request.project_id,
+        request.key_id,
+        request.model,
+        request.prompt_tokens,
+        request.completion_tokens,
+        request.price.prompt,
+        request.price.completion,
+        request.owner,
+        request.lease,
+    )

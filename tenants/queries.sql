@@ -134,6 +134,10 @@ WHERE k.id = used.id;
 SELECT quota_settle($1, tenant, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS written
 FROM sluice_enter($2) AS tenant;
 
+-- name: record_usage_many
+-- The same for many requests at once: the ids of those that were not there.
+SELECT quota_settle_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS written;
+
 -- name: put_limits for tenant
 -- False when the tenant has no such scope.
 SELECT limit_put($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS found;
@@ -153,6 +157,10 @@ SELECT answer.*
 FROM sluice_enter($2) AS tenant
 CROSS JOIN LATERAL
     quota_reserve($1, tenant, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS answer;
+
+-- name: reserve_many
+-- The same for many requests at once: an answer each, in their order.
+SELECT * FROM quota_reserve_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
 -- name: extend
 -- More tokens for a completion that runs; null without its reservation.
@@ -289,3 +297,193 @@ SELECT usage_event_add_partitions(now()::date, 3) AS added;
 -- name: ping
 -- The cheapest statement that proves the server answers.
 SELECT 1;
+
+-- name: put_response for tenant
+-- A response that can be come back to; written again when a background one has ended.
+INSERT INTO response (
+    tenant_id, id, status, body, input, previous_response_id, created_at, expires_at
+)
+VALUES ($1, $2, $3, $4, $5, $6, $7, now() + $8::interval)
+ON CONFLICT (tenant_id, id) DO UPDATE
+SET status = excluded.status, body = excluded.body, expires_at = excluded.expires_at;
+
+-- name: find_response for tenant
+-- A response by its id.
+SELECT id, tenant_id, status, body, input, previous_response_id, created_at
+FROM response
+WHERE tenant_id = $1 AND id = $2 AND expires_at > now();
+
+-- name: lineage for tenant
+-- A response and those it continues; what is in use is kept on, which is written once a day.
+WITH RECURSIVE line AS (
+    SELECT
+        r.id, r.tenant_id, r.status, r.body, r.input, r.previous_response_id, r.created_at,
+        1 AS depth
+    FROM response AS r
+    WHERE r.tenant_id = $1 AND r.id = $2 AND r.expires_at > now()
+    UNION ALL
+    SELECT
+        p.id, p.tenant_id, p.status, p.body, p.input, p.previous_response_id, p.created_at,
+        line.depth + 1
+    FROM line
+    JOIN response AS p
+        ON p.tenant_id = $1 AND p.id = line.previous_response_id AND p.expires_at > now()
+    WHERE line.depth < $3
+), used AS (
+    SELECT r.id
+    FROM response AS r
+    JOIN line ON line.id = r.id
+    WHERE
+        r.tenant_id = $1
+        AND r.expires_at < now() + $4::interval - least(interval '1 day', $4::interval / 2)
+    FOR UPDATE OF r SKIP LOCKED
+), kept AS (
+    UPDATE response AS r
+    SET expires_at = now() + $4::interval
+    FROM used
+    WHERE r.tenant_id = $1 AND r.id = used.id
+)
+SELECT id, tenant_id, status, body, input, previous_response_id, created_at
+FROM line
+ORDER BY depth DESC;
+
+-- name: delete_response for tenant
+-- The row is returned when it was there.
+DELETE FROM response
+WHERE tenant_id = $1 AND id = $2
+RETURNING id;
+
+-- name: trim_responses for tenant
+-- The oldest ones of a tenant, above so many bytes.
+DELETE FROM response
+WHERE tenant_id = $1 AND id IN (
+    SELECT s.id
+    FROM (
+        SELECT r.id, sum(r.size) OVER (ORDER BY r.created_at DESC, r.id) AS total
+        FROM response AS r
+        WHERE r.tenant_id = $1
+    ) AS s
+    WHERE s.total > $2::bigint
+)
+RETURNING id;
+
+-- name: put_stream for tenant
+-- The log of a stream that has ended; the first one of an id stays.
+INSERT INTO ended_stream (tenant_id, id, kind, num_dropped, items, expires_at)
+VALUES ($1, $2, $3, $4, $5, now() + $6::interval)
+ON CONFLICT (tenant_id, id) DO NOTHING;
+
+-- name: find_stream for tenant
+-- The log of a stream by its id.
+SELECT id, tenant_id, kind, num_dropped, items
+FROM ended_stream
+WHERE tenant_id = $1 AND id = $2 AND expires_at > now();
+
+-- name: delete_stream for tenant
+-- The row is returned when it was there.
+DELETE FROM ended_stream
+WHERE tenant_id = $1 AND id = $2
+RETURNING id;
+
+-- name: trim_streams for tenant
+-- The oldest ones of a tenant, above so many bytes.
+DELETE FROM ended_stream
+WHERE tenant_id = $1 AND id IN (
+    SELECT s.id
+    FROM (
+        SELECT e.id, sum(e.size) OVER (ORDER BY e.ended_at DESC, e.id) AS total
+        FROM ended_stream AS e
+        WHERE e.tenant_id = $1
+    ) AS s
+    WHERE s.total > $2::bigint
+)
+RETURNING id;
+
+-- name: claim for tenant
+-- Takes an idempotency key that nobody has, or nobody has any more; else no row.
+INSERT INTO idempotency_key AS k (tenant_id, key_hash, body_hash, answer_id, expires_at)
+VALUES ($1, $2, $3, $4, now() + $5::interval)
+ON CONFLICT (tenant_id, key_hash) DO UPDATE
+SET
+    body_hash = excluded.body_hash, answer_id = excluded.answer_id, created_at = now(),
+    expires_at = excluded.expires_at
+WHERE k.expires_at <= now()
+RETURNING k.answer_id;
+
+-- name: find_claim for tenant
+-- Who has an idempotency key.
+SELECT body_hash, answer_id
+FROM idempotency_key
+WHERE tenant_id = $1 AND key_hash = $2 AND expires_at > now();
+
+-- name: release_claim for tenant
+-- Lets go of a key, if it still stands for this answer.
+DELETE FROM idempotency_key
+WHERE tenant_id = $1 AND key_hash = $2 AND answer_id = $3
+RETURNING answer_id;
+
+-- name: trim_claims for tenant
+-- The oldest keys of a tenant, above so many.
+DELETE FROM idempotency_key
+WHERE tenant_id = $1 AND key_hash IN (
+    SELECT k.key_hash
+    FROM idempotency_key AS k
+    WHERE k.tenant_id = $1
+    ORDER BY k.created_at DESC, k.key_hash
+    OFFSET $2::bigint
+)
+RETURNING answer_id;
+
+-- name: register_worker
+-- Where a gateway worker can be reached by the others.
+INSERT INTO gateway_worker (id, address, expires_at)
+VALUES ($1, $2, now() + $3::interval)
+ON CONFLICT (id) DO UPDATE
+SET address = excluded.address, expires_at = excluded.expires_at;
+
+-- name: find_worker
+-- The address of a worker that renews its lease.
+SELECT address
+FROM gateway_worker
+WHERE id = $1 AND expires_at > now();
+
+-- name: forget_worker
+-- A worker has left.
+DELETE FROM gateway_worker
+WHERE id = $1;
+
+-- name: delete_expired for operator
+-- What is past its end, a batch of each kind; rows that somebody else deletes are passed over.
+WITH responses AS (
+    DELETE FROM response
+    WHERE (tenant_id, id) IN (
+        SELECT tenant_id, id FROM response
+        WHERE expires_at <= now() LIMIT 1000 FOR UPDATE SKIP LOCKED
+    )
+    RETURNING 1
+), streams AS (
+    DELETE FROM ended_stream
+    WHERE (tenant_id, id) IN (
+        SELECT tenant_id, id FROM ended_stream
+        WHERE expires_at <= now() LIMIT 1000 FOR UPDATE SKIP LOCKED
+    )
+    RETURNING 1
+), claims AS (
+    DELETE FROM idempotency_key
+    WHERE (tenant_id, key_hash) IN (
+        SELECT tenant_id, key_hash FROM idempotency_key
+        WHERE expires_at <= now() LIMIT 1000 FOR UPDATE SKIP LOCKED
+    )
+    RETURNING 1
+), workers AS (
+    DELETE FROM gateway_worker
+    WHERE id IN (
+        SELECT id FROM gateway_worker
+        WHERE expires_at <= now() LIMIT 1000 FOR UPDATE SKIP LOCKED
+    )
+    RETURNING 1
+)
+SELECT (
+    (SELECT count(*) FROM responses) + (SELECT count(*) FROM streams)
+    + (SELECT count(*) FROM claims) + (SELECT count(*) FROM workers)
+)::integer AS num_rows;

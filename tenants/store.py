@@ -9,6 +9,7 @@ from typing import Protocol
 from uuid import UUID
 
 from tenants.limits import Limits, QuotaAnswer, QuotaRequest, ScopeKind, ScopePolicy
+from tenants.shared import SharedState
 from tenants.types import (
     ApiKey,
     AuditEntry,
@@ -32,6 +33,9 @@ class Store(Protocol):
     Every method may raise ``StoreUnavailable``; those that write raise ``InvalidValue`` for a field
     that breaks the rules of ``tenants.names``. Names are kept and found in Unicode NFC.
     """
+
+    shared: SharedState
+    """What gateway workers share beside all this."""
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
         """Raises ``TenantExists`` when the name is taken."""

@@ -45,13 +45,13 @@ class Ledger:
         store: Store,
         *,
         max_pending: int = 10_000,
-        num_writers: int = 4,
+        num_writers: int = 256,
         backoff_s: float = 0.05,
         max_backoff_s: float = 2.0,
         journal: Journal | None = None,
     ) -> None:
-        """``max_pending`` bounds memory (see ``has_room``); ``num_writers`` bounds how many of the
-        store's connections a slow ledger can hold, so that it does not starve the key lookups.
+        """``max_pending`` bounds memory (see ``has_room``), ``num_writers`` how many writes are
+        under way at once: those that are, the store sends together.
         """
         assert max_pending > 0
         assert num_writers > 0

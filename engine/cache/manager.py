@@ -153,7 +153,13 @@ class CacheManager:
         """What ``lookup`` would find, rounded down to full blocks: cheap enough to compare many."""
         if table.skip_reading or not self._shares(table):
             return 0
-        return len(self._cached_blocks(table, token_ids)) * self.block_size
+        find, keys = self.pool.index.find, table.keys
+        for index in range((len(token_ids) - 1) // self.block_size):
+            if index == len(keys):  # Most match nothing: no need to know all their keys.
+                self._extend_keys(table, token_ids, index + 1)
+            if find(keys[index]) is None:
+                return index * self.block_size
+        return (len(token_ids) - 1) // self.block_size * self.block_size
 
     def _cached_blocks(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
         max_blocks = (len(token_ids) - 1) // self.block_size

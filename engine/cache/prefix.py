@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -27,9 +28,14 @@ def root_key(block_size: int, region: Mapping[str, str]) -> bytes:
     ``region`` maps a domain ("salt", "adapter", ...) to a value. Each part carries its length, so
     no two different regions have the same encoding: a salt can never pass for an adapter's name.
     """
+    return _root_key(block_size, tuple(sorted(region.items())))
+
+
+@lru_cache(maxsize=4096)  # Few tenants, many requests.
+def _root_key(block_size: int, parts: tuple[tuple[str, str], ...]) -> bytes:
     digest = sha256(b"sluice kv block v1")
     digest.update(block_size.to_bytes(4, "little"))
-    for domain, value in sorted(region.items()):
+    for domain, value in parts:
         for part in (domain.encode(), value.encode()):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)

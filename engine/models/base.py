@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -99,6 +100,30 @@ class ModelConfig:
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
+
+
+class ModelFacts(Protocol):
+    """What the runner must know of a model, whoever implements it."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype:
+        """The checkpoint's own."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+    @property
+    def cache_layout(self) -> CacheLayout: ...
+    @property
+    def widest_window(self) -> int | None: ...
+    @property
+    def attention_softcap(self) -> float | None: ...
 
 
 class Model(Module, ABC):

@@ -32,6 +32,6 @@ def _module(architecture: str) -> ModuleType:
     family = NATIVE.get(architecture)
     if family is None:
         raise ModelLoadError(
-            f"architecture {architecture!r} is not supported, only {', '.join(NATIVE)}"
+            f"architecture {architecture!r} has no native implementation, only {', '.join(NATIVE)}"
         )
     return importlib.import_module(f"engine.models.{family.module}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
 
 import torch
 
@@ -13,9 +13,8 @@ from engine.errors import ConfigError
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mlp import GatedMLP
 from engine.messages import LoadProgress
-from engine.models.base import Model, ModelConfig
+from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.config import DTYPES
-from engine.models.registry import create_model, read_config
 from engine.runner.drafting import Drafting
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.load_drafting import (
@@ -29,17 +28,14 @@ from engine.runner.memory import (
     fit_max_model_len,
     requested_max_model_len,
 )
+from engine.runner.model import OnProgress, load_model, read_facts
 from engine.runner.profile import measure_activation_bytes
 from engine.runner.rows import RowTable
 from engine.runner.runner import TorchRunner
-from engine.runner.swap import Tensors, load_host_blocks
+from engine.runner.swap import load_host_blocks
 from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
-from engine.weights.dummy import draw_weights
-from engine.weights.load import load_weights
 from kernels import cpu, cuda, products
-
-OnProgress = Callable[[LoadProgress], None]
 
 LATE_BYTES = 256 * 1024 * 1024
 """GPU memory for what is loaded after the KV cache: kernels at their first use, workspaces."""
@@ -52,18 +48,19 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     """
     report = on_progress or (lambda _progress: None)
     report(LoadProgress(f"Reading {config.model}", 0.0))
-    model_config = read_config(config.model_dir)
+    facts = read_facts(config)
     device = _device(config)
-    dtype = _dtype(config, model_config, device)
+    dtype = _dtype(config, facts, device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     has_kernels = _register_kernels(device)
     attention = select_backend(
-        config.attention_backend, device, _attention_shape(config, model_config, dtype)
+        config.attention_backend, device, _attention_shape(config, facts, dtype)
     )
-    asked_len = requested_max_model_len(config, model_config)
-    model = create_model(model_config, max_model_len=asked_len, dtype=dtype, device=device)
-    _load_weights(config, model_config, model, report)
+    asked_len = requested_max_model_len(config, facts)
+    model = load_model(
+        config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
+    )
 
     def activation_bytes() -> int:
         report(LoadProgress("Measuring the largest step", 0.9))
@@ -71,7 +68,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         copies = 1 if config.enforce_eager else 2
         return LATE_BYTES + copies * measure_activation_bytes(
             model,
-            model_config,
+            facts,
             config,
             attention,
             max_model_len=asked_len,
@@ -80,23 +77,23 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         )
 
     network = load_draft_network(
-        config, model, model_config, max_model_len=asked_len, dtype=dtype, device=device
+        config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
     )
     draft_bytes = 0 if network is None else draft_block_bytes(network, config.block_size, dtype)
-    num_blocks = count_blocks(config, model_config, dtype, device, activation_bytes, draft_bytes)
-    max_model_len = fit_max_model_len(config, model_config, num_blocks)
+    num_blocks = count_blocks(config, facts, dtype, device, activation_bytes, draft_bytes)
+    max_model_len = fit_max_model_len(config, facts, num_blocks)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
-    cache = PagedCache(model_config, num_blocks, config.block_size, dtype=dtype, device=device)
+    cache = PagedCache(facts, num_blocks, config.block_size, dtype=dtype, device=device)
     table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device)
     sampler = (CudaSampler if has_kernels and device.type == "cuda" else Sampler)(
         config.max_num_seqs,
-        model_config.vocab_size,
-        model_config.eos_token_ids,
+        facts.vocab_size,
+        facts.eos_token_ids,
         seed=config.seed,
         device=device,
     )
     drafting: Drafting | None = None
-    swapped: Tensors = cache.layers
+    swapped = cache.layers
     if network is not None:
         made = create_drafting(network, model, config, cache, table, sampler, dtype)
         model, drafting = made.model, made.drafting
@@ -106,7 +103,11 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         report(LoadProgress("Measuring matrix products", 0.95))
         _measure_products(model)
     graphs = None
-    if isinstance(attention, CapturableBackend) and not config.enforce_eager:
+    if (
+        isinstance(attention, CapturableBackend)
+        and isinstance(facts, ModelConfig)  # others may look at what they compute
+        and not config.enforce_eager
+    ):
         graphs = _capture_graphs(config, model, cache, table, attention, report)
     runner = TorchRunner(
         model,
@@ -119,17 +120,15 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         drafting,
         block_size=config.block_size,
         max_model_len=max_model_len,
-        vocab_size=model_config.vocab_size,
-        eos_token_ids=model_config.eos_token_ids,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
         device=device,
     )
     report(LoadProgress("Model loaded", 1.0))
     return runner
 
 
-def _attention_shape(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype
-) -> AttentionShape:
+def _attention_shape(config: EngineConfig, model: ModelFacts, dtype: torch.dtype) -> AttentionShape:
     layout = model.cache_layout
     return AttentionShape(
         dtype,
@@ -169,6 +168,10 @@ def _register_kernels(device: torch.device) -> bool:
     if not kernels.available():
         return False
     kernels.register()
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from kernels.triton import grouped_gemm
+
+        grouped_gemm.register()
     return True
 
 
@@ -179,7 +182,7 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
-def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
+def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> torch.dtype:
     if config.dtype != "auto":
         return DTYPES[config.dtype]
     return torch.float32 if device.type == "cpu" else model.dtype
@@ -192,20 +195,3 @@ def _measure_products(model: Model) -> None:
                 products.measure(module.gate_up_proj.weight.data, gated=True)
             case Linear() | TiedLinear():
                 products.measure(module.weight.data, gated=False)
-
-
-def _load_weights(
-    config: EngineConfig, model_config: ModelConfig, model: Model, report: OnProgress
-) -> None:
-    # Weights are most of the time it takes: the shares [0.05, 0.9] are theirs.
-    def scaled(progress: LoadProgress) -> None:
-        report(LoadProgress(progress.message, 0.05 + 0.85 * progress.fraction))
-
-    with torch.inference_mode():
-        if config.load_format == "dummy":
-            draw_weights(model, seed=config.seed)
-        else:
-            load_weights(
-                model, config.model_dir, tied=model_config.tie_word_embeddings, on_progress=scaled
-            )
-        model.pack()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,8 @@ from engine.attention.base import AttentionShape
 from engine.attention.select import select_backend
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
-from engine.models.base import Model, ModelConfig
+from engine.layers.attention import KVCache
+from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.llama import ForCausalLM
 from engine.runner.drafting import (
     ChainDrafting,
@@ -32,7 +32,7 @@ from engine.spec.medusa import load_medusa
 def load_draft_network(
     config: EngineConfig,
     model: Model,
-    model_config: ModelConfig,
+    facts: ModelFacts,
     *,
     max_model_len: int,
     dtype: torch.dtype,
@@ -45,32 +45,31 @@ def load_draft_network(
     folder = speculative.model_dir
     if not folder.is_dir():
         raise ModelLoadError(f"speculative_config.model: folder {str(folder)!r} does not exist")
+    if speculative.method == "draft_model":
+        return load_draft_model(
+            folder,
+            facts.vocab_size,
+            dummy=config.load_format == "dummy",
+            max_model_len=max_model_len,
+            dtype=dtype,
+            device=device,
+        )
+    if not (isinstance(model, ForCausalLM) and isinstance(facts, ModelConfig)):
+        raise ModelLoadError(
+            f"speculative_config.method {speculative.method!r} needs a model with a native"
+            " implementation"
+        )
     match speculative.method:
         case "medusa":
-            network = load_medusa(folder, model_config, dtype=dtype, device=device)
+            network = load_medusa(folder, facts, dtype=dtype, device=device)
             if network.num_heads < speculative.num_tokens:
                 raise ModelLoadError(
                     f"{folder} has {network.num_heads} heads: lower"
                     f" speculative_config.num_speculative_tokens from {speculative.num_tokens}"
                 )
             return network
-        case "draft_model":
-            return load_draft_model(
-                folder,
-                model_config,
-                dummy=config.load_format == "dummy",
-                max_model_len=max_model_len,
-                dtype=dtype,
-                device=device,
-            )
-    if not isinstance(model, ForCausalLM):
-        raise ModelLoadError(
-            f"method {speculative.method!r} does not serve {model_config.architecture}"
-        )
     load = load_eagle3 if speculative.method == "eagle3" else load_eagle
-    return load(
-        folder, model, model_config, max_model_len=max_model_len, dtype=dtype, device=device
-    )
+    return load(folder, model, facts, max_model_len=max_model_len, dtype=dtype, device=device)
 
 
 def draft_block_bytes(network: DraftNetwork, block_size: int, dtype: torch.dtype) -> int:
@@ -86,7 +85,7 @@ class Made:
     model: Model
     """The target, watched if the network needs its features."""
     drafting: Drafting
-    swapped: Sequence[tuple[torch.Tensor]]
+    swapped: KVCache
     """What must be swapped along with the target's blocks."""
 
 
@@ -108,7 +107,7 @@ def create_drafting(
             num_slots, block_size, network.feature_size, dtype=dtype, device=device
         )
         model = WatchedModel(model, network, features)
-    swapped = [] if features is None else [(features.blocks,)]
+    swapped: KVCache = [] if features is None else [(features.blocks, features.blocks)]
     if isinstance(network, ParallelNetwork):
         assert features is not None
         return Made(model, ParallelDrafting(network, features, table, sampler, block_size), swapped)

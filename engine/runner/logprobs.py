@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +15,8 @@ from engine.sampling.logprobs import TokenScores
 from engine.scheduler.plan import Admission
 from kernels.transfer import to_device
 
-ROWS_AT_ONCE = 64
-"""Tokens whose log-probabilities for the whole vocabulary are in memory at the same time."""
+LOGITS_AT_ONCE = 256
+"""Prompt tokens whose logits are in memory at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,8 @@ class KeptLogits:
     def of(self, token_ids: torch.Tensor, chunks: Ints) -> Reading:
         """token_ids, chunks: of all sampled rows."""
         chosen = token_ids[to_device(self.indices, token_ids.device)]
-        most = int(self.num_top.max())
-        parts = [
-            TokenScores.of(self.logits[rows], chosen[rows], most) for rows in _slices(len(chosen))
-        ]
-        return Reading.start(TokenScores.join(parts), chunks[self.indices], self.num_top)
+        scores = TokenScores.of(self.logits, chosen, int(self.num_top.max()))
+        return Reading.start(scores, chunks[self.indices], self.num_top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +123,9 @@ class LogprobRows:
         most = int(num_top[counts > 0].max())
         parts = [
             TokenScores.of(logits_of(hidden[index[rows]]), targets[rows], most)
-            for rows in _slices(len(chunks))
+            for rows in (
+                slice(start, start + LOGITS_AT_ONCE)
+                for start in range(0, len(chunks), LOGITS_AT_ONCE)
+            )
         ]
         return Reading.start(TokenScores.join(parts), chunks, num_top[chunks])
-
-
-def _slices(num_rows: int) -> Iterator[slice]:
-    return (slice(start, start + ROWS_AT_ONCE) for start in range(0, num_rows, ROWS_AT_ONCE))

@@ -9,12 +9,12 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.layers.attention import KVCache
-from engine.models.base import ModelConfig
+from engine.models.base import ModelFacts
 
 CPU_KV_CACHE_BYTES = 512 * 1024 * 1024
 
 
-def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+def block_bytes(model: ModelFacts, block_size: int, dtype: torch.dtype) -> int:
     """Keys and values of one block in all layers."""
     layout = model.cache_layout
     width = layout.num_tensors * layout.num_kv_heads * layout.head_dim
@@ -23,7 +23,7 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
 
 def count_blocks(
     config: EngineConfig,
-    model: ModelConfig,
+    model: ModelFacts,
     dtype: torch.dtype,
     device: torch.device,
     activation_bytes: Callable[[], int],
@@ -54,7 +54,7 @@ def count_blocks(
     return num_blocks
 
 
-def requested_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+def requested_max_model_len(config: EngineConfig, model: ModelFacts) -> int:
     """What the config asks for, the model's own limit by default."""
     asked, limit = config.max_model_len, model.max_position_embeddings
     if asked is not None and asked > limit:
@@ -64,7 +64,7 @@ def requested_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return asked or limit
 
 
-def fit_max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
+def fit_max_model_len(config: EngineConfig, model: ModelFacts, num_blocks: int) -> int:
     """The longest request to serve. One such request alone always fits the cache.
 
     Raises ``ConfigError`` when a length was asked for that the cache cannot hold.
@@ -85,7 +85,7 @@ class PagedCache:
 
     def __init__(
         self,
-        model: ModelConfig,
+        model: ModelFacts,
         num_blocks: int,
         block_size: int,
         *,

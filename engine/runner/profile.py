@@ -8,7 +8,7 @@ from engine.attention.base import AttentionBackend
 from engine.config import EngineConfig
 from engine.layers.attention import StepContext
 from engine.messages import SamplingParams
-from engine.models.base import Model, ModelConfig
+from engine.models.base import Model, ModelFacts
 from engine.runner.inputs import ChunkFields, build_inputs
 from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
@@ -18,7 +18,7 @@ from engine.scheduler.plan import Admission, Chunk
 @torch.inference_mode()
 def measure_activation_bytes(
     model: Model,
-    model_config: ModelConfig,
+    model_config: ModelFacts,
     config: EngineConfig,
     attention: AttentionBackend,
     *,

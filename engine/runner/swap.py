@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from engine.errors import ConfigError
+from engine.layers.attention import KVCache
 from kernels.transfer import to_device
 
 # Blocks travel through a buffer on the device, which makes one copy of the pieces of all layers.
@@ -29,8 +30,6 @@ _NUM_BLOCKS_TIMED = 16
 GIB = 1 << 30
 DEFAULT_SWAP_SPACE = 4.0
 
-Tensors = Sequence[tuple[torch.Tensor, ...]]
-"""A ``KVCache``, and what else is kept for each of its blocks."""
 Pairs = Sequence[tuple[int, int]]
 """(block of the cache, host block)"""
 
@@ -41,11 +40,12 @@ class HostBlocks:
     Each tensor of the cache has the block as its first dimension.
     """
 
-    def __init__(self, kv_cache: Tensors, num_blocks: int) -> None:
+    def __init__(self, kv_cache: KVCache, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        tensors = [tensor for pair in kv_cache for tensor in pair]
+        # Keys and values may be one tensor.
+        tensors = [tensor for k, v in kv_cache for tensor in ((k,) if v is k else (k, v))]
         # As bytes, one row a block: [num_cache_blocks, bytes of one block in this tensor].
-        self._tensors = [tensor.flatten(1).view(torch.uint8) for tensor in tensors]
+        self._tensors = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors]
         self._device = tensors[0].device
         self.block_bytes = sum(tensor.shape[1] for tensor in self._tensors)
         self._host = torch.empty(num_blocks, self.block_bytes, dtype=torch.uint8)
@@ -120,7 +120,7 @@ class HostBlocks:
         return seconds / (2 * count)
 
 
-def load_host_blocks(swap_space: float | None, kv_cache: Tensors) -> HostBlocks | None:
+def load_host_blocks(swap_space: float | None, kv_cache: KVCache) -> HostBlocks | None:
     """What ``EngineConfig.swap_space`` asks for; None for none.
 
     Raises ``ConfigError`` when it cannot be had, or holds no block.

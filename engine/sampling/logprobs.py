@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.messages import TokenLogprobs
+from kernels import ops
 from kernels.transfer import pinned
 
 
@@ -29,11 +30,8 @@ class TokenScores:
     @classmethod
     def of(cls, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> TokenScores:
         """logits: [n, vocab], any float dtype; token_ids: [n] int64."""
-        logprobs = logits.float().log_softmax(-1)
-        own = logprobs.gather(1, token_ids.unsqueeze(1))
-        ranks = (logprobs > own).sum(-1) + 1
-        top_ids = _likeliest(logprobs, min(num_top, logprobs.shape[1]))
-        return cls(token_ids, own.squeeze(1), ranks, top_ids, logprobs.gather(1, top_ids))
+        k = min(num_top, logits.shape[1])
+        return cls(token_ids, *ops.token_logprobs(logits, token_ids, k))
 
     @classmethod
     def join(cls, parts: Sequence[TokenScores]) -> TokenScores:
@@ -55,18 +53,3 @@ class TokenScores:
 
     def _columns(self) -> tuple[torch.Tensor, ...]:
         return self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs
-
-
-def _likeliest(logprobs: torch.Tensor, num: int) -> torch.Tensor:
-    """[n, num] int64: the best first, of equals the lowest id first.
-
-    ``topk`` leaves open which of equals it takes, and the answer may depend on the batch. So it
-    gets integers without equals: the float's bits, made to order as the floats do, over the id.
-    """
-    bits = logprobs.contiguous().view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    last = logprobs.shape[1] - 1
-    ids = torch.arange(last, -1, -1, device=logprobs.device)
-    keys = (ordered.long() << 32) | ids
-    best: torch.Tensor = keys.topk(num, sorted=True).values
-    return last - (best & 0xFFFFFFFF)

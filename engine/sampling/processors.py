@@ -42,8 +42,8 @@ class LogitsProcessor(Protocol):
     ) -> None:
         """Change, in place, the logits that decide the token at ``positions`` of each of ``rows``.
 
-        tokens: [max_num_rows, max_len] int64; logits: [num_rows, vocab]. A row may come several
-        times, with different positions.
+        tokens: [max_num_rows, max_len] int64; logits: [num_rows, vocab], contiguous. A row may come
+        several times, with different positions.
         """
 
 
@@ -99,10 +99,10 @@ class LogitBias(_ByRow[tuple[Ints, npt.NDArray[np.float32]]]):
         concerned = self._concerned(rows, positions)
         if not concerned:
             return
-        indices = np.concatenate([np.full(len(held[0]), i) for i, _, _, held in concerned])
-        where = self._tensor(np.stack((indices, np.concatenate([h[0] for *_, h in concerned]))))
-        biases = self._tensor(np.concatenate([held[1] for *_, held in concerned]))
-        logits[where[0], where[1]] += biases
+        vocab_size = logits.shape[1]
+        places = np.concatenate([i * vocab_size + ids for i, _, _, (ids, _) in concerned])
+        biases = np.concatenate([values for *_, (_, values) in concerned])
+        logits.view(-1).scatter_add_(0, self._tensor(places), self._tensor(biases))
 
 
 class BadWords(_ByRow[tuple[int, tuple[tuple[int, ...], ...]]]):
@@ -127,11 +127,11 @@ class BadWords(_ByRow[tuple[int, tuple[tuple[int, ...], ...]]]):
                     prefixes.append(word[:-1])
         if not places:
             return
-        where = self._tensor(np.array(places, np.int64).T)
-        begun = self._begun(tokens, where[2], where[3], prefixes)
-        logits.index_put_(
-            (where[0], where[1]), (begun * HELD_BACK).to(logits.dtype), accumulate=True
-        )
+        index, last, row_d, position_d = self._tensor(np.array(places, np.int64).T)
+        begun = self._begun(tokens, row_d, position_d, prefixes)
+        # Words may share their last token: adding twice holds it back, too.
+        held_back = (begun * HELD_BACK).to(logits.dtype)
+        logits.view(-1).scatter_add_(0, index * logits.shape[1] + last, held_back)
 
     def _begun(
         self,
@@ -185,17 +185,22 @@ class MinTokens(_ByRow[tuple[int, list[int]]]):
 
 
 class AllowedTokens(_ByRow[torch.Tensor]):
-    """Forbids all but ``allowed_token_ids``."""
+    """Forbids all but ``allowed_token_ids``, and EOS where a grammar decides about the end."""
 
-    def __init__(self, device: torch.device, vocab_size: int) -> None:
+    def __init__(
+        self, device: torch.device, vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
         super().__init__(device)
         self._num_words = -(-vocab_size // 32)
+        self._eos_token_ids = [token_id for token_id in eos_token_ids if token_id < vocab_size]
 
     def _read(self, params: SamplingParams, num_prompt_tokens: int) -> torch.Tensor | None:
         if params.allowed_token_ids is None:
             return None
         bits = np.zeros(self._num_words * 32, np.uint8)
         bits[list(params.allowed_token_ids)] = 1
+        if params.structured_outputs is not None:
+            bits[self._eos_token_ids] = 1
         return self._tensor(np.packbits(bits, bitorder="little").view(np.int32))
 
     def apply(

@@ -79,7 +79,7 @@ class Sampler:
             *self._arithmetic,
             BadWords(device),
             MinTokens(device, vocab_size, eos_token_ids),
-            AllowedTokens(device, vocab_size),
+            AllowedTokens(device, vocab_size, eos_token_ids),
         )
 
     def admit(
@@ -132,15 +132,19 @@ class Sampler:
         vocab], any float dtype, overwritten.
         """
         logits = self.process(tokens, logits, rows, positions, mask)
-        random = np.flatnonzero(self._temperature[rows])
-        if len(random) == 0:
+        temperature = self._temperature[rows]
+        if not temperature.any():
             return logits.argmax(-1)
-        if len(random) == len(rows):
-            return self._draw(logits, rows, positions)
-        token_ids = logits.argmax(-1)
-        chosen = self._tensor(random)
-        token_ids[chosen] = self._draw(logits[chosen], rows[random], positions[random])
-        return token_ids
+        top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
+        return ops.sample(
+            logits,
+            self._tensor(temperature),
+            self._tensor(top_k) if (top_k < self._vocab_size).any() else None,
+            self._tensor(top_p) if (top_p < 1).any() else None,
+            self._tensor(min_p) if (min_p > 0).any() else None,
+            self._tensor(self._seeds[rows].view(np.int64)),
+            self._tensor(positions),
+        )
 
     def process(
         self,
@@ -171,18 +175,6 @@ class Sampler:
         if mask is not None:
             ops.apply_token_bitmask(logits, self._tensor(mask.bitmask), self._tensor(mask.indices))
         return logits
-
-    def _draw(self, logits: torch.Tensor, rows: Ints, positions: Ints) -> torch.Tensor:
-        top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
-        return ops.sample(
-            logits,
-            self._tensor(self._temperature[rows]),
-            self._tensor(top_k) if (top_k < self._vocab_size).any() else None,
-            self._tensor(top_p) if (top_p < 1).any() else None,
-            self._tensor(min_p) if (min_p > 0).any() else None,
-            self._tensor(self._seeds[rows].view(np.int64)),
-            self._tensor(positions),
-        )
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return to_device(array, self._device)

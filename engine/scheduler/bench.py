@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, get_args
 
 from engine.cache.manager import CacheManager
 from engine.config import EngineConfig, Policy
+from engine.garbage import tune_collector
 from engine.messages import GenerateRequest, SamplingParams
 from engine.request import Request
 from engine.scheduler.plan import StepResult
@@ -53,8 +54,8 @@ class Load:
     """A scheduler with a full batch, a queue that never gets shorter, and no model."""
 
     def __init__(self, policy: Policy, bound: str, num_running: int, num_waiting: int) -> None:
-        # About 330 slots a request are in use at a time, and a few more before the last ends.
-        num_slots = num_running * (_MAX_MODEL_LEN if bound == "rows" else 400)
+        # So many slots does a request have at a time, on average.
+        num_slots = num_running * (_MAX_MODEL_LEN if bound == "rows" else 340)
         config = EngineConfig(
             model="none",
             max_num_seqs=num_running if bound == "rows" else 2 * num_running,
@@ -118,11 +119,12 @@ def measure(
     results: list[StepResult] = []
     for _ in range(num_steps // 5):  # Until the batch is full and mixed.
         load.time_step(results, overlap=overlap)
-    gc.collect()
-    gc.freeze()
+    thresholds = gc.get_threshold()
+    tune_collector()  # As the engine's process does.
     before = load.scheduler.stats.scheduled_tokens
     times = sorted(load.time_step(results, overlap=overlap) for _ in range(num_steps))
     gc.unfreeze()
+    gc.set_threshold(*thresholds)
     return Timing(
         policy,
         bound,

@@ -37,7 +37,7 @@ _MAX_IDLE_CLASSES = 64
 class Account:
     """What one tenant waits for and has been charged inside one priority class."""
 
-    __slots__ = ("counter", "in_heap", "num_overtakes", "waiting")
+    __slots__ = ("_candidates", "counter", "in_heap", "num_overtakes", "waiting")
 
     def __init__(self, counter: float) -> None:
         self.counter = counter
@@ -45,11 +45,24 @@ class Account:
         self.waiting = RequestHeap()
         self.in_heap = False
         self.num_overtakes = 0
+        self._candidates: list[Request] | None = None
+
+    def push(self, request: Request) -> None:
+        self.waiting.push(request.arrival, request)
+        self._candidates = None
+
+    def remove(self, request: Request) -> None:
+        overtakes = self.waiting.peek() is not request
+        self.num_overtakes = self.num_overtakes + 1 if overtakes else 0
+        self.waiting.remove(request)
+        self._candidates = None
 
     def candidates(self) -> list[Request]:
         """The requests that may go next, the oldest first."""
-        count = 1 if self.num_overtakes >= _MAX_OVERTAKES else _MAX_REQUESTS_COMPARED
-        return self.waiting.first(count)
+        if self._candidates is None:
+            count = 1 if self.num_overtakes >= _MAX_OVERTAKES else _MAX_REQUESTS_COMPARED
+            self._candidates = self.waiting.first(count)
+        return self._candidates
 
 
 class PriorityClass:
@@ -74,7 +87,7 @@ class PriorityClass:
         if len(account.waiting) == 0 and request.is_new:
             # The lift: time spent away earns no credit.
             account.counter = max(account.counter, self._floor())
-        account.waiting.push(request.arrival, request)
+        account.push(request)
         if not account.in_heap:
             account.in_heap = True
             self._num_pushed += 1
@@ -82,9 +95,7 @@ class PriorityClass:
 
     def dequeue(self, request: Request) -> None:
         account = self.accounts[request.fair_key]
-        overtakes = account.waiting.peek() is not request
-        account.num_overtakes = account.num_overtakes + 1 if overtakes else 0
-        account.waiting.remove(request)
+        account.remove(request)
         if len(account.waiting) == 0:
             self._last_to_leave = account
             self._prune()

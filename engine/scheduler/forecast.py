@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
     import numpy.typing as npt
 
@@ -39,48 +40,60 @@ class GrowthForecast:
         self._sums: Floats = np.zeros(1)
         """Of ``_sorted`` from each index on."""
         self._outdated = False
-        self._batch: Floats = np.empty((3, 0))
-        self._candidate: Floats = self._batch
+        self._known: dict[int, float] = {}
+        """Expected lengths that were asked for since."""
+        self._batch = Growth.of(np.empty(0), np.empty(0), np.empty(0))
+        self._candidate = (0.0, 0.0, 0.0)
 
     def observe(self, num_generated: int) -> None:
         """An output came to its own end at this length."""
         self._lengths.append(num_generated)
         self._outdated = True
 
-    def begin_step(self, running: Iterable[Request]) -> None:
+    def begin_step(self, running: Collection[Request]) -> None:
         """Forecast these; ``admit`` adds to them."""
-        rows = [self._row(r, len(r.block_table.block_ids) * self._block_size) for r in running]
-        self._batch = self._columns(rows)
+        num_tokens = _floats([len(request.token_ids) for request in running])
+        generated = num_tokens - _floats([request.num_prompt_tokens for request in running])
+        limits = _floats([request.max_total_tokens for request in running]) - num_tokens
+        held = _floats([len(request.block_table.block_ids) for request in running])
+        held *= self._block_size
+        remaining = np.minimum(self.expected_length(generated) - generated, limits)
+        self._batch = Growth.of(remaining, held, num_tokens - held + self._half_block)
 
     def peak_blocks(self, request: Request, num_slots: int) -> int:
         """Blocks needed beyond those held now, if ``request`` came in and held ``num_slots``."""
-        self._candidate = np.hstack([self._batch, self._columns([self._row(request, num_slots)])])
-        return math.ceil(peak_growth(*self._candidate) / self._block_size)
+        num_tokens = len(request.token_ids)
+        generated = num_tokens - request.num_prompt_tokens
+        remaining = min(
+            self._expected_length_of_one(generated) - generated,
+            request.max_total_tokens - num_tokens,
+        )
+        self._candidate = (remaining, num_slots, num_tokens - num_slots + self._half_block)
+        return math.ceil(self._batch.peak_with(*self._candidate) / self._block_size)
 
     def admit(self) -> None:
         """The request asked about last came in."""
-        self._batch = self._candidate
+        self._batch = self._batch.with_one(*self._candidate)
 
-    def _row(self, request: Request, num_held: int) -> tuple[int, int, int, int]:
-        num_tokens = len(request.token_ids)
-        return (
-            num_tokens - request.num_prompt_tokens,
-            request.max_total_tokens - num_tokens,
-            num_held,
-            num_tokens - num_held,
-        )
+    @property
+    def _half_block(self) -> float:
+        """At any moment the last block of a request is half empty, on average."""
+        return self._block_size / 2
 
-    def _columns(self, rows: list[tuple[int, int, int, int]]) -> Floats:
-        """(remaining, held, lacking) for ``peak_growth``: [3, n]"""
-        generated, limits, held, lacking = np.array(rows, dtype=np.float64).reshape(-1, 4).T
-        remaining = np.minimum(self.expected_length(generated) - generated, limits)
-        # At any moment the last block of a request is half empty, on average.
-        return np.stack([remaining, held, lacking + self._block_size / 2])
+    def _expected_length_of_one(self, generated: int) -> float:
+        if self._outdated:
+            self._known.clear()
+        known = self._known.get(generated)
+        if known is None:
+            known = float(self.expected_length(np.array([generated], dtype=np.float64))[0])
+            self._known[generated] = known
+        return known
 
     def expected_length(self, generated: Floats) -> Floats:
         """E[length | length > generated]: the mean of those lengths seen that are greater."""
         if self._outdated:
             self._outdated = False
+            self._known.clear()
             self._sorted = np.sort(np.array(self._lengths, dtype=np.float64))
             self._sums = np.append(np.cumsum(self._sorted[::-1])[::-1], 0.0)
         first = np.searchsorted(self._sorted, generated, side="right")
@@ -90,18 +103,70 @@ class GrowthForecast:
         return np.where(counts > 0, self._sums[first] / np.maximum(counts, 1), unseen)
 
 
-def peak_growth(remaining: Floats, held: Floats, lacking: Floats) -> float:
-    """Slots needed beyond those in use now, at the worst moment to come; all float64, [n].
+def _floats(numbers: list[int]) -> Floats:
+    return np.array(numbers, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Slots that n requests need beyond those in use now, at the end of each; all float64, [n].
 
     Each request is ``lacking`` some slots (or has some to spare, if negative), grows by a slot a
     step for ``remaining`` steps, and then gives back what it ``held`` and what it got since. In the
     order of their ends, r_1 <= ... <= r_n: just before the k-th ends, those from k on have grown by
-    r_k each, and those before it have given back what they held. So the peak is the largest
-    (n - k + 1) r_k + (lacking_k + ... + lacking_n) - (held_1 + ... + held_{k-1}).
+    r_k each, and those before it have given back what they held. So what is needed then is
+
+        need_k = (n - k + 1) r_k + (lacking_k + ... + lacking_n) - (held_1 + ... + held_{k-1})
+
+    and the peak is the largest of them. One more request, between p and p + 1, adds r_k + lacking
+    to those up to p, and takes what it held from those after: so the largest of both halves are
+    kept, and a candidate costs next to nothing.
     """
-    order = np.argsort(remaining)
-    ends, given, owed = remaining[order], held[order], lacking[order]
-    num_left = np.arange(len(ends), 0, -1)
-    owed_after = np.cumsum(owed[::-1])[::-1]
-    given_before = np.cumsum(given) - given
-    return float(np.max(num_left * ends + owed_after - given_before))
+
+    ends: Floats
+    """r_k"""
+    owed: Floats
+    """lacking_k + ... + lacking_n; one more element, 0, at the end."""
+    given: Floats
+    """held_1 + ... + held_{k-1}; one more element, the sum of all, at the end."""
+    peak_before: Floats
+    """max(need_j + r_j for j <= k)"""
+    peak_after: Floats
+    """max(need_j for j >= k)"""
+
+    @classmethod
+    def of(cls, remaining: Floats, held: Floats, lacking: Floats) -> Growth:
+        order = np.argsort(remaining)
+        zero = np.zeros(1)
+        return cls._of_sorted(
+            remaining[order],
+            np.concatenate((np.cumsum(lacking[order][::-1])[::-1], zero)),
+            np.concatenate((zero, np.cumsum(held[order]))),
+        )
+
+    @classmethod
+    def _of_sorted(cls, ends: Floats, owed: Floats, given: Floats) -> Growth:
+        need = np.arange(len(ends), 0, -1) * ends + owed[:-1] - given[:-1]
+        peak_before = np.maximum.accumulate(need + ends)
+        peak_after = np.maximum.accumulate(need[::-1])[::-1]
+        return cls(ends, owed, given, peak_before, peak_after)
+
+    def peak_with(self, remaining: float, held: float, lacking: float) -> float:
+        """The peak if one more request came in."""
+        place = int(self.ends.searchsorted(remaining, side="right"))
+        num_left = len(self.ends) - place + 1
+        peak = num_left * remaining + float(self.owed[place]) + lacking - float(self.given[place])
+        if place > 0:
+            peak = max(peak, float(self.peak_before[place - 1]) + lacking)
+        if place < len(self.ends):
+            peak = max(peak, float(self.peak_after[place]) - held)
+        return peak
+
+    def with_one(self, remaining: float, held: float, lacking: float) -> Growth:
+        place = int(self.ends.searchsorted(remaining, side="right"))
+        ends, owed, given = self.ends, self.owed, self.given
+        return self._of_sorted(
+            np.concatenate((ends[:place], (remaining,), ends[place:])),
+            np.concatenate((owed[: place + 1] + lacking, owed[place:])),
+            np.concatenate((given[: place + 1], given[place:] + held)),
+        )

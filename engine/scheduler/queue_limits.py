@@ -8,13 +8,42 @@ from typing import TYPE_CHECKING
 from engine.errors import QueueFull
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from engine.config import EngineConfig
 
 
 @dataclass(slots=True)
-class _Queued:
+class Queued:
+    """Requests that wait for their first admission, and their prompt tokens."""
+
     num_reqs: int = 0
     num_tokens: int = 0
+
+    def add(self, num_reqs: int, num_tokens: int) -> None:
+        self.num_reqs += num_reqs
+        self.num_tokens += num_tokens
+
+
+def refusal(config: EngineConfig, in_all: Queued, tenant: Queued) -> QueueFull | None:
+    """Why this much must not be queued, naming the first limit that it exceeds; None if it may."""
+    for name, limit, count in (
+        ("max_num_queued_reqs", config.max_num_queued_reqs, in_all.num_reqs),
+        ("max_num_queued_tokens", config.max_num_queued_tokens, in_all.num_tokens),
+        (
+            "max_num_queued_reqs_per_tenant",
+            config.max_num_queued_reqs_per_tenant,
+            tenant.num_reqs,
+        ),
+        (
+            "max_num_queued_tokens_per_tenant",
+            config.max_num_queued_tokens_per_tenant,
+            tenant.num_tokens,
+        ),
+    ):
+        if limit is not None and count > limit:
+            return QueueFull(f"too much is queued: {count} would exceed {name} = {limit}")
+    return None
 
 
 class QueueLimits:
@@ -25,14 +54,9 @@ class QueueLimits:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        self._limits = {
-            "max_num_queued_reqs": config.max_num_queued_reqs,
-            "max_num_queued_tokens": config.max_num_queued_tokens,
-            "max_num_queued_reqs_per_tenant": config.max_num_queued_reqs_per_tenant,
-            "max_num_queued_tokens_per_tenant": config.max_num_queued_tokens_per_tenant,
-        }
-        self._all = _Queued()
-        self._tenants: dict[str, _Queued] = {}
+        self._config = config
+        self._all = Queued()
+        self._tenants: dict[str, Queued] = {}
 
     @property
     def num_reqs(self) -> int:
@@ -43,32 +67,29 @@ class QueueLimits:
         """Prompt tokens that wait."""
         return self._all.num_tokens
 
-    def num_reqs_by_tenant(self) -> dict[str, int]:
-        return {fair_key: queued.num_reqs for fair_key, queued in self._tenants.items()}
+    @property
+    def by_tenant(self) -> Mapping[str, Queued]:
+        """Of those for whom something waits."""
+        return self._tenants
 
     def enter(self, fair_key: str, num_tokens: int) -> None:
         """Raises ``QueueFull``, naming the limit, if the request has to be refused."""
-        tenant = self._tenants.get(fair_key) or _Queued()
-        counts = {
-            "max_num_queued_reqs": self._all.num_reqs + 1,
-            "max_num_queued_tokens": self._all.num_tokens + num_tokens,
-            "max_num_queued_reqs_per_tenant": tenant.num_reqs + 1,
-            "max_num_queued_tokens_per_tenant": tenant.num_tokens + num_tokens,
-        }
-        for name, count in counts.items():
-            limit = self._limits[name]
-            if limit is not None and count > limit:
-                raise QueueFull(f"too much is queued: {count} would exceed {name} = {limit}")
+        tenant = self._tenants.get(fair_key) or Queued()
+        error = refusal(
+            self._config,
+            Queued(self._all.num_reqs + 1, self._all.num_tokens + num_tokens),
+            Queued(tenant.num_reqs + 1, tenant.num_tokens + num_tokens),
+        )
+        if error is not None:
+            raise error
         self._tenants[fair_key] = tenant
         for queued in (self._all, tenant):
-            queued.num_reqs += 1
-            queued.num_tokens += num_tokens
+            queued.add(1, num_tokens)
 
     def leave(self, fair_key: str, num_tokens: int) -> None:
         tenant = self._tenants[fair_key]
         for queued in (self._all, tenant):
-            queued.num_reqs -= 1
-            queued.num_tokens -= num_tokens
+            queued.add(-1, -num_tokens)
         assert tenant.num_reqs >= 0, f"{fair_key!r} leaves the queue too often"
         if tenant.num_reqs == 0:
             del self._tenants[fair_key]

@@ -156,6 +156,7 @@ class Scheduler:
     def register(self, request: Request) -> None:
         """Count a new request as queued, before ``add``. Raises ``QueueFull``."""
         self.queue.enter(request.fair_key, request.num_prompt_tokens)
+        self.tenants.of(request.fair_key)  # Known from now on.
 
     def add(self, request: Request) -> None:
         """Queue a new request, or one whose grammar is ready now."""
@@ -292,8 +293,7 @@ class Scheduler:
         num_preemptions = self.stats.num_preemptions
         num_missing = 0
         order = list(self.running.values())
-        # An upper bound on what the chunks of one step can ask for.
-        if self.cache.num_free_blocks < len(order) + budget // self.cache.block_size:
+        if self._may_run_short(order):
             order = self.policy.ranked(order)
         index = 0
         while index < len(order):
@@ -320,6 +320,23 @@ class Scheduler:
             budget -= num_tokens
         # Where they do not, new work would only take what running requests are short of.
         return budget, num_missing == 0 and num_preemptions == self.stats.num_preemptions
+
+    def _may_run_short(self, order: list[Request]) -> bool:
+        """Whether the next chunks of these could ask for more blocks than are free.
+
+        Ranking them is what takes time, and most steps of a full cache need only a few blocks.
+        """
+        num_free, block_size = self.cache.num_free_blocks, self.cache.block_size
+        if num_free >= len(order) + self._max_num_batched_tokens // block_size:
+            return False
+        num_needed = 0
+        for request in order:
+            end = len(request.token_ids) + request.num_pending
+            end = min(end, request.num_computed_tokens + self._chunk_limit)
+            lacking = -(-end // block_size) - len(request.block_table.block_ids)
+            if lacking > 0:
+                num_needed += lacking
+        return num_needed > num_free
 
     def _fitting_drafts(self, request: Request, limit: int, num_missing: int) -> tuple[int, ...]:
         """The guesses there is room for: nobody is preempted for their sake."""
@@ -436,9 +453,12 @@ class Scheduler:
         request.num_cached_tokens = num_cached
         self.queue.leave(request.fair_key, request.num_prompt_tokens)
         self.policy.charge_prompt(request, 0, num_cached)
-        self.tenants.of(request.fair_key).cached_tokens += num_cached
-        self.stats.prompt_tokens += request.num_prompt_tokens
         waited_s = self._clock() - request.arrival_s
+        totals = self.tenants.of(request.fair_key)
+        totals.cached_tokens += num_cached
+        totals.num_admitted += 1
+        totals.queue_time_sum_s += waited_s
+        self.stats.prompt_tokens += request.num_prompt_tokens
         self.stats.queue_time_counts[bisect_left(QUEUE_TIME_BUCKETS_S, waited_s)] += 1
         self.stats.queue_time_sum_s += waited_s
         if self.cache.enable_prefix_caching:
@@ -497,8 +517,8 @@ class Scheduler:
         """
         step = self._in_flight.popleft()
         assert step.plan.step_id == result.step_id, "steps are collected out of order"
-        _keep_logprobs(step, result)
         self._observe_time(step)
+        _keep_logprobs(step, result)
         moved = []
         for request, chunk, token_ids in zip(
             step.requests, step.plan.chunks, result.token_ids, strict=True

@@ -6,9 +6,10 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from engine.messages import TenantStats
+from engine.scheduler.queue_limits import Queued
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from engine.request import Request
 
@@ -26,10 +27,12 @@ class Totals:
         "computed_tokens",
         "generation_tokens",
         "num_accepted_tokens",
+        "num_admitted",
         "num_draft_tokens",
         "num_drafts",
         "preemptions_caused",
         "preemptions_suffered",
+        "queue_time_sum_s",
     )
 
     def __init__(self) -> None:
@@ -41,6 +44,8 @@ class Totals:
         self.num_accepted_tokens = 0
         self.preemptions_caused = 0
         self.preemptions_suffered = 0
+        self.num_admitted = 0
+        self.queue_time_sum_s = 0.0
 
     def add(self, other: Totals) -> None:
         for name in self.__slots__:
@@ -62,15 +67,17 @@ class TenantTotals:
             totals = self._totals[fair_key] = Totals()
         return totals
 
-    def stats(self, running: Iterable[Request], num_queued: dict[str, int]) -> list[TenantStats]:
+    def stats(self, running: Iterable[Request], queued: Mapping[str, Queued]) -> list[TenantStats]:
         num_running: defaultdict[str, int] = defaultdict(int)
         for request in running:
             num_running[request.fair_key] += 1
+        none = Queued()
         return [
             TenantStats(
                 fair_key=fair_key,
                 num_running=num_running[fair_key],
-                num_queued=num_queued.get(fair_key, 0),
+                num_queued=queued.get(fair_key, none).num_reqs,
+                queued_tokens=queued.get(fair_key, none).num_tokens,
                 **{name: getattr(totals, name) for name in Totals.__slots__},
             )
             for fair_key, totals in (*self._totals.items(), (OTHERS, self._others))

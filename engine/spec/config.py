@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from engine import hub
 from engine.errors import ConfigError
 
 Method = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa"]
@@ -33,7 +34,10 @@ class SpeculativeConfig(
 
     method: Method
     model: str | None = None
-    """``draft_model``, ``eagle``, ``eagle3``, ``medusa``: the folder of the network that drafts."""
+    """``draft_model``, ``eagle``, ``eagle3``, ``medusa``: the network that drafts, a folder or the
+    id of a repository on the hub."""
+    revision: str | None = None
+    """Of that repository: branch, tag or commit."""
     num_speculative_tokens: int | None = None
     """Drafts for a request in a step, at most. Needed by all methods but ``suffix`` (24)."""
     prompt_lookup_min: int | None = None
@@ -61,8 +65,11 @@ class SpeculativeConfig(
                 f"speculative_config.model is missing: method {self.method!r} needs the folder of a"
                 " draft network"
             )
-        if self.method not in NETWORK_METHODS and self.model is not None:
-            raise ConfigError(f"speculative_config.model has no effect with method {self.method!r}")
+        for name in ("model", "revision"):
+            if self.method not in NETWORK_METHODS and getattr(self, name) is not None:
+                raise ConfigError(
+                    f"speculative_config.{name} has no effect with method {self.method!r}"
+                )
         if self.num_speculative_tokens is None and self.method not in _DEFAULT_TOKENS:
             raise ConfigError(
                 "speculative_config.num_speculative_tokens is missing:"
@@ -80,8 +87,9 @@ class SpeculativeConfig(
 
     @property
     def model_dir(self) -> Path:
+        """Downloads a hub repository when it is first asked for (``ModelLoadError``)."""
         assert self.model is not None, "the method has no model"
-        return Path(self.model)
+        return hub.fetch(self.model, self.revision, also=("*.bin", "*.pt"))
 
     @property
     def num_tokens(self) -> int:

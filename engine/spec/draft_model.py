@@ -33,17 +33,18 @@ class DraftModel(ChainNetwork):
 
 def load_draft_model(
     folder: Path,
-    target_config: ModelConfig,
+    vocab_size: int,
     *,
     dummy: bool = False,
     max_model_len: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> DraftModel:
-    """``dummy`` draws its weights. Raises ``ModelLoadError`` naming what does not fit."""
+    """vocab_size: the target's. ``dummy`` draws the weights. Raises ``ModelLoadError`` naming what
+    does not fit."""
     config = read_config(folder)
-    if config.vocab_size != target_config.vocab_size:
-        raise mismatch(folder, "vocab_size", config.vocab_size, target_config.vocab_size)
+    if config.vocab_size != vocab_size:
+        raise mismatch(folder, "vocab_size", config.vocab_size, vocab_size)
     if config.max_position_embeddings < max_model_len:
         raise mismatch(
             folder, "max_position_embeddings", config.max_position_embeddings, max_model_len

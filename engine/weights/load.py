@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelLoadError
+from engine.hub import weight_files
 from engine.layers.module import Module
 from engine.messages import LoadProgress
 from engine.weights.names import is_ignored, targets
@@ -17,20 +17,13 @@ from engine.weights.shard import load_shard
 
 OnProgress = Callable[[LoadProgress], None]
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
-
-
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
-
 
 def load_weights(
     model: Module, model_dir: Path, *, tied: bool, on_progress: OnProgress | None = None
 ) -> None:
     """Fill every parameter of ``model``. ``ModelLoadError`` names what is missing or too much."""
     missing = targets(model)
-    files = checkpoint_files(model_dir)
+    files = weight_files(model_dir)
     for done, path in enumerate(files):
         if on_progress is not None:
             on_progress(LoadProgress(f"Loading {path.name}", done / len(files)))
@@ -51,29 +44,10 @@ def load_weights(
         )
 
 
-def checkpoint_files(model_dir: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, all of them present."""
-    index = model_dir / _INDEX
-    names = [_SINGLE]
-    if index.exists():
-        try:
-            names = sorted(
-                set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
-            )
-        except (OSError, msgspec.DecodeError) as error:
-            raise ModelLoadError(f"{index}: {error}") from error
-    for name in names:
-        if not (model_dir / name).is_file():
-            raise ModelLoadError(
-                f"{model_dir} has no {name}: weights must be safetensors files, complete"
-            )
-    return [model_dir / name for name in names]
-
-
 def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
+            for name in file.offset_keys():  # as they lie on the disk
                 yield name, file.get_tensor(name)
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error

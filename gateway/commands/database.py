@@ -6,6 +6,7 @@ In a folder with a ``sluice.toml`` it is the one that file names; else the demo'
 from __future__ import annotations
 
 import asyncio
+import getpass
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,12 +100,14 @@ def with_store(database: Database, work: Callable[[Store], Awaitable[T]]) -> T:
 
     async def run() -> T:
         import migrations
+        from tenants.audit import acting_as
         from tenants.postgres import PostgresStore
 
         await migrations.check(database.dsn)
         store = await PostgresStore.connect(database.dsn, max_size=1)
         try:
-            return await work(store)
+            with acting_as(f"command line ({getpass.getuser()})"):
+                return await work(store)
         finally:
             await store.close()
 

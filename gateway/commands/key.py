@@ -19,7 +19,9 @@ PublicId = Annotated[str, typer.Argument(help="The 12 characters after sk-slc-."
 def create(
     tenant: TenantName,
     name: Annotated[str, typer.Option(help="What the key is for.")] = "default",
-    scope: Annotated[list[str] | None, typer.Option(help="chat or admin; may be repeated.")] = None,
+    scope: Annotated[
+        list[str] | None, typer.Option(help="chat, responses, usage or admin; may be repeated.")
+    ] = None,
     project: Annotated[
         str | None, typer.Option(help="The tenant's project; made if there is none.")
     ] = None,
@@ -59,7 +61,7 @@ def list_(tenant: TenantName, config: ConfigOption = None, data_dir: DataDirOpti
     """List a tenant's keys; their secrets are nowhere."""
     from rich.table import Table
 
-    from gateway.commands.tables import show
+    from gateway.commands.tables import show, time_of
     from tenants.store import Store
     from tenants.types import ApiKey
 
@@ -68,13 +70,11 @@ def list_(tenant: TenantName, config: ConfigOption = None, data_dir: DataDirOpti
 
     with opened(config, data_dir) as database:
         found = with_store(database, keys)
-    table = Table("public id", "name", "scopes", "created", "expires", "revoked")
+    table = Table("public id", "name", "scopes", "created", "expires", "revoked", "last used")
     for key in found:
-        dates = (
-            f"{at:%Y-%m-%d %H:%M}" if at else ""
-            for at in (key.created_at, key.expires_at, key.revoked_at)
-        )
-        table.add_row(key.public_id, key.name, " ".join(key.scopes), *dates)
+        ends_at = key.revoked_at or key.revoke_at
+        dates = (key.created_at, key.expires_at, ends_at, key.last_used_at)
+        table.add_row(key.public_id, key.name, " ".join(key.scopes), *map(time_of, dates))
     show(table)
 
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 
 from rich.console import Console
 from rich.table import Table
+
+
+def time_of(moment: datetime | None) -> str:
+    """For a cell; empty when there is none."""
+    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M}"
 
 
 def show(table: Table) -> None:

@@ -7,13 +7,17 @@ from typing import Annotated
 import typer
 
 from gateway.commands.database import ConfigOption, DataDirOption, opened, with_store
+from gateway.commands.limits import limits
 
-app = typer.Typer(help="Create and list tenants.", no_args_is_help=True)
+app = typer.Typer(help="Create, list, change and limit tenants.", no_args_is_help=True)
+app.command()(limits)
+
+TenantName = Annotated[str, typer.Argument(help="The tenant's name.")]
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="The tenant's name.")],
+    name: TenantName,
     weight: Annotated[float, typer.Option(help="Share of the engine, relative to others'.")] = 1.0,
     priority: Annotated[int, typer.Option(help="Priority class; lower goes first.")] = 0,
     config: ConfigOption = None,
@@ -32,14 +36,42 @@ def list_(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
     """List all tenants."""
     from rich.table import Table
 
-    from gateway.commands.tables import show
+    from gateway.commands.tables import show, time_of
 
     with opened(config, data_dir) as database:
         tenants = with_store(database, lambda store: store.list_tenants())
-    table = Table("name", "id", "weight", "priority", "created")
+    table = Table("name", "id", "weight", "priority", "created", "disabled")
     for tenant in tenants:
-        created = f"{tenant.created_at:%Y-%m-%d %H:%M}"
         table.add_row(
-            tenant.name, str(tenant.id), f"{tenant.weight:g}", str(tenant.priority), created
+            *(tenant.name, str(tenant.id), f"{tenant.weight:g}", str(tenant.priority)),
+            *(time_of(tenant.created_at), time_of(tenant.disabled_at)),
         )
     show(table)
+
+
+@app.command()
+def update(
+    name: TenantName,
+    rename: Annotated[str | None, typer.Option(help="Its new name.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Share of the engine.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Priority class; lower goes first.")] = None,
+    disabled: Annotated[
+        bool | None, typer.Option("--disable/--enable", help="Shut all its keys out, or back in.")
+    ] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Change a tenant; what is not named stays. Running requests of a disabled one end."""
+    from tenants.store import Store
+    from tenants.types import Tenant
+
+    async def work(store: Store) -> Tenant:
+        tenant = await store.get_tenant(name)
+        return await store.update_tenant(
+            tenant.id, name=rename, weight=weight, priority=priority, disabled=disabled
+        )
+
+    with opened(config, data_dir) as database:
+        tenant = with_store(database, work)
+    state = "disabled" if tenant.disabled_at is not None else "enabled"
+    print(f"{tenant.name}: weight {tenant.weight:g}, priority {tenant.priority}, {state}.")

@@ -42,7 +42,7 @@ class Answers:
         self, request: Request, generation: Generation, chunks: Chunks, *, resumable: bool
     ) -> Response:
         """The generation as server-sent events. Closes it, or ``Streams`` does if resumable."""
-        await _heard(request, generation)
+        await heard(request, generation)
         if not resumable:
             return EventStream(generation, chunks, heartbeat_s=self._heartbeat_s)
         return await open_event_stream(
@@ -64,7 +64,7 @@ def is_resumable(request: Request, *, field: bool | None, stream: bool | None) -
     return True
 
 
-async def _heard(request: Request, generation: Generation) -> None:
+async def heard(request: Request, generation: Generation) -> None:
     """Let the engine refuse while that can still be a status. Whatever is raised, it is closed."""
     try:
         await until_disconnect(request.receive, generation.first_word(FIRST_WORD_S))

@@ -1,10 +1,11 @@
-"""The chat page: static files of ``gateway/web``, served under a strict policy."""
+"""The chat page and the admin page: static files of ``gateway/web``, under a strict policy."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -36,8 +37,15 @@ class Pages(StaticFiles):
 
 def public_paths(folder: Path = WEB) -> frozenset[str]:
     """Every path the pages are served at; nothing else of ``/`` is public."""
-    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    return frozenset(f"/{name}" for name in ("", *files)) if files else frozenset()
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    pages = [f"/{page}{slash}" for page in _pages(folder) for slash in ("", "/")]
+    root = ["/"] if files else []
+    return frozenset([*root, *pages, *(f"/{path.as_posix()}" for path in files)])
+
+
+def _pages(folder: Path) -> list[str]:
+    """Folders with a page of their own."""
+    return [path.parent.name for path in folder.glob("*/index.html")]
 
 
 def page_routes(folder: Path = WEB) -> list[Route]:
@@ -45,4 +53,16 @@ def page_routes(folder: Path = WEB) -> list[Route]:
     if not folder.is_dir():
         return []
     pages = Pages(directory=folder, html=True)
-    return [Route(path, pages, methods=["GET"]) for path in sorted(public_paths(folder))]
+    bare = {f"/{page}" for page in _pages(folder)}
+    served = sorted(public_paths(folder) - bare)
+    return [
+        *(Route(path, _add_slash, methods=["GET"]) for path in sorted(bare)),
+        *(Route(path, pages, methods=["GET"]) for path in served),
+    ]
+
+
+async def _add_slash(request: Request) -> Response:
+    """What a page names is relative to its folder. The host is the client's to know: only the path
+    is said.
+    """
+    return RedirectResponse(f"{request.scope['path']}/", 308)

@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include "layer_ops.cuh"
+#include "logprobs.cuh"
 #include "paged_decode.cuh"
 #include "penalties.cuh"
 #include "sampling.cuh"
@@ -399,6 +400,38 @@ void apply_token_bitmask(Tensor logits, const Tensor& bitmask, const Tensor& row
         "apply_token_bitmask");
 }
 
+void token_logprobs(Tensor logprobs, Tensor ranks, Tensor top_ids, Tensor top_logprobs,
+                    const Tensor& logits, const Tensor& token_ids) {
+  const auto dtype = dtype_of(logits, "logits");
+  TORCH_CHECK(logits.is_cuda() && logits.dim() == 2 && logits.stride(1) == 1,
+              "logits must be a CUDA matrix with contiguous rows");
+  const int64_t num_rows = logits.size(0), num_top = top_ids.size(1);
+  TORCH_CHECK(num_top <= sluice::kMaxTopLogprobs && num_top <= logits.size(1), "at most ",
+              sluice::kMaxTopLogprobs, " and the vocabulary can be reported, got ", num_top);
+  check_int64(token_ids, num_rows, "token_ids");
+  check_int64(ranks, num_rows, "ranks");
+  check_int64(top_ids, num_rows * num_top, "top_ids");
+  for (const Tensor& t : {logprobs, top_logprobs}) {
+    TORCH_CHECK(t.is_cuda() && t.scalar_type() == at::kFloat && t.is_contiguous(),
+                "log-probabilities must be contiguous float32 CUDA tensors");
+  }
+  TORCH_CHECK(logprobs.numel() >= num_rows && top_logprobs.numel() >= num_rows * num_top,
+              "log-probabilities must match the logits");
+  sluice::TokenLogprobs w = {};
+  w.logits = logits.data_ptr();
+  w.token_ids = token_ids.data_ptr<int64_t>();
+  w.logprobs = logprobs.data_ptr<float>();
+  w.ranks = ranks.data_ptr<int64_t>();
+  w.top_ids = top_ids.data_ptr<int64_t>();
+  w.top_logprobs = top_logprobs.data_ptr<float>();
+  w.logits_stride = logits.stride(0);
+  w.num_rows = num_rows;
+  w.vocab = logits.size(1);
+  w.num_top = num_top;
+  const c10::cuda::CUDAGuard guard(logits.device());
+  check(sluice::token_logprobs(w, dtype, c10::cuda::getCurrentCUDAStream()), "token_logprobs");
+}
+
 void apply_penalties(Tensor logits, const Tensor& tokens, const Tensor& where,
                      const Tensor& strengths, Tensor counts) {
   TORCH_CHECK(logits.is_cuda() && logits.dim() == 2 && logits.stride(1) == 1 &&
@@ -460,6 +493,9 @@ TORCH_LIBRARY(sluice_cuda, m) {
       "skinny_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, bool gated) -> ()");
   m.def("apply_token_bitmask(Tensor(a!) logits, Tensor bitmask, Tensor rows) -> ()");
   m.def(
+      "token_logprobs(Tensor(a!) logprobs, Tensor(b!) ranks, Tensor(c!) top_ids, "
+      "Tensor(d!) top_logprobs, Tensor logits, Tensor token_ids) -> ()");
+  m.def(
       "apply_penalties(Tensor(a!) logits, Tensor tokens, Tensor where, Tensor strengths, "
       "Tensor(b!) counts) -> ()");
 }
@@ -475,4 +511,5 @@ TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
   m.impl("skinny_linear", &skinny_linear);
   m.impl("apply_token_bitmask", &apply_token_bitmask);
   m.impl("apply_penalties", &apply_penalties);
+  m.impl("token_logprobs", &token_logprobs);
 }

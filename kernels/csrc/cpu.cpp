@@ -8,6 +8,7 @@
 #include "cpu_decoder.h"
 #include "cpu_linear.h"
 #include "cpu_rows.h"
+#include "cpu_sampling.h"
 
 extern "C" {
 
@@ -68,6 +69,35 @@ void sluice_paged_attention(float* out, const float* q, const float* k_cache, co
       attend(out + token * num_q_heads * head_dim, q + token * q_stride, k_cache, v_cache, *step,
              shape, sequence, item % parts * heads, heads, scratch);
     }
+  }
+}
+
+// logits: [rows, vocab]; the others: [rows]; see SamplingRow.
+void sluice_sample(int64_t* out, const float* logits, const float* temperature,
+                   const int64_t* top_k, const float* top_p, const float* min_p,
+                   const uint64_t* seeds, const int64_t* positions, int64_t rows, int64_t vocab,
+                   int64_t num_threads) {
+#pragma omp parallel num_threads(num_threads) if (rows > 1 && rows * vocab > kParallelWork)
+  {
+    static thread_local SamplingScratch scratch;
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < rows; ++i) {
+      const SamplingRow how{temperature[i], top_k[i], top_p[i], min_p[i], seeds[i], positions[i]};
+      out[i] = sample_row(logits + i * vocab, vocab, how, scratch);
+    }
+  }
+}
+
+// logits: [*, vocab], tokens: [*, stride]; where: [4, rows], strengths: [3, rows], see
+// reference.apply_penalties.
+void sluice_apply_penalties(float* logits, const int64_t* tokens, const int64_t* where,
+                            const float* strengths, int64_t rows, int64_t vocab, int64_t stride) {
+  static thread_local std::vector<int32_t> counts;
+  if (static_cast<int64_t>(counts.size()) < vocab) counts.resize(vocab);
+  for (int64_t i = 0; i < rows; ++i) {
+    const PenaltyRow how{strengths[i], strengths[rows + i], strengths[2 * rows + i],
+                         where[2 * rows + i], where[3 * rows + i]};
+    penalize_row(logits + where[i] * vocab, tokens + where[rows + i] * stride, how, counts);
   }
 }
 

@@ -10,14 +10,15 @@
 // Every sum is taken in an order that depends on the row alone, so the draw depends neither on the
 // batch nor on the run. This file is compiled without fast math: its logarithms decide near-ties.
 
+#include "logits_row.cuh"
 #include "philox.cuh"
 #include "sampling.cuh"
 
 namespace sluice {
 namespace {
 
-constexpr int kThreads = 1024;
-constexpr int kWarps = kThreads / 32;
+constexpr int kThreads = kRowThreads;
+constexpr int kWarps = kRowWarps;
 constexpr int kBinsPerNat = 64;
 constexpr int kBins = 26 * kBinsPerNat;  // multiple of 32
 constexpr float kHopeless = 25.8f;       // the range of the noise: GUMBEL_MAX - GUMBEL_MIN
@@ -41,22 +42,6 @@ struct Shared {
   int ids[kWarps];
   int last_bin, num_in_bins, num_candidates;
 };
-
-__device__ __forceinline__ double warp_sum(double x) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(~0u, x, d);
-  return x;
-}
-
-// The same in all threads.
-__device__ double block_sum(double x, Shared& sm) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  x = warp_sum(x);
-  __syncthreads();
-  if (lane == 0) sm.sums[warp] = x;
-  __syncthreads();
-  return warp_sum(sm.sums[lane]);
-}
 
 struct Best {
   float value;
@@ -90,28 +75,9 @@ __device__ Best block_best(Best best, Shared& sm) {
 
 // One row of logits and how it is sampled.
 template <typename T>
-struct Row {
-  const T* logits;
-  int vocab;
-  bool vectors;  // 16-byte loads are possible
+struct Row : LogitsRow<T> {
   float best;
   float temperature;
-
-  // Calls visit(first id, 4 or 8 logits) for every vector, visit of one logit where there are none.
-  template <typename F>
-  __device__ __forceinline__ void for_each(F visit) const {
-    using V = Vector<T>;
-    const int num_vectors = vectors ? vocab / V::kSize : 0;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < num_vectors; i += kThreads) {
-      const V v = reinterpret_cast<const V*>(logits)[i];
-#pragma unroll
-      for (int e = 0; e < V::kSize; ++e) visit(i * V::kSize + e, to_float(v.x[e]));
-    }
-    for (int i = num_vectors * V::kSize + threadIdx.x; i < vocab; i += kThreads) {
-      visit(i, to_float(logits[i]));
-    }
-  }
 
   // How far a token trails the best one: 0 or more, so that its bits order as it does.
   __device__ __forceinline__ float distance(float logit) const {
@@ -151,7 +117,7 @@ __device__ double count_bins(const Row<T>& row, Shared& sm) {
       atomicAdd(&sm.bins.mass[bin], static_cast<uint32_t>(expf(start - distance) * kMassUnit));
     }
   });
-  return block_sum(total, sm);
+  return block_sum(total, sm.sums);
 }
 
 // The bin in which the tokens reach `count` or, if that is 0, at least `mass`; the last one if they
@@ -244,7 +210,7 @@ __device__ Cut cut_candidates(const SamplingRow& how, double total, bool limits_
     const uint32_t kth = sm.candidates[how.top_k - 1] >> 32;
     int own = 0;
     for (int i = threadIdx.x; i < num; i += kThreads) own += sm.candidates[i] >> 32 <= kth;
-    num = static_cast<int>(block_sum(own, sm));  // ties with the k-th stay
+    num = static_cast<int>(block_sum(own, sm.sums));  // ties with the k-th stay
   }
   Cut cut = {candidate_distance(sm.candidates[num - 1]), 0, 0.f};
   if (!(how.top_p < 1.f)) return cut;
@@ -311,7 +277,7 @@ __device__ Cut cut_by_bisection(const Row<T>& row, const SamplingRow& how, doubl
   auto count_to = [&](float limit) {
     double own = 0;
     row.for_each([&](int, float logit) { own += row.distance(logit) <= limit; });
-    return block_sum(own, sm);
+    return block_sum(own, sm.sums);
   };
   auto mass_to = [&](float limit) {
     double own = 0;
@@ -319,7 +285,7 @@ __device__ Cut cut_by_bisection(const Row<T>& row, const SamplingRow& how, doubl
       const float distance = row.distance(logit);
       if (distance <= limit) own += expf(-distance);
     });
-    return block_sum(own, sm);
+    return block_sum(own, sm.sums);
   };
   const uint32_t farthest = __float_as_uint(kHopeless);
   Cut cut = {kHopeless, 0, 0.f};
@@ -342,7 +308,7 @@ __device__ Cut cut_by_bisection(const Row<T>& row, const SamplingRow& how, doubl
     row.for_each([&](int id, float logit) {
       own += row.distance(logit) == cut.distance && id >= row.vocab - 1 - static_cast<int>(back);
     });
-    return block_sum(own, sm) >= num_ties_kept;
+    return block_sum(own, sm.sums) >= num_ties_kept;
   });
   return cut;
 }
@@ -413,7 +379,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const Sampling s) {
   const SamplingRow how = s.table[place];
   const int position = s.positions[blockIdx.x];
   const T* logits = static_cast<const T*>(s.logits) + blockIdx.x * s.logits_stride;
-  Row<T> row = {logits, s.vocab, reinterpret_cast<uintptr_t>(logits) % 16 == 0, 0.f, 1.f};
+  Row<T> row = {{logits, s.vocab}, 0.f, 1.f};
   const int token = sample_row(row, how, position, sm);
   if (threadIdx.x == 0) {
     s.out[blockIdx.x] = token;

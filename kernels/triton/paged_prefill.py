@@ -31,6 +31,8 @@ class Tiling:
 
 def tiling(head_dim: int, dtype: torch.dtype, rows: int) -> Tiling:
     """The tiles for sequences of at most ``rows`` rows (query tokens times group)."""
+    if head_dim > 256:  # latents: what fits a multiprocessor's memory
+        return Tiling(16, 16 if dtype == torch.float32 else 32, 8, 1)
     if dtype == torch.float32:  # exact products: no tensor cores, twice the memory
         return Tiling(16 if rows <= 16 else 32, 32, 4, 2)
     if rows <= 16:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -20,6 +21,9 @@ from tenants.embedded import EmbeddedPostgres
 from tenants.errors import AuthenticationFailed
 from tenants.postgres import PostgresStore
 from tenants.types import Principal
+from tests.postgres import execute
+from tests.tenants.samples import make_event
+from tests.tenants.test_reservations import ask
 
 pytestmark = pytest.mark.pg
 
@@ -170,6 +174,79 @@ def test_a_key_is_rotated_with_grace_or_at_once(migrated: Folder) -> None:
     assert "grace" in migrated.complaint("key", "rotate", public_id, "--grace", "-1")
     assert "--grace" in migrated.complaint("key", "rotate", public_id, "--grace", "nan")
     assert "no key 'abc'" in migrated.complaint("key", "rotate", "abc")
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split("\t") for line in text.splitlines()]
+
+
+def test_limits_are_set_shown_and_taken_away(migrated: Folder) -> None:
+    migrated.ok("tenant", "create", "limited")
+    migrated.ok("project", "create", "limited", "web")
+    assert migrated.ok("tenant", "limits", "limited", "--requests-per-minute", "600") != ""
+    both = ("--tokens-per-minute", "9000", "--requests-per-minute", "none", "--weight", "1.5")
+    found = rows(migrated.ok("tenant", "limits", "limited", *both))
+    assert found == [["tenant", "limited", "", "9,000", "", "", "", "", "", "1.5"]]
+    found = rows(
+        migrated.ok("tenant", "limits", "limited", "--project", "web", "--max-concurrent", "3")
+    )
+    assert found[1][:2] == ["project", "web"]
+    assert found[1][4] == "3"
+    for arguments, words in (
+        (("--max-queued", "few"), "--max-queued: 'few' is neither a number nor none"),
+        (("--max-concurrent", "0"), "max_concurrent: must be within"),
+        (("--project", "nope", "--priority", "1"), "no project 'nope'"),
+        (("--key", "a", "--project", "b"), "give one of them"),
+    ):
+        assert words in migrated.complaint("tenant", "limits", "limited", *arguments)
+
+
+def test_the_first_admin_key_is_made_once_and_changes_are_shown(
+    migrated: Folder, tmp_path: Path
+) -> None:
+    """In a database of its own, whose first admin key it is."""
+    fresh = Folder(tmp_path, migrated.dsn.replace("/cli?", "/first?"))
+    asyncio.run(execute(migrated.dsn, "CREATE DATABASE first"))
+    fresh.ok("migrate")
+    key = fresh.ok("bootstrap").strip()
+    principal = fresh.authenticate(key)
+    assert (principal.tenant.name, principal.key.scopes) == ("admin", ("admin",))
+    assert "only once" in fresh.complaint("bootstrap")
+    fresh.ok("tenant", "update", "admin", "--rename", "ops", "--weight", "2", "--disable")
+    with pytest.raises(AuthenticationFailed):
+        fresh.authenticate(key)
+    assert "enabled" in fresh.ok("tenant", "update", "ops", "--enable")
+    fresh.ok("project", "create", "ops", "web")
+    fresh.ok("project", "rename", "ops", "web", "shop")
+    assert [row[0] for row in rows(fresh.ok("project", "list", "ops"))] == ["default", "shop"]
+    newest = rows(fresh.ok("audit", "ops", "--limit", "4"))
+    assert [row[2] for row in newest] == [
+        "project.update",
+        "project.create",
+        "tenant.update",
+        "tenant.update",
+    ]
+    assert newest[0][5] == "name: web → shop"
+    assert all(row[1].startswith("command line (") for row in newest)
+
+    asyncio.run(_use(fresh.dsn, principal))
+    (used,) = rows(fresh.ok("usage", "--by", "tenant,key,model"))
+    assert used[:3] == ["ops", f"first admin ({principal.key.public_id})", "demo"]
+    assert used[3:] == ["1", "100", "64", "20", "0"]
+    assert rows(fresh.ok("usage", "ops", "--by", "", "--per", "day"))[0][1:3] == ["1", "100"]
+    assert "'week' is none of" in fresh.complaint("usage", "--per", "week")
+    (running,) = rows(fresh.ok("stream", "list", "ops"))
+    assert running[1:6] == ["ops", used[1], "demo", "running", "10"]
+    assert "Told all workers" in fresh.ok("stream", "kill", running[0])
+    assert "no request" in fresh.complaint("stream", "kill", str(uuid4()))
+
+
+async def _use(dsn: str, who: Principal) -> None:
+    """A request that has ended and one that runs."""
+    store = await PostgresStore.connect(dsn, max_size=1)
+    await store.record_usage(make_event(who.key))
+    await store.reserve(ask(who.key))
+    await store.close()
 
 
 def test_who_is_not_there_is_named(migrated: Folder) -> None:

@@ -10,7 +10,7 @@ import enum
 import os
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelLoadError
@@ -21,6 +21,7 @@ from engine.messages import (
     Ready,
     RequestOutput,
     Stats,
+    TenantStats,
     TokenLogprobs,
 )
 from engine.process import Engine, OnProgress, main
@@ -47,6 +48,7 @@ class StandInCore:
         self.num_blocks = 4 * config.max_num_seqs
         self.waiting: deque[GenerateRequest] = deque()
         self.running: dict[str, tuple[GenerateRequest, int]] = {}
+        self.parked: dict[str, tuple[GenerateRequest, int]] = {}
         self.outputs: list[RequestOutput] = []
         self.num_steps = self.generation_tokens = 0
 
@@ -62,9 +64,19 @@ class StandInCore:
             queued = next((r for r in self.waiting if r.request_id == request_id), None)
             if queued is not None:
                 self.waiting.remove(queued)
-            elif self.running.pop(request_id, None) is None:
+            elif all(held.pop(request_id, None) is None for held in (self.running, self.parked)):
                 continue
             self.outputs.append(RequestOutput(request_id, [], "abort"))
+
+    def park(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            if request_id in self.running:
+                self.parked[request_id] = self.running.pop(request_id)
+
+    def unpark(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            if request_id in self.parked:
+                self.running[request_id] = self.parked.pop(request_id)
 
     def step(self) -> list[RequestOutput]:
         outputs, self.outputs = self.outputs, []
@@ -82,6 +94,13 @@ class StandInCore:
         return Stats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
+            num_parked=len(self.parked),
+            num_queued_reqs=len(self.waiting),
+            num_queued_tokens=sum(len(request.prompt_token_ids) for request in self.waiting),
+            tenants=[
+                TenantStats(name, num_queued=count)
+                for name, count in Counter(request.fair_key for request in self.waiting).items()
+            ],
             num_total_blocks=self.num_blocks,
             num_free_blocks=self.num_blocks - 4 * len(self.running),
             num_steps=self.num_steps,

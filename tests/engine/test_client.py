@@ -16,7 +16,7 @@ import psutil
 import pytest
 import uvloop
 
-from engine.client import EngineClient, RequestStream
+from engine.client import FRESH_S, EngineClient, RequestStream
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError, QueueFull
 from engine.messages import (
@@ -118,7 +118,7 @@ class TestServing:
         assert results == [expected_tokens(prompt, 50) for prompt in prompts]
 
     async def test_a_slow_reader_gets_merged_outputs_and_all_tokens(self) -> None:
-        async with running() as client:
+        async with running(max_unread_tokens=300) as client:
             stream = client.submit(request("slow", max_tokens=300))
             other = client.submit(request("fast", max_tokens=400))
             assert len(await read(other)) == 400
@@ -170,6 +170,143 @@ class TestServing:
             assert stats.num_running == 3
             assert stats.num_free_blocks == stats.num_total_blocks - 12
             assert client.stats == stats
+
+
+@pytest.mark.asyncio
+class TestQueue:
+    """The stand-in takes whatever it is sent: refusals here are the client's."""
+
+    @contextlib.asynccontextmanager
+    async def full(self, **limits: int) -> AsyncIterator[EngineClient]:
+        """One request runs, two of one tenant wait, and the engine was asked half a second ago."""
+        config = EngineConfig(model="ok", max_num_seqs=1, **limits)
+        client = EngineClient(config, transport=StandInProcess)
+        await client.start()
+        try:
+            await anext(client.submit(request("running")))
+            for i in range(2):
+                client.submit(self.of("loud", f"loud{i}"))
+            yield client
+        finally:
+            await client.close()
+
+    def of(self, fair_key: str, request_id: str) -> GenerateRequest:
+        return msgspec.structs.replace(request(request_id), fair_key=fair_key)
+
+    @pytest.mark.parametrize(
+        ("limit", "others_wait"),
+        [
+            ({"max_num_queued_reqs": 2}, True),
+            ({"max_num_queued_tokens": 6}, True),
+            ({"max_num_queued_reqs_per_tenant": 2}, False),
+        ],
+    )
+    async def test_one_more_is_refused_before_it_is_sent(
+        self, limit: dict[str, int], others_wait: bool
+    ) -> None:
+        async with self.full(**limit) as client:
+            with pytest.raises(QueueFull, match=next(iter(limit))):
+                await client.check_queue("loud")
+            if others_wait:
+                with pytest.raises(QueueFull):
+                    await client.check_queue("quiet")
+            else:
+                await client.check_queue("quiet")
+
+    async def test_room_is_seen_at_once(self) -> None:
+        """Not when the client asks next for its own purposes, up to a second later."""
+        async with self.full(max_num_queued_reqs=2) as client:
+            with pytest.raises(QueueFull):
+                await client.check_queue("")
+            await client.abort("loud0")
+            await asyncio.sleep(FRESH_S)
+            start = time.monotonic()
+            await client.check_queue("")
+            assert time.monotonic() - start < 0.3
+
+    async def test_a_thousand_callers_ask_once(self) -> None:
+        async with self.full(max_num_queued_reqs=2) as client:
+            await asyncio.sleep(FRESH_S)
+            pings = len(client._pings)
+            checks = [asyncio.create_task(client.check_queue("")) for _ in range(1000)]
+            await asyncio.sleep(0)
+            assert len(client._pings) <= pings + 1
+            results = await asyncio.gather(*checks, return_exceptions=True)
+            assert all(isinstance(result, QueueFull) for result in results)
+
+    async def test_while_there_is_room_nobody_is_asked(self) -> None:
+        async with self.full(max_num_queued_reqs=3) as client:
+            pings = len(client._pings)
+            await client.check_queue("")
+            assert len(client._pings) <= pings
+
+
+@pytest.mark.asyncio
+class TestStalledReaders:
+    async def test_what_nobody_reads_is_parked_and_goes_on_when_somebody_does(self) -> None:
+        async with running(max_unread_tokens=20) as client:
+            stalled = client.submit(request("stalled", max_tokens=100))
+            tokens = (await anext(stalled)).new_token_ids
+            other = client.submit(request("other", max_tokens=150))
+            assert len(await read(other)) == 150, "who reads is not slowed"
+            assert (await client.fetch_stats()).num_parked == 1
+            # What was on its way when it was parked comes, too, but no more.
+            assert stalled.num_generated_tokens < 60
+            tokens += await read(stalled)
+            assert tokens == expected_tokens([1, 2, 3], 100)
+            assert stalled.finish_reason == "length"
+            assert (await client.fetch_stats()).num_parked == 0
+            assert not client._parked
+
+    async def test_a_slow_reader_gets_everything(self) -> None:
+        async with running(max_unread_tokens=5) as client:
+            stream = client.submit(request("slow", max_tokens=80))
+            tokens: list[int] = []
+            async for output in stream:
+                tokens += output.new_token_ids
+                await asyncio.sleep(0.02)
+            assert tokens == expected_tokens([1, 2, 3], 80)
+
+    async def test_one_that_stays_away_is_aborted(self) -> None:
+        async with running(max_unread_tokens=5, stall_timeout_s=0.2) as client:
+            stream = client.submit(request("gone"))
+            await until(lambda: stream.finish_reason is not None)
+            assert stream.abandoned
+            assert len(await read(stream)) == stream.num_generated_tokens
+            assert stream.finish_reason == "abort"
+            stats = await client.fetch_stats()
+            assert (stats.num_running, stats.num_parked) == (0, 0)
+            assert not client._parked
+
+    async def test_reading_in_time_saves_it(self) -> None:
+        async with running(max_unread_tokens=5, stall_timeout_s=0.4) as client:
+            stream = client.submit(request("slow", max_tokens=200))
+            start = time.monotonic()
+            while time.monotonic() - start < 1.0 and stream.finish_reason is None:
+                await anext(stream)
+                await asyncio.sleep(0.15)
+            assert not stream.abandoned
+            await read(stream)
+            assert stream.finish_reason == "length"
+
+    async def test_closing_a_parked_stream(self) -> None:
+        async with running(max_unread_tokens=5) as client:
+            stream = client.submit(request("a"))
+            await until(lambda: bool(client._parked))
+            await stream.aclose()
+            assert stream.finish_reason == "abort"
+            assert not client._parked
+            assert not client._unsent_parks
+
+    async def test_a_death_forgets_who_was_parked(self) -> None:
+        async with running(max_unread_tokens=5) as client:
+            client.submit(request("a"))
+            await until(lambda: bool(client._parked))
+            os.kill(client.info.pid, signal.SIGKILL)
+            await until(lambda: not client.ready)
+            assert not client._parked
+            await until(lambda: client.ready)
+            assert await read(client.submit(request("b", max_tokens=2))) == [2, 3]
 
 
 @pytest.mark.asyncio

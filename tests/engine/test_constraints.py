@@ -142,6 +142,19 @@ class TestEndings:
         assert ending.reason == "error"
         assert "refuses" in str(ending.error)
 
+    def test_a_token_outside_the_allowed_ones_is_the_clients_error(
+        self, compiler: GrammarCompiler
+    ) -> None:
+        constraints = Constraints(compiler, len(VOCAB))
+        request = make("[ab]x?", allowed_token_ids=ids("ac"))
+        ready(constraints, request)
+        assert constraints.accept(request, ids("a")) is None
+        ending = constraints.accept(request, ids("x"))
+        assert ending is not None
+        assert (ending.reason, ending.error_code) == ("error", "invalid_request")
+        assert "allowed_token_ids have no token in common" in str(ending.error)
+        assert constraints.accept(request, [EOS]) == Ending(request, "stop")
+
     def test_a_matcher_that_fails_on_a_token_is_an_error(
         self, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -239,6 +239,41 @@ async def test_the_real_engine_through_the_client(tmp_path: Path) -> None:
         await client.close()
 
 
+@pytest.mark.asyncio
+async def test_a_stalled_reader_of_the_real_engine(tmp_path: Path) -> None:
+    """It is parked: no row, no blocks, nobody slowed. When it reads on, it gets every token; when
+    it never does, its request ends. With one row the others run only because it gave that up."""
+    config = EngineConfig(
+        model=str(toys.write_llama(tmp_path)),
+        num_gpu_blocks_override=64,
+        num_threads=1,
+        max_num_seqs=1,
+    )
+    client = EngineClient(config, max_unread_tokens=8, stall_timeout_s=2.0)
+    await client.start()
+    try:
+        params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+        expected = await generate(client, "alone", params)
+        stalled = client.submit(prompted("stalled", params))
+        tokens = (await anext(stalled)).new_token_ids
+        assert await generate(client, "other", params) == expected
+        stats = await client.fetch_stats()
+        assert (stats.num_parked, stats.num_running) == (1, 0)
+        assert stats.num_free_blocks == stats.num_total_blocks
+        assert stalled.num_generated_tokens < 60
+        assert tokens + await stream_tokens(stalled) == expected
+
+        gone = client.submit(prompted("gone", params))
+        async with asyncio.timeout(10):
+            while gone.finish_reason is None:  # noqa: ASYNC110 (an attribute)
+                await asyncio.sleep(0.05)
+        assert gone.abandoned
+        assert (await client.fetch_stats()).num_parked == 0
+        assert await generate(client, "after", params) == expected
+    finally:
+        await client.close()
+
+
 def prompted(request_id: str, params: SamplingParams) -> GenerateRequest:
     return GenerateRequest(request_id=request_id, prompt_token_ids=[5, 6, 7], params=params)
 

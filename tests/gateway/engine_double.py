@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.messages import (
     AbortRequest,
@@ -62,6 +64,8 @@ class EngineDouble:
     """Request id to the loop's time."""
     generated: dict[str, int] = field(default_factory=dict)
     lives: list[Life] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+    """What it says of itself, but for the number of requests that run."""
 
     def __call__(self, config: EngineConfig, on_message: OnMessage, on_exit: OnExit) -> Life:
         life = Life(self, on_message, on_exit)
@@ -110,7 +114,8 @@ class Life:
             case AbortRequest():
                 self._loop.call_soon(self._abort, message.request_ids)
             case Ping():
-                self._loop.call_soon(self._on_message, Stats(num_running=len(self.plays)))
+                stats = msgspec.structs.replace(self._double.stats, num_running=len(self.plays))
+                self._loop.call_soon(self._on_message, stats)
             case Shutdown():
                 pass
 

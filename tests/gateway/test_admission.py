@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -10,7 +11,9 @@ import msgspec
 import pytest
 
 from engine.chat_template import ChatTemplate
-from engine.errors import EngineDead, InvalidRequest
+from engine.client import FRESH_S
+from engine.errors import EngineDead, InvalidRequest, QueueFull
+from engine.messages import Stats, TenantStats
 from engine.tokenizer import Tokenizer
 from gateway import config as configuration
 from gateway.admission import Admission
@@ -39,13 +42,24 @@ pytestmark = pytest.mark.asyncio
 class Gate:
     """An ``Admission`` with all its real parts, and somebody who asks."""
 
-    def __init__(self, model_dir: Path, *, started: bool = True, **models: Any) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        started: bool = True,
+        engine: Mapping[str, Any] | None = None,
+        **models: Any,
+    ) -> None:
         self.tokenizer = Tokenizer.load(model_dir)
         self.config = msgspec.structs.replace(
             make_config(model_dir),
             models=configuration.ModelsConfig(served_model_name=MODEL, **models),
         )
-        self.engine = double_client(self.config, EngineDouble(self.tokenizer))
+        if engine is not None:
+            limited = msgspec.structs.replace(self.config.engine, **engine)
+            self.config = msgspec.structs.replace(self.config, engine=limited)
+        self.double = EngineDouble(self.tokenizer)
+        self.engine = double_client(self.config, self.double)
         self.store = MemoryStore()
         self.ledger = Ledger(self.store, max_pending=2)
         self.compiler = GrammarChecker(
@@ -109,6 +123,36 @@ async def test_a_flood_of_messages_is_refused_before_it_is_rendered(
         flood = [{"role": "user", "content": ""}] * (gate.engine.info.max_model_len + 1)
         with pytest.raises(ContextLengthExceeded, match="messages"):
             await gate.admit(messages=flood)
+
+
+@pytest.mark.parametrize(
+    ("limit", "stats"),
+    [
+        ("max_num_queued_reqs", Stats(num_queued_reqs=2)),
+        ("max_num_queued_tokens", Stats(num_queued_tokens=2)),
+        ("max_num_queued_reqs_per_tenant", TenantStats("", num_queued=2)),
+        ("max_num_queued_tokens_per_tenant", TenantStats("", queued_tokens=2)),
+    ],
+)
+async def test_a_full_queue_refuses_before_anything_is_tokenized(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, limit: str, stats: Stats | TenantStats
+) -> None:
+    async with Gate(model_dir, engine={limit: 2}) as gate:
+        if isinstance(stats, TenantStats):
+            mine = msgspec.structs.replace(stats, fair_key=gate.principal.tenant.id.hex)
+            stats = Stats(tenants=[mine])
+        gate.double.stats = stats
+        await gate.engine.fetch_stats()
+        with monkeypatch.context() as forbidden:
+            forbidden.setattr(Tokenizer, "encode", None)  # calling it would raise a TypeError
+            forbidden.setattr(ChatTemplate, "render", None)
+            with pytest.raises(QueueFull, match=f"{limit} = 2"):
+                await gate.admit()
+        if "per_tenant" in limit:
+            await gate.admit(await gate.somebody("chat", name="another"))
+        gate.double.stats = Stats()
+        await asyncio.sleep(FRESH_S)
+        await gate.admit()
 
 
 async def test_a_request_goes_over_the_models_sampling_defaults(model_dir: Path) -> None:

@@ -18,6 +18,7 @@ def load(tmp_path: Path, text: str, env: dict[str, str] | None = None) -> Config
 
 
 def test_defaults_fill_what_the_file_leaves_out(tmp_path: Path) -> None:
+    (tmp_path / "models/demo").mkdir(parents=True)
     loaded = load(tmp_path, MINIMAL)
     assert loaded.server == ServerConfig()
     assert loaded.engine.model_dir == tmp_path / "models/demo"
@@ -144,3 +145,13 @@ def test_a_draft_network_is_found_from_the_folder_of_the_file(tmp_path: Path) ->
     speculative = load(tmp_path, text).engine.speculative_config
     assert speculative is not None
     assert speculative.model_dir == tmp_path / "head"
+
+
+def test_a_model_that_is_no_folder_may_be_on_the_hub(tmp_path: Path) -> None:
+    loaded = load(tmp_path, '[engine]\nmodel = "Qwen/Qwen3-0.6B"\nrevision = "main"\n')
+    assert loaded.engine.model == "Qwen/Qwen3-0.6B"
+    assert loaded.model_name == "Qwen3-0.6B"
+    (tmp_path / "Qwen/Qwen3-0.6B").mkdir(parents=True)
+    assert load(tmp_path, '[engine]\nmodel = "Qwen/Qwen3-0.6B"\n').engine.model_dir == (
+        tmp_path / "Qwen/Qwen3-0.6B"
+    )

@@ -15,7 +15,7 @@ from engine.errors import QueueFull
 from engine.messages import SamplingParams
 from engine.tokenizer import Tokenizer
 from gateway.assembler import Delta
-from gateway.errors import ApiError, Draining, EngineUnavailable
+from gateway.errors import ApiError, Draining, EngineUnavailable, Gone
 from gateway.generation import Admitted, Generation, Generations
 from gateway.metrics import Metrics
 from tenants.errors import StoreUnavailable
@@ -83,12 +83,15 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    model_dir: Path, *, flush_interval_s: float = 0.0, max_queued: int = 100
+    model_dir: Path, *, flush_interval_s: float = 0.0, max_queued: int = 100, **options: float
 ) -> AsyncIterator[Bench]:
     tokenizer = Tokenizer.load(model_dir)
     double = EngineDouble(tokenizer, script=lambda prompt: Play(text="hello"))
     engine = EngineClient(
-        EngineConfig(model=str(model_dir)), transport=double, max_num_queued_reqs=max_queued
+        EngineConfig(model=str(model_dir)),
+        transport=double,
+        max_num_queued_reqs=max_queued,
+        **options,  # type: ignore[arg-type]
     )
     await engine.start()
     store = RecordingStore()
@@ -121,6 +124,23 @@ async def bench(
 async def read(generation: Generation) -> list[Delta]:
     async with aclosing(generation.deltas()) as deltas:
         return [delta async for delta in deltas]
+
+
+async def test_an_answer_that_nobody_takes_is_given_up(model_dir: Path) -> None:
+    async with bench(model_dir, max_unread_tokens=10, stall_timeout_s=0.2) as here:
+        here.double.script = lambda prompt: Play(text="x" * 800, interval_s=0.005)
+        generation = here.begin()
+        async with aclosing(generation.deltas()) as deltas:
+            await anext(deltas)
+            await until(lambda: here.double.aborted, within_s=3)
+            with pytest.raises(Gone, match="Nobody read this stream") as caught:
+                async for _ in deltas:
+                    pass
+        assert caught.value.code == "stream_abandoned"
+        generation.close()
+        event = await here.event()
+        assert event.status == "disconnected"
+        assert 10 < event.completion_tokens < 800
 
 
 async def test_a_whole_answer(model_dir: Path) -> None:
@@ -241,6 +261,8 @@ async def test_choices_run_side_by_side(model_dir: Path) -> None:
         generation.close()
         joined = ["".join(d.content for d in deltas if d.index == i) for i in range(3)]
         assert joined == ["aaa", "bb", "c"]
+        (group,) = {request.group for request in here.double.requests}
+        assert group, "they share their prompt's blocks, whether prefixes are cached or not"
         event = await here.event()
         assert (event.prompt_tokens, event.completion_tokens) == (3, 6)
 

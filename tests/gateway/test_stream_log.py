@@ -163,3 +163,19 @@ def test_the_bound_of_a_tenant_holds_whatever_happens(steps: list[tuple[str, str
                     continue
 
     asyncio.run(play())
+
+
+@pytest.mark.asyncio
+async def test_forgetting_is_for_the_owner_only() -> None:
+    log, tenant = make(), uuid4()
+    await log.create("a", tenant, "sse")
+    await log.append("a", [b"1"])
+    await log.forget("a", uuid4())
+    assert await log.read("a", 0) == [b"1"]
+    await log.forget("a", tenant)
+    await log.forget("a", tenant)
+    await log.append("a", [b"2"])
+    await log.end("a")
+    with pytest.raises(StreamNotFound):
+        await log.check("a", tenant)
+    assert log.size_of(tenant) == 0

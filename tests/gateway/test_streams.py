@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
-from types import SimpleNamespace
-from typing import cast
 from uuid import uuid4
 
 import pytest
 
 from gateway.errors import ApiError
-from gateway.generation import Generation
 from gateway.stream_log import MemoryStreamLog
 from gateway.streams import Reader, Streams, new_stream_id
 from tests.gateway.serving import until
@@ -22,14 +19,11 @@ TENANT = uuid4()
 
 
 class ScriptedGeneration:
-    """What ``Streams`` needs of a ``Generation``."""
+    """A ``Work``."""
 
     def __init__(self) -> None:
         self.closed = 0
         self.cancelled = 0
-        self.admitted = SimpleNamespace(
-            id=uuid4(), principal=SimpleNamespace(tenant=SimpleNamespace(id=TENANT))
-        )
 
     def close(self) -> None:
         self.closed += 1
@@ -66,11 +60,12 @@ async def open_stream(
 ) -> Reader:
     return await streams.open(
         new_stream_id(),
-        cast(Generation, generation),
+        generation,
         items,
         kind="sse",
         cut=cut,
-        heartbeat=b"beat",
+        tenant_id=TENANT,
+        heartbeat=lambda: b"beat",
     )
 
 
@@ -145,3 +140,21 @@ async def test_ids_cannot_be_guessed() -> None:
     ids = {new_stream_id() for _ in range(1000)}
     assert len(ids) == 1000
     assert all(len(stream_id) == len("stream_") + 32 for stream_id in ids)
+
+
+async def test_a_detached_stream_needs_no_reader() -> None:
+    streams, generation = Streams(make_log(), grace_s=0.02, heartbeat_s=9), ScriptedGeneration()
+    reader = await streams.open(
+        "s",
+        generation,
+        body(b"1", b"2", then_s=0.15),
+        tenant_id=TENANT,
+        kind="sse",
+        cut=cut,
+        is_detached=True,
+    )
+    reader.close()
+    await asyncio.sleep(0.1)
+    assert generation.closed == 0
+    assert await read(await streams.follow("s", TENANT, kind="sse", after=0)) == [b"1", b"2"]
+    assert generation.closed == 1

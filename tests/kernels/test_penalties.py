@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import reference
@@ -27,6 +27,7 @@ lines = st.tuples(st.lists(st.integers(0, 6), max_size=9), st.lists(st.integers(
 strengths_of = st.tuples(st.floats(0.1, 10), st.floats(-2, 2), st.floats(-2, 2))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(lines, strengths_of), min_size=1, max_size=5), st.integers(0, 99))
 def test_reference(
     rows: list[tuple[tuple[list[int], list[int]], tuple[float, float, float]]], seed: int

@@ -77,6 +77,10 @@ class TestUpgrade:
             "limit_policy",
             "limit_state",
             "reservation",
+            "response",
+            "ended_stream",
+            "idempotency_key",
+            "gateway_worker",
         }
 
         await migrations.downgrade(empty_pg_dsn)

@@ -48,3 +48,11 @@ async def test_listing_shows_what_would_resolve() -> None:
     )
     assert visible_models(own, ("large", "small")) == ("small", "fast")
     assert visible_models(await key(), ("large", "small")) == ("large", "small")
+
+
+async def test_who_may_chat_may_use_responses() -> None:
+    for scopes in (("chat",), ("responses",)):
+        require_scope(await key(scopes=scopes), "responses")
+    for wider, scope in (("responses", "chat"), ("usage", "responses"), ("admin", "chat")):
+        with pytest.raises(ScopeMissing):
+            require_scope(await key(scopes=(wider,)), scope)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from tenants.postgres import PostgresStore
 from tenants.types import Principal
 from tests.tenants.samples import make_event, make_key
 from tests.tenants.test_reservations import ask
+from tests.tenants.test_shared import make_response, make_stream
 
 pytestmark = [pytest.mark.pg, pytest.mark.asyncio]
 
@@ -42,6 +43,12 @@ async def furnish(store: PostgresStore, name: str) -> Principal:
         await store.put_limits(who.tenant.id, kind, scope_id, limits)  # type: ignore[arg-type]
     await store.reserve(ask(who.key))
     await store.record_usage(make_event(who.key))
+    day = timedelta(days=1)
+    await store.shared.put_response(make_response(who.tenant, f"resp_{name}"), day)
+    await store.shared.put_stream(make_stream(who.tenant, f"stream_{name}"), day)
+    await store.shared.claim(
+        who.tenant.id, bytes(32), body_hash=b"b", answer_id=f"answer_{name}", retention=day
+    )
     return who
 
 
@@ -156,8 +163,12 @@ class Values:
             case "uuid":
                 return self._draw.choice(self._ids)
             case "text" | "varchar":
+                name = self._other.tenant.name
                 names = (
-                    self._other.tenant.name,
+                    name,
+                    f"resp_{name}",
+                    f"stream_{name}",
+                    f"answer_{name}",
                     self._other.key.public_id,
                     "key",
                     "tenant",
@@ -185,7 +196,7 @@ async def test_no_statement_reaches_another_tenant(
     before = await snapshot(superuser, two.tenant.id)
     assert {table for table, rows in before.items() if rows} >= {
         "tenant", "project", "api_key", "limit_policy", "limit_state", "reservation",
-        "usage_event", "usage_seen", "usage_rollup",
+        "usage_event", "usage_seen", "usage_rollup", "response", "ended_stream", "idempotency_key",
     }  # fmt: skip
     ids = {
         UUID(word)
@@ -195,7 +206,7 @@ async def test_no_statement_reaches_another_tenant(
         if len(word) == 36 and word.count("-") == 4
     }
     assert len(ids) > 5
-    texts = {str(some) for some in ids} | {two.key.public_id, "two"}
+    texts = {str(some) for some in ids} | {two.key.public_id, "two", "resp_two", "stream_two"}
     connections = await Connections.open(
         pg_dsn,
         min_size=1,
@@ -207,8 +218,9 @@ async def test_no_statement_reaches_another_tenant(
     num_calls = num_errors = 0
     try:
         for name, query in queries.load().items():
-            # The operators' see all rows by design; a lookup is by a whole public id.
-            if query.access == "operator" or name == "find_key":
+            # The operators' see all rows by design; a lookup is by a whole public id; addresses of
+            # workers are no tenant's.
+            if query.access == "operator" or name in ("find_key", "find_worker"):
                 continue
             prepared = await superuser.prepare(query.sql)
             kinds = [parameter.name for parameter in prepared.get_parameters()]
@@ -218,6 +230,8 @@ async def test_no_statement_reaches_another_tenant(
                 ]
                 if "sluice_enter($2)" in query.sql:
                     values[1] = one.tenant.id
+                if name.endswith("_many"):
+                    values[1] = [one.tenant.id] * 2
                 entered = one.tenant.id if query.access == "tenant" else None
                 num_calls += 1
                 try:

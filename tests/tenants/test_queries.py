@@ -7,6 +7,7 @@ import asyncpg
 import pytest
 
 import tenants.postgres
+import tenants.postgres_shared
 from tenants.queries import Query, load, parse
 
 GOOD = """\
@@ -61,6 +62,9 @@ def test_refuses_what_breaks_the_form(text: str, message: str) -> None:
 def test_every_statement_is_used_and_every_use_is_a_statement() -> None:
     source = Path(tenants.postgres.__file__).read_text()
     used = set(re.findall(r'self\._(?:one|all)\(\s*"(\w+)"', source))
+    source = Path(tenants.postgres_shared.__file__).read_text()
+    used |= set(re.findall(r'self\._fetch\(\s*[\w.]+,\s*"(\w+)"', source))
+    used |= set(re.findall(r'_SQL\["(\w+)"\]', source))
     assert used == set(load())
 
 

@@ -1,16 +1,19 @@
 /** The API key of this tab: from the address's fragment, from the session, or from the reader. */
 
-const STORAGE_KEY = "sluice.key";
-
 export class ApiKey {
   #dialog = document.getElementById("key-dialog");
   #input = document.getElementById("key-input");
   #error = document.getElementById("key-error");
   #onKey;
+  #storageKey;
 
-  /** @param {(key: string) => void} onKey called whenever there is a key to use */
-  constructor(onKey) {
+  /**
+   * @param {(key: string) => void} onKey called whenever there is a key to use
+   * @param {string} storageKey what it is called in this tab
+   */
+  constructor(onKey, storageKey = "sluice.key") {
     this.#onKey = onKey;
+    this.#storageKey = storageKey;
     document.getElementById("key-form").addEventListener("submit", () => {
       const key = this.#input.value.trim();
       if (key) this.#use(key);
@@ -23,7 +26,7 @@ export class ApiKey {
   /** Use the key that is at hand, or ask for one. */
   start() {
     if (this.#takeFromAddress()) return;
-    const stored = sessionStorage.getItem(STORAGE_KEY);
+    const stored = sessionStorage.getItem(this.#storageKey);
     if (stored) this.#onKey(stored);
     else this.ask();
   }
@@ -37,7 +40,7 @@ export class ApiKey {
   }
 
   get known() {
-    return sessionStorage.getItem(STORAGE_KEY) !== null;
+    return sessionStorage.getItem(this.#storageKey) !== null;
   }
 
   /** `#key=…` never reaches a server, and leaves the address bar and the history at once. */
@@ -50,7 +53,7 @@ export class ApiKey {
   }
 
   #use(key) {
-    sessionStorage.setItem(STORAGE_KEY, key);
+    sessionStorage.setItem(this.#storageKey, key);
     if (this.#dialog.open) this.#dialog.close();
     this.#onKey(key);
   }

@@ -149,6 +149,26 @@ CASES = [
     ),
 ]
 
+FALLBACK_CASES = [
+    Case("gpt2", "GPT2LMHeadModel"),
+    Case("opt", "OPTForCausalLM", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    Case("gpt-neox", "GPTNeoXForCausalLM", {"rotary_pct": 0.5}),
+    Case("gpt-bigcode", "GPTBigCodeForCausalLM"),
+    Case("starcoder2", "Starcoder2ForCausalLM", {"sliding_window": 9}),
+    Case("phi", "PhiForCausalLM", {"qk_layernorm": True}),
+    Case("gemma", "GemmaForCausalLM"),
+    Case("olmo", "OlmoForCausalLM", {"clip_qkv": 2.0}),
+    Case("olmo2", "Olmo2ForCausalLM"),
+    Case("olmoe", "OlmoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2}),
+    Case("cohere", "CohereForCausalLM", {"logit_scale": 0.5}),
+    Case("cohere2", "Cohere2ForCausalLM", {"logit_scale": 0.5, "sliding_window": 9}),
+    Case("glm4", "Glm4ForCausalLM"),
+    Case("smollm3", "SmolLM3ForCausalLM"),
+    Case("nemotron", "NemotronForCausalLM"),
+    Case("exaone4", "Exaone4ForCausalLM", {"sliding_window": 9, "sliding_window_pattern": 2}),
+]
+"""Served by transformers' code."""
+
 
 def write(case: Case, folder: Path, **changes: Any) -> Path:
     """A checkpoint whose biases and norms are random, too, and ``toys.byte_level`` beside it."""

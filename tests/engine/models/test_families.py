@@ -13,7 +13,7 @@ import torch
 from engine.config import EngineConfig
 from engine.llm import LLM, SamplingParams
 from engine.runner import TorchRunner, load_runner
-from tests.engine.models.families import CASES, PROMPT_LEN, Case, write
+from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
 from tests.engine.runner.harness import Generation, Harness
 
 BLOCK_SIZE = 4
@@ -56,7 +56,7 @@ class Subject:
         assert expected.std() > 0.05, "logits too alike to tell anything"
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+@pytest.fixture(scope="module", params=[*CASES, *FALLBACK_CASES], ids=lambda case: case.name)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return Subject(request.param, tmp_path_factory.mktemp(request.param.name))
 
@@ -83,12 +83,16 @@ def harness(subject: Subject) -> Harness:
     return Harness(subject.runner, block_size=BLOCK_SIZE, max_rows=4)
 
 
-@pytest.mark.parametrize("chunk_size", [1 << 30, 7])
-def test_logits_of_prefill_decode_and_chunks(
-    subject: Subject, seen: list[torch.Tensor], chunk_size: int
-) -> None:
+def test_logits(subject: Subject, seen: list[torch.Tensor]) -> None:
+    """Of the prompt at once, then of each token by itself."""
     done = Generation("a", subject.prompt, NUM_DECODED)
-    harness(subject).run([done], chunk_size=chunk_size)
+    harness(subject).run([done])
+    subject.assert_logits_equal(seen, done)
+
+
+def test_logits_of_chunks(subject: Subject, seen: list[torch.Tensor]) -> None:
+    done = Generation("a", subject.prompt, NUM_DECODED)
+    harness(subject).run([done], chunk_size=7)
     subject.assert_logits_equal(seen, done)
 
 

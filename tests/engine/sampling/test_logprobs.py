@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import TokenLogprobs
@@ -34,6 +34,7 @@ def assert_equal(ours: TokenLogprobs, theirs: TokenLogprobs) -> None:
     )
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(rows, st.integers(0, 5), st.integers(0, 6)), min_size=1, max_size=5))
 def test_logprobs_ranks_and_the_likeliest(wanted: list[tuple[list[float], int, int]]) -> None:
     logits = torch.tensor([row for row, _, _ in wanted])
@@ -44,6 +45,7 @@ def test_logprobs_ranks_and_the_likeliest(wanted: list[tuple[list[float], int, i
         assert_equal(record, expected(row, token_id, number))
 
 
+@settings(deadline=None)
 @given(st.lists(rows, min_size=2, max_size=6), st.integers(1, 5))
 def test_a_record_does_not_depend_on_the_others(values: list[list[float]], cut: int) -> None:
     logits = torch.tensor(values)

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import SamplingParams
+from engine.messages import SamplingParams, StructuredOutputs
 from engine.sampling.processors import HELD_BACK
 from engine.sampling.sampler import Sampler
 from tests.engine.sampling import naive
@@ -73,6 +73,7 @@ def assert_close(ours: torch.Tensor, expected: list[float]) -> None:
     torch.testing.assert_close(shown, torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
+@settings(deadline=None)
 @given(params(), prompts, history, st.integers(0, 99))
 def test_each_option_does_what_vllm_says(
     how: SamplingParams, prompt: list[int], output: list[int], seed: int
@@ -87,6 +88,7 @@ def test_each_option_does_what_vllm_says(
         assert_close(ours[0], expected)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(params(), prompts, history), min_size=1, max_size=4), st.data())
 def test_rows_do_not_see_each_other(
     requests: list[tuple[SamplingParams, list[int], list[int]]], data: st.DataObject
@@ -178,6 +180,15 @@ def test_what_is_allowed_comes_before_what_is_bad() -> None:
     s.admit(0, "a", how, 1)
     drawn = s.sample(table([0]), logits(0), np.array([0]), np.array([1]), None)
     assert drawn.tolist() == [5]
+
+
+def test_a_grammar_may_end_although_eos_is_not_in_the_list() -> None:
+    s = sampler()
+    grammar = StructuredOutputs(regex="a")
+    s.admit(0, "a", SamplingParams(allowed_token_ids=(3,)), 1)
+    s.admit(1, "b", SamplingParams(allowed_token_ids=(3,), structured_outputs=grammar), 1)
+    ours = run(s, table([0], [0]), torch.zeros(2, VOCAB), [0, 1], [1, 1])
+    assert [row.isfinite().nonzero().flatten().tolist() for row in ours] == [[3], [3, 7]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduler.forecast import GrowthForecast, peak_growth
+from engine.scheduler.forecast import Growth, GrowthForecast
 from tests.engine.scheduler.making import make_request
 
 
@@ -44,15 +44,38 @@ REQUESTS = st.lists(
 )
 
 
-@given(REQUESTS)
-def test_the_formula_is_what_a_simulation_says(requests: list[tuple[int, int, int]]) -> None:
-    # The formula lets requests that end at the same time go one after the other.
+def distinct_ends(
+    requests: list[tuple[int, int, int]],
+) -> tuple[list[int], list[int], list[int]]:
+    """The formula lets requests that end at the same time go one after the other."""
     distinct = list({remaining: (held, lack) for remaining, held, lack in requests}.items())
-    remaining = [r for r, _ in distinct]
-    held = [h for _, (h, _) in distinct]
-    lacking = [lack for _, (_, lack) in distinct]
-    arrays = [np.array(column, dtype=np.float64) for column in (remaining, held, lacking)]
-    assert peak_growth(*arrays) == simulated_peak(remaining, held, lacking)
+    return (
+        [remaining for remaining, _ in distinct],
+        [held for _, (held, _) in distinct],
+        [lack for _, (_, lack) in distinct],
+    )
+
+
+def growth(columns: tuple[list[int], list[int], list[int]]) -> Growth:
+    return Growth.of(*(np.array(column, dtype=np.float64) for column in columns))
+
+
+@given(REQUESTS)
+def test_one_more_request_is_what_a_simulation_says(requests: list[tuple[int, int, int]]) -> None:
+    remaining, held, lacking = columns = distinct_ends(requests)
+    rest = growth((remaining[1:], held[1:], lacking[1:]))
+    assert rest.peak_with(remaining[0], held[0], lacking[0]) == simulated_peak(*columns)
+
+
+@given(REQUESTS)
+def test_growing_one_by_one_or_at_once_is_the_same(requests: list[tuple[int, int, int]]) -> None:
+    columns = distinct_ends(requests)
+    one_by_one = growth(([], [], []))
+    for remaining, held, lack in zip(*columns, strict=True):
+        one_by_one = one_by_one.with_one(remaining, held, lack)
+    at_once = growth(columns)
+    for name in ("ends", "owed", "given", "peak_before", "peak_after"):
+        assert getattr(one_by_one, name).tolist() == getattr(at_once, name).tolist(), name
 
 
 class TestPeakBlocks:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from engine.scheduler.queue_limits import Queued
 from engine.scheduler.tenants import OTHERS, TenantTotals
 from tests.engine.scheduler.harness import Harness
 from tests.engine.scheduler.making import make_request
@@ -10,13 +11,14 @@ def test_gauges_and_totals() -> None:
     totals.of("a").generation_tokens += 5
     totals.of("b").cached_tokens += 3
     running = [make_request(0, fair_key="a"), make_request(1, fair_key="a")]
-    stats = {tenant.fair_key: tenant for tenant in totals.stats(running, {"b": 4})}
+    stats = {tenant.fair_key: tenant for tenant in totals.stats(running, {"b": Queued(4, 70)})}
     assert (stats["a"].num_running, stats["a"].num_queued, stats["a"].generation_tokens) == (
         2,
         0,
         5,
     )
     assert (stats["b"].num_running, stats["b"].num_queued, stats["b"].cached_tokens) == (0, 4, 3)
+    assert (stats["a"].queued_tokens, stats["b"].queued_tokens) == (0, 70)
     assert stats[OTHERS].generation_tokens == 0
 
 

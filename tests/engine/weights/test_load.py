@@ -11,7 +11,7 @@ from engine.errors import ModelLoadError
 from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.messages import LoadProgress
-from engine.weights.load import checkpoint_files, load_weights
+from engine.weights.load import load_weights, weight_files
 
 Tensors = dict[str, torch.Tensor]
 
@@ -130,12 +130,12 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     write(tmp_path, tensors(), shards=2)
     (tmp_path / "model-00001-of-00002.safetensors").unlink()
     with pytest.raises(ModelLoadError, match="has no model-00001-of-00002"):
-        checkpoint_files(tmp_path)
+        weight_files(tmp_path)
 
 
 def test_a_folder_without_weights_says_so(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"has no model\.safetensors"):
-        checkpoint_files(tmp_path)
+        weight_files(tmp_path)
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         load_weights(Model(), tmp_path, tied=False)
     (tmp_path / "model.safetensors.index.json").write_text("{")
     with pytest.raises(ModelLoadError, match=r"index\.json"):
-        checkpoint_files(tmp_path)
+        weight_files(tmp_path)
 
 
 def test_saving_what_was_loaded_gives_the_checkpoint_back(tmp_path: Path) -> None:

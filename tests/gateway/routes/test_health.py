@@ -105,6 +105,8 @@ async def test_metrics(gateway: Gateway, double: EngineDouble) -> None:
     assert 'sluice_tokens_total{kind="cached"} 2.0' in text
     assert "sluice_time_to_first_token_seconds_count 1.0" in text
     assert "sluice_generations_running 0.0" in text
-    assert "sluice_engine_num_total_blocks" in text
+    assert "sluice_e2e_request_latency_seconds_count 1.0" in text
+    assert "sluice_inter_token_latency_seconds_count 2.0" in text
+    assert "sluice_num_requests_running" in text
     for secret in (key, gateway.api_key, gateway.tenant.id.hex, str(gateway.tenant.id)):
         assert secret not in text

@@ -14,7 +14,9 @@ from gateway.routes.pages import page_routes, public_paths
 def folder(tmp_path: Path) -> Path:
     web = tmp_path / "web"
     (web / "js").mkdir(parents=True)
+    (web / "admin").mkdir()
     (web / "index.html").write_text("<!doctype html><title>Sluice</title>")
+    (web / "admin" / "index.html").write_text("<!doctype html><title>Administration</title>")
     (web / "js" / "main.js").write_text("export {};")
     (tmp_path / "outside.txt").write_text("secret")
     return web
@@ -52,7 +54,22 @@ def test_only_the_folder_and_only_reading(client: TestClient) -> None:
 
 
 def test_public_paths_name_each_file(folder: Path) -> None:
-    assert public_paths(folder) == {"/", "/index.html", "/js/main.js"}
+    assert public_paths(folder) == {
+        "/",
+        "/index.html",
+        "/admin",
+        "/admin/",
+        "/admin/index.html",
+        "/js/main.js",
+    }
+
+
+def test_a_page_in_a_folder(client: TestClient) -> None:
+    response = client.get("/admin/")
+    assert "Administration" in response.text
+    assert "content-security-policy" in response.headers
+    bare = client.get("/admin", headers={"host": "evil.example"}, follow_redirects=False)
+    assert (bare.status_code, bare.headers["location"]) == (308, "/admin/")
 
 
 def test_without_a_folder_nothing_is_public(tmp_path: Path) -> None:

@@ -10,40 +10,44 @@ import pytest
 import gateway
 
 WEB = Path(gateway.__file__).parent / "web"
-OWN = sorted([*WEB.glob("js/*.js"), *WEB.glob("css/*.css"), WEB / "index.html"])
+PAGES = [WEB / "index.html", WEB / "admin/index.html"]
+SCRIPTS = sorted([*WEB.glob("js/*.js"), *WEB.glob("admin/*.js")])
+STYLES = sorted([*WEB.glob("css/*.css"), *WEB.glob("admin/*.css")])
+OWN = [*SCRIPTS, *STYLES, *PAGES]
 
 
-@pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", OWN, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_no_file_refers_to_another_host(path: Path) -> None:
     assert re.findall(r"https?://(?!www\.w3\.org/)[\w.]+", path.read_text()) == []
 
 
-@pytest.mark.parametrize("path", sorted(WEB.glob("js/*.js")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_no_script_can_make_markup_of_text(path: Path) -> None:
     sinks = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|srcdoc"
     assert re.findall(sinks, path.read_text()) == []
 
 
-def test_the_page_has_no_inline_script_or_style() -> None:
-    html = (WEB / "index.html").read_text()
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.parent.name)
+def test_the_page_has_no_inline_script_or_style(page: Path) -> None:
+    html = page.read_text()
     assert re.findall(r"\sstyle=|\son\w+=|<style|<script(?![^>]*src=)", html) == []
 
 
 def test_every_file_the_page_names_exists() -> None:
-    html = (WEB / "index.html").read_text()
-    for name in re.findall(r'(?:href|src)="([^"#]+)"', html):
-        assert (WEB / name).is_file()
-    for path in WEB.glob("css/*.css"):
+    for page in PAGES:
+        for name in re.findall(r'(?:href|src)="([^"#]+)"', page.read_text()):
+            assert (page.parent / name).is_file()
+    for path in STYLES:
         for name in re.findall(r'url\("([^"]+)"\)', path.read_text()):
             assert (path.parent / name).is_file()
-    for path in WEB.glob("js/*.js"):
+    for path in SCRIPTS:
         for name in re.findall(r'from "([^"]+)"', path.read_text()):
             assert (path.parent / name).is_file()
 
 
 def test_every_module_and_stylesheet_is_used() -> None:
     text = "".join(path.read_text() for path in OWN)
-    for path in [*WEB.glob("js/*.js"), *WEB.glob("css/*.css")]:
+    for path in [*SCRIPTS, *STYLES]:
         assert path.name in text, f"{path.name} is dead"
 
 

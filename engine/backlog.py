@@ -1,0 +1,77 @@
+"""The engine's queue as a client knows it: what it said last, and what was sent to it since."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING
+
+from engine.messages import Stats
+from engine.scheduler.queue_limits import Queued, refusal
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
+    from engine.errors import QueueFull
+    from engine.messages import GenerateRequest
+
+
+class Backlog:
+    """So a request that would be refused is refused before any work goes into it.
+
+    The engine decides with exact counts, once more. These are too high by what was admitted since
+    it spoke, and too low by what other clients sent since.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._stats = Stats()
+        self._tenants: dict[str, Queued] = {}
+        self._sent: deque[tuple[int, str, int]] = deque()
+        """(number, fair key, tokens) of the requests that the engine has not spoken of."""
+        self._unheard: defaultdict[str, Queued] = defaultdict(Queued)
+        self._unheard_in_all = Queued()
+        self._num_sent = 0
+        self._heard_at = -float("inf")
+
+    @property
+    def age_s(self) -> float:
+        """Since the engine last spoke."""
+        return time.monotonic() - self._heard_at
+
+    def mark(self) -> int:
+        """For ``hear``: an answer to a question asked now knows all that was sent until now."""
+        return self._num_sent
+
+    def send(self, request: GenerateRequest) -> None:
+        self._num_sent += 1
+        num_tokens = len(request.prompt_token_ids)
+        self._sent.append((self._num_sent, request.fair_key, num_tokens))
+        self._count(request.fair_key, +1, num_tokens)
+
+    def hear(self, stats: Stats, mark: int) -> None:
+        self._heard_at = time.monotonic()
+        self._stats = stats
+        self._tenants = {t.fair_key: Queued(t.num_queued, t.queued_tokens) for t in stats.tenants}
+        while self._sent and self._sent[0][0] <= mark:
+            _, fair_key, num_tokens = self._sent.popleft()
+            self._count(fair_key, -1, -num_tokens)
+
+    def refusal(self, fair_key: str) -> QueueFull | None:
+        """Why one more request of this tenant, however short, would be refused; None if not."""
+        in_all = Queued(self._stats.num_queued_reqs + 1, self._stats.num_queued_tokens + 1)
+        tenant = Queued(1, 1)
+        for queued, parts in (
+            (in_all, (self._unheard_in_all,)),
+            (tenant, (self._tenants.get(fair_key), self._unheard.get(fair_key))),
+        ):
+            for part in parts:
+                if part is not None:
+                    queued.add(part.num_reqs, part.num_tokens)
+        return refusal(self._config, in_all, tenant)
+
+    def _count(self, fair_key: str, num_reqs: int, num_tokens: int) -> None:
+        self._unheard_in_all.add(num_reqs, num_tokens)
+        tenant = self._unheard[fair_key]
+        tenant.add(num_reqs, num_tokens)
+        if tenant.num_reqs == 0:
+            del self._unheard[fair_key]

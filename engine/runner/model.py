@@ -1,0 +1,77 @@
+"""Which implementation serves a model, and the model itself with its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine.architectures import NATIVE
+from engine.config import EngineConfig
+from engine.messages import LoadProgress
+from engine.models.base import Model, ModelConfig, ModelFacts
+from engine.models.config import read_architecture
+from engine.models.registry import create_model, read_config
+from engine.weights.dummy import draw_weights
+from engine.weights.load import load_weights
+
+OnProgress = Callable[[LoadProgress], None]
+
+
+def read_facts(config: EngineConfig) -> ModelFacts:
+    """Of our own implementation if there is one, or as ``model_impl`` says.
+
+    ``ModelLoadError`` says why neither can serve.
+    """
+    architecture = read_architecture(config.model_dir)
+    if config.model_impl == "native" or (config.model_impl == "auto" and architecture in NATIVE):
+        return read_config(config.model_dir)
+    from engine.models import transformers_fallback
+
+    return transformers_fallback.read_config(
+        config.model_dir,
+        max_model_len=config.max_model_len,
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
+def load_model(
+    config: EngineConfig,
+    facts: ModelFacts,
+    *,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    report: OnProgress,
+) -> Model:
+    """facts: of ``read_facts``. ``report`` hears of the shares [0.05, 0.9]."""
+    if isinstance(facts, ModelConfig):
+        model = create_model(facts, max_model_len=max_model_len, dtype=dtype, device=device)
+        _fill(model, facts, config, report)
+        return model
+    from engine.models import transformers_fallback
+
+    report(LoadProgress("Loading with transformers", 0.05))
+    assert isinstance(facts, transformers_fallback.FallbackConfig)
+    return transformers_fallback.load_model(
+        facts,
+        config.model_dir,
+        dummy=config.load_format == "dummy",
+        dtype=dtype,
+        device=device,
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
+def _fill(model: Model, facts: ModelConfig, config: EngineConfig, report: OnProgress) -> None:
+    def scaled(progress: LoadProgress) -> None:
+        report(LoadProgress(progress.message, 0.05 + 0.85 * progress.fraction))
+
+    with torch.inference_mode():
+        if config.load_format == "dummy":
+            draw_weights(model, seed=config.seed)
+        else:
+            load_weights(
+                model, config.model_dir, tied=facts.tie_word_embeddings, on_progress=scaled
+            )
+        model.pack()

@@ -1,0 +1,137 @@
+"""``sluice tenant limits``: shows the limits of a tenant's scopes, and changes those of one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.commands.database import ConfigOption, DataDirOption, opened, with_store
+
+if TYPE_CHECKING:
+    from tenants.limits import Limits, ScopeKind
+    from tenants.store import Store
+    from tenants.types import Tenant
+
+COLUMNS = (
+    ("requests_per_minute", "requests/min"),
+    ("tokens_per_minute", "tokens/min"),
+    ("max_concurrent", "concurrent"),
+    ("max_queued", "queued"),
+    ("monthly_tokens", "tokens/month"),
+    ("monthly_cost_micro", "cost/month (micro)"),
+    ("priority", "priority"),
+    ("weight", "weight"),
+)
+"""Fields of ``tenants.limits.Limits`` and what they are called in the table."""
+NONE = "none"
+
+Number = Annotated[str | None, typer.Option(metavar="N|none")]
+
+
+def limits(
+    tenant: Annotated[str, typer.Argument(help="The tenant's name.")],
+    project: Annotated[str | None, typer.Option(help="Those of this project of it.")] = None,
+    key: Annotated[str | None, typer.Option(help="Those of this key of it: its public id.")] = None,
+    requests_per_minute: Number = None,
+    tokens_per_minute: Number = None,
+    max_concurrent: Number = None,
+    max_queued: Number = None,
+    monthly_tokens: Number = None,
+    monthly_cost_micro: Number = None,
+    priority: Number = None,
+    weight: Number = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Show limits; with numbers, change those and keep the others. ``none`` takes a limit away."""
+    from gateway.errors import ConfigError
+
+    if project is not None and key is not None:
+        raise ConfigError("--project and --key name two scopes; give one of them")
+    given = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "max_concurrent": max_concurrent,
+        "max_queued": max_queued,
+        "monthly_tokens": monthly_tokens,
+        "monthly_cost_micro": monthly_cost_micro,
+        "priority": priority,
+        "weight": weight,
+    }
+    changes = {name: _number(name, text) for name, text in given.items() if text is not None}
+
+    async def work(store: Store) -> list[tuple[str, str, Limits]]:
+        found = await store.get_tenant(tenant)
+        if changes:
+            await _change(store, found, project, key, changes)
+        return await _rows(store, found)
+
+    with opened(config, data_dir) as database:
+        rows = with_store(database, work)
+    _show(rows)
+
+
+def _number(name: str, text: str) -> int | float | None:
+    from gateway.errors import ConfigError
+
+    if text == NONE:
+        return None
+    try:
+        return float(text) if name == "weight" else int(text)
+    except ValueError:
+        option = "--" + name.replace("_", "-")
+        raise ConfigError(f"{option}: {text!r} is neither a number nor {NONE}") from None
+
+
+async def _change(
+    store: Store,
+    tenant: Tenant,
+    project: str | None,
+    key: str | None,
+    changes: dict[str, int | float | None],
+) -> None:
+    import msgspec
+
+    from tenants.errors import KeyNotFound, ProjectNotFound
+    from tenants.limits import Limits
+
+    kind: ScopeKind = "tenant"
+    scope_id = tenant.id
+    if project is not None:
+        kind = "project"
+        named = [one.id for one in await store.list_projects(tenant.id) if one.name == project]
+        if not named:
+            raise ProjectNotFound(project)
+        scope_id = named[0]
+    elif key is not None:
+        kind = "key"
+        named = [one.id for one in await store.list_keys(tenant.id) if one.public_id == key]
+        if not named:
+            raise KeyNotFound(key)
+        scope_id = named[0]
+    policies = await store.list_limits(tenant.id)
+    now = next((one.limits for one in policies if one.scope_id == scope_id), Limits())
+    await store.put_limits(tenant.id, kind, scope_id, msgspec.structs.replace(now, **changes))
+
+
+async def _rows(store: Store, tenant: Tenant) -> list[tuple[str, str, Limits]]:
+    names = {tenant.id: tenant.name}
+    names |= {project.id: project.name for project in await store.list_projects(tenant.id)}
+    names |= {key.id: key.public_id for key in await store.list_keys(tenant.id)}
+    policies = await store.list_limits(tenant.id)
+    return [(policy.scope_kind, names[policy.scope_id], policy.limits) for policy in policies]
+
+
+def _show(rows: list[tuple[str, str, Limits]]) -> None:
+    from rich.table import Table
+
+    from gateway.commands.tables import show
+
+    table = Table("scope", "name")
+    for _, title in COLUMNS:
+        table.add_column(title, justify="right")
+    for kind, name, found in rows:
+        values = (getattr(found, field) for field, _ in COLUMNS)
+        table.add_row(kind, name, *("" if value is None else f"{value:,}" for value in values))
+    show(table)

@@ -1,0 +1,22 @@
+"""``sluice models``: which architectures can be served."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from engine.architectures import FALLBACK_TESTED, NATIVE
+from gateway.commands.tables import show
+
+
+def models() -> None:
+    """List the architectures that can be served.
+
+    Any other causal language model runs, too, if its attention goes through transformers'
+    attention interface; one that cannot is refused with the reason when it is loaded.
+    """
+    table = Table("architecture", "family", "runs on")
+    for architecture, family in NATIVE.items():
+        table.add_row(architecture, family.name, "native")
+    for architecture in FALLBACK_TESTED:
+        table.add_row(architecture, "", "transformers")
+    show(table)

@@ -1,0 +1,155 @@
+"""What the engine says of itself, as Prometheus metrics. Names as in vLLM wherever it has one.
+
+The tenant label is the scheduler's fair key, which is the tenant's id. The engine keeps a bounded
+number of tenants apart and sums up those it has not seen for long as ``others``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from engine.messages import QUEUE_TIME_BUCKETS_S, Stats, TenantStats
+
+PREFIX = "sluice_"
+
+GAUGES: dict[str, tuple[str, str]] = {
+    "num_running": ("num_requests_running", "Requests in the batch."),
+    "num_waiting": ("num_requests_waiting", "Requests that wait for the batch."),
+    "num_parked": ("num_requests_parked", "Requests set aside because their readers stall."),
+    "num_swapped": ("num_requests_swapped", "Waiting requests with their work in host memory."),
+    "num_queued_reqs": ("num_requests_queued", "Requests that wait for their first admission."),
+    "num_queued_tokens": ("num_queued_tokens", "Prompt tokens of those."),
+    "num_total_blocks": ("num_kv_cache_blocks", "Blocks of the KV cache."),
+    "num_free_blocks": ("num_free_kv_cache_blocks", "Blocks that no request holds."),
+    "num_cached_blocks": ("num_cached_blocks", "Blocks whose content the prefix cache knows."),
+    "num_total_swap_blocks": ("num_swap_blocks", "Blocks of host memory for swapped requests."),
+    "num_free_swap_blocks": ("num_free_swap_blocks", "Those that are free."),
+    "fairness_gap": (
+        "fairness_gap",
+        "Largest difference in weighted service between two tenants with backlog.",
+    ),
+}
+"""Field of ``Stats`` to (name, help)."""
+
+COUNTERS: dict[str, tuple[str, str]] = {
+    "num_steps": ("engine_steps", "Steps of the engine."),
+    "num_preemptions": ("num_preemptions", "Requests that had to leave the batch."),
+    "scheduled_tokens": ("scheduled_tokens", "Tokens computed, prompt and generated."),
+    "recomputed_tokens": ("recomputed_tokens", "Of these, computed again after a preemption."),
+    "swapped_out_blocks": ("swapped_out_blocks", "Blocks copied to host memory."),
+    "swapped_in_blocks": ("swapped_in_blocks", "Blocks copied back."),
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
+    "generation_tokens": ("generation_tokens", "Generated tokens."),
+    "prefix_cache_queries": ("prefix_cache_queries", "Tokens looked up in the prefix cache."),
+    "prefix_cache_hits": ("prefix_cache_hits", "Tokens found there."),
+    "prefix_cache_evictions": ("prefix_cache_evictions", "Blocks whose content was given up."),
+}
+
+TENANT_COUNTERS: dict[str, tuple[str, str, str]] = {
+    "computed_tokens": ("service_tokens", "kind", "computed"),
+    "cached_tokens": ("service_tokens", "kind", "cached"),
+    "generation_tokens": ("service_tokens", "kind", "generation"),
+    "preemptions_caused": ("tenant_preemptions", "role", "caused"),
+    "preemptions_suffered": ("tenant_preemptions", "role", "suffered"),
+}
+"""Field of ``TenantStats`` to (name, label, value)."""
+
+_TENANT_HELP = {
+    "service_tokens": "Tokens a tenant was served: prompts computed or cached, and generated.",
+    "tenant_preemptions": "Preemptions by the tenant in whose favour, and by whose request.",
+}
+
+
+class EngineCollector(Collector):
+    def __init__(self, stats: Callable[[], Stats]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._stats()
+        for field, (name, text) in GAUGES.items():
+            yield GaugeMetricFamily(PREFIX + name, text, getattr(stats, field))
+        for field, (name, text) in COUNTERS.items():
+            yield CounterMetricFamily(PREFIX + name, text, getattr(stats, field))
+        yield GaugeMetricFamily(
+            PREFIX + "kv_cache_usage_perc",
+            "Share of the KV cache's blocks that requests hold, in [0, 1].",
+            (stats.num_total_blocks - stats.num_free_blocks) / max(stats.num_total_blocks, 1),
+        )
+        yield histogram(
+            "request_queue_time_seconds",
+            "From a request's arrival at the engine to its first admission.",
+            QUEUE_TIME_BUCKETS_S,
+            stats.queue_time_counts or [0] * (len(QUEUE_TIME_BUCKETS_S) + 1),
+            stats.queue_time_sum_s,
+        )
+        yield from _by_tenant(stats.tenants)
+
+
+def _by_tenant(tenants: Sequence[TenantStats]) -> Iterable[Metric]:
+    running = GaugeMetricFamily(
+        PREFIX + "tenant_requests_running", "Requests in the batch.", labels=["tenant"]
+    )
+    queued = GaugeMetricFamily(
+        PREFIX + "tenant_requests_queued",
+        "Requests that wait for their first admission.",
+        labels=["tenant"],
+    )
+    queued_tokens = GaugeMetricFamily(
+        PREFIX + "tenant_queued_tokens", "Prompt tokens of those.", labels=["tenant"]
+    )
+    waited = SummaryMetricFamily(
+        PREFIX + "tenant_queue_time_seconds",
+        "From a request's arrival at the engine to its first admission.",
+        labels=["tenant"],
+    )
+    totals = {
+        name: CounterMetricFamily(PREFIX + name, _TENANT_HELP[name], labels=["tenant", label])
+        for name, label, _ in TENANT_COUNTERS.values()
+    }
+    for tenant in tenants:
+        label = [tenant.fair_key]
+        running.add_metric(label, tenant.num_running)
+        queued.add_metric(label, tenant.num_queued)
+        queued_tokens.add_metric(label, tenant.queued_tokens)
+        waited.add_metric(label, tenant.num_admitted, tenant.queue_time_sum_s)
+        for field, (name, _, value) in TENANT_COUNTERS.items():
+            totals[name].add_metric([tenant.fair_key, value], getattr(tenant, field))
+    return (running, queued, queued_tokens, waited, *totals.values())
+
+
+class Latencies(Collector):
+    """A histogram for what happens at every token: an observation costs a fraction of a µs."""
+
+    def __init__(self, name: str, text: str, buckets_s: Sequence[float]) -> None:
+        self._name, self._text, self._buckets_s = name, text, buckets_s
+        self._counts = [0] * (len(buckets_s) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, seconds: float, count: int = 1) -> None:
+        """``count`` things took this long each."""
+        self._counts[bisect_left(self._buckets_s, seconds)] += count
+        self._sum_s += seconds * count
+
+    def collect(self) -> Iterable[Metric]:
+        yield histogram(self._name, self._text, self._buckets_s, self._counts, self._sum_s)
+
+
+def histogram(
+    name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float
+) -> Metric:
+    """``counts``: for each bound those up to it and above the one before; then those above all."""
+    assert len(counts) == len(bounds) + 1, (len(counts), len(bounds))
+    edges = [*(f"{float(bound)}" for bound in bounds), "+Inf"]
+    buckets = [(edge, float(count)) for edge, count in zip(edges, accumulate(counts), strict=True)]
+    return HistogramMetricFamily(PREFIX + name, text, buckets=buckets, sum_value=total)

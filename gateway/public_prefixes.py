@@ -1,0 +1,62 @@
+"""System prompts that are no secret, whose place in the prefix cache tenants may share.
+
+What one tenant computes is invisible to all others, down to the time it takes. For a text that
+everybody knows that costs memory and time, and hides only who used it when. So the operator may
+name system prompts, each with the tenants that chose to share it. Those can tell from the time a
+request takes whether one of them used the prompt lately; nobody learns anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+
+from engine.chat_template import ChatTemplate
+from engine.errors import InvalidRequest
+from engine.tokenizer import Tokenizer
+from gateway.config import PublicPrefix
+from gateway.errors import ConfigError
+
+
+class PublicPrefixes:
+    """Which leading tokens of a prompt are public, for whom."""
+
+    def __init__(
+        self,
+        prefixes: Mapping[str, PublicPrefix],
+        *,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+    ) -> None:
+        """Raises ``ConfigError`` for one that the model's chat template refuses."""
+        self._by_tenant: dict[str, list[list[int]]] = {}
+        for name, prefix in prefixes.items():
+            try:
+                token_ids = _token_ids(prefix.system, template, tokenizer)
+            except InvalidRequest as error:
+                raise ConfigError(f"models.public_prefixes.{name}: {error}") from None
+            for tenant in prefix.tenants:
+                self._by_tenant.setdefault(tenant, []).append(token_ids)
+
+    def num_public_tokens(self, tenant: str, prompt_token_ids: Sequence[int]) -> int:
+        """How far the prompt is one of those that the tenant (by its name) shares."""
+        return max(
+            (_num_common(known, prompt_token_ids) for known in self._by_tenant.get(tenant, ())),
+            default=0,
+        )
+
+
+def _token_ids(system: str, template: ChatTemplate, tokenizer: Tokenizer) -> list[int]:
+    """All tokens of a conversation with this system prompt that do not depend on what follows."""
+
+    def encode(user: str) -> list[int]:
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        text = template.render(messages)
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    one, other = encode("a"), encode("b")
+    return one[: _num_common(one, other)]
+
+
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,0 +1,299 @@
+"""The events of one response, in OpenAI's order, and the response object that they build.
+
+    response.created, response.in_progress
+    each output item:  output_item.added, its parts and deltas, output_item.done
+    response.completed, or response.incomplete, or response.failed
+
+Pure logic, no I/O, as ``assembler``; framed for server-sent events or WebSockets by whoever sends
+them. A delta of text differs from the one before in a few characters only, so it is spliced from
+prepared pieces; everything else is rare enough to be encoded.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+
+from gateway.assembler import Delta
+from gateway.errors import ApiError
+from gateway.parsers.base import ToolCallDelta
+from gateway.response_items import output_id
+from gateway.schemas.common import Usage
+from gateway.schemas.responses import ResponseStatus
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Event(NamedTuple):
+    """``data`` is JSON and begins with its ``type``."""
+
+    type: str
+    data: bytes
+
+
+def as_sse(event: Event) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (event.type.encode(), event.data)
+
+
+def token_of_response(response_id: str) -> str:
+    return response_id.partition("_")[2]
+
+
+class ResponseEvents:
+    """Order: ``opening``, any number of ``delta``, ``closing`` or ``failure``, then ``last``.
+
+    ``response`` is the object as it stands: its status, the output items that are done. The events
+    count themselves from 0 without gaps.
+    """
+
+    def __init__(self, response: dict[str, Any]) -> None:
+        """``response``: the object with all that the request says of it, and no output."""
+        self.response = response
+        self._token = token_of_response(response["id"])
+        self._next_number = 0
+        self._text: _Text | None = None
+        self._call: _Call | None = None
+
+    def opening(self) -> list[Event]:
+        """The response is accepted; one of ``background`` may wait for its turn."""
+        created = self._lifecycle("response.created")
+        if self.response["status"] != "queued":
+            return [created, self._lifecycle("response.in_progress")]
+        queued = self._lifecycle("response.queued")
+        self.response["status"] = "in_progress"
+        return [created, queued, self._lifecycle("response.in_progress")]
+
+    def heartbeat(self) -> Event:
+        """An event that changes nothing."""
+        return self._lifecycle("response.in_progress")
+
+    def delta(self, delta: Delta) -> list[Event]:
+        """What was said: text, pieces of calls. The end has its own events."""
+        events: list[Event] = []
+        if delta.content:
+            if self._text is None:
+                events += self._open_text()
+            assert self._text is not None
+            events.append(self._text.delta(delta.content, self._number()))
+        for piece in delta.tool_calls:
+            events += self._add_call(piece)
+        return events
+
+    def closing(self, finish_reason: str | None, usage: Usage) -> list[Event]:
+        """The end of what was generated; ``cancelled`` and ``length`` are ends too.
+
+        From here on the response is as it will stay. ``finish_reason`` None: nothing was to be
+        generated.
+        """
+        is_whole = finish_reason in ("stop", "tool_calls", None)
+        events = self._close_item("completed" if is_whole else "incomplete")
+        if is_whole and not self.response["output"] and finish_reason is not None:
+            # Clients rely on a message.
+            events += [*self._open_text(), *self._close_item("completed")]
+        self.response["usage"] = usage_object(usage)
+        status: ResponseStatus = "completed"
+        if finish_reason == "length":
+            status = "incomplete"
+            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        elif finish_reason == "cancelled":
+            status = "cancelled"
+        self.response["status"] = status
+        if status == "completed":
+            self.response["completed_at"] = int(time.time())
+        return events
+
+    def failure(self, error: ApiError) -> list[Event]:
+        """The end of a response that failed; what was said until then stays in it."""
+        events = self._close_item("incomplete")
+        self.response["status"] = "failed"
+        self.response["error"] = error_object(error)
+        return events
+
+    def last(self) -> Event:
+        """After ``closing`` or ``failure``: the only event that shows the whole response.
+
+        ``cancelled`` has no event of its own in the specification: it is incomplete.
+        """
+        status = self.response["status"]
+        name = status if status in ("completed", "failed") else "incomplete"
+        return self._lifecycle(f"response.{name}")
+
+    def body(self) -> bytes:
+        """The response object as it stands."""
+        return _encode(self.response)
+
+    # -- items
+
+    def _open_text(self) -> list[Event]:
+        events = self._close_item("completed")
+        place = len(self.response["output"])
+        item_id = output_id("message", self._token, place)
+        item = {
+            "id": item_id,
+            "type": "message",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
+        self._text = _Text(item, place)
+        return [
+            *events,
+            self._event("response.output_item.added", output_index=place, item=item),
+            self._event(
+                "response.content_part.added",
+                item_id=item_id,
+                output_index=place,
+                content_index=0,
+                part=_text_part(""),
+            ),
+        ]
+
+    def _add_call(self, piece: ToolCallDelta) -> list[Event]:
+        events: list[Event] = []
+        if self._call is None or self._call.index != piece.index:
+            events += self._open_call(piece)
+        assert self._call is not None
+        arguments = piece.function.arguments
+        if isinstance(arguments, str) and arguments:
+            self._call.arguments.append(arguments)
+            events.append(
+                self._event(
+                    "response.function_call_arguments.delta",
+                    item_id=self._call.item["id"],
+                    output_index=self._call.place,
+                    delta=arguments,
+                )
+            )
+        return events
+
+    def _open_call(self, piece: ToolCallDelta) -> list[Event]:
+        events = self._close_item("completed")
+        place = len(self.response["output"])
+        item = {
+            "id": output_id("function_call", self._token, place),
+            "type": "function_call",
+            "status": "in_progress",
+            "call_id": piece.id,
+            "name": piece.function.name,
+            "arguments": "",
+        }
+        self._call = _Call(item, place, piece.index)
+        added = self._event("response.output_item.added", output_index=place, item=item)
+        return [*events, added]
+
+    def _close_item(self, status: str) -> list[Event]:
+        """The item that is being said, if any, is done; it becomes part of the response."""
+        if self._text is not None:
+            text, self._text = self._text, None
+            return self._close_text(text, status)
+        if self._call is not None:
+            call, self._call = self._call, None
+            return self._close_call(call, status)
+        return []
+
+    def _close_text(self, text: _Text, status: str) -> list[Event]:
+        where = {"item_id": text.item["id"], "output_index": text.place, "content_index": 0}
+        said = "".join(text.said)
+        part = _text_part(said)
+        item = text.item | {"status": status, "content": [part]}
+        self.response["output"].append(item)
+        return [
+            self._event("response.output_text.done", **where, text=said, logprobs=[]),
+            self._event("response.content_part.done", **where, part=part),
+            self._event("response.output_item.done", output_index=text.place, item=item),
+        ]
+
+    def _close_call(self, call: _Call, status: str) -> list[Event]:
+        arguments = "".join(call.arguments)
+        item = call.item | {"status": status, "arguments": arguments}
+        self.response["output"].append(item)
+        done = self._event(
+            "response.function_call_arguments.done",
+            item_id=item["id"],
+            output_index=call.place,
+            name=item["name"],
+            arguments=arguments,
+        )
+        return [
+            done,
+            self._event("response.output_item.done", output_index=call.place, item=item),
+        ]
+
+    # -- writing
+
+    def _lifecycle(self, kind: str) -> Event:
+        return self._event(kind, response=self.response)
+
+    def _event(self, kind: str, **fields: object) -> Event:
+        return Event(kind, _encode({"type": kind, "sequence_number": self._number(), **fields}))
+
+    def _number(self) -> int:
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+
+class _Text:
+    """A message that is being said."""
+
+    def __init__(self, item: dict[str, Any], place: int) -> None:
+        self.item = item
+        self.place = place
+        self.said: list[str] = []
+        self._head = b'{"type":"response.output_text.delta","sequence_number":'
+        self._middle = (
+            b',"item_id":%s,"output_index":%d,"content_index":0,"logprobs":[],"delta":'
+            % (
+                orjson.dumps(item["id"]),
+                place,
+            )
+        )
+
+    def delta(self, text: str, number: int) -> Event:
+        self.said.append(text)
+        data = b"%s%d%s%s}" % (self._head, number, self._middle, orjson.dumps(text))
+        return Event("response.output_text.delta", data)
+
+
+class _Call:
+    """A function call that is being said."""
+
+    def __init__(self, item: dict[str, Any], place: int, index: int) -> None:
+        self.item = item
+        self.place = place
+        self.index = index
+        """Among the calls of the answer."""
+        self.arguments: list[str] = []
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """Tokens as Responses names them."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {
+            "reasoning_tokens": usage.completion_tokens_details.reasoning_tokens
+        },
+        "total_tokens": usage.total_tokens,
+    }
+
+
+def error_object(error: ApiError) -> dict[str, Any]:
+    """What ``response.error`` says; its codes are a closed list of OpenAI's."""
+    code = "server_error"
+    if error.status == 429:
+        code = "rate_limit_exceeded"
+    elif error.status < 500:
+        code = "invalid_prompt"
+    return {"code": code, "message": error.message}
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -1,0 +1,218 @@
+"""From the fields of a response to those of a chat, and errors the other way round.
+
+Nothing is accepted and ignored: a field the server cannot act on is refused with its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway import bodies
+from gateway.admission import refuse_unsupported
+from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter
+from gateway.response_items import messages_of, place_of
+from gateway.schemas.chat import ChatFields
+from gateway.schemas.responses import (
+    AllowedTools,
+    FunctionChoice,
+    FunctionTool,
+    Item,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    ResponseFields,
+    TextFormat,
+)
+
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "access_programs": (),
+    "context_management": (),
+    "conversation": (),
+    "frequency_penalty": (0,),
+    "image": (),
+    "max_tool_calls": (),
+    "moderation": (),
+    "parallel_tool_calls": (True,),
+    "presence_penalty": (0,),
+    "prompt": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+"""Fields that are refused unless null or one of these values, at which they change nothing."""
+
+HARMLESS_INCLUDES = frozenset(
+    {
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+"""They add to items of kinds that no response of this server has."""
+
+_PARAMS = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+}
+"""Where a chat's field stands in a response."""
+
+_tool_decoder = msgspec.json.Decoder(FunctionTool)
+
+
+class _Probe(msgspec.Struct):
+    type: str
+
+
+_probe = msgspec.json.Decoder(_Probe)
+
+
+def check(fields: ResponseFields) -> None:
+    """Refuse by name what cannot be acted on. Raises ``UnsupportedParameter``."""
+    refuse_unsupported(fields, UNSUPPORTED)
+    for index, name in enumerate(fields.include or ()):
+        if name not in HARMLESS_INCLUDES:
+            raise UnsupportedParameter(
+                f"{name!r} cannot be included by this server.", param=f"include[{index}]"
+            )
+    if fields.reasoning is not None:
+        for name in ("effort", "summary", "generate_summary"):
+            if getattr(fields.reasoning, name) is not None:
+                raise UnsupportedParameter(
+                    "The model does not reason apart from its answer; leave it out.",
+                    param=f"reasoning.{name}",
+                )
+    if fields.text is not None and fields.text.verbosity not in (None, "medium"):
+        raise UnsupportedParameter(
+            "The model knows no verbosity; leave it out.", param="text.verbosity"
+        )
+    if fields.stream_options is not None and fields.stream_options.include_obfuscation:
+        raise UnsupportedParameter(
+            "Events are not padded by this server; leave it out or send false.",
+            param="stream_options.include_obfuscation",
+        )
+
+
+def decode_tools(given: Sequence[msgspec.Raw] | None) -> list[FunctionTool]:
+    """Raises ``ApiError`` naming the tool; hosted tools are refused by their type."""
+    tools: list[FunctionTool] = []
+    for index, raw in enumerate(given or ()):
+        try:
+            kind = bodies.decode(_probe, bytes(raw)).type
+            if kind != "function":
+                raise UnsupportedParameter(
+                    f"Tools of type {kind!r} are not hosted by this server.", param="type"
+                )
+            tools.append(bodies.decode(_tool_decoder, bytes(raw)))
+        except ApiError as exc:
+            raise type(exc)(
+                exc.message, param=f"tools[{index}].{exc.param}", code=exc.code
+            ) from None
+    return tools
+
+
+def chat_fields(
+    fields: ResponseFields, tools: Sequence[FunctionTool], items: Sequence[Item]
+) -> ChatFields:
+    """The chat that a response asks for; ``items`` are all of it, earlier responses included.
+
+    Raises ``ApiError`` in the words of Chat Completions: see ``in_our_words``.
+    """
+    if (place := place_of(items)) is not None:
+        raise InvalidRequestError(
+            "There is no function call with this call_id before it.",
+            param=f"input[{place}].call_id",
+        )
+    document: dict[str, Any] = {
+        "messages": messages_of(fields.instructions, items),
+        "max_completion_tokens": fields.max_output_tokens,
+    }
+    for name in ("temperature", "top_p", "top_k", "min_p", "ignore_eos", "seed", "stop"):
+        document[name] = getattr(fields, name)
+    for name in ("user", "metadata"):
+        document[name] = getattr(fields, name)
+    if fields.text is not None and fields.text.format is not None:
+        document["response_format"] = _response_format(fields.text.format)
+    if fields.tools is not None:
+        document["tools"] = [_chat_tool(tool) for tool in tools]
+    if fields.tool_choice is not None:
+        document["tool_choice"] = _chat_tool_choice(fields.tool_choice)
+    data = msgspec.json.encode({k: v for k, v in document.items() if v is not None})
+    return bodies.decode(_chat_decoder, data)
+
+
+_chat_decoder = msgspec.json.Decoder(ChatFields)
+
+
+def _response_format(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> dict[str, Any]:
+    if not isinstance(wanted, JsonSchemaFormat):
+        return {"type": wanted.__struct_config__.tag}
+    schema = {
+        "name": wanted.name,
+        "schema": wanted.schema,
+        "description": wanted.description,
+        "strict": wanted.strict,
+    }
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _chat_tool(tool: FunctionTool) -> dict[str, Any]:
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": function}
+
+
+def _chat_tool_choice(choice: str | FunctionChoice | AllowedTools) -> object:
+    match choice:
+        case FunctionChoice(name=name):
+            return {"type": "function", "function": {"name": name}}
+        case AllowedTools(mode=mode, tools=tools):
+            named = [{"type": "function", "function": {"name": tool.name}} for tool in tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+        case _:
+            return choice
+
+
+def in_our_words(error: ApiError, *, num_earlier: int) -> ApiError:
+    """An error about a chat's field, with the name that the field has in a response.
+
+    Changes ``error``. ``num_earlier``: items in front of the request's own.
+    """
+    if error.param is None:
+        return error
+    head, dot, rest = error.param.partition(".")
+    name, bracket, place = head.partition("[")
+    if name == "tools" and rest.startswith("function"):
+        rest = rest.removeprefix("function").removeprefix(".")
+        error.param = f"{head}.{rest}" if rest else head
+    elif name == "messages" and bracket:
+        # Messages and items are not numbered alike: the field is as near as one can say.
+        error.param = "input"
+    elif name == "response_format":
+        error.param = "text.format" + error.param.removeprefix("response_format").removeprefix(
+            ".json_schema"
+        )
+    elif name == "input" and bracket:
+        own = int(place.partition("]")[0]) - num_earlier
+        error.param = f"input[{own}]{dot}{rest}" if own >= 0 else "previous_response_id"
+    else:
+        error.param = _PARAMS.get(error.param, error.param)
+    return error

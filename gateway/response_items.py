@@ -1,0 +1,186 @@
+"""The items of Responses: decoded one by one, named, and turned into the messages of a chat.
+
+An item's id holds its response's token and its place, so that a reference to an item says which
+response to look for it in: ``msg_<token>_0`` is the first output item of ``resp_<token>``, and
+``msg_<token>_i0`` its first input item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway import bodies
+from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter
+from gateway.schemas.responses import (
+    Content,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputText,
+    Item,
+    ItemReference,
+    MessageItem,
+    OutputText,
+    ReasoningItem,
+    RefusalText,
+)
+
+MAX_ITEMS = 4096
+"""Of one request."""
+
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
+_DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    "message": msgspec.json.Decoder(MessageItem),
+    "function_call": msgspec.json.Decoder(FunctionCallItem),
+    "function_call_output": msgspec.json.Decoder(FunctionCallOutputItem),
+    "reasoning": msgspec.json.Decoder(ReasoningItem),
+    "item_reference": msgspec.json.Decoder(ItemReference),
+}
+
+
+class _Probe(msgspec.Struct):
+    type: str | None = None
+    role: str | None = None
+
+
+_probe = msgspec.json.Decoder(_Probe)
+
+
+def decode_input(given: str | Sequence[msgspec.Raw]) -> list[Item | ItemReference]:
+    """Checked items. Raises ``InvalidRequestError``; its ``param`` begins with ``input``."""
+    if isinstance(given, str):
+        return [MessageItem(role="user", content=given)]
+    if len(given) > MAX_ITEMS:
+        raise InvalidRequestError(f"At most {MAX_ITEMS} items.", param="input")
+    return decode_items(given)
+
+
+def decode_items(given: Sequence[msgspec.Raw]) -> list[Item | ItemReference]:
+    """As ``decode_input``, however many there are."""
+    return [_decode(raw, f"input[{index}]") for index, raw in enumerate(given)]
+
+
+def _decode(raw: msgspec.Raw, path: str) -> Item | ItemReference:
+    try:
+        probe = bodies.decode(_probe, bytes(raw))
+        kind = probe.type or ("message" if probe.role is not None else "item_reference")
+        decoder = _DECODERS.get(kind)
+        if decoder is None:
+            raise UnsupportedParameter(
+                f"Items of type {kind!r} are not supported by this server.", param="type"
+            )
+        item: Item | ItemReference = bodies.decode(decoder, bytes(raw))
+    except ApiError as exc:
+        param = path if exc.param is None else f"{path}.{exc.param}"
+        raise type(exc)(exc.message, param=param, code=exc.code) from None
+    return item
+
+
+def name_items(items: Iterable[Item], token: str) -> list[Item]:
+    """Ids for items that a client sent without."""
+    return [
+        item
+        if item.id is not None
+        else msgspec.structs.replace(item, id=f"{_PREFIXES[item.type]}_{token}_i{place:x}")
+        for place, item in enumerate(items)
+    ]
+
+
+def output_id(kind: str, token: str, place: int) -> str:
+    """The id of a response's output item number ``place``."""
+    return f"{_PREFIXES[kind]}_{token}_{place:x}"
+
+
+def token_of(item_id: str) -> str | None:
+    """The token of the response that an item of ours belongs to; None for a foreign id."""
+    kind, _, rest = item_id.partition("_")
+    token, _, place = rest.rpartition("_")
+    return token if kind in _PREFIXES.values() and token and place else None
+
+
+def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
+    """The items as messages of Chat Completions, which templates know.
+
+    Calls that follow one another are calls of one assistant message, and so is the text right
+    before them: that is how the model said it. Raises ``ApiError`` naming the place in ``input``.
+    """
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    reasoning = ""
+    for index, item in enumerate(items):
+        path = f"input[{index}]"
+        match item:
+            case ReasoningItem():
+                reasoning = "".join(part.text for part in item.content or ())
+            case MessageItem():
+                message = {"role": item.role, "content": _text(item.content, f"{path}.content")}
+                if item.role == "assistant" and reasoning:
+                    message["reasoning_content"] = reasoning
+                reasoning = ""
+                messages.append(message)
+            case FunctionCallItem():
+                _add_call(messages, item, reasoning)
+                reasoning = ""
+            case FunctionCallOutputItem():
+                messages.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": item.call_id,
+                        "content": _text(item.output, f"{path}.output"),
+                    }
+                )
+    return messages
+
+
+def _add_call(messages: list[dict[str, Any]], item: FunctionCallItem, reasoning: str) -> None:
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None, "tool_calls": []})
+    message = messages[-1]
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    message.setdefault("tool_calls", []).append(
+        {
+            "id": item.call_id,
+            "type": "function",
+            "function": {"name": item.name, "arguments": item.arguments},
+        }
+    )
+
+
+def _text(content: Content, path: str) -> str:
+    """Parts stand on lines of their own, as in Chat Completions."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        match part:
+            case InputText() | OutputText():
+                texts.append(part.text)
+            case RefusalText():
+                texts.append(part.refusal)
+            case _:
+                kind = part.__struct_config__.tag
+                raise UnsupportedParameter(
+                    f"Content of type {kind} is not supported: the model reads text only.",
+                    param=f"{path}[{index}]",
+                )
+    return "\n".join(texts)
+
+
+def place_of(call_outputs: Sequence[Item]) -> int | None:
+    """The first function call output whose call is not among the items before it, if any."""
+    called: set[str] = set()
+    for index, item in enumerate(call_outputs):
+        if isinstance(item, FunctionCallItem):
+            called.add(item.call_id)
+        elif isinstance(item, FunctionCallOutputItem) and item.call_id not in called:
+            return index
+    return None

@@ -1,0 +1,181 @@
+"""One response from its admission to its end, whoever reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import orjson
+
+from gateway.assembler import Delta
+from gateway.errors import ApiError, Gone
+from gateway.generation import Generation
+from gateway.response_events import Event, ResponseEvents
+from gateway.schemas.common import PromptTokensDetails, Usage
+from gateway.schemas.responses import Item
+from tenants.shared import StoredResponse
+
+_NO_USAGE = Usage(
+    prompt_tokens=0,
+    completion_tokens=0,
+    total_tokens=0,
+    prompt_tokens_details=PromptTokensDetails(),
+)
+
+
+class ResponseRun:
+    """A response that runs; a ``streams.Work``. Made by ``Responses.begin``.
+
+    Whoever has one reads ``events`` to the end, and calls ``close`` in a ``finally``.
+    """
+
+    def __init__(
+        self,
+        response: dict[str, Any],
+        generation: Generation | None,
+        *,
+        tenant_id: UUID,
+        earlier: Sequence[Item],
+        own: Sequence[Item],
+        is_stored: bool,
+        on_end: Callable[[ResponseRun], Awaitable[None]],
+        on_abandon: Callable[[ResponseRun], None],
+    ) -> None:
+        """``generation`` None: nothing is generated, the response only holds its input.
+
+        ``on_end`` stores the response, before its last event is told; ``on_abandon`` has to call
+        ``give_up`` in a task of its own.
+        """
+        self.generation = generation
+        self.tenant_id = tenant_id
+        self.is_stored = is_stored
+        self.failure: ApiError | None = None
+        """Set when it failed."""
+        self._events = ResponseEvents(response)
+        self._earlier = earlier
+        self._own = own
+        self._on_end = on_end
+        self._on_abandon = on_abandon
+        self._is_read = False
+        self._has_ended = False
+        self._stored = asyncio.Event()
+
+    @property
+    def id(self) -> str:
+        response_id: str = self._events.response["id"]
+        return response_id
+
+    @property
+    def input(self) -> Sequence[Item]:
+        """Its own items; those of earlier responses are not among them."""
+        return self._own
+
+    def body(self) -> bytes:
+        """The response object as it stands."""
+        return self._events.body()
+
+    def context(self, decode: Callable[[Sequence[Any]], list[Item]]) -> list[Item]:
+        """All that a response which continues this one begins with."""
+        return [*self._earlier, *self._own, *decode(self._events.response["output"])]
+
+    def heartbeat(self) -> Event:
+        return self._events.heartbeat()
+
+    async def events(self) -> AsyncGenerator[list[Event], None]:
+        """All events. A failure is one of them; nothing is raised but for a broken store."""
+        assert not self._is_read
+        self._is_read = True
+        try:
+            yield self._events.opening()
+            reason = None
+            try:
+                async with aclosing(self._deltas()) as deltas:
+                    async for delta in deltas:
+                        if events := self._events.delta(delta):
+                            yield events
+                        reason = delta.finish_reason or reason
+                last = self._events.closing(reason, await self._usage())
+            except Gone:  # nobody read it any more
+                last = self._events.closing("cancelled", await self._usage())
+            except ApiError as exc:
+                self.failure = exc
+                last = self._events.failure(exc)
+            await self._end()
+            yield [*last, self._events.last()]
+        finally:
+            self._is_read = False
+
+    def _deltas(self) -> AsyncGenerator[Delta, None]:
+        return _nothing() if self.generation is None else self.generation.deltas()
+
+    async def result(self) -> bytes:
+        """The whole response object. Raises ``ApiError`` when it failed."""
+        async with aclosing(self.events()) as events:
+            async for _ in events:
+                pass
+        if self.failure is not None:
+            raise self.failure
+        return self.body()
+
+    def cancel(self) -> None:
+        """The client's wish: it ends soon, as ``cancelled``, with what there is."""
+        if self.generation is not None:
+            self.generation.cancel()
+
+    def close(self) -> None:
+        """Stop it if it still runs. Idempotent."""
+        if self.generation is not None:
+            self.generation.close()
+        if not self._has_ended and not self._is_read:
+            self._has_ended = True
+            self._on_abandon(self)
+
+    def refuse(self) -> None:
+        """It came to nothing before anybody heard of it: there is nothing to store."""
+        self.is_stored = False
+        self.close()
+
+    async def give_up(self) -> None:
+        """Its reader left: it is cancelled, and keeps what there is."""
+        self._events.closing("cancelled", await self._usage())
+        await self._end()
+
+    async def wait_ended(self) -> None:
+        """Until it has ended, and is stored."""
+        await self._stored.wait()
+
+    def record(self) -> StoredResponse:
+        """As it is stored."""
+        response = self._events.response
+        return StoredResponse(
+            id=self.id,
+            tenant_id=self.tenant_id,
+            status=response["status"],
+            body=self.body(),
+            input=orjson.dumps([msgspec.to_builtins(item) for item in self._own]),
+            previous_response_id=response["previous_response_id"],
+            created_at=datetime.fromtimestamp(response["created_at"], UTC),
+        )
+
+    def unkept(self) -> None:
+        """The store is away: say in the last event that the response cannot be come back to."""
+        self._events.response["store"] = False
+
+    async def _usage(self) -> Usage:
+        return _NO_USAGE if self.generation is None else await self.generation.usage()
+
+    async def _end(self) -> None:
+        self._has_ended = True
+        await self._on_end(self)
+        self._stored.set()
+
+
+async def _nothing() -> AsyncGenerator[Delta, None]:
+    nothing: tuple[Delta, ...] = ()
+    for delta in nothing:
+        yield delta

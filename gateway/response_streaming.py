@@ -1,0 +1,59 @@
+"""A response as server-sent events: read at once by one client, or recorded to be read again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from starlette.types import Send
+
+from gateway.errors import ApiError
+from gateway.response_events import as_sse
+from gateway.response_run import ResponseRun
+from gateway.streaming import EventResponse
+from gateway.streams import Reader, Streams
+
+
+class ResponseEventStream(EventResponse):
+    """Streams one response, and closes it."""
+
+    def __init__(self, run: ResponseRun, *, heartbeat_s: float) -> None:
+        super().__init__(_body(run), heartbeat_s=heartbeat_s, close=run.close)
+        self._run = run
+
+    async def _beat(self, send: Send) -> None:
+        body = as_sse(self._run.heartbeat())
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def record(streams: Streams, run: ResponseRun, *, is_detached: bool) -> Reader:
+    """Record the events under the response's own id: an event's position is its sequence number.
+
+    ``streams`` owns the run from here on. ``is_detached``: it runs on when nobody reads.
+    """
+    return await streams.open(
+        run.id,
+        run,
+        _events(run),
+        tenant_id=run.tenant_id,
+        kind="sse",
+        cut=_cut,
+        heartbeat=lambda: as_sse(run.heartbeat()),
+        is_detached=is_detached,
+    )
+
+
+async def _body(run: ResponseRun) -> AsyncGenerator[bytes, None]:
+    async with aclosing(run.events()) as running:
+        async for events in running:
+            yield b"".join(map(as_sse, events))
+
+
+async def _events(run: ResponseRun) -> AsyncGenerator[list[bytes], None]:
+    async with aclosing(run.events()) as running:
+        async for events in running:
+            yield [as_sse(event) for event in events]
+
+
+def _cut(error: ApiError) -> bytes:
+    return b"event: error\ndata: %s\n\n" % error.body()

@@ -1,0 +1,319 @@
+"""The Responses API's responses: begun, found again, continued, cancelled, deleted.
+
+    HTTP, WebSocket ──► Responses.begin ──► ResponseRun ──► events to whoever reads
+                             │                   │
+              earlier responses from         stored before its last event is told,
+              the store or the socket        so that the client can continue it at once
+
+A response that runs is known to the worker that runs it; one that has ended is in the store, where
+every worker finds it. One of ``background`` is stored when it begins as well: its client has no
+connection that would tell of a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from gateway import response_fields
+from gateway.admission import Admission
+from gateway.config import TenantsConfig
+from gateway.errors import InvalidRequestError, ResponseNotFound, to_api_error
+from gateway.generation import Admitted, Generations
+from gateway.response_items import decode_input, decode_items, name_items, token_of
+from gateway.response_object import response_object
+from gateway.response_run import ResponseRun
+from gateway.routed_ids import mint
+from gateway.schemas.responses import Item, ItemReference, ResponseFields
+from tenants.errors import TenantsError
+from tenants.shared import SharedState, StoredResponse
+from tenants.types import Principal
+
+logger = logging.getLogger(__name__)
+
+MAX_LINEAGE = 1000
+"""Responses one after the other, from the first to the one that is continued."""
+
+
+class Earlier(msgspec.Struct, frozen=True):
+    """What a response continues."""
+
+    response_id: str | None = None
+    items: Sequence[Item] = ()
+
+
+class Responses:
+    """All responses of this gateway worker."""
+
+    def __init__(
+        self,
+        shared: SharedState,
+        *,
+        worker_id: str,
+        model: str,
+        admission: Admission,
+        generations: Generations,
+        config: TenantsConfig,
+    ) -> None:
+        self._shared = shared
+        self._worker_id = worker_id
+        self._model = model
+        self._admission = admission
+        self._generations = generations
+        self._retention = timedelta(seconds=config.response_retention_s)
+        self._max_bytes = config.max_response_bytes
+        self._written: dict[UUID, int] = {}
+        self._running: dict[str, ResponseRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- beginning
+
+    async def begin(
+        self,
+        fields: ResponseFields,
+        *,
+        principal: Principal,
+        request_id: UUID,
+        is_background: bool = False,
+        earlier: Earlier | None = None,
+        generate: bool = True,
+    ) -> ResponseRun:
+        """Check everything, and submit it. Whoever calls closes the run.
+
+        ``earlier``: known already, so that the store need not be asked. ``generate`` false: only
+        the input is kept, to be continued. Raises ``ApiError`` in the words of Responses.
+        """
+        response_fields.check(fields)
+        tools = response_fields.decode_tools(fields.tools)
+        if earlier is None:
+            earlier = await self._earlier(principal.tenant.id, fields.previous_response_id)
+        response_id = mint("resp", self._worker_id)
+        own = await self._own_items(principal.tenant.id, fields, response_id)
+        if not own and not earlier.items:
+            raise InvalidRequestError(
+                "Missing required parameter: input.",
+                param="input",
+                code="missing_required_parameter",
+            )
+        admitted = None
+        try:
+            chat = response_fields.chat_fields(fields, tools, [*earlier.items, *own])
+            if generate:
+                admitted = await self._admission.admit(
+                    chat,
+                    model=fields.model,
+                    request_id=request_id,
+                    principal=principal,
+                    scope="responses",
+                )
+        except Exception as exc:
+            raise response_fields.in_our_words(
+                to_api_error(exc), num_earlier=len(earlier.items)
+            ) from exc
+        return self._start(
+            admitted,
+            response_object(
+                fields,
+                tools,
+                admitted,
+                response_id=response_id,
+                model=self._model,
+                is_background=is_background,
+            ),
+            tenant_id=principal.tenant.id,
+            earlier=earlier.items,
+            own=own,
+            is_stored=fields.store is not False,
+        )
+
+    def _start(
+        self,
+        admitted: Admitted | None,
+        response: dict[str, Any],
+        *,
+        tenant_id: UUID,
+        earlier: Sequence[Item],
+        own: Sequence[Item],
+        is_stored: bool,
+    ) -> ResponseRun:
+        generation = None if admitted is None else self._generations.begin(admitted)
+        run = ResponseRun(
+            response,
+            generation,
+            tenant_id=tenant_id,
+            earlier=earlier,
+            own=own,
+            is_stored=is_stored,
+            on_end=self._ended,
+            on_abandon=self._abandoned,
+        )
+        self._running[run.id] = run
+        return run
+
+    async def _earlier(self, tenant_id: UUID, response_id: str | None) -> Earlier:
+        if response_id is None:
+            return Earlier()
+        line = await self._shared.lineage(
+            tenant_id, response_id, max_length=MAX_LINEAGE, retention=self._retention
+        )
+        if not line or line[0].previous_response_id is not None:
+            raise previous_not_found(line[0].previous_response_id or "" if line else response_id)
+        if line[-1].status in ("queued", "in_progress"):
+            raise InvalidRequestError(
+                f"The response {response_id!r} has not ended yet.",
+                param="previous_response_id",
+                code="previous_response_in_progress",
+            )
+        return Earlier(response_id, [item for response in line for item in items_of(response)])
+
+    async def _own_items(
+        self, tenant_id: UUID, fields: ResponseFields, response_id: str
+    ) -> list[Item]:
+        given = decode_input(fields.input if fields.input is not None else [])
+        items: list[Item] = []
+        for index, item in enumerate(given):
+            if isinstance(item, ItemReference):
+                items.append(await self._referred(tenant_id, item.id, f"input[{index}].id"))
+            else:
+                items.append(item)
+        return name_items(items, response_id.partition("_")[2])
+
+    async def _referred(self, tenant_id: UUID, item_id: str, param: str) -> Item:
+        token = token_of(item_id)
+        response = None
+        if token is not None:
+            response = await self._shared.find_response(tenant_id, f"resp_{token}")
+        for item in items_of(response) if response is not None else ():
+            if item.id == item_id:
+                return item
+        raise InvalidRequestError(
+            f"There is no stored item {item_id!r}.", param=param, code="item_not_found"
+        )
+
+    # -- ending
+
+    async def _ended(self, run: ResponseRun) -> None:
+        """Stored by a task of ours, which no cancelled reader can interrupt."""
+        if not run.is_stored:
+            self._running.pop(run.id, None)
+            return
+        await asyncio.shield(self._own(self._store(run), name=f"store {run.id}"))
+
+    async def _store(self, run: ResponseRun) -> None:
+        try:
+            await self.keep(run)
+        except TenantsError as error:
+            # The answer is there all the same: its client shall have it, and know.
+            logger.error("%s is not stored: %s", run.id, error)
+            run.unkept()
+        finally:
+            self._running.pop(run.id, None)
+
+    async def keep(self, run: ResponseRun) -> None:
+        """Store a run as it stands. Raises ``TenantsError``."""
+        record = run.record()
+        await self._shared.put_response(record, self._retention)
+        size = len(record.body) + len(record.input)
+        written = self._written[run.tenant_id] = self._written.get(run.tenant_id, 0) + size
+        if written > self._max_bytes // 16:  # to look at each time costs more than some excess
+            del self._written[run.tenant_id]
+            await self._shared.trim_responses(run.tenant_id, self._max_bytes)
+
+    def _abandoned(self, run: ResponseRun) -> None:
+        self._own(run.give_up(), name=f"give up {run.id}")
+
+    def _own(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s failed", task.get_name(), exc_info=error)
+
+    async def close(self) -> None:
+        """Wait until what has ended is stored."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # -- finding again
+
+    def running(self, tenant_id: UUID, response_id: str) -> ResponseRun | None:
+        """A response that runs in this worker and can be come back to."""
+        run = self._running.get(response_id)
+        return run if run is not None and run.tenant_id == tenant_id and run.is_stored else None
+
+    async def body(self, tenant_id: UUID, response_id: str) -> bytes:
+        """The response object. Raises ``ResponseNotFound``."""
+        if (run := self.running(tenant_id, response_id)) is not None:
+            return run.body()
+        return (await self.stored(tenant_id, response_id)).body
+
+    async def stored(self, tenant_id: UUID, response_id: str) -> StoredResponse:
+        """Raises ``ResponseNotFound``."""
+        found = await self._shared.find_response(tenant_id, response_id)
+        if found is None:
+            raise ResponseNotFound(f"There is no response {response_id!r}.")
+        return found
+
+    async def input_items(self, tenant_id: UUID, response_id: str) -> bytes:
+        """Its own input items, as a JSON array. Raises ``ResponseNotFound``."""
+        if (run := self.running(tenant_id, response_id)) is not None:
+            return run.record().input
+        return (await self.stored(tenant_id, response_id)).input
+
+    async def cancel(self, tenant_id: UUID, response_id: str) -> bytes:
+        """End a response that runs; one that has ended stays as it is. The response object."""
+        if (run := self.running(tenant_id, response_id)) is not None:
+            run.cancel()
+            await run.wait_ended()
+        return await self.body(tenant_id, response_id)
+
+    async def delete(self, tenant_id: UUID, response_id: str) -> None:
+        """Forget a response; one that runs is ended. Raises ``ResponseNotFound``."""
+        run = self.running(tenant_id, response_id)
+        if run is not None:
+            run.is_stored = False
+            run.cancel()
+            await run.wait_ended()
+        if not await self._shared.delete_response(tenant_id, response_id) and run is None:
+            raise ResponseNotFound(f"There is no response {response_id!r}.")
+
+
+class _Output(msgspec.Struct):
+    output: list[msgspec.Raw]
+
+
+_input_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_output_decoder = msgspec.json.Decoder(_Output)
+
+
+def items_of(response: StoredResponse) -> list[Item]:
+    """What it was asked, and what it answered."""
+    raw = [*_input_decoder.decode(response.input), *_output_decoder.decode(response.body).output]
+    return plain_items(raw)
+
+
+def plain_items(raw: Sequence[msgspec.Raw]) -> list[Item]:
+    """Items that were checked before: no references are among them."""
+    items: list[Item] = []
+    for item in decode_items(raw):
+        assert not isinstance(item, ItemReference)
+        items.append(item)
+    return items
+
+
+def previous_not_found(response_id: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"Previous response with id {response_id!r} not found.",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )

@@ -1,0 +1,29 @@
+"""Ids that say which gateway worker made them, so that any worker finds it without a look-up.
+
+    resp_ 3f9c0d1e2b4a 8e1f…   kind, worker, 160 random bits
+
+The random part is what makes an id a tenant's own: the worker's is no secret.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+WORKER_CHARS = 12
+_ID = re.compile(rf"[a-z]+_([0-9a-f]{{{WORKER_CHARS}}})[0-9a-f]{{40}}")
+
+
+def new_worker_id() -> str:
+    """For one life of a worker."""
+    return secrets.token_hex(WORKER_CHARS // 2)
+
+
+def mint(kind: str, worker_id: str) -> str:
+    return f"{kind}_{worker_id}{secrets.token_hex(20)}"
+
+
+def worker_of(routed_id: str) -> str | None:
+    """None when the id was not made by ``mint``."""
+    match = _ID.fullmatch(routed_id)
+    return None if match is None else match[1]

@@ -1,0 +1,255 @@
+"""Responses: the request as clients send it, and the items it is made of.
+
+All fields of OpenAI's specification are declared, so that an unknown name is refused as unknown and
+a known one that this server cannot act on is refused as unsupported (``response_fields``). Items
+and tools come as raw JSON and are decoded one by one, so that an error names its place and a kind
+of item that needs a hosted tool is refused by its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
+
+
+class InputText(
+    msgspec.Struct, frozen=True, tag_field="type", tag="input_text", forbid_unknown_fields=True
+):
+    text: str
+
+
+class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+    """Of an earlier answer, sent back as it came; its annotations say nothing to the model."""
+
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[Any] | None = []
+
+
+class RefusalText(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
+    refusal: str
+
+
+class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
+    """Declared to be refused by name: no model served here sees."""
+
+
+class InputFile(msgspec.Struct, frozen=True, tag_field="type", tag="input_file"):
+    """Declared to be refused by name: there is no file store."""
+
+
+class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
+    """Declared to be refused by name: no model served here hears."""
+
+
+ContentPart = InputText | OutputText | RefusalText | InputImage | InputFile | InputAudio
+Content = str | list[ContentPart]
+
+
+class MessageItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A message of any role; ``type`` may be left out, as in ``{"role": ..., "content": ...}``."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: ItemStatus | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+    """Sent back with our answers by SDKs; templates do not know it."""
+
+
+class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A call the model made; other names are let pass, as SDKs send our own items back."""
+
+    call_id: str
+    name: str
+    arguments: str
+    """A JSON document, as text."""
+    type: Literal["function_call"] = "function_call"
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class FunctionCallOutputItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the client's function answered."""
+
+    call_id: str
+    output: Content
+    type: Literal["function_call_output"] = "function_call_output"
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class ReasoningText(msgspec.Struct, frozen=True, kw_only=True):
+    text: str
+    type: Literal["reasoning_text", "summary_text"] = "reasoning_text"
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model thought before an answer; templates that show it get it back."""
+
+    type: Literal["reasoning"] = "reasoning"
+    id: str | None = None
+    summary: list[ReasoningText] = []
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+    status: ItemStatus | None = None
+
+
+class ItemReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Stands for an item of a stored response."""
+
+    id: str
+    type: Literal["item_reference"] | None = "item_reference"
+
+
+Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+"""What a model is shown and what it says."""
+
+
+class FunctionTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    type: Literal["function"] = "function"
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema of the arguments."""
+    strict: bool | None = None
+
+
+class FunctionChoice(
+    msgspec.Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True
+):
+    name: str
+
+
+class AllowedTools(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="allowed_tools",
+    forbid_unknown_fields=True,
+):
+    mode: Literal["auto", "required"]
+    tools: list[FunctionChoice]
+
+
+ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
+
+
+class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    pass
+
+
+class JsonObjectFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_object"):
+    pass
+
+
+class JsonSchemaFormat(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="json_schema",
+    forbid_unknown_fields=True,
+):
+    name: str
+    schema: msgspec.Raw
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Any = None
+    generate_summary: Any = None
+    """The older name of ``summary``."""
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    include_obfuscation: bool | None = None
+
+
+class ResponseFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a response is asked for: the same over HTTP and over the WebSocket."""
+
+    model: str | None = None
+    input: str | list[msgspec.Raw] | None = None
+    instructions: str | None = None
+    """A system message for this response only."""
+    previous_response_id: str | None = None
+    store: bool | None = None
+    """Whether it can be retrieved and continued; it can by default."""
+    metadata: dict[str, str] | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    text: TextConfig | None = None
+    tools: list[msgspec.Raw] | None = None
+    tool_choice: ToolChoice | None = None
+    user: str | None = None
+    """Names the end user in log lines and in the ledger."""
+    include: list[str] | None = None
+    reasoning: Reasoning | None = None
+    stream_options: StreamOptions | None = None
+    # Not OpenAI's; SDKs send them through ``extra_body``.
+    top_k: int | None = None
+    min_p: float | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+
+    # Known, and refused by name unless they hold a value at which they mean nothing.
+    access_programs: Any = None
+    context_management: Any = None
+    conversation: Any = None
+    frequency_penalty: Any = None
+    image: Any = None
+    max_tool_calls: Any = None
+    moderation: Any = None
+    parallel_tool_calls: Any = None
+    presence_penalty: Any = None
+    prompt: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    top_logprobs: Any = None
+    truncation: Any = None
+
+
+class ResponseRequest(ResponseFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/responses``."""
+
+    stream: bool | None = None
+    background: bool | None = None
+    resumable: bool | None = None
+    """Ours: the stream outlives its connection, as ``background`` without the wait."""
+
+
+class InputItemList(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of ``GET /v1/responses/{id}/input_items``."""
+
+    data: list[Any]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: str = "list"
+
+
+class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of ``DELETE /v1/responses/{id}``."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True

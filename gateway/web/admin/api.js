@@ -1,0 +1,48 @@
+/** `/admin/v1` as functions. Every failure is an `ApiError` with the server's own words. */
+
+export class ApiError extends Error {
+  /** @param {number} status 0 when the server did not answer */
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export class Api {
+  #key = "";
+
+  use(key) {
+    this.#key = key;
+  }
+
+  get = (path, query = {}) => this.#ask("GET", path + search(query));
+  post = (path, body = {}) => this.#ask("POST", path, body);
+  put = (path, body) => this.#ask("PUT", path, body);
+  patch = (path, body) => this.#ask("PATCH", path, body);
+  delete = (path) => this.#ask("DELETE", path);
+
+  async #ask(method, path, body) {
+    const headers = { authorization: `Bearer ${this.#key}` };
+    if (body !== undefined) headers["content-type"] = "application/json";
+    let response;
+    try {
+      response = await fetch(`/admin/v1${path}`, {
+        method,
+        headers,
+        body: body === undefined ? undefined : JSON.stringify(body),
+        cache: "no-store",
+      });
+    } catch {
+      throw new ApiError("The server does not answer.");
+    }
+    if (response.status === 204) return null;
+    const answer = await response.json().catch(() => null);
+    if (response.ok && answer) return answer;
+    throw new ApiError(answer?.error?.message ?? `The server answered ${response.status}.`, response.status);
+  }
+}
+
+function search(query) {
+  const given = Object.entries(query).filter(([, value]) => value !== undefined);
+  return given.length ? `?${new URLSearchParams(given)}` : "";
+}

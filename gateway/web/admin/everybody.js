@@ -1,0 +1,107 @@
+/** All tenants together: the engine as it is, who uses it, what was used. */
+
+import { level, usageChart } from "./chart.js";
+import { card, count, element, rough, table } from "./elements.js";
+import { auditCard, streamsCard } from "./live.js";
+
+const DAYS = 30;
+
+export class EverybodyView {
+  #api;
+  #names;
+  #engine = card("Engine");
+  #load = card("Running now");
+  #usage = card(`Tokens of the last ${DAYS} days`);
+  #totals = card(`Tenants of the last ${DAYS} days`);
+  #streams;
+  #audit;
+
+  /** @param {() => Map<string, string>} names of tenants, by id */
+  constructor(api, names) {
+    this.#api = api;
+    this.#names = names;
+    this.#streams = streamsCard(api, names);
+    this.#audit = auditCard(api, names);
+    for (const wide of [this.#streams.node, this.#audit.node]) wide.classList.add("wide");
+  }
+
+  get nodes() {
+    const title = element("div", { class: "view-title" }, element("h2", {}, "Everybody"));
+    return [title, this.#engine, this.#load, this.#usage, this.#totals, this.#streams.node, this.#audit.node];
+  }
+
+  async load() {
+    const start_time = Math.floor(Date.now() / 1000) - DAYS * 86_400;
+    const [days, tenants] = await Promise.all([
+      this.#api.get("/usage", { bucket_width: "1d", group_by: "", start_time }),
+      this.#api.get("/usage", { bucket_width: "all", group_by: "tenant", start_time }),
+      this.tick(),
+      this.#audit.load(),
+    ]);
+    show(this.#usage, usageChart(days.data, DAYS));
+    const rows = tenants.data.sort((a, b) => b.total_tokens - a.total_tokens);
+    show(
+      this.#totals,
+      table(
+        ["Tenant", ...["Requests", "Prompt", "Cached", "Generated"].map(number)],
+        rows.map((row) => ({
+          cells: [
+            element("a", { href: `#tenant=${row.tenant_id}` }, this.#names().get(row.tenant_id) ?? row.tenant_id),
+            ...[row.requests, row.prompt_tokens, row.cached_tokens, row.completion_tokens].map(count),
+          ],
+        })),
+        "Nothing was used yet.",
+      ),
+    );
+  }
+
+  /** What changes by the second. */
+  async tick() {
+    const [engine] = await Promise.all([this.#api.get("/engine"), this.#streams.load()]);
+    const { stats } = engine;
+    const used = stats.num_total_blocks - stats.num_free_blocks;
+    show(
+      this.#engine,
+      element(
+        "dl",
+        { class: "figures" },
+        figure("State", engine.ready ? "Ready" : "Away"),
+        figure("Running", count(stats.num_running)),
+        figure("Waiting", count(stats.num_waiting)),
+        figure("Blocks in use", `${count(used)} of ${rough(stats.num_total_blocks)}`),
+        figure("Prefix cache hits", percent(stats.prefix_cache_hits, stats.prefix_cache_queries)),
+        figure("Preemptions", count(stats.num_preemptions)),
+      ),
+      level(used, stats.num_total_blocks),
+    );
+    const most = Math.max(1, ...engine.tenants.map((tenant) => tenant.num_running));
+    show(
+      this.#load,
+      table(
+        ["Tenant", number("Requests"), number("Generated"), ""],
+        engine.tenants.map((tenant) => ({
+          cells: [
+            element("a", { href: `#tenant=${tenant.tenant_id}` }, tenant.name),
+            count(tenant.num_running),
+            count(tenant.generated_tokens),
+            level(tenant.num_running, most),
+          ],
+        })),
+        "Nobody's requests run on this server at the moment.",
+      ),
+    );
+    return engine;
+  }
+}
+
+const number = (title) => ({ title, number: true });
+const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "–");
+
+function figure(term, value) {
+  return element("div", {}, element("dt", {}, term), element("dd", {}, value));
+}
+
+/** Replace all of a card but its title. */
+export function show(section, ...content) {
+  section.replaceChildren(section.firstElementChild, ...content);
+}

@@ -1,0 +1,132 @@
+/** The keys of a tenant: made, replaced and revoked here; a new one's text is shown once. */
+
+import { copyText } from "../js/clipboard.js";
+import { button, card, confirmed, element, table, time } from "./elements.js";
+
+const SCOPES = ["chat", "responses", "usage", "admin"];
+const GRACE_S = 24 * 3600;
+
+export function keysCard(api, tenantId, projects) {
+  const node = card("Keys");
+  const list = element("div");
+  const said = element("span", { class: "said", role: "status" });
+  node.append(list, form());
+
+  function form() {
+    const name = element("input", { name: "name", value: "default", required: true, maxlength: 200 });
+    const scope = element("select", { name: "scope" }, SCOPES.map((one) => element("option", {}, one)));
+    const project = element(
+      "select",
+      { name: "project" },
+      projects.map((one) => element("option", { value: one.id, selected: one.is_default }, one.name)),
+    );
+    const days = element("input", { name: "days", type: "number", min: 1, max: 36500, placeholder: "never" });
+    return element(
+      "form",
+      { id: "new-key", onsubmit: submit },
+      element(
+        "div",
+        { class: "fields" },
+        element("label", {}, "Name", name),
+        element("label", {}, "Scope", scope),
+        element("label", {}, "Project", project),
+        element("label", {}, "Ends in days", days),
+      ),
+      element(
+        "div",
+        { class: "form-actions" },
+        element("button", { type: "submit", class: "plain strong" }, "Create a key"),
+        said,
+      ),
+    );
+  }
+
+  async function submit(event) {
+    event.preventDefault();
+    const { name, scope, project, days } = event.target.elements;
+    const expires_at = days.value ? Math.floor(Date.now() / 1000) + days.valueAsNumber * 86_400 : null;
+    await attempt(async () => {
+      const body = { name: name.value, scopes: [scope.value], project_id: project.value, expires_at };
+      reveal(await api.post(`/tenants/${tenantId}/keys`, body));
+    });
+  }
+
+  async function rotate(key) {
+    const yes = await confirmed("Replace this key?", `The old one, ${key.public_id}, goes on working for a day.`, "Replace it");
+    if (yes) {
+      await attempt(async () => reveal(await api.post(`${path(key)}/rotate`, { grace_seconds: GRACE_S })));
+    }
+  }
+
+  async function revoke(key) {
+    const yes = await confirmed("Revoke this key?", `What runs under ${key.public_id} ends within a second, for good.`, "Revoke it");
+    if (yes) await attempt(() => api.delete(path(key)));
+  }
+
+  async function attempt(work) {
+    said.textContent = "";
+    delete said.dataset.kind;
+    try {
+      await work();
+    } catch (error) {
+      said.dataset.kind = "error";
+      said.textContent = error.message;
+    }
+    await load();
+  }
+
+  const path = (key) => `/tenants/${tenantId}/keys/${key.public_id}`;
+
+  async function load() {
+    const { data } = await api.get(`/tenants/${tenantId}/keys`);
+    const names = new Map(projects.map((project) => [project.id, project.name]));
+    const rows = data.reverse().map((key) => {
+      const state = stateOf(key);
+      const actions = [button("Replace", () => rotate(key)), button("Revoke", () => revoke(key), "danger")];
+      return {
+        props: { "data-key": key.public_id, class: state.isOver ? "ended" : null },
+        cells: [
+          element("code", {}, key.public_id),
+          key.name,
+          names.get(key.project_id) ?? "",
+          key.scopes.join(", "),
+          state.text,
+          time(key.last_used_at),
+          element("div", { class: "actions" }, state.isOver ? [] : actions),
+        ],
+      };
+    });
+    const columns = ["Key", "Name", "Project", "Scopes", "State", "Last used", ""];
+    list.replaceChildren(table(columns, rows, "No keys yet."));
+  }
+
+  return { node, load };
+}
+
+function stateOf(key) {
+  const now = Date.now() / 1000;
+  if (key.revoked_at !== null) return { text: `revoked ${time(key.revoked_at)}`, isOver: true };
+  for (const [end, word] of [
+    [key.revoke_at, "replaced"],
+    [key.expires_at, "expires"],
+  ]) {
+    if (end === null) continue;
+    if (end <= now) return { text: `ended ${time(end)}`, isOver: true };
+    return { text: `${word}, until ${time(end)}`, isOver: false };
+  }
+  return { text: "good", isOver: false };
+}
+
+function reveal(key) {
+  const dialog = document.getElementById("secret-dialog");
+  const field = document.getElementById("secret");
+  const copy = document.getElementById("secret-copy");
+  field.value = key.key;
+  copy.textContent = "Copy";
+  copy.onclick = async () => {
+    copy.textContent = (await copyText(key.key)) ? "Copied" : "Select it and copy it yourself";
+  };
+  dialog.addEventListener("close", () => (field.value = ""), { once: true });
+  dialog.showModal();
+  field.select();
+}

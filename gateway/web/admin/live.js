@@ -1,0 +1,78 @@
+/** Running requests, which can be ended, and the log of changes. */
+
+import { button, card, confirmed, count, element, table, time } from "./elements.js";
+
+const number = (title) => ({ title, number: true });
+
+/** @param {string} [tenantId] all tenants' without it */
+export function streamsCard(api, names, tenantId) {
+  const node = card("Running requests");
+
+  async function kill(stream) {
+    const yes = await confirmed("End this request?", "Its client sees an error; what was generated is charged.", "End it");
+    if (!yes) return;
+    await api.delete(`/streams/${stream.id}`);
+    await load();
+  }
+
+  async function load() {
+    const { data } = await api.get("/streams", { tenant_id: tenantId });
+    const columns = ["Tenant", "Model", "State", number("Prompt"), number("Generated"), "Since", ""];
+    const rows = data.map((stream) => ({
+      props: { "data-stream": stream.id },
+      cells: [
+        names().get(stream.tenant_id) ?? stream.tenant_id,
+        stream.model,
+        stream.state,
+        count(stream.prompt_tokens),
+        count(stream.generated_tokens),
+        time(stream.created_at),
+        element("div", { class: "actions" }, button("End", () => kill(stream), "danger")),
+      ],
+    }));
+    node.replaceChildren(node.firstElementChild, table(columns, rows, "No request runs."));
+  }
+
+  return { node, load };
+}
+
+/** @param {string} [tenantId] all tenants' without it */
+export function auditCard(api, names, tenantId) {
+  const node = card("Changes");
+  let entries = [];
+
+  async function load() {
+    const page = await api.get("/audit_log", { tenant_id: tenantId, limit: 20 });
+    entries = page.data;
+    render(page.has_more);
+  }
+
+  async function more() {
+    const page = await api.get("/audit_log", { tenant_id: tenantId, limit: 20, before: entries.at(-1).id });
+    entries.push(...page.data);
+    render(page.has_more);
+  }
+
+  function render(hasMore) {
+    const rows = entries.map((entry) => ({
+      cells: [time(entry.at), entry.actor, entry.action, names().get(entry.tenant_id) ?? "", difference(entry)],
+    }));
+    node.replaceChildren(
+      node.firstElementChild,
+      table(["Time", "Who", "What", "Tenant", "Change"], rows, "Nothing was changed yet."),
+      ...(hasMore ? [element("div", { class: "form-actions" }, button("Older changes", more))] : []),
+    );
+  }
+
+  return { node, load };
+}
+
+function difference({ before, after, object_id }) {
+  if (!before || !after) return object_id;
+  return Object.keys(after)
+    .filter((name) => JSON.stringify(before[name]) !== JSON.stringify(after[name]))
+    .map((name) => `${name}: ${say(before[name])} → ${say(after[name])}`)
+    .join(", ");
+}
+
+const say = (value) => (value === null ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value));

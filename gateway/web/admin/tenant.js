@@ -1,0 +1,107 @@
+/** One tenant: what it used, its limits, projects, keys, running requests and changes. */
+
+import { usageChart } from "./chart.js";
+import { button, card, confirmed, count, element, table } from "./elements.js";
+import { show } from "./everybody.js";
+import { keysCard } from "./keys.js";
+import { limitsCard } from "./limits.js";
+import { auditCard, streamsCard } from "./live.js";
+
+const DAYS = 30;
+
+export class TenantView {
+  #api;
+  #tenant;
+  #onChange;
+  #title = element("div", { class: "view-title" });
+  #usage = card(`Tokens of the last ${DAYS} days`);
+  #models = card("Models");
+  #projects = card("Projects");
+  #cards;
+  #streams;
+
+  /**
+   * @param {() => void} onChange the list of tenants is not true any more
+   * @param {object[]} projects of the tenant
+   */
+  constructor(api, names, tenant, projects, onChange) {
+    this.#api = api;
+    this.#tenant = tenant;
+    this.#onChange = onChange;
+    this.#streams = streamsCard(api, names, tenant.id);
+    const limits = limitsCard(api, tenant.id, projects);
+    const keys = keysCard(api, tenant.id, projects);
+    const audit = auditCard(api, names, tenant.id);
+    for (const wide of [limits, keys, this.#streams, audit]) wide.node.classList.add("wide");
+    this.#cards = [limits, keys, this.#streams, audit];
+    this.#showTitle();
+    this.#showProjects(projects);
+  }
+
+  get nodes() {
+    return [this.#title, this.#usage, this.#models, ...this.#cards.map((one) => one.node), this.#projects];
+  }
+
+  async load() {
+    const start_time = Math.floor(Date.now() / 1000) - DAYS * 86_400;
+    const query = { tenant_id: this.#tenant.id, start_time };
+    const [days, models] = await Promise.all([
+      this.#api.get("/usage", { ...query, bucket_width: "1d", group_by: "" }),
+      this.#api.get("/usage", { ...query, bucket_width: "all", group_by: "model" }),
+      ...this.#cards.map((one) => one.load()),
+    ]);
+    show(this.#usage, usageChart(days.data, DAYS));
+    const columns = ["Model", ...["Requests", "Prompt", "Cached", "Generated", "Cost (micro)"].map((title) => ({ title, number: true }))];
+    const rows = models.data.map((row) => ({
+      cells: [row.model, ...[row.requests, row.prompt_tokens, row.cached_tokens, row.completion_tokens, row.cost_micro].map(count)],
+    }));
+    show(this.#models, table(columns, rows, "Nothing was used yet."));
+  }
+
+  async tick() {
+    const [engine] = await Promise.all([this.#api.get("/engine"), this.#streams.load()]);
+    return engine;
+  }
+
+  #showTitle() {
+    const { id, name, disabled_at } = this.#tenant;
+    const toggle = disabled_at === null
+      ? button("Disable", () => this.#disable(true), "danger")
+      : button("Enable", () => this.#disable(false), "strong");
+    this.#title.replaceChildren(element("h2", {}, name), element("code", {}, id), toggle);
+  }
+
+  async #disable(disabled) {
+    const { id, name } = this.#tenant;
+    const sure = !disabled || (await confirmed(`Disable ${name}?`, "All its keys are shut out and what runs under them ends.", "Disable it"));
+    if (!sure) return;
+    this.#tenant = await this.#api.patch(`/tenants/${id}`, { disabled });
+    this.#showTitle();
+    this.#onChange();
+  }
+
+  #showProjects(projects) {
+    const name = element("input", { name: "name", placeholder: "New project", required: true, maxlength: 200, "aria-label": "Name of a new project" });
+    const said = element("span", { class: "said", role: "status" });
+    const submit = async (event) => {
+      event.preventDefault();
+      try {
+        await this.#api.post(`/tenants/${this.#tenant.id}/projects`, { name: name.value });
+        this.#onChange(true);
+      } catch (error) {
+        said.dataset.kind = "error";
+        said.textContent = error.message;
+      }
+    };
+    const rows = projects.map((project) => ({ cells: [project.name, element("code", {}, project.id)] }));
+    show(
+      this.#projects,
+      table(["Name", "Id"], rows, ""),
+      element(
+        "form",
+        { id: "new-project", onsubmit: submit },
+        element("div", { class: "form-actions" }, name, element("button", { type: "submit", class: "plain" }, "Create"), said),
+      ),
+    );
+  }
+}

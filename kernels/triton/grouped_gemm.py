@@ -1,0 +1,158 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+"""Products of many small groups of rows, each with a matrix of its own: mixtures of experts.
+
+The (token, expert) pairs are sorted by expert and cut into tiles; a tile never crosses experts.
+How many tiles an expert gets is decided on the device, so a CUDA graph can hold all of it: the
+grid has room for the worst case, and tiles past the real ones return at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels import ops
+
+FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+
+def register() -> None:
+    """Serve ``ops.apply_experts`` on GPUs."""
+    ops.register("apply_experts", "triton", apply_experts, dtypes=FLOATS)
+
+
+def apply_experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """See ``reference.apply_experts``."""
+    num_tokens, top_k = experts.shape
+    groups = Groups.of(experts, gate_up.shape[0])
+    inner = x.new_empty(num_tokens * top_k, gate_up.shape[1])
+    _product(inner, x, gate_up, groups, pairs_per_row=top_k)
+    out = x.new_empty(num_tokens * top_k, down.shape[1])
+    _product(out, ops.silu_mul(inner), down, groups, scales=weights.reshape(-1))
+    return out.view(num_tokens, top_k, -1).sum(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The pairs of a step, pair ``token * top_k + place``, by expert."""
+
+    rows: int
+    """Of a tile."""
+    order: torch.Tensor
+    """[num_pairs] int64: the pairs, sorted by expert."""
+    tiles: torch.Tensor
+    """[3, max_tiles] int32: a tile's expert (num_experts: none), its first place in ``order``, and
+    where its expert's pairs end there."""
+
+    @classmethod
+    def of(cls, experts: torch.Tensor, num_experts: int) -> Groups:
+        """experts: [num_tokens, top_k] int64."""
+        pairs = experts.reshape(-1)
+        num_pairs = len(pairs)
+        rows = _tile_rows(num_pairs, num_experts)
+        counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=pairs.device)
+        counts.scatter_add_(0, pairs, torch.ones_like(pairs))
+        tiles_each = (counts + rows - 1) // rows
+        tile_ends, pair_ends = tiles_each.cumsum(0), counts.cumsum(0)
+        # An expert fills its last tile in part at worst.
+        max_tiles = num_pairs // rows + min(num_experts, num_pairs)
+        tile = torch.arange(max_tiles, device=pairs.device)
+        expert = torch.searchsorted(tile_ends[:num_experts].contiguous(), tile, right=True)
+        local = tile - (tile_ends - tiles_each)[expert]
+        first = (pair_ends - counts)[expert] + local * rows
+        tiles = torch.stack((expert, first, pair_ends[expert])).to(torch.int32)
+        return cls(rows, pairs.argsort(stable=True), tiles)
+
+
+def _tile_rows(num_pairs: int, num_experts: int) -> int:
+    """About what an expert gets, between the least and the most that a tile can be."""
+    share = -(-num_pairs // num_experts)
+    return 16 if share <= 16 else 32 if share <= 32 else 64
+
+
+def _product(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    groups: Groups,
+    *,
+    pairs_per_row: int = 1,
+    scales: torch.Tensor | None = None,
+) -> None:
+    """out[pair] = scale[pair] * (weight[expert of pair] @ x[pair // pairs_per_row])."""
+    _, features, width = weight.shape
+    columns = 64
+    grid = (groups.tiles.shape[1], triton.cdiv(features, columns))
+    _kernel[grid](
+        out,
+        x,
+        weight,
+        groups.order,
+        groups.tiles,
+        scales,
+        groups.tiles.shape[1],
+        features,
+        width,
+        weight.shape[0],
+        pairs_per_row,
+        SCALED=scales is not None,
+        ROWS=groups.rows,
+        COLUMNS=columns,
+        DEPTH=32 if x.dtype == torch.float32 else 64,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=4,
+        num_stages=3,
+    )
+
+
+@triton.jit
+def _kernel(
+    out,
+    x,
+    weight,
+    order,
+    tiles,
+    scales,
+    max_tiles,
+    features,
+    width,
+    num_experts,
+    pairs_per_row,
+    SCALED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    expert = tl.load(tiles + tile)
+    if expert >= num_experts:
+        return
+    place = tl.load(tiles + max_tiles + tile) + tl.arange(0, ROWS)
+    real = place < tl.load(tiles + 2 * max_tiles + tile)
+    pair = tl.load(order + place, mask=real, other=0)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    in_features = column < features
+    depth = tl.arange(0, DEPTH)
+    x_at = x + (pair // pairs_per_row)[:, None] * width + depth[None, :]
+    matrix = weight + expert.to(tl.int64) * features * width
+    w_at = matrix + column[:, None].to(tl.int64) * width + depth[None, :]
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in tl.range(0, width, DEPTH):
+        inside = (start + depth < width)[None, :]
+        a = tl.load(x_at + start, mask=real[:, None] & inside, other=0.0)
+        b = tl.load(w_at + start, mask=in_features[:, None] & inside, other=0.0)
+        acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
+    if SCALED:
+        acc *= tl.load(scales + pair, mask=real, other=0.0)[:, None]
+    at = out + pair[:, None] * features + column[None, :]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=real[:, None] & in_features[None, :])

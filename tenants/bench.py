@@ -1,0 +1,210 @@
+"""What tenancy costs: ``python -m tenants.bench`` prints it, on a durable PostgreSQL of its own.
+
+Keys from the cache, then requests from reservation to durable settlement, by many tenants and by
+one. Every scope has limits on requests, tokens and concurrency, so nothing is spared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+import migrations
+from tenants import keys
+from tenants.authenticator import Authenticator
+from tenants.embedded import EmbeddedPostgres
+from tenants.limits import Limits
+from tenants.postgres import PostgresStore
+from tenants.quota import Quota
+from tenants.types import Principal, UsageEvent
+from tenants.usage import Ledger
+
+PEPPER = b"a pepper for the benchmark, as long as any"
+NUM_PROMPT_TOKENS = 500
+NUM_COMPLETION_TOKENS = 100
+AMPLE = Limits(
+    requests_per_minute=10**7,
+    tokens_per_minute=2**31 - 1,
+    max_concurrent=10**6,
+    monthly_tokens=10**15,
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One line of the result."""
+
+    what: str
+    per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+class Bench:
+    """One worker, as a gateway has it: one store, one quota, one ledger."""
+
+    def __init__(self, store: PostgresStore, seconds: float) -> None:
+        self._store = store
+        self._seconds = seconds
+        self._quota = Quota(store)
+        self._ledger = Ledger(store)
+        self._texts: list[str] = []
+
+    async def furnish(self, num_tenants: int) -> list[Principal]:
+        """Tenants with a key each, and limits on both."""
+        self._texts = []
+        authenticator = Authenticator(self._store, PEPPER)
+        people = []
+        for _ in range(num_tenants):
+            tenant = await self._store.create_tenant(str(uuid4()))
+            minted = keys.mint(PEPPER)
+            key = await self._store.create_key(
+                tenant.id,
+                public_id=minted.public_id,
+                key_hash=minted.key_hash,
+                name="bench",
+                scopes=["chat"],
+            )
+            await self._store.put_limits(tenant.id, "tenant", tenant.id, AMPLE)
+            await self._store.put_limits(tenant.id, "key", key.id, AMPLE)
+            people.append(await authenticator.authenticate(minted.text))
+            self._texts.append(minted.text)
+        return people
+
+    async def authentication(self) -> Measured:
+        """From the text of a key to its principal, all of them cached."""
+        authenticator = Authenticator(self._store, PEPPER, ttl_s=600)
+        for text in self._texts:
+            await authenticator.authenticate(text)
+        latencies: list[float] = []
+        began = time.perf_counter()
+        while time.perf_counter() - began < min(1.0, self._seconds):
+            for text in self._texts:
+                at = time.perf_counter()
+                await authenticator.authenticate(text)
+                latencies.append(time.perf_counter() - at)
+        return _measured("authentication from cache", latencies, time.perf_counter() - began)
+
+    async def pairs(self, what: str, people: Sequence[Principal], num_clients: int) -> Measured:
+        """Clients that each reserve, settle durably, and begin anew; latency is the reservation's:
+        what tenancy adds to the time to the first token.
+        """
+        latencies: list[float] = []
+        num_pairs = 0
+        until = time.perf_counter() + self._seconds
+
+        async def client(number: int) -> None:
+            nonlocal num_pairs
+            while time.perf_counter() < until:
+                who = people[number % len(people)]
+                number += num_clients
+                at = time.perf_counter()
+                hold = await self._quota.reserve(
+                    who,
+                    request_id=uuid4(),
+                    model="bench",
+                    prompt_tokens=NUM_PROMPT_TOKENS,
+                    max_tokens=NUM_COMPLETION_TOKENS,
+                )
+                latencies.append(time.perf_counter() - at)
+                await self._ledger.settle(_event(who, hold.request_id))
+                await hold.close()
+                num_pairs += 1
+
+        began = time.perf_counter()
+        await asyncio.gather(*(client(number) for number in range(num_clients)))
+        elapsed = time.perf_counter() - began
+        assert self._ledger.num_pending == 0
+        return Measured(what, num_pairs / elapsed, *_quantiles(latencies))
+
+
+def _event(who: Principal, request_id: object) -> UsageEvent:
+    return UsageEvent(
+        request_id=request_id,  # type: ignore[arg-type]
+        tenant_id=who.tenant.id,
+        key_id=who.key.id,
+        model="bench",
+        status="stop",
+        prompt_tokens=NUM_PROMPT_TOKENS,
+        cached_tokens=0,
+        completion_tokens=NUM_COMPLETION_TOKENS,
+        created_at=datetime.now(UTC),
+    )
+
+
+def _measured(what: str, latencies: list[float], elapsed: float) -> Measured:
+    return Measured(what, len(latencies) / elapsed, *_quantiles(latencies))
+
+
+def _quantiles(latencies: list[float]) -> tuple[float, float]:
+    cuts = statistics.quantiles(latencies, n=100)
+    return cuts[49] * 1000, cuts[98] * 1000
+
+
+async def run(dsn: str, *, num_tenants: int, num_clients: int, seconds: float) -> list[Measured]:
+    """All measurements on a migrated database."""
+    store = await PostgresStore.connect(dsn)
+    try:
+        bench = Bench(store, seconds)
+        people = await bench.furnish(num_tenants)
+        return [
+            await bench.authentication(),
+            await bench.pairs("quiet: one client", people, 1),
+            await bench.pairs(f"{num_tenants:,} tenants", people, num_clients),
+            await bench.pairs("one tenant", people[:1], num_clients),
+        ]
+    finally:
+        await store.close()
+
+
+async def on_own_server(work: Callable[[str], Awaitable[list[Measured]]]) -> list[Measured]:
+    """``work`` on an embedded server that is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="sluice-bench-"))
+    server = EmbeddedPostgres(folder)
+    try:
+        dsn = await asyncio.to_thread(server.start)
+        await migrations.upgrade(dsn)
+        return await work(dsn)
+    finally:
+        await asyncio.to_thread(server.stop)
+        shutil.rmtree(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tenants.bench", description=__doc__)
+    parser.add_argument("--dsn", help="a migrated database to fill; by default an own server")
+    parser.add_argument("--tenants", type=int, default=1000)
+    parser.add_argument("--clients", type=int, default=256, help="requests at once")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    given = parser.parse_args()
+
+    async def work(dsn: str) -> list[Measured]:
+        return await run(
+            dsn, num_tenants=given.tenants, num_clients=given.clients, seconds=given.seconds
+        )
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        results = runner.run(work(given.dsn) if given.dsn else on_own_server(work))
+    table = Table("", title="reserve + durable settle, latency of the reservation")
+    for title in ("per second", "p50 ms", "p99 ms"):
+        table.add_column(title, justify="right")
+    for one in results:
+        table.add_row(one.what, f"{one.per_s:,.0f}", f"{one.p50_ms:.3f}", f"{one.p99_ms:.3f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""The twin of ``tenants.postgres_shared`` in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from datetime import datetime, timedelta
+from typing import Generic, NamedTuple, TypeVar
+from uuid import UUID
+
+from tenants.errors import TenantNotFound
+from tenants.shared import ArchivedStream, Claim, SharedState, StoredResponse
+
+T = TypeVar("T")
+
+
+class _Kept(NamedTuple, Generic[T]):
+    value: T
+    expires_at: datetime
+    size: int
+
+
+class _Table(Generic[T]):
+    """Rows by tenant and id, the oldest first."""
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self._now = now
+        self._rows: dict[tuple[UUID, str | bytes], _Kept[T]] = {}
+
+    def put(
+        self, tenant_id: UUID, name: str | bytes, value: T, retention: timedelta, size: int = 1
+    ) -> None:
+        self._rows[tenant_id, name] = _Kept(value, self._now() + retention, size)
+
+    def find(self, tenant_id: UUID, name: str | bytes) -> T | None:
+        kept = self._rows.get((tenant_id, name))
+        return kept.value if kept is not None and kept.expires_at > self._now() else None
+
+    def keep(self, tenant_id: UUID, name: str | bytes, retention: timedelta) -> None:
+        kept = self._rows[tenant_id, name]
+        self._rows[tenant_id, name] = kept._replace(
+            expires_at=max(kept.expires_at, self._now() + retention)
+        )
+
+    def delete(self, tenant_id: UUID, name: str | bytes) -> bool:
+        found = self.find(tenant_id, name) is not None
+        self._rows.pop((tenant_id, name), None)
+        return found
+
+    def trim(self, tenant_id: UUID, limit: int) -> int:
+        total, gone = 0, []
+        for key, kept in reversed(self._rows.items()):
+            if key[0] == tenant_id:
+                total += kept.size
+                if total > limit:
+                    gone.append(key)
+        for key in gone:
+            del self._rows[key]
+        return len(gone)
+
+    def delete_expired(self) -> int:
+        now = self._now()
+        gone = [key for key, kept in self._rows.items() if kept.expires_at <= now]
+        for key in gone:
+            del self._rows[key]
+        return len(gone)
+
+
+class MemoryShared(SharedState):
+    """Shared by the gateways of one process, at most."""
+
+    def __init__(self, now: Callable[[], datetime], tenants: Container[UUID]) -> None:
+        self._now = now
+        self._tenants = tenants
+        self._responses = _Table[StoredResponse](now)
+        self._streams = _Table[ArchivedStream](now)
+        self._claims = _Table[Claim](now)
+        self._workers: dict[str, tuple[str, datetime]] = {}
+
+    async def put_response(self, response: StoredResponse, retention: timedelta) -> None:
+        self._check_tenant(response.tenant_id)
+        size = len(response.body) + len(response.input)
+        self._responses.put(response.tenant_id, response.id, response, retention, size)
+
+    async def find_response(self, tenant_id: UUID, response_id: str) -> StoredResponse | None:
+        return self._responses.find(tenant_id, response_id)
+
+    async def lineage(
+        self, tenant_id: UUID, response_id: str, *, max_length: int, retention: timedelta
+    ) -> Sequence[StoredResponse]:
+        found: list[StoredResponse] = []
+        wanted: str | None = response_id
+        while wanted is not None and len(found) < max_length:
+            response = self._responses.find(tenant_id, wanted)
+            if response is None:
+                break
+            self._responses.keep(tenant_id, wanted, retention)
+            found.append(response)
+            wanted = response.previous_response_id
+        return found[::-1]
+
+    async def delete_response(self, tenant_id: UUID, response_id: str) -> bool:
+        return self._responses.delete(tenant_id, response_id)
+
+    async def trim_responses(self, tenant_id: UUID, max_bytes: int) -> int:
+        return self._responses.trim(tenant_id, max_bytes)
+
+    async def put_stream(self, stream: ArchivedStream, retention: timedelta) -> None:
+        self._check_tenant(stream.tenant_id)
+        if self._streams.find(stream.tenant_id, stream.id) is None:
+            size = len(stream.items)
+            self._streams.put(stream.tenant_id, stream.id, stream, retention, size)
+
+    async def find_stream(self, tenant_id: UUID, stream_id: str) -> ArchivedStream | None:
+        return self._streams.find(tenant_id, stream_id)
+
+    async def delete_stream(self, tenant_id: UUID, stream_id: str) -> bool:
+        return self._streams.delete(tenant_id, stream_id)
+
+    async def trim_streams(self, tenant_id: UUID, max_bytes: int) -> int:
+        return self._streams.trim(tenant_id, max_bytes)
+
+    async def claim(
+        self,
+        tenant_id: UUID,
+        key_hash: bytes,
+        *,
+        body_hash: bytes,
+        answer_id: str,
+        retention: timedelta,
+    ) -> Claim:
+        self._check_tenant(tenant_id)
+        claim = self._claims.find(tenant_id, key_hash)
+        if claim is None:
+            claim = Claim(body_hash=body_hash, answer_id=answer_id)
+            self._claims.put(tenant_id, key_hash, claim, retention)
+        return claim
+
+    async def release_claim(self, tenant_id: UUID, key_hash: bytes, answer_id: str) -> bool:
+        claim = self._claims.find(tenant_id, key_hash)
+        if claim is None or claim.answer_id != answer_id:
+            return False
+        return self._claims.delete(tenant_id, key_hash)
+
+    async def trim_claims(self, tenant_id: UUID, max_rows: int) -> int:
+        return self._claims.trim(tenant_id, max_rows)
+
+    async def register_worker(self, worker_id: str, address: str, lease: timedelta) -> None:
+        self._workers[worker_id] = (address, self._now() + lease)
+
+    async def find_worker(self, worker_id: str) -> str | None:
+        address, expires_at = self._workers.get(worker_id, ("", self._now()))
+        return address if expires_at > self._now() else None
+
+    async def forget_worker(self, worker_id: str) -> None:
+        self._workers.pop(worker_id, None)
+
+    async def delete_expired(self) -> int:
+        now = self._now()
+        gone = [name for name, (_, expires_at) in self._workers.items() if expires_at <= now]
+        for name in gone:
+            del self._workers[name]
+        tables = (self._responses, self._streams, self._claims)
+        return len(gone) + sum(table.delete_expired() for table in tables)
+
+    def _check_tenant(self, tenant_id: UUID) -> None:
+        if tenant_id not in self._tenants:
+            raise TenantNotFound(tenant_id)

@@ -1,0 +1,128 @@
+"""What gateway workers share, in PostgreSQL. Every statement is in ``queries.sql``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from tenants import queries
+from tenants.connections import Connections, Row
+from tenants.errors import TenantNotFound
+from tenants.shared import ArchivedStream, Claim, SharedState, StoredResponse
+
+_SQL = queries.load()
+
+
+class PostgresShared(SharedState):
+    """Over the connections of a ``PostgresStore``, which closes them."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    async def put_response(self, response: StoredResponse, retention: timedelta) -> None:
+        await self._fetch(
+            response.tenant_id,
+            "put_response",
+            response.id,
+            response.status,
+            response.body,
+            response.input,
+            response.previous_response_id,
+            response.created_at,
+            retention,
+        )
+
+    async def find_response(self, tenant_id: UUID, response_id: str) -> StoredResponse | None:
+        rows = await self._fetch(tenant_id, "find_response", _plain(response_id))
+        return _response(rows[0]) if rows else None
+
+    async def lineage(
+        self, tenant_id: UUID, response_id: str, *, max_length: int, retention: timedelta
+    ) -> Sequence[StoredResponse]:
+        rows = await self._fetch(tenant_id, "lineage", _plain(response_id), max_length, retention)
+        return [_response(row) for row in rows]
+
+    async def delete_response(self, tenant_id: UUID, response_id: str) -> bool:
+        return bool(await self._fetch(tenant_id, "delete_response", _plain(response_id)))
+
+    async def trim_responses(self, tenant_id: UUID, max_bytes: int) -> int:
+        return len(await self._fetch(tenant_id, "trim_responses", max_bytes))
+
+    async def put_stream(self, stream: ArchivedStream, retention: timedelta) -> None:
+        await self._fetch(
+            stream.tenant_id,
+            "put_stream",
+            stream.id,
+            stream.kind,
+            stream.num_dropped,
+            stream.items,
+            retention,
+        )
+
+    async def find_stream(self, tenant_id: UUID, stream_id: str) -> ArchivedStream | None:
+        rows = await self._fetch(tenant_id, "find_stream", _plain(stream_id))
+        return ArchivedStream(**rows[0]) if rows else None
+
+    async def delete_stream(self, tenant_id: UUID, stream_id: str) -> bool:
+        return bool(await self._fetch(tenant_id, "delete_stream", _plain(stream_id)))
+
+    async def trim_streams(self, tenant_id: UUID, max_bytes: int) -> int:
+        return len(await self._fetch(tenant_id, "trim_streams", max_bytes))
+
+    async def claim(
+        self,
+        tenant_id: UUID,
+        key_hash: bytes,
+        *,
+        body_hash: bytes,
+        answer_id: str,
+        retention: timedelta,
+    ) -> Claim:
+        while True:
+            if await self._fetch(tenant_id, "claim", key_hash, body_hash, answer_id, retention):
+                return Claim(body_hash=body_hash, answer_id=answer_id)
+            # Two statements: somebody may let go of the key in between.
+            if rows := await self._fetch(tenant_id, "find_claim", key_hash):
+                return Claim(**rows[0])
+
+    async def release_claim(self, tenant_id: UUID, key_hash: bytes, answer_id: str) -> bool:
+        return bool(await self._fetch(tenant_id, "release_claim", key_hash, answer_id))
+
+    async def trim_claims(self, tenant_id: UUID, max_rows: int) -> int:
+        return len(await self._fetch(tenant_id, "trim_claims", max_rows))
+
+    async def register_worker(self, worker_id: str, address: str, lease: timedelta) -> None:
+        await self._connections.fetch(_SQL["register_worker"], (worker_id, address, lease))
+
+    async def find_worker(self, worker_id: str) -> str | None:
+        rows = await self._connections.fetch(_SQL["find_worker"], (_plain(worker_id),))
+        return rows[0]["address"] if rows else None
+
+    async def forget_worker(self, worker_id: str) -> None:
+        await self._connections.fetch(_SQL["forget_worker"], (worker_id,))
+
+    async def delete_expired(self) -> int:
+        (row,) = await self._connections.fetch(_SQL["delete_expired"], ())
+        num_rows: int = row["num_rows"]
+        return num_rows
+
+    async def _fetch(self, tenant_id: UUID, name: str, *values: object) -> Sequence[Row]:
+        return await self._connections.fetch(
+            _SQL[name],
+            (tenant_id, *values),
+            tenant_id=tenant_id,
+            violations={
+                f"{table}_tenant_id_fkey": TenantNotFound(tenant_id)
+                for table in ("response", "ended_stream", "idempotency_key")
+            },
+        )
+
+
+def _plain(name: str) -> str:
+    """Clients send any text as an id; PostgreSQL takes none with a NUL, which no id of ours has."""
+    return name.replace("\0", "")
+
+
+def _response(row: Row) -> StoredResponse:
+    return StoredResponse(**row)

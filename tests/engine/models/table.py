@@ -1,0 +1,63 @@
+"""``python -m tests.engine.models.table``: run the families' tests, print their results as the
+README's table."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.engine.models.families import CASES, FALLBACK_CASES, Case
+
+COLUMNS = {
+    "test_logits[": "logits",
+    "test_logits_of_chunks[": "chunked",
+    "test_logits_after_a_prefix_hit[": "prefix hit",
+    "test_greedy_text_of_a_batch[": "greedy",
+}
+"""By how the test's id begins."""
+
+
+class Outcomes:
+    """A plugin that remembers, by column and case, whether every phase passed."""
+
+    def __init__(self) -> None:
+        self.passed: dict[tuple[str, str], bool] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        test = report.nodeid.rpartition("::")[2]
+        case = test.partition("[")[2].rstrip("]")
+        for beginning, column in COLUMNS.items():
+            if test.startswith(beginning):
+                at = column, case
+                self.passed[at] = self.passed.get(at, True) and report.outcome == "passed"
+
+
+def cell(outcomes: Outcomes, column: str, cases: list[Case]) -> str:
+    results = [outcomes.passed.get((column, case.name)) for case in cases]
+    if None in results:
+        return "not run"
+    return "✓" if all(results) else "**fails**"
+
+
+def main() -> int:
+    outcomes = Outcomes()
+    tests = Path(__file__).with_name("test_families.py")
+    code = pytest.main(["-q", "--no-header", str(tests)], plugins=[outcomes])
+    by_family: dict[tuple[str, str], list[Case]] = defaultdict(list)
+    for cases, runs_on in ((CASES, "native"), (FALLBACK_CASES, "transformers")):
+        for case in cases:
+            by_family[case.family, runs_on].append(case)
+    columns = list(COLUMNS.values())
+    print("\n| " + " | ".join(["family", "runs on", *columns]) + " |")
+    print("|---" * (2 + len(columns)) + "|")
+    for (family, runs_on), cases in by_family.items():
+        cells = [cell(outcomes, column, cases) for column in columns]
+        print("| " + " | ".join([family, runs_on, *cells]) + " |")
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Every family on a GPU, through its kernels: heads of a size that these serve."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.runner import load_runner
+from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
+from tests.engine.models.test_families import watch_logits
+from tests.engine.runner.harness import Generation, Harness
+
+pytestmark = pytest.mark.gpu
+
+NUM_DECODED = 10
+WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
+WIDE_MLA: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "kv_lora_rank": 48,
+    "qk_rope_head_dim": 16,
+}
+REAL_LATENTS = Case(
+    "deepseek-latents",
+    "DeepseekV2ForCausalLM",
+    {
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "q_lora_rank": None,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "first_k_dense_replace": 1,
+    },
+)
+
+
+def changes(case: Case) -> dict[str, Any]:
+    if case is REAL_LATENTS:
+        return {}
+    if "kv_lora_rank" in case.fields:
+        return WIDE_MLA
+    wide = dict(WIDE)
+    if case.name == "phi3-longrope":  # 24 turned pairs of 64 dimensions
+        rope = case.fields["rope_parameters"]
+        factors = {name: rope[name] * 4 for name in ("short_factor", "long_factor")}
+        wide["rope_parameters"] = {**rope, **factors}
+    return wide
+
+
+class Subject:
+    """A checkpoint, and transformers' logits of a fixed text."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.folder = write(case, folder, **changes(case))
+        rng = random.Random(1)
+        self.prompt = [rng.randrange(3, 250) for _ in range(PROMPT_LEN)]
+        self.text = self.prompt + [rng.randrange(3, 250) for _ in range(NUM_DECODED)]
+        self.logits: dict[torch.dtype, torch.Tensor] = {}
+        for dtype in (torch.float32, torch.bfloat16):
+            theirs: Any = AutoModelForCausalLM.from_pretrained(
+                self.folder, dtype=dtype, attn_implementation="eager"
+            )
+            theirs = theirs.to("cuda" if dtype == torch.bfloat16 else "cpu").eval()
+            with torch.inference_mode():
+                ids = torch.tensor([self.text], device=theirs.device)
+                found = theirs(ids, use_cache=False).logits[0, PROMPT_LEN - 1 : -1]
+            self.logits[dtype] = found.float().cpu()
+
+    def config(self, dtype: str, **options: Any) -> EngineConfig:
+        return EngineConfig(
+            model=str(self.folder),
+            device="cuda",
+            dtype=dtype,  # type: ignore[arg-type]
+            max_num_seqs=8,
+            max_num_batched_tokens=256,
+            num_gpu_blocks_override=100,
+            **options,
+        )
+
+    def forced(self) -> Generation:
+        """Decodes the text, whatever its logits say."""
+
+        def mask(output: list[int]) -> Any:
+            allowed = torch.zeros(self.vocab_size, dtype=torch.bool)
+            allowed[self.text[PROMPT_LEN + len(output)]] = True
+            return allowed.numpy()
+
+        return Generation("a", self.prompt, NUM_DECODED, mask=mask)
+
+    vocab_size = 0
+
+
+@pytest.fixture(
+    scope="module", params=[*CASES, REAL_LATENTS, *FALLBACK_CASES], ids=lambda case: case.name
+)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(request.param, tmp_path_factory.mktemp(request.param.name))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("chunk_size", [1 << 30, 7])
+def test_logits(
+    subject: Subject, dtype: str, chunk_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = load_runner(subject.config(dtype, enforce_eager=True))
+    subject.vocab_size = runner.vocab_size
+    seen = watch_logits(runner, monkeypatch)
+    Harness(runner, block_size=16, max_rows=8).run([subject.forced()], chunk_size=chunk_size)
+    exact = subject.logits[torch.float32]
+    error = (torch.cat(seen).float().cpu() - exact).abs().max()
+    if dtype == "float32":
+        assert error < 1e-3
+    else:
+        theirs = (subject.logits[torch.bfloat16] - exact).abs().max()
+        assert error < 2 * theirs + 0.02 * exact.std()
+
+
+def test_graphs_and_batches_change_no_greedy_token(subject: Subject) -> None:
+    def outputs(**options: Any) -> list[list[int]]:
+        runner = load_runner(subject.config("float32", **options))
+        rng = random.Random(2)
+        done = [
+            Generation(str(i), [rng.randrange(3, 250) for _ in range(9 * i + 1)], 20)
+            for i in range(6)
+        ]
+        Harness(runner, block_size=16, max_rows=8).run(done, chunk_size=20, overlap=True)
+        return [generation.output for generation in done]
+
+    assert outputs() == outputs(enforce_eager=True)

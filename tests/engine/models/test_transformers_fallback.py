@@ -1,0 +1,154 @@
+"""What cannot run is refused at load, with the reason. What can: ``test_families``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.models.transformers_fallback import max_length
+from engine.runner import load_runner
+from engine.runner.model import read_facts
+from tests.engine.models.families import CASES, FALLBACK_CASES, Case, write
+
+
+def config(folder: Path, **options: Any) -> EngineConfig:
+    return EngineConfig(
+        model=str(folder), device="cpu", num_gpu_blocks_override=50, num_threads=1, **options
+    )
+
+
+def save_config(folder: Path, architecture: str, **fields: Any) -> EngineConfig:
+    """config.json alone, as transformers writes it."""
+    import transformers
+
+    small = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, **fields}
+    made = getattr(transformers, architecture).config_class(**small)
+    made.architectures = [architecture]
+    made.save_pretrained(folder)
+    return config(folder)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "reason"),
+    [
+        ("BloomForCausalLM", {}, "does not go through transformers' attention interface"),
+        ("FalconForCausalLM", {}, "does not go through transformers' attention interface"),
+        ("MambaForCausalLM", {}, "keep state that is no KV cache"),
+        ("BartForCausalLM", {}, "it is an encoder-decoder"),
+        ("BertLMHeadModel", {"num_attention_heads": 4}, "is not causal"),
+        ("GptOssForCausalLM", {"num_local_experts": 2}, "its attention needs 's_aux'"),
+        ("Llama4ForCausalLM", {"num_local_experts": 2}, "'chunked_attention'"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_it_is_loaded(
+    tmp_path: Path, architecture: str, fields: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=f"{architecture} has no implementation.*{reason}"):
+        read_facts(save_config(tmp_path, architecture, **fields))
+
+
+def test_attention_that_the_interface_does_not_tell_is_noticed(tmp_path: Path) -> None:
+    case = Case("diff-llama", "DiffLlamaForCausalLM")
+    with pytest.raises(ModelLoadError, match="results differ from transformers' own"):
+        load_runner(config(write(case, tmp_path)))
+
+
+def test_longrope_is_refused(tmp_path: Path) -> None:
+    (phi3,) = (case for case in CASES if case.name == "phi3-longrope")
+    with pytest.raises(ModelLoadError, match="with longrope a token's result depends on its batch"):
+        read_facts(config(write(phi3, tmp_path), model_impl="transformers"))
+
+
+def test_a_native_family_can_be_left_to_transformers(tmp_path: Path) -> None:
+    runner = load_runner(config(write(CASES[0], tmp_path), model_impl="transformers"))
+    assert type(runner._model).__name__ == "TransformersModel"
+
+
+def test_native_alone_can_be_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="'OPTForCausalLM' has no native implementation"):
+        read_facts(msgspec_replace(save_config(tmp_path, "OPTForCausalLM"), model_impl="native"))
+
+
+def msgspec_replace(of: EngineConfig, **changes: Any) -> EngineConfig:
+    import msgspec
+
+    return msgspec.structs.replace(of, **changes)
+
+
+@pytest.fixture
+def olmo2(tmp_path: Path) -> Path:
+    (case,) = (case for case in FALLBACK_CASES if case.name == "olmo2")
+    return write(case, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [("drop", "missing tensor"), ("add", "unexpected tensor"), ("reshape", "tensor")],
+)
+def test_tensors_that_do_not_fit_are_named(olmo2: Path, change: str, reason: str) -> None:
+    path = olmo2 / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    match change:
+        case "drop":
+            del tensors[name]
+        case "add":
+            name = "model.layers.1.mlp.more.weight"
+            tensors[name] = torch.zeros(3)
+        case "reshape":
+            tensors[name] = torch.zeros(3, 4)
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=f"{reason} .*{name}"):
+        load_runner(config(olmo2))
+
+
+def test_a_truncated_file_is_named(olmo2: Path) -> None:
+    path = olmo2 / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModelLoadError, match="cannot be loaded"):
+        load_runner(config(olmo2))
+
+
+def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
+    (case,) = (case for case in FALLBACK_CASES if case.name == "gpt2")
+    write(case, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    runner = load_runner(config(tmp_path, load_format="dummy"))
+    assert runner.num_blocks == 50
+
+
+def test_a_model_without_a_length_takes_the_one_asked_for() -> None:
+    endless = SimpleNamespace(max_position_embeddings=None)
+    assert max_length(endless, 99) == 99
+    assert max_length(SimpleNamespace(max_position_embeddings=50), 99) == 50
+    with pytest.raises(ModelLoadError, match="set max_model_len"):
+        max_length(endless, None)
+
+
+def test_a_field_of_the_wrong_type_is_named(olmo2: Path) -> None:
+    path = olmo2 / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": "wide"}))
+    with pytest.raises(ModelLoadError, match=r"config\.json: .*'hidden_size'"):
+        read_facts(config(olmo2))
+
+
+def test_code_of_strangers_runs_only_when_trusted(tmp_path: Path) -> None:
+    (tmp_path / "strange.py").write_text("raise SystemExit('it ran')")
+    fields = {
+        "architectures": ["StrangeForCausalLM"],
+        "model_type": "strange",
+        "auto_map": {"AutoConfig": "strange.StrangeConfig"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelLoadError, match="trust_remote_code"):
+        read_facts(config(tmp_path))
+    with pytest.raises(SystemExit, match="it ran"):
+        read_facts(config(tmp_path, trust_remote_code=True))

@@ -1,0 +1,451 @@
+"""``/v1/responses`` as OpenAI's own package uses it, on the engine double."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai import BadRequestError, NotFoundError
+from pydantic import BaseModel
+
+from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.raw_http import Answer, RawClient, exchange, get, post
+from tests.gateway.routes.test_streams import stranger
+from tests.gateway.serving import MODEL, Gateway, until
+
+pytestmark = pytest.mark.asyncio
+
+TOOL: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Weather of a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": False,
+}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+ORDER_OF_TEXT = [
+    "response.created",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+    "response.completed",
+]
+
+
+def request(gateway: Gateway, body: dict[str, Any], **headers: str) -> bytes:
+    data = json.dumps({"model": MODEL, **body}).encode()
+    raw = post(gateway, data, **headers)
+    return raw.replace(b"/v1/chat/completions", b"/v1/responses")
+
+
+async def create(gateway: Gateway, **body: Any) -> Answer:
+    return await exchange(gateway, request(gateway, body))
+
+
+def events_of(body: bytes) -> list[dict[str, Any]]:
+    """Checked: the event's name is its type, and numbers have no gaps."""
+    found = []
+    for event in body.decode().split("\n\n")[:-1]:
+        name, data = event.split("\n")
+        parsed = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {parsed['type']}"
+        found.append(parsed)
+    numbers = [event["sequence_number"] for event in found]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return found
+
+
+def types_of(events: list[dict[str, Any]]) -> list[str]:
+    """Without repetitions in a row."""
+    types = [event["type"] for event in events]
+    return [kind for place, kind in enumerate(types) if place == 0 or types[place - 1] != kind]
+
+
+async def test_one_answer(gateway: Gateway, double: EngineDouble) -> None:
+    async with gateway.openai() as client:
+        response = await client.responses.create(
+            model=MODEL, input="hello", instructions="Be kind.", metadata={"a": "b"}, user="ann"
+        )
+        assert response.output_text == "You said: hello"
+        assert response.status == "completed"
+        assert response.error is None
+        assert response.metadata == {"a": "b"}
+        assert response.usage is not None
+        assert response.usage.output_tokens == len("You said: hello")
+        assert response.usage.total_tokens == (
+            response.usage.input_tokens + response.usage.output_tokens
+        )
+        (message,) = response.output
+        assert message.type == "message"
+        assert message.status == "completed"
+        again = await client.responses.retrieve(response.id)
+        assert again == response
+    assert double.prompt().startswith("<|im_start|>system\nBe kind.<|im_end|><|im_start|>user\n")
+    totals = await gateway.usage()
+    assert (totals.requests, totals.completion_tokens) == (1, len("You said: hello"))
+
+
+async def test_the_order_of_events(gateway: Gateway) -> None:
+    answer = await create(gateway, input="hé", stream=True)
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = events_of(answer.body)
+    assert events[0]["sequence_number"] == 0
+    assert types_of(events) == ORDER_OF_TEXT
+    deltas = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
+    assert "".join(deltas) == "You said: hé"
+    (added,) = [e for e in events if e["type"] == "response.output_item.added"]
+    (done,) = [e for e in events if e["type"] == "response.output_item.done"]
+    assert added["item"]["content"] == []
+    assert done["item"] == events[-1]["response"]["output"][0]
+    assert events[0]["response"]["usage"] is None
+    assert events[-1]["response"]["usage"]["output_tokens"] == len("You said: hé".encode())
+    assert b"[DONE]" not in answer.body
+
+
+async def test_the_helper_of_the_package(gateway: Gateway) -> None:
+    async with gateway.openai() as client, client.responses.stream(model=MODEL, input="hi") as s:
+        texts = [e.delta async for e in s if e.type == "response.output_text.delta"]
+        final = await s.get_final_response()
+    assert "".join(texts) == final.output_text == "You said: hi"
+
+
+async def test_calls_and_their_outputs(gateway: Gateway, double: EngineDouble) -> None:
+    double.script = lambda prompt: Play(text=f"Let me see.{CALL}")
+    async with gateway.openai() as client:
+        async with client.responses.stream(model=MODEL, input="Rain?", tools=[TOOL]) as stream:
+            kinds = [event.type async for event in stream]
+            first = await stream.get_final_response()
+        assert "response.function_call_arguments.delta" in kinds
+        assert "response.function_call_arguments.done" in kinds
+        message, call = first.output
+        assert message.type == "message"
+        assert call.type == "function_call"
+        assert json.loads(call.arguments) == {"city": "Köln"}
+        double.script = lambda prompt: Play(text="It rains.")
+        second = await client.responses.create(
+            model=MODEL,
+            previous_response_id=first.id,
+            input=[{"type": "function_call_output", "call_id": call.call_id, "output": "rain"}],
+            tools=[TOOL],
+        )
+        assert second.output_text == "It rains."
+        assert second.previous_response_id == first.id
+    prompt = double.prompt()
+    assert "Rain?" in prompt
+    assert "Let me see." in prompt
+    assert '<tool_call>{"name": "get_weather"' in prompt
+    assert prompt.index("<tool_call>") < prompt.index("<|im_start|>tool\nrain")
+
+
+async def test_items_sent_back_by_hand(gateway: Gateway, double: EngineDouble) -> None:
+    """As agents do that keep no state on the server: the whole list each time."""
+    double.script = lambda prompt: Play(text=CALL)
+    async with gateway.openai() as client:
+        first = await client.responses.create(model=MODEL, input="Rain?", tools=[TOOL], store=False)
+        (call,) = first.output
+        assert call.type == "function_call"
+        output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "no"}
+        items: Any = [{"role": "user", "content": "Rain?"}, call.to_dict(), output]
+        await client.responses.create(model=MODEL, input=items, tools=[TOOL], store=False)
+        with pytest.raises(BadRequestError) as caught:
+            await client.responses.create(model=MODEL, input=[output])
+        assert caught.value.param == "input[0].call_id"
+        with pytest.raises(NotFoundError):
+            await client.responses.retrieve(first.id)  # not stored
+    assert "<|im_start|>tool\nno<|im_end|>" in double.prompt()
+
+
+async def test_a_conversation(gateway: Gateway, double: EngineDouble) -> None:
+    async with gateway.openai() as client:
+        previous: str | None = None
+        for text in ("one", "two", "three"):
+            response = await client.responses.create(
+                model=MODEL,
+                input=text,
+                previous_response_id=previous,
+                instructions=f"Say {text}",
+            )
+            previous = response.id
+        prompt = double.prompt()
+        for text in ("one", "You said: one", "two", "You said: two", "three", "Say three"):
+            assert text in prompt
+        assert "Say one" not in prompt  # instructions are a response's own
+        items = await client.responses.input_items.list(response.id)
+        (item,) = items.data
+        assert item.type == "message"
+        # What a response was is deleted with it: nothing continues it any more.
+        await client.responses.delete(response.id)
+        for _ in range(2):
+            with pytest.raises(NotFoundError):
+                await client.responses.retrieve(response.id)
+        with pytest.raises(BadRequestError) as caught:
+            await client.responses.create(model=MODEL, input="x", previous_response_id=response.id)
+        assert caught.value.code == "previous_response_not_found"
+        assert caught.value.param == "previous_response_id"
+
+
+async def test_input_items_in_pages(gateway: Gateway) -> None:
+    items: Any = [{"role": "user", "content": str(number)} for number in range(7)]
+    async with gateway.openai() as client:
+        response = await client.responses.create(model=MODEL, input=items)
+        pages = client.responses.input_items.list(response.id, limit=3, order="asc")
+        texts = [item.content async for item in pages]  # type: ignore[union-attr]
+        assert texts == [str(number) for number in range(7)]
+        newest = await client.responses.input_items.list(response.id, limit=2)
+        assert [item.content for item in newest.data] == ["6", "5"]  # type: ignore[union-attr]
+        assert newest.has_more
+        for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "msg_x"}):
+            with pytest.raises(BadRequestError) as caught:
+                await client.responses.input_items.list(response.id, **wrong)
+            assert caught.value.param == next(iter(wrong))
+
+
+async def test_item_references(gateway: Gateway, double: EngineDouble) -> None:
+    async with gateway.openai() as client:
+        first = await client.responses.create(model=MODEL, input="one")
+        asked = (await client.responses.input_items.list(first.id)).data[0]
+        references: Any = [
+            {"type": "item_reference", "id": asked.id},
+            {"id": first.output[0].id},
+            {"role": "user", "content": "two"},
+        ]
+        await client.responses.create(model=MODEL, input=references)
+        assert "one" in double.prompt()
+        assert "You said: one" in double.prompt()
+        for wrong in ("msg_nothing", f"{first.output[0].id}1", "x"):
+            with pytest.raises(BadRequestError) as caught:
+                await client.responses.create(
+                    model=MODEL, input=[{"type": "item_reference", "id": wrong}]
+                )
+            assert caught.value.param == "input[0].id"
+
+
+class City(BaseModel):
+    name: str
+
+
+async def test_parsing_into_a_model(gateway: Gateway, double: EngineDouble) -> None:
+    double.script = lambda prompt: Play(text='{"name": "Köln"}')
+    async with gateway.openai() as client:
+        parsed = await client.responses.parse(model=MODEL, input="Where?", text_format=City)
+        assert parsed.output_parsed == City(name="Köln")
+        async with client.responses.stream(model=MODEL, input="Where?", text_format=City) as stream:
+            final = await stream.get_final_response()
+        assert final.output_parsed == City(name="Köln")
+    outputs = double.requests[-1].params.structured_outputs
+    assert outputs is not None
+    assert outputs.json is not None
+    assert json.loads(outputs.json)["required"] == ["name"]
+
+
+async def test_an_answer_cut_by_its_limit(gateway: Gateway) -> None:
+    async with gateway.openai() as client:
+        response = await client.responses.create(model=MODEL, input="hi", max_output_tokens=3)
+        assert response.status == "incomplete"
+        assert response.incomplete_details is not None
+        assert response.incomplete_details.reason == "max_output_tokens"
+        assert response.output_text == "You"
+        async with client.responses.stream(model=MODEL, input="hi", max_output_tokens=3) as stream:
+            kinds = [event.type async for event in stream]
+    assert kinds[-1] == "response.incomplete"
+
+
+async def test_in_the_background(gateway: Gateway, double: EngineDouble) -> None:
+    double.script = lambda prompt: Play(text="slowly said", interval_s=0.01)
+    async with gateway.openai() as client:
+        response = await client.responses.create(model=MODEL, input="hi", background=True)
+        assert response.status == "queued"
+        assert response.background
+        while response.status in ("queued", "in_progress"):
+            response = await client.responses.retrieve(response.id)
+        assert response.output_text == "slowly said"
+        # What it said can be read from any point while the log is kept.
+        stream = await client.responses.retrieve(response.id, stream=True)
+        events = [event async for event in stream]
+        assert [event.type for event in events[:3]] == [
+            "response.created",
+            "response.queued",
+            "response.in_progress",
+        ]
+        for after in (0, 3, len(events) - 2):
+            rest = await client.responses.retrieve(response.id, stream=True, starting_after=after)
+            assert [event async for event in rest] == events[after + 1 :]
+
+
+async def test_cancelling(gateway: Gateway, double: EngineDouble) -> None:
+    double.script = lambda prompt: Play(text="x" * 1000, interval_s=0.01)
+    async with gateway.openai() as client:
+        response = await client.responses.create(model=MODEL, input="hi", background=True)
+        await until(lambda: double.running)
+        cancelled = await client.responses.cancel(response.id)
+        assert cancelled.status == "cancelled"
+        await until(lambda: double.aborted)
+        assert (await client.responses.cancel(response.id)).status == "cancelled"
+        assert (await client.responses.retrieve(response.id)).status == "cancelled"
+        # One with a connection is cancelled from another one just so.
+        stream = await client.responses.create(model=MODEL, input="hi", stream=True)
+        first = await anext(aiter(stream))
+        assert first.type == "response.created"
+        await client.responses.cancel(first.response.id)
+        kinds = [event.type async for event in stream]
+        assert kinds[-1] == "response.incomplete"
+    totals = await gateway.usage(2)
+    assert totals.completion_tokens == sum(double.generated.values())
+
+
+async def test_who_leaves_finds_what_there_was(gateway: Gateway, double: EngineDouble) -> None:
+    double.script = lambda prompt: Play(text="x" * 1000, interval_s=0.01)
+    client = await RawClient.connect(gateway)
+    client.send(request(gateway, {"input": "hi", "stream": True}))
+    await client.head()
+    body = b""
+    while b"output_text.delta" not in body:
+        body += await client.chunk()
+    response_id = events_of(body[: body.rfind(b"\n\n") + 2])[0]["response"]["id"]
+    client.reset()
+    await until(lambda: double.aborted)
+    await gateway.usage()
+    async with gateway.openai() as sdk:
+        response = await sdk.responses.retrieve(response_id)
+    assert response.status == "cancelled"
+    assert set(response.output_text) == {"x"}
+
+
+async def test_a_failure_is_the_last_event(gateway: Gateway, double: EngineDouble) -> None:
+    double.script = lambda prompt: Play(text="x" * 1000, interval_s=0.01)
+    async with gateway.openai() as client:
+        stream = await client.responses.create(model=MODEL, input="hi", stream=True)
+        kinds = []
+        async for event in stream:
+            kinds.append(event.type)
+            if event.type == "response.output_text.delta":
+                double.crash()
+        assert event.type == "response.failed"
+        assert event.response.error is not None
+        assert event.response.error.code == "server_error"
+        assert (await client.responses.retrieve(event.response.id)).status == "failed"
+
+
+async def test_refusals_of_the_engine_are_statuses(gateway: Gateway, double: EngineDouble) -> None:
+    double.script = lambda prompt: Play(error="too odd", error_code="invalid_request")
+    for fields in ({}, {"stream": True}, {"background": True}):
+        answer = await create(gateway, input="hi", **fields)
+        assert (answer.status, answer.error["message"]) == (400, "too odd")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+         "input[0].content[0]"),
+        ({"input": [3]}, "input[0]"),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"input": "x", "tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
+        ({"input": "x", "conversation": "conv_1"}, "conversation"),
+        ({"input": "x", "prompt": {"id": "p"}}, "prompt"),
+        ({"input": "x", "truncation": "auto"}, "truncation"),
+        ({"input": "x", "max_tool_calls": 3}, "max_tool_calls"),
+        ({"input": "x", "include": ["message.output_text.logprobs"]}, "include[0]"),
+        ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "x", "max_output_tokens": 10**6}, "max_output_tokens"),
+        ({"input": "x" * 3000}, "input"),
+        ({"input": "x", "temperature": -1}, "temperature"),
+        ({"input": "x", "metadata": {"a": "b" * 600}}, "metadata.a"),
+        ({"input": "x", "store": False, "background": True}, "store"),
+        ({"input": "x", "stream_options": {}}, "stream_options"),
+        ({"input": "x", "stream": True, "stream_options": {"include_obfuscation": True}},
+         "stream_options.include_obfuscation"),
+        ({"input": "x", "text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}},
+         "text.format.name"),
+        ({"input": "x", "text": {"format": {"type": "json_schema", "name": "a",
+          "schema": {"type": "nothing"}}}}, "text.format"),
+        ({"input": "x", "previous_response_id": "resp_\0"}, "previous_response_id"),
+        ({"input": "x", "messages": []}, "messages"),
+    ],
+)  # fmt: skip
+async def test_wrong_fields_are_named(
+    gateway: Gateway, double: EngineDouble, fields: dict[str, Any], param: str
+) -> None:
+    answer = await create(gateway, **fields)
+    assert (answer.status, answer.error["param"]) == (400, param), answer.body
+    assert double.requests == []
+
+
+async def test_ids_are_nothing_to_another_tenant(gateway: Gateway) -> None:
+    async with gateway.openai() as client:
+        mine = await client.responses.create(model=MODEL, input="secret", background=True)
+    key = await stranger(gateway)
+    async with gateway.openai(api_key=key) as theirs:
+        for call in (
+            theirs.responses.retrieve(mine.id),
+            theirs.responses.retrieve(mine.id, stream=True),
+            theirs.responses.cancel(mine.id),
+            theirs.responses.delete(mine.id),
+            theirs.responses.input_items.list(mine.id),
+        ):
+            with pytest.raises(NotFoundError):
+                await call
+        with pytest.raises(BadRequestError) as caught:
+            await theirs.responses.create(model=MODEL, input="x", previous_response_id=mine.id)
+        assert caught.value.code == "previous_response_not_found"
+        reference: Any = [{"type": "item_reference", "id": mine.id.replace("resp", "msg") + "_0"}]
+        with pytest.raises(BadRequestError):
+            await theirs.responses.create(model=MODEL, input=reference)
+
+
+async def test_scopes(gateway: Gateway) -> None:
+    only = await gateway.key("responses")
+    async with gateway.openai(api_key=only) as client:
+        response = await client.responses.create(model=MODEL, input="hi")
+        await client.responses.retrieve(response.id)
+        with pytest.raises(openai.PermissionDeniedError):
+            await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "hi"}]
+            )
+    async with gateway.openai(api_key=await gateway.key("usage")) as client:
+        with pytest.raises(openai.PermissionDeniedError):
+            await client.responses.retrieve(response.id)
+
+
+async def test_queries_are_checked(gateway: Gateway) -> None:
+    async with gateway.openai() as client:
+        response = await client.responses.create(model=MODEL, input="hi")
+    for query, status, param in (
+        ("stream=yes", 400, "stream"),
+        ("starting_after=1", 400, "starting_after"),
+        ("stream=true&starting_after=-1", 400, "starting_after"),
+        ("include=x", 400, "include"),
+        ("include_obfuscation=true", 400, "include_obfuscation"),
+        ("stream=true", 410, None),  # neither in the background nor resumable
+    ):
+        answer = await get(
+            gateway,
+            f"/v1/responses/{response.id}?{query}",
+            authorization=f"Bearer {gateway.api_key}",
+        )
+        assert (answer.status, answer.error["param"]) == (status, param)
+
+
+async def test_many_at_once_end_and_leave_nothing(gateway: Gateway) -> None:
+    async with gateway.openai() as client:
+        answers = await asyncio.gather(
+            *(client.responses.create(model=MODEL, input=str(number)) for number in range(20))
+        )
+    assert [answer.output_text for answer in answers] == [f"You said: {n}" for n in range(20)]
+    services = gateway.app.state.services
+    await until(lambda: not services.responses._running)
+    assert not services.responses._tasks

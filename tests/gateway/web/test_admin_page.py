@@ -1,0 +1,278 @@
+"""The admin page in a real browser, on a real gateway over an engine that plays scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from tenants.limits import Limits
+from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.serving import Gateway, chat_body, served_double
+from tests.tenants.samples import make_event
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+T = TypeVar("T")
+NASTY = '<img src=x onerror="alert(1)">'
+
+
+@dataclass
+class Site:
+    """A gateway in a thread of its own."""
+
+    gateway: Gateway
+    double: EngineDouble
+    loop: asyncio.AbstractEventLoop
+    admin_key: str
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something where the gateway runs."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
+
+
+@pytest.fixture(scope="module")
+def site(model_dir: Path) -> Iterator[Site]:
+    ready, found = threading.Event(), list[Site]()
+    stop: asyncio.Event | None = None
+
+    async def serve() -> None:
+        nonlocal stop
+        stop = asyncio.Event()
+        async with served_double(model_dir) as (gateway, double):
+            key = await gateway.key("admin")
+            found.append(Site(gateway, double, asyncio.get_running_loop(), key))
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert ready.wait(20)
+        yield found[0]
+    finally:
+        assert stop is not None
+        found[0].loop.call_soon_threadsafe(stop.set)
+        thread.join(20)
+
+
+@pytest.fixture
+def open_admin(chromium: Browser, site: Site) -> Iterator[Callable[..., Page]]:
+    """The page; the test fails when it throws, logs an error or asks any other host."""
+    faults: list[str] = []
+    contexts = []
+
+    def open_(key: str | None = None, **options: Any) -> Page:
+        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        context.set_default_timeout(5_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(f"threw {error}"))
+        page.on("dialog", lambda dialog: faults.append(f"dialog {dialog.message}"))
+        page.on(
+            "console",
+            lambda message: (
+                faults.append(message.text)
+                if message.type in ("error", "warning") and "status of" not in message.text
+                else None
+            ),
+        )
+        page.on(
+            "request",
+            lambda request: (
+                None if request.url.startswith(site.gateway.url) else faults.append(request.url)
+            ),
+        )
+        page.goto(f"{site.gateway.url}/admin/#key={key or site.admin_key}")
+        if key is None:
+            page.wait_for_selector("#link-state[data-state=open]")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not faults
+
+
+@pytest.fixture
+def admin(open_admin: Callable[..., Page]) -> Page:
+    return open_admin()
+
+
+def section(page: Page, title: str) -> Any:
+    return page.get_by_role("region", name=title)
+
+
+def test_the_key_leaves_the_address_and_another_s_is_not_admitted(
+    open_admin: Callable[..., Page], site: Site
+) -> None:
+    page = open_admin(site.gateway.api_key)
+    expect(page.locator("#key-dialog")).to_be_visible()
+    expect(page.locator("#key-error")).to_have_text("This key is not an administrator's.")
+    assert "key=" not in page.url
+    page.fill("#key-input", site.admin_key)
+    page.press("#key-input", "Enter")
+    page.wait_for_selector("#link-state[data-state=open]")
+    expect(page.locator("#key-dialog")).to_be_hidden()
+
+
+def test_a_tenant_is_made_and_limited(admin: Page, site: Site) -> None:
+    admin.fill("#new-tenant-name", "globex")
+    admin.press("#new-tenant-name", "Enter")
+    expect(admin.locator(".view-title h2")).to_have_text("globex")
+    expect(admin.locator('.tenant-link[aria-current="page"]')).to_have_text("globex")
+    limits = section(admin, "Limits")
+    limits.get_by_label("Requests / min").fill("600")
+    limits.get_by_label("Weight").fill("2.5")
+    limits.get_by_role("button", name="Set limits").click()
+    expect(limits.get_by_role("status")).to_contain_text("within a second")
+    expect(limits.locator("tbody tr")).to_contain_text("600")
+    tenant = site.do(site.gateway.store.get_tenant("globex"))
+    (policy,) = site.do(site.gateway.store.list_limits(tenant.id))
+    assert policy.limits == Limits(requests_per_minute=600, weight=2.5)
+
+    limits.get_by_label("Limits of").select_option(label="project default")
+    expect(limits.get_by_label("Requests / min")).to_have_value("")
+    limits.get_by_label("At once").fill("0")
+    limits.get_by_role("button", name="Set limits").click()
+    expect(limits.get_by_role("status")).to_contain_text("max_concurrent")
+    limits.get_by_label("At once").fill("4")
+    limits.get_by_role("button", name="Set limits").click()
+    expect(limits.locator("tbody tr")).to_have_count(2)
+
+
+def test_keys_are_made_shown_once_replaced_and_revoked(admin: Page, site: Site) -> None:
+    admin.locator(".tenant-link", has_text="acme").click()
+    keys = section(admin, "Keys")
+    keys.get_by_label("Name").fill(NASTY)
+    keys.get_by_label("Ends in days").fill("30")
+    keys.get_by_role("button", name="Create a key").click()
+    secret = admin.locator("#secret")
+    expect(secret).to_have_value(re.compile(r"sk-slc-\w{12}-\w+"))
+    text = secret.input_value()
+    admin.get_by_role("button", name="Done").click()
+    expect(secret).to_have_value("")
+    row = keys.locator(f"tr[data-key='{text[7:19]}']")
+    expect(row).to_contain_text(NASTY)
+    expect(row).to_contain_text("expires, until")
+    assert text not in admin.content()
+    principal = site.do(site.gateway.authenticator.authenticate(text))
+    assert principal.key.expires_at is not None
+    assert principal.key.expires_at - datetime.now(UTC) > timedelta(days=29)
+
+    row.get_by_role("button", name="Replace").click()
+    admin.get_by_role("button", name="Replace it").click()
+    expect(secret).to_have_value(re.compile("sk-slc-"))
+    new = secret.input_value()
+    admin.get_by_role("button", name="Done").click()
+    expect(row).to_contain_text("replaced, until")
+    newer = keys.locator(f"tr[data-key='{new[7:19]}']")
+    newer.get_by_role("button", name="Revoke").click()
+    admin.get_by_role("button", name="Cancel").last.click()
+    expect(newer).not_to_contain_text("revoked")
+    newer.get_by_role("button", name="Revoke").click()
+    admin.get_by_role("button", name="Revoke it").click()
+    expect(newer).to_contain_text("revoked")
+    expect(newer.get_by_role("button")).to_have_count(0)
+    admin.reload()
+    expect(section(admin, "Changes")).to_contain_text("key.revoke")
+
+
+def test_usage_is_drawn_by_the_day(open_admin: Callable[..., Page], site: Site) -> None:
+    store = site.gateway.store
+    tenant = site.do(store.create_tenant("initech"))
+    key = site.do(
+        store.create_key(
+            tenant.id, public_id="I" * 12, key_hash=bytes(32), name="x", scopes=["chat"]
+        )
+    )
+    now = datetime.now(UTC)
+    for days, tokens in ((0, 900), (1, 300), (8, 600)):
+        at = now - timedelta(days=days)
+        event = make_event(key, created_at=at, prompt_tokens=tokens, completion_tokens=tokens)
+        site.do(store.record_usage(event))
+    page = open_admin()
+    page.locator(".tenant-link", has_text="initech").click()
+    chart = page.get_by_role("img", name=re.compile("Usage of 30 days"))
+    expect(chart).to_have_attribute(
+        "aria-label",
+        "Usage of 30 days: 3 requests, 1,800 prompt tokens, 1,800 generated tokens",
+    )
+    heights = chart.locator("rect.prompt").evaluate_all(
+        "bars => bars.map((bar) => Number(bar.getAttribute('height')))"
+    )
+    assert len(heights) == 30
+    assert heights[29] > heights[21] > heights[28] > 0
+    assert sum(height > 0 for height in heights) == 3
+    assert heights[29] == pytest.approx(3 * heights[28])
+    expect(section(page, "Models").locator("tbody tr")).to_contain_text("1,800")
+    page.locator("#everybody").click()
+    totals = section(page, "Tenants of the last 30 days")
+    expect(totals.locator("tr", has_text="initech")).to_contain_text("1,800")
+
+
+def test_running_requests_are_seen_and_ended(admin: Page, site: Site) -> None:
+    site.double.script = lambda _: Play(text="x" * 1500, interval_s=0.02)
+    body = chat_body(stream=True, max_tokens=1000)
+    headers = {"authorization": f"Bearer {site.gateway.api_key}"}
+    url = f"{site.gateway.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=20) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        row = section(admin, "Running requests").locator("tr[data-stream]")
+        expect(row).to_contain_text("acme")
+        expect(section(admin, "Running now").locator("tbody tr")).to_contain_text("acme")
+        expect(admin.locator(".tenant-link .running")).to_have_text("1")
+        row.get_by_role("button", name="End").click()
+        admin.get_by_role("button", name="End it").click()
+        expect(row).to_have_count(0)
+        assert "ended_by_administrator" in "".join(lines)
+    expect(section(admin, "Engine")).to_contain_text("Ready")
+
+
+def test_a_tenant_is_disabled_and_let_in_again(admin: Page, site: Site) -> None:
+    tenant = site.do(site.gateway.store.create_tenant("hooli"))
+    admin.reload()
+    admin.locator(".tenant-link", has_text="hooli").click()
+    admin.get_by_role("button", name="Disable").click()
+    admin.get_by_role("button", name="Disable it").click()
+    expect(admin.locator(".tenant-link", has_text="hooli")).to_have_class(re.compile("disabled"))
+    assert site.do(site.gateway.store.get_tenant(tenant.id)).disabled_at is not None
+    admin.get_by_role("button", name="Enable").click()
+    expect(admin.get_by_role("button", name="Disable")).to_be_visible()
+    assert site.do(site.gateway.store.get_tenant(tenant.id)).disabled_at is None
+
+
+def test_a_name_that_is_taken_is_said(admin: Page) -> None:
+    admin.fill("#new-tenant-name", "acme")
+    admin.press("#new-tenant-name", "Enter")
+    expect(admin.locator("#trouble")).to_contain_text("exists already")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_overflows_the_page(
+    open_admin: Callable[..., Page], width: int, scheme: str
+) -> None:
+    page = open_admin(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    for where in ("#everybody", ".tenant-link >> text=acme"):
+        page.locator(where).first.click()
+        page.wait_for_selector(".chart")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        frame = page.evaluate("document.querySelector('.view').getBoundingClientRect().right")
+        for right in page.locator(".card").evaluate_all(
+            "cards => cards.map((card) => card.getBoundingClientRect().right)"
+        ):
+            assert right <= frame + 0.5

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import uuid4
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tenants.batches import Batcher
+from tenants.errors import InvalidValue, KeyNotFound
+from tenants.limits import Price
+from tenants.postgres import PostgresStore
+from tests.tenants.samples import make_event, make_key
+from tests.tenants.test_reservations import Clock, ask, put, settle
+
+pytestmark = pytest.mark.asyncio
+
+
+class Line:
+    """What a batcher sends to: doubles numbers, when it is let."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def send(self, items: Sequence[int]) -> Sequence[int | Exception]:
+        self.batches.append(list(items))
+        await self.open.wait()
+        if 13 in items:
+            raise ConnectionError("the line broke")
+        return [ValueError(f"no {item}") if item == 7 else 2 * item for item in items]
+
+
+def batcher(line: Line, **options: int) -> Batcher[int, int]:
+    return Batcher(line.send, identity=lambda item: item, **options)
+
+
+class TestBatcher:
+    async def test_alone_it_goes_at_once(self) -> None:
+        line = Line()
+        assert await batcher(line).submit(4) == 8
+        assert line.batches == [[4]]
+
+    async def test_what_comes_meanwhile_goes_together(self) -> None:
+        line = Line()
+        line.open.clear()
+        sender = batcher(line, max_items=3, max_running=1)
+        calls = [asyncio.create_task(sender.submit(item)) for item in range(6)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert line.batches == [[0]]
+        line.open.set()
+        assert await asyncio.gather(*calls) == [0, 2, 4, 6, 8, 10]
+        assert line.batches == [[0], [1, 2, 3], [4, 5]]
+
+    async def test_each_gets_its_own_failure_or_all_the_same(self) -> None:
+        line = Line()
+        line.open.clear()
+        sender = batcher(line, max_running=1)
+        calls = [asyncio.create_task(sender.submit(item)) for item in (1, 2, 7, 3)]
+        await asyncio.sleep(0)
+        line.open.set()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [str(answer) for answer in answers] == ["2", "4", "no 7", "6"]
+        with pytest.raises(ConnectionError):
+            await sender.submit(13)
+        assert await sender.submit(1) == 2
+
+    async def test_equals_never_travel_together(self) -> None:
+        line = Line()
+        line.open.clear()
+        sender = batcher(line, max_running=1)
+        calls = [asyncio.create_task(sender.submit(item)) for item in (1, 5, 5, 6, 5)]
+        await asyncio.sleep(0)
+        line.open.set()
+        assert await asyncio.gather(*calls) == [2, 10, 10, 12, 10]
+        assert all(len(batch) == len(set(batch)) for batch in line.batches)
+
+    async def test_cancelled_before_it_is_sent_it_never_is(self) -> None:
+        line = Line()
+        line.open.clear()
+        sender = batcher(line, max_running=1)
+        first = asyncio.create_task(sender.submit(1))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(sender.submit(2))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        line.open.set()
+        assert await first == 2
+        assert line.batches == [[1]]
+
+    async def test_cancelled_later_it_waits_for_the_end(self) -> None:
+        line = Line()
+        line.open.clear()
+        sender = batcher(line)
+        call = asyncio.create_task(sender.submit(1))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.sleep(0.01)
+        assert not call.done()
+        line.open.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+
+async def scopes(dsn: str) -> list[tuple[object, ...]]:
+    """All counters of all scopes, and what is held."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        rows = await connection.fetch(
+            "SELECT t.name, p.scope_kind, s.requests_used, s.tokens_used, s.num_running, "
+            "s.num_queued, s.month, s.month_tokens, s.month_cost_micro FROM limit_state s "
+            "JOIN limit_policy p USING (scope_id) JOIN tenant t ON t.id = p.tenant_id "
+            "UNION ALL SELECT t.name, 'usage', u.requests, u.prompt_tokens, "
+            "u.completion_tokens::int, 0, NULL, u.cached_tokens, u.cost_micro "
+            "FROM usage_rollup u JOIN tenant t ON t.id = u.tenant_id ORDER BY 1, 2"
+        )
+        return [tuple(row) for row in rows]
+    finally:
+        await connection.close()
+
+
+@pytest.mark.pg
+class TestInTheDatabase:
+    @settings(
+        max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+    @given(
+        steps=st.lists(
+            st.tuples(st.integers(0, 2), st.integers(0, 60), st.booleans(), st.booleans()),
+            min_size=2,
+            max_size=20,
+        )
+    )
+    async def test_together_as_one_by_one(
+        self, pg_dsn: str, steps: list[tuple[int, int, bool, bool]]
+    ) -> None:
+        """Two worlds of three tenants: what one does request by request, the other does at once."""
+        clock = Clock()
+        store = await PostgresStore.connect(pg_dsn, now=clock)
+        price = Price(prompt=700_000, completion=1_300_000)
+        states = []
+        try:
+            for together in (False, True):
+                name = str(uuid4())
+                people = [(await make_key(store, f"{name} {n}"))[1] for n in range(3)]
+                for who in people:
+                    await put(store, who, "tenant", tokens_per_minute=10**6, max_concurrent=100)
+                await put(store, people[0], "key", monthly_tokens=10**9, requests_per_minute=900)
+                await put(store, people[1], "project", monthly_cost_micro=10**9)
+                requests = [ask(people[n].key, 10, 40, price=price) for n, *_ in steps]
+                held = [
+                    request
+                    for request, step in zip(requests, steps, strict=True)
+                    if step[2]  # others are charged without a reservation
+                ]
+                work = [store.reserve(request) for request in held]
+                answers = await _do(work, together=together)
+                assert all(answer.state == "running" for answer in answers)
+                settled = [
+                    settle(store, request, used, cost_micro=price.cost(10, 0, used))
+                    for request, (_, used, _, ends) in zip(requests, steps, strict=True)
+                    if ends
+                ]
+                assert all(await _do(settled, together=together))
+                again = [
+                    settle(store, request, 99)
+                    for request, (_, _, _, ends) in zip(requests, steps, strict=True)
+                    if ends
+                ]
+                assert not any(await _do(again, together=together))
+                found = [row for row in await scopes(pg_dsn) if str(row[0]).startswith(name)]
+                states.append([(str(row[0])[-1], *row[1:]) for row in found])
+            assert states[0] == states[1]
+        finally:
+            await store.close()
+
+    async def test_a_stranger_in_the_batch_harms_nobody(self, pg_store: PostgresStore) -> None:
+        _, who = await make_key(pg_store)
+        await put(pg_store, who, "tenant", max_concurrent=100)
+        _, other = await make_key(pg_store, "other")
+        strange = ask(who.key, tenant_id=other.tenant.id)
+        requests = [ask(who.key) for _ in range(6)]
+        answers = await asyncio.gather(
+            *(pg_store.reserve(request) for request in [*requests, strange]),
+            return_exceptions=True,
+        )
+        assert isinstance(answers[-1], KeyNotFound)
+        assert {answer.state for answer in answers[:-1]} == {"running"}  # type: ignore[union-attr]
+        events = [
+            make_event(who.key),
+            make_event(who.key, tenant_id=other.tenant.id),
+            make_event(who.key, model="x" * 201),
+            make_event(who.key),
+        ]
+        written = await asyncio.gather(
+            *(pg_store.record_usage(event) for event in events), return_exceptions=True
+        )
+        assert written[0] is written[3] is True
+        assert isinstance(written[1], KeyNotFound)
+        assert isinstance(written[2], InvalidValue)
+        assert (await pg_store.usage_totals(who.tenant.id)).requests == 2
+
+    async def test_batches_of_many_workers_do_not_deadlock(self, pg_dsn: str) -> None:
+        """The same tenants in all orders: reserving, settling and reaping at once."""
+        clock = Clock()
+        workers = [await PostgresStore.connect(pg_dsn, now=clock) for _ in range(3)]
+        people = [(await make_key(workers[0], f"tenant {n}"))[1] for n in range(8)]
+        for who in people:
+            await put(workers[0], who, "tenant", max_concurrent=1000)
+            await put(workers[0], who, "key", tokens_per_minute=10**8)
+
+        async def client(number: int) -> None:
+            worker = workers[number % 3]
+            request = ask(people[(number * 5) % 8].key, 2, 3, lease=timedelta(hours=1))
+            assert (await worker.reserve(request)).state == "running"
+            if number % 5:
+                assert await settle(worker, request, 2)
+            else:
+                await worker.release(request.tenant_id, request.request_id)
+
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(client(number) for number in range(300)))
+        totals = [await workers[0].usage_totals(who.tenant.id) for who in people]
+        assert sum(total.requests for total in totals) == 240
+        assert await workers[0].list_running() == []
+        for worker in workers:
+            await worker.close()
+
+
+async def _do(work: Sequence[object], *, together: bool) -> list[object]:
+    if together:
+        return list(await asyncio.gather(*work))  # type: ignore[call-overload]
+    return [await one for one in work]  # type: ignore[misc]
