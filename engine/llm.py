@@ -24,6 +24,7 @@ from engine.messages import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    Stats,
 )
 from engine.outputs import CompletionOutput, GenerationOutput, GenerationProgress, Logprob
 from engine.process import build_engine
@@ -77,6 +78,10 @@ class LLM:
     @cached_property
     def _chat_template(self) -> ChatTemplate:
         return ChatTemplate.load(self.config.model_dir)
+
+    def stats(self) -> Stats:
+        """Running totals since the model was loaded."""
+        return self._core.stats()
 
     def get_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:

@@ -41,6 +41,10 @@ class CompletionOutput:
     """The stop token or stop string that ended it; None for the model's own EOS."""
     logprobs: list[dict[int, Logprob]] | None = None
     """If asked for: at the place of each of ``token_ids``, that token and the likeliest ones."""
+    num_draft_tokens: int = 0
+    """Drafted tokens that were checked so far (speculative decoding)."""
+    num_accepted_tokens: int = 0
+    """Of these, the right ones: part of ``token_ids``."""
 
 
 @dataclass(slots=True)
@@ -87,6 +91,8 @@ class CompletionProgress:
             output.finish_reason,
             output.stop_reason,
             named(output.logprobs, self._tokenizer),
+            output.num_draft_tokens,
+            output.num_accepted_tokens,
         )
         if self._detokenizer is not None:
             delta.text = self._detokenizer.push_output(output)
@@ -101,6 +107,8 @@ class CompletionProgress:
         self._texts.append(delta.text)
         whole.token_ids += delta.token_ids
         whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
+        whole.num_draft_tokens = delta.num_draft_tokens
+        whole.num_accepted_tokens = delta.num_accepted_tokens
         if whole.logprobs is not None and delta.logprobs is not None:
             whole.logprobs += delta.logprobs
 

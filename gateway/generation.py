@@ -41,7 +41,7 @@ from gateway.errors import (
 from gateway.metrics import Metrics
 from gateway.parsers.base import ToolCallDelta, ToolParser
 from gateway.public_prefixes import PublicPrefixes
-from gateway.schemas.common import PromptTokensDetails, Usage
+from gateway.schemas.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from tenants.errors import TenantsError
 from tenants.limits import Price
 from tenants.quota import Hold, Quota
@@ -213,6 +213,8 @@ class Generation:
             prompt_tokens=self.admitted.num_prompt_tokens,
             cached_tokens=self._num_cached_tokens,
             completion_tokens=self.num_generated_tokens,
+            draft_tokens=sum(choice.stream.num_draft_tokens for choice in self._choices),
+            accepted_tokens=sum(choice.stream.num_accepted_tokens for choice in self._choices),
         )
 
     def close(self) -> None:
@@ -487,12 +489,23 @@ class Generations:
             logger.error("%s failed", task.get_name(), exc_info=error)
 
 
-def usage_of(*, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> Usage:
+def usage_of(
+    *,
+    prompt_tokens: int,
+    cached_tokens: int,
+    completion_tokens: int,
+    draft_tokens: int = 0,
+    accepted_tokens: int = 0,
+) -> Usage:
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(
+            accepted_prediction_tokens=accepted_tokens,
+            rejected_prediction_tokens=draft_tokens - accepted_tokens,
+        ),
     )
 
 

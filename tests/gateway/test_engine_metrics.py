@@ -30,6 +30,7 @@ def samples(collector: EngineCollector | Latencies) -> dict[tuple[str, ...], flo
 
 def test_every_figure_of_the_engine_is_published() -> None:
     special = {"queue_time_counts", "queue_time_sum_s", "tenants"}
+    special.add("spec_decode_num_accepted_tokens_per_pos")
     assert {field.name for field in msgspec.structs.fields(Stats)} == {*GAUGES, *COUNTERS, *special}
     special = {"fair_key", "num_running", "num_queued", "queued_tokens"}
     special |= {"num_admitted", "queue_time_sum_s"}
@@ -49,6 +50,8 @@ def test_gauges_and_counters() -> None:
                 prefix_cache_hits=40,
                 swapped_out_blocks=5,
                 fairness_gap=12.5,
+                spec_decode_num_draft_tokens=9,
+                spec_decode_num_accepted_tokens_per_pos=[4, 2],
             )
         )
     )
@@ -59,6 +62,8 @@ def test_gauges_and_counters() -> None:
     assert got["prefix_cache_hits_total",] == 40
     assert got["swapped_out_blocks_total",] == 5
     assert got["fairness_gap",] == 12.5
+    assert got["spec_decode_num_draft_tokens_total",] == 9
+    assert got["spec_decode_num_accepted_tokens_per_pos_total", "1"] == 2
 
 
 def test_before_the_first_word_all_is_zero() -> None:
@@ -91,6 +96,7 @@ def test_tenants_have_a_label() -> None:
         preemptions_caused=1,
         num_admitted=4,
         queue_time_sum_s=0.5,
+        num_draft_tokens=8,
     )
     got = samples(EngineCollector(lambda: Stats(tenants=[tenant, Tenant("others")])))
     assert got["tenant_requests_running", "acme"] == 1
@@ -102,6 +108,7 @@ def test_tenants_have_a_label() -> None:
     assert got["tenant_queue_time_seconds_count", "acme"] == 4
     assert got["tenant_queue_time_seconds_sum", "acme"] == 0.5
     assert got["service_tokens_total", "others", "computed"] == 0
+    assert got["tenant_spec_decode_total", "acme", "draft_tokens"] == 8
 
 
 def test_latencies_are_a_histogram() -> None:
