@@ -27,6 +27,7 @@ NATIVE = {
     "Phi3ForCausalLM": Family("phi3", "Phi-3, Phi-4"),
     "Gemma2ForCausalLM": Family("gemma2", "Gemma 2"),
     "Gemma3ForCausalLM": Family("gemma3", "Gemma 3 (text)"),
+    "Gemma3ForConditionalGeneration": Family("gemma3", "Gemma 3 (text)"),
     "MixtralForCausalLM": Family("mixtral", "Mixtral"),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", "Qwen 3 MoE"),
     "DeepseekV2ForCausalLM": Family("deepseek_v2", "DeepSeek V2"),

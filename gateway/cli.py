@@ -64,12 +64,8 @@ def serve(
     import msgspec
 
     import migrations
-    from engine.messages import LoadProgress
     from gateway import config as configuration
-    from gateway import server, supervisor
-
-    def report(progress: LoadProgress) -> None:
-        logging.getLogger("sluice").info("%s (%.0f%%)", progress.message, 100 * progress.fraction)
+    from gateway import load_progress, server, supervisor
 
     settings = configuration.load(config)
     if settings.tenants.session_dsn is not None:
@@ -79,7 +75,7 @@ def serve(
             settings, server=msgspec.structs.replace(settings.server, workers=workers)
         )
     run = server.run if settings.server.workers == 1 else supervisor.run
-    run(settings, on_progress=report)
+    run(settings, on_progress=load_progress.reporter(logging.getLogger("sluice").info))
 
 
 @app.command()

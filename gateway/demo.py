@@ -31,11 +31,11 @@ from rich.text import Text
 
 import migrations
 from engine.demo import MODEL_DIR
-from engine.messages import LoadProgress
 from gateway import logs, provisioning, server
 from gateway.config import Config, ModelsConfig, ServedEngineConfig, ServerConfig, TenantsConfig
 from gateway.data_dir import DataDir, Keys, Running
 from gateway.errors import AddressInUse, SetupError
+from gateway.load_progress import LoadLines
 from tenants.authenticator import Authenticator
 from tenants.embedded import EmbeddedPostgres
 from tenants.errors import AuthenticationFailed
@@ -161,12 +161,9 @@ class Demo:
         )
         loaded: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        def on_progress(progress: LoadProgress) -> None:
-            say(f"{progress.message} ({progress.fraction:.0%})")
-
         say("Starting the engine")
         task = asyncio.create_task(
-            server.serve(config, on_progress=on_progress, on_ready=loaded.set_result),
+            server.serve(config, on_progress=LoadLines(say), on_ready=loaded.set_result),
             name="server",
         )
         return task, loaded

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from kernels import cuda
+from kernels.tiles import tile_list
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 DECODE_CASES = (
@@ -96,7 +97,7 @@ def decode_case(
 
 
 def prefill_case(
-    batch: int, chunk: int, before: int, how: object = None
+    batch: int, chunk: int, before: int, *, hopper: bool
 ) -> dict[str, float | int | str]:
     """Time of one layer's prefill attention in microseconds, and its matrix products per second."""
     from triton.testing import do_bench
@@ -114,21 +115,23 @@ def prefill_case(
     lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
     cu = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * chunk
     group = HEADS // KV_HEADS
-    if not isinstance(how, paged_prefill.Tiling):
-        how = paged_prefill.tiling(HEAD_DIM, q.dtype, chunk * group)
+    how = paged_prefill.tiling(HEAD_DIM, q.dtype, chunk * group)
+    rows = cuda.PREFILL_ROWS if hopper else how.rows
     tiles = torch.from_numpy(
-        paged_prefill.tile_list(np.full(batch, chunk), np.full(batch, context), group, how.rows)
+        tile_list(np.full(batch, chunk), np.full(batch, context), group, rows)
     ).cuda()
+    inputs = (out, q, k_cache, v_cache, table, lens, cu, tiles)
 
     def step() -> None:
-        paged_prefill.paged_prefill(
-            out, q, k_cache, v_cache, table, lens, cu, tiles, how, scale=HEAD_DIM**-0.5
-        )
+        if hopper:
+            cuda.paged_prefill(*inputs, scale=HEAD_DIM**-0.5)
+        else:
+            paged_prefill.paged_prefill(*inputs, how, scale=HEAD_DIM**-0.5)
 
     ms = do_bench(step, return_mode="median")
     products = 4 * batch * HEADS * HEAD_DIM * (chunk * before + chunk * (chunk + 1) / 2)
     return {
-        "kernel": "paged_prefill",
+        "kernel": "cuda.paged_prefill" if hopper else "triton.paged_prefill",
         "batch": batch,
         "chunk": chunk,
         "before": before,
@@ -141,8 +144,12 @@ def main(kinds: list[str]) -> None:
     for batch, context in DECODE_CASES if "decode" in kinds else ():
         for queries in (1, 4):
             print(json.dumps(decode_case(batch, context, queries)), flush=True)
+    cuda.load()
+    device = torch.device("cuda")
     for case in PREFILL_CASES if "prefill" in kinds else ():
-        print(json.dumps(prefill_case(*case)), flush=True)
+        for hopper in (True, False):
+            if not hopper or cuda.has_prefill(device, HEAD_DIM, torch.bfloat16):
+                print(json.dumps(prefill_case(*case, hopper=hopper)), flush=True)
 
 
 if __name__ == "__main__":

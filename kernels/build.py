@@ -83,7 +83,7 @@ def _device_architecture() -> str:
 
 def _fingerprint(arch: str, torch_version: str, nvcc: str) -> str:
     digest = hashlib.sha256()
-    for path in [*sorted(SOURCES.glob("*.cu*")), SOURCES / "bind.cpp"]:
+    for path in [*sorted(SOURCES.glob("*.cu*")), *sorted(SOURCES.glob("bind*"))]:
         digest.update(f"{path.name}\0".encode())
         digest.update(path.read_bytes())
     version = subprocess.run([nvcc, "--version"], capture_output=True, check=True).stdout
@@ -107,8 +107,10 @@ def _build(target: Path, arch: str, nvcc: str) -> None:
             (source, nvcc_command(source, scratch / f"{source.stem}.o", arch, nvcc))
             for source in sorted(SOURCES.glob("*.cu"))
         ]
-        binding = SOURCES / "bind.cpp"
-        commands.append((binding, _binding_command(binding, scratch / "bind.o", nvcc)))
+        commands += [
+            (binding, _binding_command(binding, scratch / f"{binding.stem}.o", nvcc))
+            for binding in sorted(SOURCES.glob("bind*.cpp"))
+        ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda job: _compile(*job), commands))
         objects = [str(path) for path in sorted(scratch.glob("*.o"))]

@@ -25,6 +25,9 @@ MAX_TOP_LOGPROBS = 512
 PENALTY_CTAS = 64
 """Rows that ``apply_penalties`` works on at the same time; each counts in memory of its own."""
 DECODE_HEAD_DIMS = frozenset(CTAS_PER_SM)
+PREFILL_HEAD_DIMS = frozenset({64, 128, 256})
+PREFILL_ROWS = 128
+"""Query tokens times query heads per KV head in a tile of the prefill kernel."""
 DECODE_DTYPES = frozenset({torch.bfloat16, torch.float16})
 FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
@@ -112,6 +115,32 @@ class DecodeWorkspace:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """Keys that several sequences of a decode step have in common, and the results for them.
+
+    A tile is up to ``PREFILL_ROWS`` rows (members of a group times query heads per KV head) by a
+    range of the group's keys; each range makes one partial result of every member.
+    """
+
+    skipped: torch.Tensor
+    """[batch] int32: leading keys that are shared, a multiple of 64 below seq_len; 0 = none."""
+    splits: torch.Tensor
+    """[batch] int32: into how many ranges they are cut; 0 where none are shared."""
+    members: torch.Tensor
+    """[batch] int32: the sequences that share, those of a group in a row."""
+    num_tiles: torch.Tensor
+    """[1] int32"""
+    tiles: torch.Tensor
+    """[max_tiles, 4] int32: first member (an index of ``members``), how many, first key, end."""
+    tile_splits: torch.Tensor
+    """[max_tiles] int32: which of its members' partial results a tile makes."""
+    partial_out: torch.Tensor
+    """[max_splits * batch, num_q_heads, head_dim] float32"""
+    partial_stats: torch.Tensor
+    """[max_splits * batch, num_q_heads, 2] float32"""
+
+
 def decode_schedule(
     workspace: DecodeWorkspace,
     seq_lens: torch.Tensor,
@@ -125,6 +154,7 @@ def decode_schedule(
     max_queries: int = 1,
     window: int = 0,
     min_span: int = 1,
+    shared: SharedPrefixes | None = None,
 ) -> None:
     """Deal out the work of a step; once per step and kind of layer, shared by all its layers.
 
@@ -132,6 +162,7 @@ def decode_schedule(
     cu_queries: [batch + 1] int32, prefix sums of the query tokens. window: 0 = unlimited.
     block_table: [batch, max_blocks] int32, the one ``paged_decode`` will get.
     min_span: KV tiles (of 64 tokens) that a CTA takes at least.
+    shared: the keys in it are left out, ``shared_prefix`` attends to them.
     """
     torch.ops.sluice_cuda.decode_schedule(
         workspace.schedule,
@@ -146,6 +177,7 @@ def decode_schedule(
         max_queries,
         min_span,
         window,
+        None if shared is None else shared.skipped,
     )
 
 
@@ -164,13 +196,15 @@ def paged_decode(
     window: int = 0,
     soft_cap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    shared: SharedPrefixes | None = None,
 ) -> None:
     """Causal attention of up to ``max_queries`` last tokens of each sequence, into ``out``.
 
     q, out: [num_tokens, num_q_heads, head_dim] bfloat16 or float16; head_dim 64, 96, 128 or 256.
     k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], block_size a multiple of 16.
     block_table: [batch, max_blocks] int32. ``decode_schedule`` must have run with the same lengths,
-    heads, max_queries and window. Rows of padding sequences are left untouched.
+    heads, max_queries, window and shared. Rows of padding sequences are left untouched. shared:
+    ``shared_prefix`` has run; without a window, a soft cap or slopes.
     """
     torch.ops.sluice_cuda.paged_decode(
         out,
@@ -185,10 +219,93 @@ def paged_decode(
         workspace.partial_stats,
         workspace.arrivals,
         alibi_slopes,
+        None if shared is None else shared.skipped,
+        None if shared is None else shared.splits,
+        None if shared is None else shared.partial_out,
+        None if shared is None else shared.partial_stats,
         max_queries,
         window,
         scale,
         soft_cap,
+    )
+
+
+def has_prefill(device: torch.device, head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether ``paged_prefill`` serves this: Hopper, 16-bit floats, blocks of 16 or a multiple."""
+    hopper = torch.cuda.get_device_capability(device) == (9, 0)
+    return hopper and head_dim in PREFILL_HEAD_DIMS and dtype in DECODE_DTYPES
+
+
+def paged_prefill(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_queries: torch.Tensor,
+    tiles: torch.Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> None:
+    """Causal attention of any number of query tokens, of the sequences in ``tiles``, into ``out``.
+
+    As ``paged_decode``, where ``has_prefill``. tiles: [num_tiles, 2] int32 of ``tiles.tile_list``
+    with ``PREFILL_ROWS``; other sequences' tokens are left untouched, nothing past a sequence's
+    end is read.
+    """
+    torch.ops.sluice_cuda.paged_prefill(
+        out,
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        seq_lens,
+        cu_queries,
+        tiles,
+        window,
+        scale,
+        soft_cap,
+    )
+
+
+def has_shared_prefix(device: torch.device, head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether ``shared_prefix`` serves this."""
+    return has_prefill(device, head_dim, dtype) and head_dim <= 128
+
+
+def shared_prefix(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_queries: torch.Tensor,
+    shared: SharedPrefixes,
+    *,
+    scale: float,
+) -> None:
+    """Attend to the shared keys, reading them once for all members of a group.
+
+    As ``paged_decode``, which adds the rest; one query token a sequence. cu_queries: of row i of
+    the batch the query token is cu_queries[i].
+    """
+    torch.ops.sluice_cuda.shared_prefix(
+        shared.partial_out,
+        shared.partial_stats,
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        seq_lens,
+        cu_queries,
+        shared.tiles,
+        shared.tile_splits,
+        shared.num_tiles,
+        shared.members,
+        scale,
     )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+if TYPE_CHECKING:
+    from kernels.cuda import SharedPrefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class DeviceBatch:
     """[batch + 1] int32: prefix sums of the step's tokens."""
     block_table: torch.Tensor
     """[batch, max_blocks] int32; entries past a sequence's end mean nothing."""
+    shared: SharedPrefixes | None = None
+    """Keys to be read once for several sequences, of a backend with ``sharing``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,9 @@ class AttentionBackend(Protocol):
 @runtime_checkable
 class CapturableBackend(AttentionBackend, Protocol):
     """A backend whose decode steps can live in a CUDA graph."""
+
+    sharing: AttentionShape | None
+    """What it serves, if ``prepare_decode`` takes a batch with ``shared``."""
 
     def prepare_decode(self, batch: DeviceBatch, block_size: int) -> StepAttention:
         """Like ``prepare`` for one token a sequence, without looking at the data."""

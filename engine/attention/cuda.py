@@ -1,4 +1,5 @@
-"""Attention on a GPU: sequences of few tokens by our CUDA kernel, prompt chunks by Triton's.
+"""Attention on a GPU: sequences of few tokens by our CUDA kernel for decoding, prompt chunks by the
+one for Hopper where it serves them, else by Triton's.
 
 The CUDA kernel splits the keys of a step evenly over the GPU, whatever the lengths; how is decided
 on the device, once a step for all layers.
@@ -6,7 +7,7 @@ on the device, once a step for all layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ import torch
 from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch, StepAttention
 from engine.attention.triton import TritonAttention, TritonStepAttention
 from kernels import cuda
+from kernels.tiles import tile_list
 from kernels.transfer import to_device
 
 MAX_QUERIES = 8
@@ -28,10 +30,13 @@ class CudaAttention:
         self._device = device
         self._shape = shape
         self._triton = TritonAttention(device, shape)
+        self._own_prefill = cuda.has_prefill(device, shape.head_dim, shape.dtype)
+        shares = cuda.has_shared_prefix(device, shape.head_dim, shape.dtype)
+        plain = shape.window is None and shape.softcap is None
+        self.sharing: AttentionShape | None = shape if shares and plain else None
         self._max_queries = min(MAX_QUERIES, cuda.max_decode_rows(shape.head_dim))
-        self._workspace = cuda.DecodeWorkspace.create(
-            shape.max_num_seqs, shape.num_heads, shape.head_dim, device
-        )
+        # The schedule depends on the window: layers of different windows need one each.
+        self._workspaces: dict[int | None, cuda.DecodeWorkspace] = {}
 
     @staticmethod
     def refusal(device: torch.device, shape: AttentionShape) -> str | None:
@@ -45,15 +50,13 @@ class CudaAttention:
         if shape.head_dim not in cuda.DECODE_HEAD_DIMS:
             sizes = ", ".join(map(str, sorted(cuda.DECODE_HEAD_DIMS)))
             return f"it serves head sizes {sizes}, not {shape.head_dim}"
-        if shape.window is not None:
-            return "it does not serve sliding windows"
         return TritonAttention.refusal(device, shape)
 
     def prepare(self, batch: AttentionBatch, block_size: int) -> StepAttention:
         assert batch.on_device is not None
         short = batch.query_lens <= self._max_queries
         if not short.any():
-            return self._triton.prepare(batch, block_size)
+            return self._prepare_long(batch, np.arange(len(short)))
         max_queries = int(batch.query_lens[short].max())
         if short.all():
             return self._prepare_short(batch.on_device, max_queries, block_size)
@@ -61,35 +64,41 @@ class CudaAttention:
         seq_lens = to_device(np.where(short, batch.seq_lens, 0).astype(np.int32), self._device)
         on_device = DeviceBatch(seq_lens, batch.on_device.cu_queries, batch.on_device.block_table)
         return _MixedStepAttention(
-            self._triton.prepare_some(batch, np.flatnonzero(~short)),
+            self._prepare_long(batch, np.flatnonzero(~short)),
             self._prepare_short(on_device, max_queries, block_size),
         )
 
     def prepare_decode(self, batch: DeviceBatch, block_size: int) -> StepAttention:
         return self._prepare_short(batch, 1, block_size)
 
+    def _prepare_long(
+        self, batch: AttentionBatch, sequences: cuda.Ints
+    ) -> _LongStepAttention | TritonStepAttention:
+        assert batch.on_device is not None
+        if not self._own_prefill:
+            return self._triton.prepare_some(batch, sequences)
+        group = self._shape.num_heads // self._shape.num_kv_heads
+        tiles = tile_list(
+            batch.query_lens[sequences], batch.seq_lens[sequences], group, cuda.PREFILL_ROWS
+        )
+        tiles[:, 0] = sequences[tiles[:, 0]]
+        return _LongStepAttention(batch.on_device, to_device(tiles, self._device))
+
     def _prepare_short(
         self, batch: DeviceBatch, max_queries: int, block_size: int
     ) -> _ShortStepAttention:
-        cuda.decode_schedule(
-            self._workspace,
-            batch.seq_lens,
-            batch.cu_queries,
-            batch.block_table,
-            block_size=block_size,
-            num_q_heads=self._shape.num_heads,
-            num_kv_heads=self._shape.num_kv_heads,
-            head_dim=self._shape.head_dim,
-            max_queries=max_queries,
-        )
-        return _ShortStepAttention(batch, self._workspace, max_queries)
+        return _ShortStepAttention(batch, max_queries, block_size, self._shape, self._workspaces)
 
 
 @dataclass(frozen=True, slots=True)
 class _ShortStepAttention:
     batch: DeviceBatch
-    workspace: cuda.DecodeWorkspace
     max_queries: int
+    block_size: int
+    shape: AttentionShape
+    workspaces: dict[int | None, cuda.DecodeWorkspace]
+    """By window, shared by all steps: a step's first layer of a window makes the schedule."""
+    scheduled: set[int | None] = field(default_factory=set)
 
     def __call__(
         self,
@@ -116,8 +125,74 @@ class _ShortStepAttention:
         window: int | None = None,
         softcap: float | None = None,
     ) -> None:
-        assert window is None, "refused by CudaAttention.refusal"
+        if window not in self.scheduled:
+            self._schedule(window, q.device)
+        batch = self.batch
+        if batch.shared is not None:
+            cuda.shared_prefix(
+                q,
+                k_cache,
+                v_cache,
+                batch.block_table,
+                batch.seq_lens,
+                batch.cu_queries,
+                batch.shared,
+                scale=scale,
+            )
         cuda.paged_decode(
+            out,
+            q,
+            k_cache,
+            v_cache,
+            batch.block_table,
+            batch.seq_lens,
+            batch.cu_queries,
+            self.workspaces[window],
+            scale=scale,
+            max_queries=self.max_queries,
+            window=window or 0,
+            soft_cap=softcap or 0.0,
+            shared=batch.shared,
+        )
+
+    def _schedule(self, window: int | None, device: torch.device) -> None:
+        if window not in self.workspaces:
+            self.workspaces[window] = cuda.DecodeWorkspace.create(
+                self.shape.max_num_seqs, self.shape.num_heads, self.shape.head_dim, device
+            )
+        cuda.decode_schedule(
+            self.workspaces[window],
+            self.batch.seq_lens,
+            self.batch.cu_queries,
+            self.batch.block_table,
+            block_size=self.block_size,
+            num_q_heads=self.shape.num_heads,
+            num_kv_heads=self.shape.num_kv_heads,
+            head_dim=self.shape.head_dim,
+            max_queries=self.max_queries,
+            window=window or 0,
+            shared=self.batch.shared,
+        )
+        self.scheduled.add(window)
+
+
+@dataclass(frozen=True, slots=True)
+class _LongStepAttention:
+    batch: DeviceBatch
+    tiles: torch.Tensor
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        cuda.paged_prefill(
             out,
             q,
             k_cache,
@@ -125,18 +200,19 @@ class _ShortStepAttention:
             self.batch.block_table,
             self.batch.seq_lens,
             self.batch.cu_queries,
-            self.workspace,
+            self.tiles,
             scale=scale,
-            max_queries=self.max_queries,
+            window=window or 0,
             soft_cap=softcap or 0.0,
         )
+        return out
 
 
 @dataclass(frozen=True, slots=True)
 class _MixedStepAttention:
     """One after the other: side by side on two streams was measured to be slower."""
 
-    long: TritonStepAttention
+    long: _LongStepAttention | TritonStepAttention
     short: _ShortStepAttention
 
     def __call__(

@@ -11,6 +11,7 @@ import torch
 
 from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch
 from kernels import cuda
+from kernels.tiles import tile_list
 from kernels.transfer import to_device
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class TritonAttention:
 
     name = "triton"
     block_size_multiple = 1
+    sharing = None
 
     def __init__(self, device: torch.device, shape: AttentionShape) -> None:
         self._device = device
@@ -51,7 +53,7 @@ class TritonAttention:
         how = paged_prefill.tiling(
             self._shape.head_dim, self._shape.dtype, int(query_lens.max()) * self._group
         )
-        tiles = paged_prefill.tile_list(query_lens, seq_lens, self._group, how.rows)
+        tiles = tile_list(query_lens, seq_lens, self._group, how.rows)
         tiles[:, 0] = sequences[tiles[:, 0]]
         return TritonStepAttention(batch.on_device, to_device(tiles, self._device), how)
 
@@ -69,7 +71,7 @@ class TritonAttention:
 class TritonStepAttention:
     batch: DeviceBatch
     tiles: torch.Tensor
-    """[num_tiles, 2] int32, see ``paged_prefill.tile_list``."""
+    """[num_tiles, 2] int32, see ``tiles.tile_list``."""
     how: Tiling
 
     def __call__(

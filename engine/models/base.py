@@ -140,6 +140,10 @@ class Model(Module, ABC):
     ) -> None:
         """Lay the weights out, without values yet."""
 
+    def place_of(self, name: str) -> str | None:
+        """Which parameter the checkpoint's tensor ``name`` is; None: one that is not needed."""
+        return name
+
     @abstractmethod
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         """token_ids: [num_tokens] int64; returns [num_tokens, hidden], normed."""

@@ -176,11 +176,14 @@ def read_architecture(model_dir: Path) -> str:
 def read_config(model_dir: Path, kind: type[ConfigFile]) -> ModelConfig:
     """Raises ``ModelLoadError`` naming the file, the field and the mend."""
     path = model_dir / "config.json"
-    file: ConfigFile = _read(path, kind)
+    fields = _read(path, dict[str, Any])
+    # Of a model that also sees, the part that reads.
+    fields |= fields.pop("text_config", None) or {}
     try:
-        _refuse_unsupported(file, _read(path, dict[str, Any]))
+        file = msgspec.convert(fields, kind)
+        _refuse_unsupported(file, fields)
         return file.adapt(_common(file, eos_token_ids(model_dir, file.eos_token_id)))
-    except ValueError as error:
+    except ValueError as error:  # msgspec's are such, too
         raise ModelLoadError(f"{path}: {error}") from error
 
 

@@ -6,6 +6,7 @@ loaded.
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from engine.layers.moe import RouterConfig
@@ -44,4 +45,6 @@ class ConfigFile(deepseek_v2.ConfigFile, kw_only=True):
 
 
 class ForCausalLM(deepseek_v2.ForCausalLM):
-    pass
+    def place_of(self, name: str) -> str | None:
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        return None if layer and int(layer[1]) >= len(self.model.layers) else name

@@ -14,7 +14,12 @@ _FULL, _WINDOW = "full_attention", "sliding_attention"
 
 
 class ConfigFile(gemma2.ConfigFile, kw_only=True):
+    # Checkpoints that also see leave out what equals transformers' defaults.
     vocab_size: int = 262_208
+    hidden_size: int = 2304
+    intermediate_size: int = 9216
+    num_hidden_layers: int = 26
+    num_attention_heads: int = 8
     max_position_embeddings: int = 131_072
     rope_theta: float = 1_000_000.0
     rope_local_base_freq: float = 10_000.0
@@ -40,3 +45,11 @@ class Gemma3DecoderLayer(gemma2.Gemma2DecoderLayer):
 
 class ForCausalLM(llama.ForCausalLM):
     layer_class = Gemma3DecoderLayer
+
+    def place_of(self, name: str) -> str | None:
+        """Checkpoints that also see wrap this model, under either of two names."""
+        if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.")):
+            return None
+        if name.startswith("model.language_model."):
+            return "model." + name.removeprefix("model.language_model.")
+        return name.removeprefix("language_model.")

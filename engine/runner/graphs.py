@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.attention.base import CapturableBackend, DeviceBatch
@@ -18,6 +19,7 @@ from engine.layers.attention import KVCache, StepContext
 from engine.models.base import Model
 from engine.runner.inputs import ChunkFields, StepInputs, assemble
 from engine.runner.rows import RowTable
+from engine.runner.shared_inputs import SharedInputs
 from kernels import cuda
 
 
@@ -27,11 +29,31 @@ def capture_sizes(max_num_seqs: int) -> list[int]:
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
+def sharing_sizes(sizes: list[int]) -> list[int]:
+    """Those of the batch sizes that are worth a second graph, for batches with shared prefixes."""
+    return [size for size in sizes if size in (8, 16, sizes[-1]) or size % 32 == 0]
+
+
 @dataclass(frozen=True, slots=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor
     """[size, vocab], overwritten by the next replay of any size."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """The graphs of one kind, by batch size."""
+
+    sizes: list[int]
+    size_for: npt.NDArray[np.int64]
+    """[largest + 1]: the size in which a batch runs."""
+    captured: dict[int, _Captured]
+
+    @classmethod
+    def of(cls, sizes: list[int]) -> _Sizes:
+        size_for = np.array(sizes)[np.searchsorted(sizes, np.arange(sizes[-1] + 1))]
+        return cls(sizes, size_for, {})
 
 
 class DecodeGraphs:
@@ -64,25 +86,34 @@ class DecodeGraphs:
         self._seq_lens = int32(max_num_seqs)
         self._batch_table = int32(max_num_seqs * table.block_table.shape[1]).view(max_num_seqs, -1)
         self._tokens = torch.zeros(3, max_num_seqs, dtype=torch.int64, device=device)
-        self._captured: dict[int, _Captured] = {}
-        self._size_for = np.zeros(max_num_seqs + 1, np.int64)
+        sizes = capture_sizes(max_num_seqs)
+        self._plain = _Sizes.of(sizes)
+        self._shared = None
+        self._sharing = None
+        if attention.sharing is not None and max_num_seqs > 1:
+            self._shared = SharedInputs(table, attention.sharing)
+            self._sharing = _Sizes.of(sharing_sizes(sizes))
 
     @torch.inference_mode()
     def capture(self, on_progress: Callable[[float], None]) -> None:
         """Record all graphs; ``on_progress`` hears how much is done, in [0, 1]."""
-        sizes = capture_sizes(self.max_batch)
-        pool = torch.cuda.graph_pool_handle()
+        families = [family for family in (self._plain, self._sharing) if family is not None]
         # The largest first: the smaller ones fit into its memory.
-        for done, size in enumerate(reversed(sizes)):
+        work = sorted(
+            ((size, family) for family in families for size in family.sizes),
+            key=lambda item: -item[0],
+        )
+        pool = torch.cuda.graph_pool_handle()
+        for done, (size, family) in enumerate(work):
+            shared = family is self._sharing
             self._sent[:size] = -1
-            self._forward(size)  # whatever is compiled or chosen at first use
+            self._forward(size, shared=shared)  # whatever is compiled or chosen at first use
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                logits = self._forward(size)
-            self._captured[size] = _Captured(graph, logits)
-            on_progress((done + 1) / len(sizes))
-        self._size_for = np.array(sizes)[np.searchsorted(sizes, np.arange(self.max_batch + 1))]
+                logits = self._forward(size, shared=shared)
+            family.captured[size] = _Captured(graph, logits)
+            on_progress((done + 1) / len(work))
 
     def fits(self, fields: ChunkFields) -> bool:
         """Whether a step is one that ``run`` can execute."""
@@ -98,13 +129,18 @@ class DecodeGraphs:
         Both live in memory that the next ``run`` overwrites, in stream order.
         """
         batch = len(fields.rows)
-        size = int(self._size_for[batch])
+        family = self._plain
+        if self._shared is not None and self._sharing is not None and self._shared.find(fields):
+            family = self._sharing
+        size = int(family.size_for[batch])
+        if family is self._sharing and self._shared is not None:
+            self._shared.send(size)
         host = torch.empty(2, size, dtype=torch.int32, pin_memory=True)
         filled = host.numpy()
         filled[0, :batch], filled[0, batch:] = fields.rows, -1
         filled[1, :batch] = fields.computed
         self._sent[: 2 * size].copy_(host.view(-1), non_blocking=True)
-        captured = self._captured[size]
+        captured = family.captured[size]
         captured.graph.replay()
         token_ids, positions, slots = self._tokens[:, :batch]
         inputs = assemble(
@@ -118,13 +154,16 @@ class DecodeGraphs:
         )
         return inputs, captured.logits[:batch]
 
-    def _batch(self, size: int) -> DeviceBatch:
+    def _batch(self, size: int, *, shared: bool = False) -> DeviceBatch:
         return DeviceBatch(
-            self._seq_lens[:size], self._cu_queries[: size + 1], self._batch_table[:size]
+            self._seq_lens[:size],
+            self._cu_queries[: size + 1],
+            self._batch_table[:size],
+            self._shared.on_device(size) if shared and self._shared is not None else None,
         )
 
-    def _forward(self, size: int) -> torch.Tensor:
-        batch = self._batch(size)
+    def _forward(self, size: int, *, shared: bool) -> torch.Tensor:
+        batch = self._batch(size, shared=shared)
         token_ids, positions, slots = self._tokens[:, :size]
         cuda.step_inputs(
             self._table.tokens,

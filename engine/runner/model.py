@@ -72,6 +72,10 @@ def _fill(model: Model, facts: ModelConfig, config: EngineConfig, report: OnProg
             draw_weights(model, seed=config.seed)
         else:
             load_weights(
-                model, config.model_dir, tied=facts.tie_word_embeddings, on_progress=scaled
+                model,
+                config.model_dir,
+                tied=facts.tie_word_embeddings,
+                place_of=model.place_of,
+                on_progress=scaled,
             )
         model.pack()

@@ -25,6 +25,10 @@ class RowTable:
         """[max_num_rows, max_model_len] int64: token ids as far as known."""
         self.block_table = torch.zeros(max_num_rows, max_blocks, dtype=torch.int32, device=device)
         """[max_num_rows, max_blocks] int32"""
+        self.block_ids = np.zeros((max_num_rows, max_blocks), np.int32)
+        """The block table again, on the host."""
+        self.num_admissions = 0
+        """How often rows were given out: until it changes, they start with the same blocks."""
         self._num_blocks = [0] * max_num_rows
 
     def admit(self, admission: Admission) -> None:
@@ -43,6 +47,7 @@ class RowTable:
             token_ids = to_device(np.array(admission.token_ids, np.int64), device)
             self.tokens[admission.row, : len(token_ids)] = token_ids
             self._num_blocks[admission.row] = 0
+        self.num_admissions += len(admissions)
         places: list[int] = []
         ids: list[int] = []
         width = self.block_table.shape[1]
@@ -52,6 +57,7 @@ class RowTable:
             places += range(row * width + start, row * width + end)
             ids += block_ids
         if ids:
+            self.block_ids.reshape(-1)[places] = ids
             sent = to_device(np.array((places, ids), np.int64), device)
             self.block_table.view(-1).index_copy_(0, sent[0], sent[1].to(torch.int32))
 

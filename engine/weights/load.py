@@ -1,9 +1,16 @@
-"""Loading safetensors checkpoints, single or sharded, one tensor at a time."""
+"""Loading safetensors checkpoints, single or sharded, one tensor at a time.
+
+The headers of all files are compared with the model first: a checkpoint that does not fit is
+refused before a weight is read. Files are mapped, so that a tensor needs no memory of its own on
+its way to the device, and one file at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,42 +19,94 @@ from engine.errors import ModelLoadError
 from engine.hub import weight_files
 from engine.layers.module import Module
 from engine.messages import LoadProgress
-from engine.weights.names import is_ignored, targets
+from engine.weights.names import Target, is_ignored, targets
 from engine.weights.shard import load_shard
 
 OnProgress = Callable[[LoadProgress], None]
 
+_PROGRESS_STEP = 0.01
+_NOT_TOGETHER = "config.json and the weights do not belong together"
+
 
 def load_weights(
-    model: Module, model_dir: Path, *, tied: bool, on_progress: OnProgress | None = None
+    model: Module,
+    model_dir: Path,
+    *,
+    tied: bool,
+    place_of: Callable[[str], str | None] = lambda name: name,
+    on_progress: OnProgress | None = None,
 ) -> None:
-    """Fill every parameter of ``model``. ``ModelLoadError`` names what is missing or too much."""
-    missing = targets(model)
+    """Fill every parameter of ``model``.
+
+    place_of: the parameter that a tensor of the checkpoint is, None if it is not needed.
+    ``ModelLoadError`` names a tensor that is missing, too much or misshapen, and a file that is
+    missing or cut short.
+    """
+    wanted = targets(model)
     files = weight_files(model_dir)
-    for done, path in enumerate(files):
-        if on_progress is not None:
-            on_progress(LoadProgress(f"Loading {path.name}", done / len(files)))
+
+    def place(name: str) -> str | None:
+        return None if is_ignored(name, tied=tied) else place_of(name)
+
+    _check(files, wanted, place)
+    total = sum(path.stat().st_size for path in files)
+    read, next_report = 0, 0.0
+    for path in files:
+        before = read
         for name, tensor in _tensors(path):
-            target = missing.pop(name, None)
+            if on_progress is not None and read / total >= next_report:
+                on_progress(LoadProgress(f"Loading {path.name}", read / total))
+                next_report = read / total + _PROGRESS_STEP
+            target = wanted.get(place(name) or "")
             if target is not None:
-                load_shard(name, target, tensor)
-            elif not is_ignored(name, tied=tied):
-                raise ModelLoadError(
-                    f"{path.name} holds tensor {name!r}, which the model has no place for: "
-                    "config.json and the weights do not belong together"
-                )
+                load_shard(target, tensor)
+            read += tensor.nbytes
+        read = before + path.stat().st_size
+
+
+def _check(
+    files: list[Path], wanted: Mapping[str, Target], place: Callable[[str], str | None]
+) -> None:
+    missing = set(wanted)
+    for path in files:
+        with _opened(path) as file:
+            for name in file.offset_keys():
+                parameter = place(name)
+                if parameter is None:
+                    continue
+                if parameter not in wanted:
+                    raise ModelLoadError(
+                        f"{path.name} holds tensor {name!r}, which the model has no place for: "
+                        + _NOT_TOGETHER
+                    )
+                missing.discard(parameter)
+                _check_shape(name, wanted[parameter], list(file.get_slice(name).get_shape()))
     if missing:
         raise ModelLoadError(
-            f"{model_dir} lacks tensor {min(missing)!r}"
+            f"{files[0].parent} lacks tensor {min(missing)!r}"
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
             + ": download the checkpoint again"
         )
 
 
+def _check_shape(name: str, target: Target, shape: list[int]) -> None:
+    place = list(target.weight.part(target.part).shape)
+    if place != shape:
+        raise ModelLoadError(
+            f"tensor {name!r} has shape {shape}, the config asks for {place}: {_NOT_TOGETHER}"
+        )
+
+
 def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    with _opened(path) as file:
+        for name in file.offset_keys():  # as they lie on the disk
+            yield name, file.get_tensor(name)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            for name in file.offset_keys():  # as they lie on the disk
-                yield name, file.get_tensor(name)
+            yield file
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error

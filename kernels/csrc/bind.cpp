@@ -1,14 +1,8 @@
-// Registers the CUDA kernels with torch. The only file that includes torch's headers; everything
-// else in this folder takes raw pointers. Arguments are checked here, once.
+// Registers the CUDA kernels with torch, those for attention excepted (bind_attention.cpp).
 
-#include <ATen/core/Tensor.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#include <torch/library.h>
-
+#include "bind.h"
 #include "layer_ops.cuh"
 #include "logprobs.cuh"
-#include "paged_decode.cuh"
 #include "penalties.cuh"
 #include "sampling.cuh"
 #include "skinny_linear.cuh"
@@ -17,155 +11,8 @@
 namespace {
 
 using at::Tensor;
-
-void check(cudaError_t error, const char* what) {
-  TORCH_CHECK(error == cudaSuccess, what, ": ", cudaGetErrorString(error));
-}
-
-void check_int32(const Tensor& t, const char* name) {
-  TORCH_CHECK(t.is_cuda() && t.scalar_type() == at::kInt && t.is_contiguous(), name,
-              " must be a contiguous int32 CUDA tensor");
-}
-
-// How the heads of a step are cut into work; the same for its schedule and for its launches.
-struct HeadSplit {
-  int64_t parts;    // items per KV head, so that the rows of one fit one pass
-  int64_t group;    // query heads per item
-  int64_t items;    // per sequence
-  int64_t columns;  // items worked on side by side
-};
-
-HeadSplit split_heads(int64_t q_heads, int64_t kv_heads, int64_t max_queries, int64_t head_dim) {
-  const int64_t max_rows = head_dim == 256 ? 16 : sluice::kMaxDecodeRows;
-  TORCH_CHECK(q_heads % kv_heads == 0, "the query heads must be a multiple of the KV heads");
-  TORCH_CHECK(max_queries >= 1 && max_queries <= max_rows, "max_queries must be in [1, ", max_rows,
-              "], got ", max_queries);
-  const int64_t whole = q_heads / kv_heads;
-  int64_t parts = 1;
-  while (whole % parts != 0 || whole / parts * max_queries > max_rows) ++parts;
-  int64_t columns = 8;
-  while (kv_heads * parts % columns != 0) --columns;
-  return {parts, whole / parts, kv_heads * parts, columns};
-}
-
-// The schedule tensor: row 0 holds the line, row 1 + i the start of span i.
-constexpr int64_t kStartInts = sizeof(sluice::DecodeStart) / sizeof(int);
-
-sluice::DecodeLine* line_of(const Tensor& schedule) {
-  return reinterpret_cast<sluice::DecodeLine*>(schedule.data_ptr<int>());
-}
-
-sluice::DecodeStart* starts_of(const Tensor& schedule) {
-  return reinterpret_cast<sluice::DecodeStart*>(schedule.data_ptr<int>()) + 1;
-}
-
-void check_batch(const Tensor& schedule, const Tensor& seq_lens, const Tensor& cu_queries,
-                 const Tensor& block_table, int64_t block_size) {
-  check_int32(schedule, "schedule");
-  check_int32(seq_lens, "seq_lens");
-  check_int32(cu_queries, "cu_queries");
-  TORCH_CHECK(schedule.dim() == 2 && schedule.size(0) >= 2 && schedule.size(1) == kStartInts,
-              "schedule must be [1 + num_ctas, ", kStartInts, "]");
-  TORCH_CHECK(block_table.dim() == 2 && block_table.scalar_type() == at::kInt &&
-                  block_table.stride(1) == 1,
-              "block_table must be an int32 matrix with contiguous rows");
-  const int64_t batch = seq_lens.numel();
-  TORCH_CHECK(batch >= 1 && block_table.size(0) >= batch && cu_queries.numel() == batch + 1,
-              "block_table and cu_queries must match the batch of ", batch);
-  TORCH_CHECK(block_size % 16 == 0, "block_size must be a multiple of 16");
-}
-
-void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
-                     const Tensor& cu_queries, const Tensor& block_table, int64_t block_size,
-                     int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t max_queries,
-                     int64_t min_span, int64_t window) {
-  check_batch(schedule, seq_lens, cu_queries, block_table, block_size);
-  check_int32(tile_ends, "tile_ends");
-  const int64_t batch = seq_lens.numel();
-  TORCH_CHECK(tile_ends.numel() >= batch, "tile_ends needs ", batch, " elements");
-  const HeadSplit split = split_heads(q_heads, kv_heads, max_queries, head_dim);
-  sluice::DecodeSchedule s = {};
-  s.line = line_of(schedule);
-  s.starts = starts_of(schedule);
-  s.tile_ends = tile_ends.data_ptr<int>();
-  s.shape = {seq_lens.data_ptr<int>(), cu_queries.data_ptr<int>(),
-             static_cast<int>(split.items / split.columns), static_cast<int>(window)};
-  s.table = {block_table.data_ptr<int>(), static_cast<int>(block_table.stride(0)),
-             static_cast<int>(block_size)};
-  s.batch = batch;
-  s.min_span = min_span;
-  const c10::cuda::CUDAGuard guard(seq_lens.device());
-  check(sluice::decode_schedule(s, (schedule.size(0) - 1) / split.columns,
-                                c10::cuda::getCurrentCUDAStream()),
-        "decode_schedule");
-}
-
-void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
-                  const Tensor& block_table, const Tensor& seq_lens, const Tensor& cu_queries,
-                  const Tensor& schedule, Tensor partial_out, Tensor partial_stats,
-                  Tensor arrivals, const std::optional<Tensor>& alibi_slopes, int64_t max_queries,
-                  int64_t window, double scale, double soft_cap) {
-  TORCH_CHECK(q.dim() == 3 && q.stride(2) == 1 && q.stride(1) == q.size(2),
-              "q must be [tokens, heads, head_dim] with contiguous heads");
-  TORCH_CHECK(out.sizes() == q.sizes() && out.scalar_type() == q.scalar_type() &&
-                  out.stride(2) == 1 && out.stride(1) == out.size(2),
-              "out must have q's shape and dtype and contiguous heads");
-  TORCH_CHECK(q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf,
-              "q must be bfloat16 or float16");
-  TORCH_CHECK(k_cache.dim() == 4 && k_cache.is_contiguous() && v_cache.is_contiguous() &&
-                  k_cache.sizes() == v_cache.sizes() && k_cache.scalar_type() == q.scalar_type() &&
-                  v_cache.scalar_type() == q.scalar_type() && k_cache.size(3) == q.size(2),
-              "caches must be contiguous [blocks, block_size, kv_heads, head_dim] of q's dtype");
-  check_batch(schedule, seq_lens, cu_queries, block_table, k_cache.size(1));
-  check_int32(arrivals, "arrivals");
-
-  const int64_t head_dim = q.size(2), kv_heads = k_cache.size(2), batch = seq_lens.numel();
-  const HeadSplit split = split_heads(q.size(1), kv_heads, max_queries, head_dim);
-  TORCH_CHECK(arrivals.numel() >= batch * split.items, "arrivals needs ", batch * split.items,
-              " elements");
-  const int64_t num_ctas = partial_out.size(0);
-  TORCH_CHECK(schedule.size(0) == num_ctas + 1, "schedule and partial_out differ in num_ctas");
-  TORCH_CHECK(partial_out.scalar_type() == at::kFloat && partial_out.is_contiguous() &&
-                  partial_out.numel() >= num_ctas * 2 * sluice::kMaxDecodeRows * head_dim,
-              "partial_out must be float32 [num_ctas, 2, ", sluice::kMaxDecodeRows, ", head_dim]");
-  TORCH_CHECK(partial_stats.scalar_type() == at::kFloat && partial_stats.is_contiguous() &&
-                  partial_stats.numel() >= num_ctas * 2 * sluice::kMaxDecodeRows * 2,
-              "partial_stats must be float32 [num_ctas, 2, ", sluice::kMaxDecodeRows, ", 2]");
-  TORCH_CHECK(!alibi_slopes || (alibi_slopes->scalar_type() == at::kFloat &&
-                                alibi_slopes->numel() == q.size(1)),
-              "alibi_slopes must be float32 [num_q_heads]");
-
-  sluice::DecodeParams p = {};
-  p.out = out.data_ptr();
-  p.q = q.data_ptr();
-  p.k_cache = k_cache.data_ptr();
-  p.v_cache = v_cache.data_ptr();
-  p.line = line_of(schedule);
-  p.starts = starts_of(schedule);
-  p.line_shape = {seq_lens.data_ptr<int>(), cu_queries.data_ptr<int>(),
-                  static_cast<int>(split.items / split.columns), static_cast<int>(window)};
-  p.table = {block_table.data_ptr<int>(), static_cast<int>(block_table.stride(0)),
-             static_cast<int>(k_cache.size(1))};
-  p.alibi_slopes = alibi_slopes ? alibi_slopes->data_ptr<float>() : nullptr;
-  p.partial_out = partial_out.data_ptr<float>();
-  p.partial_stats = reinterpret_cast<float2*>(partial_stats.data_ptr<float>());
-  p.arrivals = arrivals.data_ptr<int>();
-  p.q_stride = q.stride(0);
-  p.out_stride = out.stride(0);
-  p.block_stride = k_cache.stride(0);
-  p.token_stride = k_cache.stride(1);
-  p.num_kv_items = split.items;
-  p.columns = split.columns;
-  p.parts = split.parts;
-  p.group = split.group;
-  p.scale = scale;
-  p.soft_cap = soft_cap;
-  const c10::cuda::CUDAGuard guard(q.device());
-  check(sluice::paged_decode(p, q.scalar_type() == at::kBFloat16, head_dim,
-                             split.group * max_queries, num_ctas / split.columns * split.columns,
-                             c10::cuda::getCurrentCUDAStream()),
-        "paged_decode");
-}
+using sluice::check;
+using sluice::check_int32;
 
 sluice::Dtype dtype_of(const Tensor& t, const char* name) {
   switch (t.scalar_type()) {
@@ -467,15 +314,6 @@ void apply_penalties(Tensor logits, const Tensor& tokens, const Tensor& where,
 
 TORCH_LIBRARY(sluice_cuda, m) {
   m.def(
-      "decode_schedule(Tensor(a!) schedule, Tensor(b!) tile_ends, Tensor seq_lens, "
-      "Tensor cu_queries, Tensor block_table, int block_size, int q_heads, int kv_heads, int head_dim, int max_queries, int min_span, "
-      "int window) -> ()");
-  m.def(
-      "paged_decode(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, "
-      "Tensor seq_lens, Tensor cu_queries, Tensor schedule, Tensor(b!) partial_out, "
-      "Tensor(c!) partial_stats, Tensor(d!) arrivals, Tensor? alibi_slopes, int max_queries, "
-      "int window, float scale, float soft_cap) -> ()");
-  m.def(
       "rms_norm(Tensor(a!) out, Tensor x, Tensor(b!)? residual, Tensor weight, float eps) -> ()");
   m.def("silu_mul(Tensor(a!) out, Tensor x) -> ()");
   m.def(
@@ -501,8 +339,6 @@ TORCH_LIBRARY(sluice_cuda, m) {
 }
 
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
-  m.impl("decode_schedule", &decode_schedule);
-  m.impl("paged_decode", &paged_decode);
   m.impl("rms_norm", &rms_norm);
   m.impl("silu_mul", &silu_mul);
   m.impl("rope_and_cache", &rope_and_cache);

@@ -17,7 +17,8 @@ __device__ __forceinline__ void open_sequence(const DecodeLineShape& shape, Curs
   c.seq_len = shape.seq_lens[c.seq];
   c.query_start = shape.cu_queries[c.seq];
   c.num_queries = shape.cu_queries[c.seq + 1] - c.query_start;
-  c.first_tile = first_tile(c.seq_len, c.num_queries, shape.window);
+  c.first_tile = shape.skipped ? shape.skipped[c.seq] / kDecodeTile
+                               : first_tile(c.seq_len, c.num_queries, shape.window);
   const int tiles = (c.seq_len + kDecodeTile - 1) / kDecodeTile;
   c.num_tiles = c.num_queries > 0 ? tiles - c.first_tile : 0;
 }

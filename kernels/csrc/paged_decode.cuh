@@ -37,6 +37,7 @@ struct DecodeLineShape {
   const int* cu_queries;  // [batch + 1], prefix sums of query tokens
   int num_heads;          // items per sequence on the line: num_kv_items / columns
   int window;             // keys a query sees at most, itself included; 0 = all
+  const int* skipped;     // [batch]: leading keys left to shared_prefix, in whole tiles; or null
 };
 
 struct DecodeTable {
@@ -67,6 +68,11 @@ struct DecodeParams {
   const float* alibi_slopes;   // [num_q_heads] or null
   float* partial_out;      // [num_spans * columns, 2, kMaxDecodeRows, D]
   float2* partial_stats;   // [num_spans * columns, 2, kMaxDecodeRows]: max and sum, base 2
+  // What shared_prefix left for the skipped keys; null with line_shape.skipped.
+  const float* shared_out;      // [splits, shared_batch, num_q_heads, D]
+  const float2* shared_stats;   // [splits, shared_batch, num_q_heads]
+  const int* shared_splits;     // [batch]: how many results there are of each sequence
+  int shared_batch;
   int* arrivals;           // [batch * num_kv_items], zero before the first launch and after each
   int64_t q_stride, out_stride, block_stride, token_stride;  // in elements
   int num_kv_items;  // per sequence: num_kv_heads * parts

@@ -3,8 +3,9 @@
 // Order tokens by falling score (logit - best) / temperature, equal scores by falling id: top-k and
 // top-p both keep a beginning of that order. A histogram over the scores tells in which bin the
 // beginning ends. If all tokens up to there are few enough, as in nearly every case, they are
-// collected in shared memory, sorted, and cut exactly. Otherwise the end is found by bisection over
-// the bits of the score (and, among equal scores, over the id), one pass over the logits a step.
+// collected in shared memory, sorted, and cut exactly. Where the distribution is flat, only those of
+// the last bin are. If even they are too many, the end is found by bisection over the bits of the
+// score (and, among equal scores, over the id), one pass over the logits a step.
 // Tokens so unlikely that no noise can lift them over the best one (26 nats) are never candidates.
 //
 // Every sum is taken in an order that depends on the row alone, so the draw depends neither on the
@@ -104,6 +105,7 @@ struct Cut {
 // Fills the histogram; the mass of the whole row, relative to the best token.
 template <typename T>
 __device__ double count_bins(const Row<T>& row, Shared& sm) {
+  __syncthreads();
   for (int i = threadIdx.x; i < kBins; i += kThreads) sm.bins.count[i] = sm.bins.mass[i] = 0;
   __syncthreads();
   double total = 0;
@@ -161,23 +163,28 @@ __device__ void find_last_bin(Shared& sm, int count, double mass) {
   }
 }
 
-// All tokens up to the last bin, sorted: nearest first, of equals the highest id first.
-template <typename T>
-__device__ int collect(const Row<T>& row, Shared& sm) {
-  const int last_bin = sm.last_bin, expected = sm.num_in_bins;
+// The tokens whose distance is wanted, sorted: nearest first, of equals the highest id first. Their
+// number; if that is more than kMaxCandidates, they are not there.
+template <typename T, typename F>
+__device__ int collect(const Row<T>& row, Shared& sm, F wanted) {
+  __syncthreads();
   if (threadIdx.x == 0) sm.num_candidates = 0;
   __syncthreads();
   row.for_each([&](int id, float logit) {
     const float distance = row.distance(logit);
-    if (bin_of(distance) <= last_bin) {
-      const int at = atomicAdd(&sm.num_candidates, 1);
+    if (!wanted(distance)) return;
+    const int at = atomicAdd(&sm.num_candidates, 1);
+    if (at < kMaxCandidates) {
       sm.candidates[at] = (static_cast<uint64_t>(__float_as_uint(distance)) << 32) |
                           (0xFFFFFFFFu - static_cast<uint32_t>(id));
     }
   });
+  __syncthreads();
+  const int num = sm.num_candidates;
+  if (num > kMaxCandidates) return num;
   int size = 2;
-  while (size < expected) size *= 2;
-  for (int i = expected + threadIdx.x; i < size; i += kThreads) sm.candidates[i] = kNoCandidate;
+  while (size < num) size *= 2;
+  for (int i = num + threadIdx.x; i < size; i += kThreads) sm.candidates[i] = kNoCandidate;
   __syncthreads();
   for (int width = 2; width <= size; width *= 2) {  // bitonic
     for (int stride = width / 2; stride > 0; stride /= 2) {
@@ -189,7 +196,7 @@ __device__ int collect(const Row<T>& row, Shared& sm) {
       __syncthreads();
     }
   }
-  return expected;
+  return num;
 }
 
 __device__ __forceinline__ float candidate_distance(uint64_t candidate) {
@@ -200,21 +207,11 @@ __device__ __forceinline__ int candidate_id(uint64_t candidate) {
   return static_cast<int>(0xFFFFFFFFu - static_cast<uint32_t>(candidate));
 }
 
-// Where top-k and top-p cut the sorted candidates.
-template <typename T>
-__device__ Cut cut_candidates(const SamplingRow& how, double total, bool limits_k, int num,
-                              Shared& sm) {
+// How many of the sorted candidates stay: those before which there is less than a share of top_p of
+// the mass `total` or, if that is negative, of the candidates' own. There is `mass_before` the first.
+__device__ int cut_top_p(float top_p, double total, double mass_before, int num, Shared& sm) {
   constexpr int kOwn = kMaxCandidates / kThreads;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (limits_k && how.top_k < num) {
-    const uint32_t kth = sm.candidates[how.top_k - 1] >> 32;
-    int own = 0;
-    for (int i = threadIdx.x; i < num; i += kThreads) own += sm.candidates[i] >> 32 <= kth;
-    num = static_cast<int>(block_sum(own, sm.sums));  // ties with the k-th stay
-  }
-  Cut cut = {candidate_distance(sm.candidates[num - 1]), 0, 0.f};
-  if (!(how.top_p < 1.f)) return cut;
-
   double masses[kOwn], own = 0;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
@@ -231,13 +228,13 @@ __device__ Cut cut_candidates(const SamplingRow& how, double total, bool limits_
   __syncthreads();
   if (lane == 31) sm.sums[warp] = before;
   __syncthreads();
-  double all = 0, earlier = 0;
+  double all = 0, earlier = mass_before;
   for (int i = 0; i < kWarps; ++i) {
-    if (i == warp) earlier = all;
+    if (i == warp) earlier += all;
     all += sm.sums[i];
   }
   before += earlier - own;
-  const double target = how.top_p * (limits_k ? all : total);
+  const double target = top_p * (total < 0 ? all : total);
   int kept = 0;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
@@ -251,9 +248,34 @@ __device__ Cut cut_candidates(const SamplingRow& how, double total, bool limits_
   if (lane == 0) sm.ids[warp] = kept;
   __syncthreads();
   for (int i = 0; i < kWarps; ++i) kept = max(kept, sm.ids[i]);
+  return kept;
+}
+
+// Where top-k and top-p cut the sorted candidates.
+__device__ Cut cut_candidates(const SamplingRow& how, double total, bool limits_k, int num,
+                              Shared& sm) {
+  if (limits_k && how.top_k < num) {
+    const uint32_t kth = sm.candidates[how.top_k - 1] >> 32;
+    int own = 0;
+    for (int i = threadIdx.x; i < num; i += kThreads) own += sm.candidates[i] >> 32 <= kth;
+    num = static_cast<int>(block_sum(own, sm.sums));  // ties with the k-th stay
+  }
+  Cut cut = {candidate_distance(sm.candidates[num - 1]), 0, 0.f};
+  if (!(how.top_p < 1.f)) return cut;
+  const int kept = cut_top_p(how.top_p, limits_k ? -1. : total, 0., num, sm);
   cut.distance = candidate_distance(sm.candidates[kept - 1]);
   cut.first_id = candidate_id(sm.candidates[kept - 1]);
   return cut;
+}
+
+template <typename T, typename F>
+__device__ double mass_where(const Row<T>& row, Shared& sm, F wanted) {
+  double own = 0;
+  row.for_each([&](int, float logit) {
+    const float distance = row.distance(logit);
+    if (wanted(distance)) own += expf(-distance);
+  });
+  return block_sum(own, sm.sums);
 }
 
 // The smallest value in [low, high] for which reached(value) holds; it must hold for high.
@@ -270,7 +292,45 @@ __device__ uint32_t bisect(uint32_t low, uint32_t high, F reached) {
   return low;
 }
 
-// The same cut without candidates, for flat distributions: some 30 passes over the row.
+// The same cut for a flat distribution: of the bins that the histogram has found, only the one where
+// the cut falls is sorted. False if that has too many tokens, too.
+template <typename T>
+__device__ bool cut_last_bin(const Row<T>& row, const SamplingRow& how, double total, bool limits_k,
+                             Shared& sm, Cut& cut) {
+  cut = {kHopeless, 0, 0.f};
+  if (limits_k) {
+    const int bin = sm.last_bin, in_bin = sm.bins.count[bin], before = sm.num_in_bins - in_bin;
+    const int num = collect(row, sm, [&](float d) { return bin_of(d) == bin; });
+    if (num > kMaxCandidates) return false;
+    if (how.top_k - before <= num) {
+      cut.distance = candidate_distance(sm.candidates[how.top_k - before - 1]);
+    }
+    if (!(how.top_p < 1.f)) return true;
+    total = mass_where(row, sm, [&](float d) { return d <= cut.distance; });
+    count_bins(row, sm);
+    if (threadIdx.x < 32) find_last_bin(sm, 0, how.top_p * total);
+    __syncthreads();
+  }
+  const double target = how.top_p * total;
+  auto mass_before = [&](int bin) {
+    return mass_where(row, sm, [&](float d) { return d <= cut.distance && bin_of(d) < bin; });
+  };
+  int bin = sm.last_bin;
+  double before = mass_before(bin);
+  if (before >= target) {  // the histogram's masses are rounded down: it is a bin before
+    bin = bisect(0, bin - 1, [&](uint32_t b) { return mass_before(b + 1) >= target; });
+    before = mass_before(bin);
+  }
+  const int num = collect(
+      row, sm, [&](float d) { return d <= cut.distance && bin_of(d) == bin; });
+  if (num == 0 || num > kMaxCandidates) return false;
+  const int kept = cut_top_p(how.top_p, total, before, num, sm);
+  cut.distance = candidate_distance(sm.candidates[kept - 1]);
+  cut.first_id = candidate_id(sm.candidates[kept - 1]);
+  return true;
+}
+
+// The same cut without candidates, where very many tokens are nearly equal: some 30 passes.
 template <typename T>
 __device__ Cut cut_by_bisection(const Row<T>& row, const SamplingRow& how, double total,
                                 bool limits_k, Shared& sm) {
@@ -280,12 +340,7 @@ __device__ Cut cut_by_bisection(const Row<T>& row, const SamplingRow& how, doubl
     return block_sum(own, sm.sums);
   };
   auto mass_to = [&](float limit) {
-    double own = 0;
-    row.for_each([&](int, float logit) {
-      const float distance = row.distance(logit);
-      if (distance <= limit) own += expf(-distance);
-    });
-    return block_sum(own, sm.sums);
+    return mass_where(row, sm, [&](float d) { return d <= limit; });
   };
   const uint32_t farthest = __float_as_uint(kHopeless);
   Cut cut = {kHopeless, 0, 0.f};
@@ -361,12 +416,16 @@ __device__ int sample_row(Row<T>& row, const SamplingRow& how, int position, Sha
   if (threadIdx.x < 32) find_last_bin(sm, limits_k ? how.top_k : 0, how.top_p * total);
   __syncthreads();
   if (sm.num_in_bins > kMaxCandidates) {
-    Cut cut = cut_by_bisection(row, how, total, limits_k, sm);
+    Cut cut;
+    if (!cut_last_bin(row, how, total, limits_k, sm, cut)) {
+      cut = cut_by_bisection(row, how, total, limits_k, sm);
+    }
     cut.limit = limit;
     return draw(row, cut, how.seed, position, sm).id;
   }
-  const int num = collect(row, sm);
-  Cut cut = cut_candidates<T>(how, total, limits_k, num, sm);
+  const int last_bin = sm.last_bin;
+  const int num = collect(row, sm, [&](float d) { return bin_of(d) <= last_bin; });
+  Cut cut = cut_candidates(how, total, limits_k, num, sm);
   cut.limit = limit;
   return draw_candidate<T>(cut, num, how.seed, position, sm).id;
 }

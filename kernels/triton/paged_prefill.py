@@ -10,13 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +40,6 @@ def tiling(head_dim: int, dtype: torch.dtype, rows: int) -> Tiling:
     return Tiling(128, 64, 4, 3)
 
 
-def tile_list(query_lens: Ints, seq_lens: Ints, group: int, rows: int) -> npt.NDArray[np.int32]:
-    """All tiles of the sequences with a query: [num_tiles, 2] of (sequence, tile), longest first.
-
-    The tiles that see the most keys start first, so that short ones fill the gaps at the end.
-    """
-    num_tiles = -(-query_lens * group // rows)
-    sequence = np.repeat(np.arange(len(query_lens)), num_tiles)
-    tile = np.arange(len(sequence)) - np.repeat(num_tiles.cumsum() - num_tiles, num_tiles)
-    last_query = np.minimum((tile + 1) * rows // group, query_lens[sequence])
-    keys = (seq_lens - query_lens)[sequence] + last_query
-    order = np.argsort(-keys, kind="stable")
-    return np.stack((sequence[order], tile[order]), 1).astype(np.int32)
-
-
 def paged_prefill(
     out: torch.Tensor,
     q: torch.Tensor,
@@ -78,8 +60,8 @@ def paged_prefill(
     q, out: [num_tokens, num_q_heads, head_dim] of one dtype, contiguous heads; k_cache, v_cache:
     [num_blocks, block_size, num_kv_heads, head_dim], contiguous; block_table: [batch, max_blocks]
     int32; seq_lens: [batch] int32, the queries included, 0 for padding; cu_queries: [batch + 1]
-    int32; tiles: [num_tiles, 2] int32 of ``tile_list``, cut as ``how`` says. window: keys a query
-    sees at most, itself included, 0 = all. Nothing past a sequence's end is read.
+    int32; tiles: [num_tiles, 2] int32 of ``tiles.tile_list``, cut as ``how`` says. window: keys a
+    query sees at most, itself included, 0 = all. Nothing past a sequence's end is read.
     """
     num_kv_heads, head_dim = k_cache.shape[2:]
     grid = (tiles.shape[0] * num_kv_heads,)

@@ -37,6 +37,7 @@ def make_case(
     window: int = 0,
     soft_cap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    q_scale: float = 1.0,
     seed: int = 0,
 ) -> Case:
     gen = torch.Generator(device="cuda").manual_seed(seed)
@@ -55,7 +56,7 @@ def make_case(
     table = torch.full((len(seq_lens), max([*needed, 1]) + 3), 2**30, dtype=torch.int32)
     table = table.to("cuda")
     num_tokens = sum(query_lens)
-    q = randn(num_tokens, heads, dim)
+    q = randn(num_tokens, heads, dim) * q_scale
     expected = torch.zeros(num_tokens, heads, dim, dtype=torch.float64, device="cuda")
     taken = row = 0
     for i, (length, queries) in enumerate(zip(seq_lens, query_lens, strict=True)):

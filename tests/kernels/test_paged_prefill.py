@@ -1,6 +1,8 @@
-"""The Triton kernel against attention in float64, on scattered and poisoned caches."""
+"""The prefill kernels against attention in float64, on scattered and poisoned caches."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,13 +18,14 @@ LIMIT = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 def run(
     case: Case, query_lens: list[int], *, only: list[int] | None = None, **options: float
 ) -> torch.Tensor:
+    from kernels.tiles import tile_list
     from kernels.triton import paged_prefill
 
     group = case.q.shape[1] // case.k_cache.shape[2]
     sequences = np.array(only if only is not None else range(len(query_lens)))
     lens = np.array(query_lens)[sequences]
     how = paged_prefill.tiling(case.q.shape[2], case.q.dtype, int(lens.max()) * group)
-    tiles = paged_prefill.tile_list(
+    tiles = tile_list(
         lens, case.seq_lens.cpu().numpy()[sequences].astype(np.int64), group, how.rows
     )
     tiles[:, 0] = sequences[tiles[:, 0]]
@@ -43,29 +46,66 @@ def run(
     return out
 
 
+def run_hopper(
+    case: Case, query_lens: list[int], *, only: list[int] | None = None, **options: float
+) -> torch.Tensor:
+    from kernels import cuda
+    from kernels.tiles import tile_list
+
+    cuda.load()
+    if not cuda.has_prefill(case.q.device, case.q.shape[2], case.q.dtype):
+        pytest.skip("not for this GPU, head size or dtype")
+    group = case.q.shape[1] // case.k_cache.shape[2]
+    sequences = np.array(only if only is not None else range(len(query_lens)))
+    lens = np.array(query_lens)[sequences]
+    known = case.seq_lens.cpu().numpy()[sequences].astype(np.int64)
+    tiles = tile_list(lens, known, group, cuda.PREFILL_ROWS)
+    tiles[:, 0] = sequences[tiles[:, 0]]
+    out = torch.full_like(case.q, float("nan"))
+    cuda.paged_prefill(
+        out,
+        case.q,
+        case.k_cache,
+        case.v_cache,
+        case.block_table,
+        case.seq_lens,
+        case.cu_queries,
+        torch.from_numpy(tiles).cuda(),
+        scale=case.q.shape[2] ** -0.5,
+        **options,  # type: ignore[arg-type]
+    )
+    return out
+
+
+kernels = pytest.mark.parametrize("kernel", [run, run_hopper], ids=["triton", "hopper"])
+
+
 def assert_close(out: torch.Tensor, case: Case) -> None:
     error = (out.double() - case.expected).norm() / case.expected.norm()
     assert error < LIMIT[out.dtype], f"relative error {error:.2e}"
 
 
 SHAPES = [([1], [1]), ([70, 3, 129], [70, 1, 100]), ([600, 33, 1], [256, 33, 1])]
+Kernel = Callable[..., torch.Tensor]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("dim", [8, 32, 64, 96, 128, 256])
 @pytest.mark.parametrize(("seq_lens", "query_lens"), SHAPES)
+@kernels
 def test_equals_float64(
-    seq_lens: list[int], query_lens: list[int], dim: int, dtype: torch.dtype
+    seq_lens: list[int], query_lens: list[int], dim: int, dtype: torch.dtype, kernel: Kernel
 ) -> None:
     case = make_case(seq_lens, query_lens, heads=8, kv_heads=2, dim=dim, dtype=dtype)
-    assert_close(run(case, query_lens), case)
+    assert_close(kernel(case, query_lens), case)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (32, 8), (15, 3), (40, 1)])
-def test_any_group_size(heads: int, kv_heads: int) -> None:
+@kernels
+def test_any_group_size(heads: int, kv_heads: int, kernel: Kernel) -> None:
     lens = [300, 40], [211, 1]
     case = make_case(*lens, heads=heads, kv_heads=kv_heads)
-    assert_close(run(case, lens[1]), case)
+    assert_close(kernel(case, lens[1]), case)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16, 24, 256])
@@ -76,39 +116,47 @@ def test_any_block_size(block_size: int) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 16, 100, 5000])
-def test_window(window: int) -> None:
+@kernels
+def test_window(window: int, kernel: Kernel) -> None:
     lens = [700, 129, 64], [300, 129, 1]
     case = make_case(*lens, window=window)
-    assert_close(run(case, lens[1], window=window), case)
+    assert_close(kernel(case, lens[1], window=window), case)
 
 
-def test_soft_cap() -> None:
+@kernels
+def test_soft_cap(kernel: Kernel) -> None:
     lens = [700, 129], [300, 129]
     case = make_case(*lens, soft_cap=3.0)
-    assert_close(run(case, lens[1], soft_cap=3.0), case)
+    assert_close(kernel(case, lens[1], soft_cap=3.0), case)
 
 
-def test_other_sequences_are_left_alone() -> None:
+@kernels
+def test_other_sequences_are_left_alone(kernel: Kernel) -> None:
     lens = [200, 90, 300], [100, 1, 50]
     case = make_case(*lens)
-    out = run(case, lens[1], only=[0, 2])
+    out = kernel(case, lens[1], only=[0, 2])
     assert out[100].isnan().all()
     out[100] = case.expected[100]
     assert_close(out, case)
 
 
-def test_tiles_cover_every_query_longest_first() -> None:
-    from kernels.triton.paged_prefill import tile_list
+@pytest.mark.parametrize("block_size", [16, 48, 256])
+def test_hopper_block_sizes(block_size: int) -> None:
+    lens = [300, 40], [211, 1]
+    case = make_case(*lens, block_size=block_size)
+    assert_close(run_hopper(case, lens[1]), case)
 
-    tiles = tile_list(np.array([100, 1, 33]), np.array([100, 900, 33]), 4, 128)
-    assert sorted(map(tuple, tiles.tolist())) == [
-        (0, 0),
-        (0, 1),
-        (0, 2),
-        (0, 3),
-        (1, 0),
-        (2, 0),
-        (2, 1),
-    ]
-    assert tiles[0].tolist() == [1, 0]
-    assert tiles[1].tolist() == [0, 3]
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_hopper_random_batches(dim: int) -> None:
+    gen = np.random.default_rng(dim)
+    for seed in range(12):
+        query_lens = gen.integers(1, 700, gen.integers(1, 24))
+        seq_lens = (query_lens + gen.integers(0, 1500, len(query_lens))).tolist()
+        case = make_case(seq_lens, query_lens.tolist(), dim=dim, seed=seed)
+        assert_close(run_hopper(case, query_lens.tolist()), case)
+
+
+def test_hopper_large_scores() -> None:
+    case = make_case([2500, 900], [1200, 900], q_scale=16)
+    assert_close(run_hopper(case, [1200, 900]), case)

@@ -25,6 +25,8 @@ class Case:
     fields: dict[str, Any] = field(default_factory=dict)
     """What differs from ``COMMON``, for transformers' config."""
     prompts: tuple[str, ...] = PROMPTS
+    around: dict[str, Any] | None = None
+    """Fields of a config whose ``text_config`` has all the others."""
 
     @property
     def family(self) -> str:
@@ -129,6 +131,22 @@ CASES = [
         },
     ),
     Case(
+        "gemma3-that-sees",
+        "Gemma3ForConditionalGeneration",
+        {"sliding_window": 9, "sliding_window_pattern": 2},
+        around={
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            "mm_tokens_per_image": 4,
+        },
+    ),
+    Case(
         "mixtral",
         "MixtralForCausalLM",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20},
@@ -179,6 +197,8 @@ def write(case: Case, folder: Path, **changes: Any) -> Path:
     tokenizer = toys.byte_level()
     model_class = getattr(transformers, case.architecture)
     fields = {**COMMON, "vocab_size": tokenizer.get_vocab_size(), **case.fields, **changes}
+    if case.around is not None:
+        fields = {"text_config": fields, **case.around}
     model = model_class(model_class.config_class(**fields))
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):

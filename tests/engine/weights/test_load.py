@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelLoadError
+from engine.hub import weight_files
 from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.messages import LoadProgress
-from engine.weights.load import load_weights, weight_files
+from engine.weights.load import load_weights
 
 Tensors = dict[str, torch.Tensor]
 
@@ -76,7 +79,11 @@ def test_every_part_lands_in_its_place(tmp_path: Path, shards: int) -> None:
     assert qkv.bias is not None
     assert torch.equal(qkv.bias.data, torch.cat((content["q_proj.bias"], content["k_proj.bias"])))
     assert torch.equal(model.model.lm_head.weight.data, content["lm_head.weight"])
-    assert [p.fraction for p in seen] == [i / shards for i in range(shards)]
+    fractions = [progress.fraction for progress in seen]
+    assert fractions[0] == 0
+    assert fractions == sorted(set(fractions))
+    assert fractions[-1] < 1
+    assert len({progress.message for progress in seen}) == shards
 
 
 def test_other_dtypes_are_converted(tmp_path: Path) -> None:
@@ -152,3 +159,67 @@ def test_saving_what_was_loaded_gives_the_checkpoint_back(tmp_path: Path) -> Non
     content = tensors()
     write(tmp_path, content)
     assert set(load_file(tmp_path / "model.safetensors")) == {f"model.{n}" for n in content}
+
+
+def test_a_truncated_shard_is_named_and_nothing_is_half_loaded(tmp_path: Path) -> None:
+    write(tmp_path, tensors(), shards=3)
+    last = tmp_path / "model-00002-of-00003.safetensors"
+    last.write_bytes(last.read_bytes()[:-5])
+    model = Model()
+    for _, weight in model.named_weights():
+        weight.data.fill_(7)
+    with pytest.raises(ModelLoadError, match=r"model-00002-of-00003\.safetensors cannot be read"):
+        load_weights(model, tmp_path, tied=False)
+    assert all((weight.data == 7).all() for _, weight in model.named_weights())
+
+
+def test_a_model_may_know_tensors_by_other_names_or_not_need_them(tmp_path: Path) -> None:
+    content = tensors()
+    write(tmp_path, {**content, "later.weight": torch.zeros(1)})
+
+    def place_of(name: str) -> str | None:
+        return None if "later" in name else name.removeprefix("model.")
+
+    block = Block()
+    load_weights(block, tmp_path, tied=False, place_of=place_of)
+    assert torch.equal(block.lm_head.weight.data, content["lm_head.weight"])
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+import torch
+from engine.layers.linear import Linear
+from engine.layers.module import Module
+from engine.weights.load import load_weights
+
+class Model(Module):
+    def __init__(self):
+        how = {"bias": False, "dtype": torch.float32, "device": torch.device("cpu")}
+        self.layers = [Linear(1024, {"": 4096}, **how) for _ in range(8)]
+
+def mebibytes(field):
+    (line,) = [l for l in Path("/proc/self/status").read_text().splitlines() if field in l]
+    return int(line.split()[1]) >> 10
+
+model, before = Model(), mebibytes("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+load_weights(model, Path(sys.argv[1]), tied=False)
+print(mebibytes("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc/self/clear_refs")
+def test_loading_takes_the_weights_and_one_shard_of_memory(tmp_path: Path) -> None:
+    """8 shards of 16 MiB; 24 MiB for what is imported and allocated meanwhile."""
+    weight_map = {}
+    for i in range(8):
+        file = f"model-{i}.safetensors"
+        save_file({f"layers.{i}.weight": torch.rand(4096, 1024)}, tmp_path / file)
+        weight_map[f"layers.{i}.weight"] = file
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert 8 * 16 <= int(done.stdout) <= 8 * 16 + 16 + 24

@@ -1,0 +1,414 @@
+// Attention of many query tokens over a paged KV cache with Hopper's own means (FlashAttention-3,
+// arXiv 2407.08608): of one warpgroup, a warp has the copy engine bring the keys and values and the
+// others bring the queries, a tile ahead; two warpgroups multiply.
+//
+// Work. The rows of a sequence are its query tokens x the query heads that share a KV head; a tile
+// is 128 of them, 64 for each warpgroup, so keys are read once for all query heads. CTAs stay and
+// take tiles in turn, longest first, back and forth over the grid, so that all end together. Keys
+// are visited from the newest to the oldest: those that need a mask come first.
+//
+// The scores of block i + 1 are multiplied while block i's values are, and while its softmax is
+// computed; and the warpgroups take turns in issuing products, so that one's softmax hides behind
+// the other's products.
+//
+// A block of the cache has 16 tokens or a multiple: a copy takes 16 tokens x 64 elements, 128-byte
+// rows swizzled as wgmma wants them. Keys and values past a sequence's end are never read; their
+// places are zeroed for the values, since 0 * NaN would survive.
+
+#include <cudaTypedefs.h>
+
+#include "dependent_launch.cuh"
+#include "prefill_loads.cuh"
+#include "wgmma.cuh"
+
+namespace sluice {
+namespace {
+
+using namespace prefill;
+
+#ifdef SLUICE_HOPPER
+
+template <typename T, int D, bool kSoftCap, bool kShared>
+class Consumer {
+  using Memory = Shared<D>;
+  static constexpr int kKeys = Memory::kKeys;
+  static constexpr int kPanels = Memory::kPanels;
+  static constexpr int kScores = kKeys / 2;  // per thread: 64 rows x kKeys over 128 threads
+  static constexpr int kOutputs = D / 2;
+  static constexpr int kSteps = kKeys / 16;
+
+ public:
+  __device__ Consumer(const PrefillParams& params, Memory& shared)
+      : p(params),
+        sm(shared),
+        work(params),
+        group(threadIdx.x / 128 - 1),
+        thread(threadIdx.x % 128),
+        lane(threadIdx.x % 32),
+        scale(kSoftCap ? 1.f : p.scale * kLog2e) {}
+
+  // One warpgroup.
+  __device__ void run() {
+    if (group == 1) arrive_named(kTurn, kConsumers);  // the first turn is warpgroup 0's
+    while (true) {
+      mbarrier_wait(address(&sm.q_full[q_place.stage]), q_place.parity);
+      const Tile tile = sm.tiles[q_place.stage];
+      if (tile.index < 0) return;
+      const int first = tile.begin / kKeys, last = (tile.end - 1) / kKeys;
+      open(tile);
+      mbarrier_wait(address(&sm.k_full[k_place.stage]), k_place.parity);
+      multiply_keys();
+      wgmma_wait<0>();
+      pin(s);
+      release(sm.k_empty, k_place);
+      if ((last + 1) * kKeys > tile.seq_len) zero_values(tile.seq_len - last * kKeys);
+      float fade[2];
+      soften(tile, last, fade);
+      pack();
+#pragma unroll 1
+      for (int block = last - 1; block >= first; --block) {
+        mbarrier_wait(address(&sm.k_full[k_place.stage]), k_place.parity);
+        sync_named(kTurn + group, kConsumers);
+        multiply_keys();
+        mbarrier_wait(address(&sm.v_full[v_place.stage]), v_place.parity);
+        multiply_values();
+        arrive_named(kTurn + (group ^ 1), kConsumers);
+        wgmma_wait<1>();
+        pin(s);
+        release(sm.k_empty, k_place);
+        soften(tile, block, fade);
+        hold(row_sum[0] + row_sum[1]);
+        wgmma_wait<0>();
+        pin(o);
+        release(sm.v_empty, v_place);
+        if (__any_sync(~0u, fade[0] != 1.f || fade[1] != 1.f)) {
+#pragma unroll
+          for (int i = 0; i < kOutputs; ++i) o[i] *= fade[i % 4 / 2];
+        }
+        pack();
+      }
+      release(sm.q_empty, q_place);
+      mbarrier_wait(address(&sm.v_full[v_place.stage]), v_place.parity);
+      multiply_values();
+      wgmma_wait<0>();
+      pin(o);
+      release(sm.v_empty, v_place);
+      close(tile);
+    }
+  }
+
+ private:
+  const PrefillParams& p;
+  Memory& sm;
+  Work<kShared> work;
+  const int group, thread, lane;
+  const float scale;  // of what `s` holds when the softmax begins, base 2
+  Place<Memory::kQueryStages> q_place;
+  Place<kStages> k_place, v_place;
+  float s[kScores];
+  float o[kOutputs];
+  uint32_t weights[kSteps][4];
+  float row_max[2], row_sum[2];  // of row_of(0) and row_of(1)
+  int position[2];
+
+  // This thread's rows within the tile are row_of(0) and row_of(1).
+  __device__ int row_of(int half) const {
+    return group * kGroupRows + thread / 32 * 16 + half * 8 + lane / 4;
+  }
+
+  template <int kSize>
+  __device__ void release(uint64_t* empty, Place<kSize>& place) {
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(address(&empty[place.stage]));
+    place.advance();
+  }
+
+  __device__ void open(const Tile& tile) {
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) o[i] = 0.f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      row_max[half] = -INFINITY;
+      row_sum[half] = 0.f;
+      const int row = tile.row + row_of(half);
+      // Rows past the last one see what it sees: something, and nothing past the end.
+      position[half] = kShared ? tile.computed
+                               : min(tile.computed + row / p.group, tile.seq_len - 1);
+    }
+  }
+
+  // s = Q K
+  __device__ void multiply_keys() {
+    const uint32_t q = address(sm.q[q_place.stage][group]), k = address(sm.k[k_place.stage]);
+    pin(s);
+    wgmma_fence();
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        const uint64_t a = tile_descriptor(q + panel * kGroupRows * kPanelBytes + step * 32, 16);
+        const uint64_t b = tile_descriptor(k + panel * kKeys * kPanelBytes + step * 32, 16);
+        wgmma<T>(s, a, b, panel == 0 && step == 0);
+      }
+    }
+    wgmma_commit();
+  }
+
+  // o += P V
+  __device__ void multiply_values() {
+    const uint32_t v = address(sm.v[v_place.stage]);
+    pin(o);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      wgmma<T>(o, weights[step], tile_descriptor(v + step * kBoxBytes, kKeys * kPanelBytes));
+    }
+    wgmma_commit();
+  }
+
+  // The place of values that do not exist, of the tile's first block: both warpgroups meet here.
+  __device__ void zero_values(int known) {
+    mbarrier_wait(address(&sm.v_full[v_place.stage]), v_place.parity);
+    uint8_t* v = sm.v[v_place.stage];
+    const int pieces = (kKeys - known) * 8;
+    for (int i = threadIdx.x - 128; i < pieces * kPanels; i += kConsumers) {
+      const int at = (i / pieces * kKeys + known) * kPanelBytes + i % pieces * 16;
+      *reinterpret_cast<uint4*>(v + at) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async_proxy();
+    sync_named(kFilled, kConsumers);
+  }
+
+  // Online softmax: s becomes the weights of this block's values.
+  __device__ void soften(const Tile& tile, int block, float (&fade)[2]) {
+    if constexpr (kSoftCap) {
+      const float inner = p.scale / p.soft_cap, outer = p.soft_cap * kLog2e;
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) s[i] = outer * tanhf(s[i] * inner);
+    }
+    // Whole blocks that every row of the tile sees need no mask.
+    const int key0 = block * kKeys;
+    const int oldest = kShared ? tile.computed : tile.computed + tile.row / p.group;
+    if (key0 + kKeys - 1 > oldest || p.window > 0) mask(key0);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top = row_max[half];
+#pragma unroll
+      for (int i = 0; i < kScores; i += 4) {
+        top = fmaxf(top, fmaxf(s[i + half * 2], s[i + half * 2 + 1]));
+      }
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      // A row that has seen no key yet keeps max = -inf; exp2(-inf - -inf) must not become NaN.
+      const float base = top == -INFINITY ? 0.f : top * scale;
+      fade[half] = exp2f(row_max[half] * scale - base);
+      row_max[half] = top;
+      float sum = 0.f;
+#pragma unroll
+      for (int i = 0; i < kScores; i += 4) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[i + half * 2 + e];
+          x = exp2f(x * scale - base);
+          sum += x;
+        }
+      }
+      row_sum[half] = row_sum[half] * fade[half] + sum;  // the lanes of a row add up at the end
+    }
+  }
+
+  __device__ void mask(int key0) {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int key = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2, at = position[i % 4 / 2];
+      if (key > at || (p.window > 0 && key <= at - p.window)) s[i] = -INFINITY;
+    }
+  }
+
+  __device__ void pack() {
+#pragma unroll
+    for (int i = 0; i < kSteps * 4; ++i) {
+      weights[i / 4][i % 4] = Half<T>::pack(s[i * 2], s[i * 2 + 1]);
+    }
+  }
+
+  __device__ void close(const Tile& tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = row_sum[half];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const int row = tile.row + row_of(half);
+      if (row >= tile.num_rows) continue;
+      const int head = tile.head * p.group + row % p.group;
+      if constexpr (kShared) {
+        leave(half, sum, tile.index, work.token(tile, row), head);
+      } else {
+        const float inverse = sum > 0.f ? 1.f / sum : 0.f;
+        T* to = static_cast<T*>(p.out) +
+                static_cast<int64_t>(work.token(tile, row)) * p.out_stride +
+                static_cast<int64_t>(head) * D + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < kOutputs; i += 4) {
+          *reinterpret_cast<uint32_t*>(to + i * 2) =
+              Half<T>::pack(o[i + half * 2] * inverse, o[i + half * 2 + 1] * inverse);
+        }
+      }
+    }
+  }
+
+  // The partial result of a row.
+  __device__ void leave(int half, float sum, int index, int token, int head) {
+    const int heads = p.num_kv_heads * p.group;
+    const int64_t row = (static_cast<int64_t>(p.splits[index]) * p.batch + token) * heads + head;
+    if (lane % 4 == 0) p.partial_stats[row] = make_float2(row_max[half] * scale, sum);
+    float* to = p.partial_out + row * D + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kOutputs; i += 4) {
+      *reinterpret_cast<float2*>(to + i * 2) = make_float2(o[i + half * 2], o[i + half * 2 + 1]);
+    }
+  }
+};
+
+#endif  // Hopper
+
+template <typename T, int D, bool kSoftCap, bool kShared>
+__global__ void __launch_bounds__(kThreads, 1)
+    paged_prefill_kernel(const PrefillParams params, const __grid_constant__ Maps maps) {
+#ifdef SLUICE_HOPPER
+  extern __shared__ __align__(1024) uint8_t raw[];
+  auto& sm = *reinterpret_cast<Shared<D>*>(raw);
+  if (threadIdx.x == 0) {
+    prefetch_map(maps.k);
+    prefetch_map(maps.v);
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(address(&sm.k_full[stage]), 1);
+      mbarrier_init(address(&sm.v_full[stage]), 1);
+      mbarrier_init(address(&sm.k_empty[stage]), kConsumers / 32);
+      mbarrier_init(address(&sm.v_empty[stage]), kConsumers / 32);
+    }
+    for (int stage = 0; stage < Shared<D>::kQueryStages; ++stage) {
+      mbarrier_init(address(&sm.q_full[stage]), kQueryThreads);
+      mbarrier_init(address(&sm.q_empty[stage]), kConsumers / 32);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  wait_for_inputs();
+  if (threadIdx.x < 128) {
+    give_up_registers<40>();
+    if (threadIdx.x < 32) {
+      Producer<D, kShared>(params, maps, sm).run();
+    } else {
+      QueryProducer<T, D, kShared>(params, sm).run();
+    }
+  } else {
+    take_registers<232>();
+    Consumer<T, D, kSoftCap, kShared>(params, sm).run();
+  }
+#endif
+}
+
+PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
+  static const auto encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(
+        "cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    const bool ok = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
+    return ok ? reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found) : nullptr;
+  }();
+  return encode;
+}
+
+// The cache as [tokens, heads, D], to be copied in boxes of 16 tokens x 64 elements of one head.
+cudaError_t describe_cache(CUtensorMap& map, const void* cache, const PrefillParams& p, bool bf16,
+                           int head_dim) {
+  const auto encode = tensor_map_encoder();
+  if (!encode) return cudaErrorNotSupported;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(head_dim),
+                              static_cast<cuuint64_t>(p.num_kv_heads),
+                              static_cast<cuuint64_t>(p.num_blocks) * p.block_size};
+  const cuuint64_t strides[] = {sizes[0] * 2, sizes[0] * sizes[1] * 2};  // in bytes
+  const cuuint32_t box[] = {64, 1, kBoxTokens}, steps[] = {1, 1, 1};
+  const CUresult result = encode(
+      &map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
+      const_cast<void*>(cache), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+template <typename T, int D, bool kSoftCap, bool kShared>
+cudaError_t launch(const PrefillParams& p, int num_ctas, cudaStream_t stream) {
+  constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
+  Maps maps;
+  cudaError_t error = describe_cache(maps.k, p.k_cache, p, kBf16, D);
+  if (error == cudaSuccess) error = describe_cache(maps.v, p.v_cache, p, kBf16, D);
+  if (error != cudaSuccess) return error;
+  const int smem = sizeof(Shared<D>);
+  auto kernel = paged_prefill_kernel<T, D, kSoftCap, kShared>;
+  static const cudaError_t ready =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+  if (ready != cudaSuccess) return ready;
+  kernel<<<num_ctas, kThreads, smem, stream>>>(p, maps);
+  return cudaGetLastError();
+}
+
+int count_sms() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+template <typename T, int D>
+cudaError_t launch_causal(const PrefillParams& p, cudaStream_t stream) {
+  const int num_ctas = min(count_sms(), p.num_tiles * p.num_kv_heads);
+  return p.soft_cap > 0.f ? launch<T, D, true, false>(p, num_ctas, stream)
+                          : launch<T, D, false, false>(p, num_ctas, stream);
+}
+
+template <typename T>
+cudaError_t dispatch(const PrefillParams& p, int head_dim, cudaStream_t stream) {
+  switch (head_dim) {
+    case 64:
+      return launch_causal<T, 64>(p, stream);
+    case 128:
+      return launch_causal<T, 128>(p, stream);
+    case 256:
+      return launch_causal<T, 256>(p, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+template <typename T>
+cudaError_t dispatch_shared(const PrefillParams& p, int head_dim,
+                            cudaStream_t stream) {
+  switch (head_dim) {
+    case 64:
+      return launch<T, 64, false, true>(p, count_sms(), stream);
+    case 128:
+      return launch<T, 128, false, true>(p, count_sms(), stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+cudaError_t paged_prefill(const PrefillParams& params, bool bf16, int head_dim,
+                          cudaStream_t stream) {
+  if (params.num_tiles == 0) return cudaSuccess;
+  return bf16 ? dispatch<__nv_bfloat16>(params, head_dim, stream)
+              : dispatch<__half>(params, head_dim, stream);
+}
+
+cudaError_t shared_prefix(const PrefillParams& params, bool bf16, int head_dim,
+                          cudaStream_t stream) {
+  return bf16 ? dispatch_shared<__nv_bfloat16>(params, head_dim, stream)
+              : dispatch_shared<__half>(params, head_dim, stream);
+}
+
+}  // namespace sluice

@@ -1,0 +1,234 @@
+// The loading half of the prefill kernel (paged_prefill.cu): what a CTA works on, its shared memory,
+// and the warps that fill it.
+#pragma once
+
+#include "hopper.cuh"
+#include "mma.cuh"
+#include "paged_prefill.cuh"
+
+namespace sluice::prefill {
+
+inline constexpr int kRows = kPrefillRows;
+inline constexpr int kGroups = 2;  // warpgroups that multiply
+inline constexpr int kGroupRows = kRows / kGroups;
+inline constexpr int kConsumers = kGroups * 128;
+inline constexpr int kThreads = kConsumers + 128;
+inline constexpr int kQueryThreads = 96;
+inline constexpr int kStages = 2;
+inline constexpr int kBoxTokens = 16;
+inline constexpr int kPanelBytes = 128;  // of a row of a panel: 64 elements
+
+struct Maps {
+  CUtensorMap k, v;
+};
+
+// What a CTA works on: rows of a sequence, and blocks [first, last] of its keys.
+struct Tile {
+  int seq, head;
+  int seq_len;
+  int row, num_rows;  // the first one, and how many the sequence (or the group) has
+  int query_start;    // token of row 0, or the first member
+  int computed;       // position of row 0
+  int begin, end;     // keys that some row sees
+  int index;          // in the list of tiles; negative: there is none, and no more after it
+};
+
+template <int D>
+struct Shared {
+  static constexpr int kKeys = D > 128 ? 64 : 128;  // of one block
+  static constexpr int kPanels = D / 64;
+  static constexpr int kQueryStages = D > 128 ? 1 : 2;
+  uint8_t q[kQueryStages][kGroups][kPanels * kGroupRows * kPanelBytes];
+  uint8_t k[kStages][kPanels * kKeys * kPanelBytes];
+  uint8_t v[kStages][kPanels * kKeys * kPanelBytes];
+  uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
+  uint64_t q_full[kQueryStages], q_empty[kQueryStages];
+  Tile tiles[kQueryStages];
+};
+
+// Other architectures get an empty kernel, which is never launched.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define SLUICE_HOPPER
+
+inline constexpr int kBoxBytes = kBoxTokens * kPanelBytes;
+inline constexpr float kLog2e = 1.4426950408889634f;
+enum NamedBarrier { kTurn = 1, kFilled = kTurn + kGroups };
+
+template <bool kShared>
+class Work {
+ public:
+  explicit __device__ Work(const PrefillParams& params)
+      : p(params), count((kShared ? *p.num_shared : p.num_tiles) * p.num_kv_heads) {}
+
+  __device__ bool next(Tile& tile) {
+    const int grid = gridDim.x, cta = blockIdx.x;
+    const int item = turn * grid + (turn % 2 ? grid - 1 - cta : cta);
+    ++turn;
+    tile.index = -1;
+    if (item >= count) return false;
+    const int index = item / p.num_kv_heads;
+    tile.index = index;
+    tile.head = item % p.num_kv_heads;
+    if constexpr (kShared) {
+      const SharedTile shared = p.shared[index];
+      tile.seq = p.members[shared.first_member];  // any of them
+      tile.seq_len = p.seq_lens[tile.seq];
+      tile.row = 0;
+      tile.num_rows = shared.num_members * p.group;
+      tile.query_start = shared.first_member;
+      tile.computed = shared.end - 1;
+      tile.begin = shared.begin;
+      tile.end = shared.end;
+    } else {
+      const int2 t = p.tiles[index];
+      tile.seq = t.x;
+      tile.seq_len = p.seq_lens[t.x];
+      tile.query_start = p.cu_queries[t.x];
+      const int queries = p.cu_queries[t.x + 1] - tile.query_start;
+      tile.row = t.y * kRows;
+      tile.num_rows = queries * p.group;
+      tile.computed = tile.seq_len - queries;
+      const int oldest = tile.computed + tile.row / p.group - p.window + 1;
+      tile.begin = p.window > 0 ? max(oldest, 0) : 0;
+      tile.end = tile.computed + min(queries, (tile.row + kRows - 1) / p.group + 1);
+    }
+    return true;
+  }
+
+  // The token of a row.
+  __device__ int token(const Tile& tile, int row) const {
+    const int query = tile.query_start + row / p.group;
+    return kShared ? p.cu_queries[p.members[query]] : query;
+  }
+
+ private:
+  const PrefillParams& p;
+  const int count;
+  int turn = 0;
+};
+
+// A place in a ring of stages.
+template <int kSize>
+struct Place {
+  int stage = 0, parity = 0;
+  __device__ void advance() {
+    stage = stage + 1 == kSize ? 0 : stage + 1;
+    parity ^= stage == 0;
+  }
+};
+
+__device__ __forceinline__ uint32_t address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+template <int D, bool kShared>
+class Producer {
+  using Memory = Shared<D>;
+  static constexpr int kBoxes = Memory::kKeys / kBoxTokens * Memory::kPanels;
+  static_assert(kBoxes <= 32, "one lane a box");
+
+ public:
+  __device__ Producer(const PrefillParams& params, const Maps& maps, Memory& shared)
+      : p(params), maps(maps), sm(shared), lane(threadIdx.x % 32) {}
+
+  // One warp.
+  __device__ void run() {
+    Work<kShared> work(p);
+    for (Tile tile; work.next(tile);) {
+      const int first = tile.begin / Memory::kKeys, last = (tile.end - 1) / Memory::kKeys;
+      int token = token_of(tile, last);
+      copy(maps.k, tile, last, token, k_place, sm.k[k_place.stage], sm.k_full, sm.k_empty);
+      for (int block = last; block >= first; --block) {
+        const int v_token = token;
+        if (block > first) {
+          token = token_of(tile, block - 1);
+          copy(maps.k, tile, block - 1, token, k_place, sm.k[k_place.stage], sm.k_full, sm.k_empty);
+        }
+        copy(maps.v, tile, block, v_token, v_place, sm.v[v_place.stage], sm.v_full, sm.v_empty);
+      }
+    }
+  }
+
+ private:
+  const PrefillParams& p;
+  const Maps& maps;
+  Memory& sm;
+  const int lane;
+  Place<kStages> k_place, v_place;
+
+  __device__ int key_of(int block) const {
+    return block * Memory::kKeys + lane / Memory::kPanels * kBoxTokens;
+  }
+
+  // Where in the cache this lane's 16 keys are; -1: nowhere.
+  __device__ int token_of(const Tile& tile, int block) const {
+    const int key = key_of(block);
+    if (lane >= kBoxes || key >= tile.seq_len) return -1;
+    const int64_t at = static_cast<int64_t>(tile.seq) * p.table_stride + key / p.block_size;
+    return p.block_table[at] * p.block_size + key % p.block_size;
+  }
+
+  __device__ void copy(const CUtensorMap& map, const Tile& tile, int block, int token, Place<kStages>& place,
+                       const uint8_t* to, uint64_t* full, uint64_t* empty) {
+    const uint32_t arrived = address(&full[place.stage]);
+    mbarrier_wait(address(&empty[place.stage]), place.parity ^ 1);
+    const int keys = min(Memory::kKeys, tile.seq_len - block * Memory::kKeys);
+    const int boxes = (keys + kBoxTokens - 1) / kBoxTokens * Memory::kPanels;
+    if (lane == 0) mbarrier_expect(arrived, boxes * kBoxBytes);
+    __syncwarp();
+    if (token >= 0) {
+      const int panel = lane % Memory::kPanels, box = lane / Memory::kPanels;
+      const int at = panel * Memory::kKeys * kPanelBytes + box * kBoxBytes;
+      copy_box(address(to) + at, map, arrived, panel * 64, tile.head, token);
+    }
+    place.advance();
+  }
+};
+
+// Brings the queries of a tile, and what the tile is, while the last one is worked on.
+template <typename T, int D, bool kShared>
+class QueryProducer {
+  using Memory = Shared<D>;
+  static constexpr int kPieces = D / 8;
+
+ public:
+  __device__ QueryProducer(const PrefillParams& params, Memory& shared) : p(params), sm(shared) {}
+
+  // kQueryThreads threads, numbered from 32.
+  __device__ void run() {
+    const int thread = threadIdx.x - 32;
+    Work<kShared> work(p);
+    Place<Memory::kQueryStages> place;
+    for (bool more = true; more; place.advance()) {
+      Tile tile;
+      more = work.next(tile);
+      mbarrier_wait(address(&sm.q_empty[place.stage]), place.parity ^ 1);
+      if (thread == 0) sm.tiles[place.stage] = tile;
+#pragma unroll 2
+      for (int i = thread; more && i < kRows * kPieces; i += kQueryThreads) {
+        const int r = i / kPieces, piece = i % kPieces, row = tile.row + r;
+        const bool real = row < tile.num_rows;
+        const T* from = static_cast<const T*>(p.q);
+        if (real) {
+          from += static_cast<int64_t>(work.token(tile, row)) * p.q_stride +
+                  static_cast<int64_t>(tile.head * p.group + row % p.group) * D + piece * 8;
+        }
+        const int at = (piece / 8 * kGroupRows + r % kGroupRows) * kPanelBytes;
+        const uint32_t to = address(sm.q[place.stage][r / kGroupRows]) + at;
+        cp_async_16(to + ((piece % 8) ^ (r % 8)) * 16, from, real);
+      }
+      cp_async_commit();
+      cp_async_wait<0>();
+      fence_async_proxy();
+      mbarrier_arrive(address(&sm.q_full[place.stage]));
+    }
+  }
+
+ private:
+  const PrefillParams& p;
+  Memory& sm;
+};
+
+#endif  // Hopper
+
+}  // namespace sluice::prefill
