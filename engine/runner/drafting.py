@@ -3,86 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 
 from engine.attention.base import AttentionBackend
 from engine.layers.attention import StepContext
-from engine.models.base import Model
+from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.drafted_slots import DraftedSlots
+from engine.runner.features import FeatureCache
 from engine.runner.inputs import ChunkFields, StepInputs, build_inputs
 from engine.runner.memory import PagedCache
 from engine.runner.rows import Ints, RowTable
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan
-from engine.spec.draft_network import ChainNetwork, DraftNetwork, ParallelNetwork
+from engine.spec.draft_network import ChainNetwork, ParallelNetwork
 from kernels.transfer import to_device
-
-
-class FeatureCache:
-    """The feature of every computed token, in the slots that its keys have in the KV cache.
-
-    So whatever happens to a block (shared as a prefix, copied, swapped out) happens to both, and a
-    draft can start at any place of any request.
-    """
-
-    def __init__(
-        self,
-        num_slots: int,
-        block_size: int,
-        size: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        # Two rows more: one for what padding writes, and one of zeros for the place before the
-        # first.
-        self._rows = torch.zeros(num_slots + 2, size, dtype=dtype, device=device)
-        self._padding, self._nothing = num_slots, num_slots + 1
-        self.blocks = self._rows[:num_slots].view(-1, block_size, size)
-        """[num_blocks, block_size, size]"""
-
-    def copy_block(self, source: int, target: int, num_slots: int) -> None:
-        self.blocks[target, :num_slots] = self.blocks[source, :num_slots]
-
-    def write(self, slots: torch.Tensor, features: torch.Tensor) -> None:
-        """slots: [num_tokens] int64, -1 for padding."""
-        self._rows.index_copy_(0, slots.where(slots >= 0, self._padding), features)
-
-    def read(self, slots: torch.Tensor) -> torch.Tensor:
-        """Zeros where a slot is -1."""
-        return self._rows[slots.where(slots >= 0, self._nothing)]
-
-
-class WatchedModel(Model):
-    """The target, whose features are kept whenever it runs."""
-
-    def __init__(self, model: Model, network: DraftNetwork, features: FeatureCache) -> None:
-        self.model = model
-        self._network = network
-        self._features = features
-
-    def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
-        layers = self._network.tapped_layers
-        if not layers:
-            hidden = self.model.hidden_states(token_ids, step)
-            self._features.write(step.slots, self._network.feature(hidden, {}))
-            return hidden
-        width = self._network.tapped_size
-        taps = {
-            layer: torch.empty(
-                len(token_ids), width, dtype=self._features.blocks.dtype, device=token_ids.device
-            )
-            for layer in layers
-        }
-        hidden = self.model.hidden_states(token_ids, replace(step, taps=taps))
-        self._features.write(step.slots, self._network.feature(hidden, taps))
-        return hidden
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.model.logits(hidden)
 
 
 class Drafting:
@@ -169,6 +105,7 @@ class ChainDrafting(Drafting):
         table: RowTable,
         sampler: Sampler,
         block_size: int,
+        graphs: DraftGraphs | None = None,
         *,
         max_num_tokens: int,
         num_lookahead_tokens: int,
@@ -179,6 +116,7 @@ class ChainDrafting(Drafting):
         self._network = network
         self._attention = attention
         self._cache = cache
+        self._graphs = graphs
         self._max_num_tokens = max_num_tokens
         self._drafted = DraftedSlots(cache.num_blocks, block_size, len(table.tokens))
 
@@ -195,13 +133,16 @@ class ChainDrafting(Drafting):
         if not able or num_tokens == 0:
             return drafts
         rows, known = np.array([asked[i] for i in able], np.int64).T
+        if self._graphs is not None and self._fits(self._graphs, rows, known):
+            found = self._replay(self._graphs, rows, known)
+            for index, draft in zip(able, found[:, :num_tokens].tolist(), strict=True):
+                drafts[index] = draft
+            return drafts
         hidden = self._catch_up(rows, known)
         logits = self._network.logits(hidden)
         drawn = [self._draw(logits, rows, known)]
         members = [np.array(able)]
-        # A draft is written behind the one it follows, which must not be the end of the table.
-        width = self._table.tokens.shape[1]
-        room = np.array([min(self._drafted.room(row), width - 1) for row in rows.tolist()])
+        room = self._room(rows)
         for step in range(num_tokens - 1):
             position = known + step
             kept = np.flatnonzero(position < room)
@@ -220,6 +161,27 @@ class ChainDrafting(Drafting):
         for index, token_id in zip(np.concatenate(members).tolist(), values, strict=True):
             drafts[index].append(token_id)
         return drafts
+
+    def _room(self, rows: Ints) -> Ints:
+        """Places that each row has for tokens that drafts follow."""
+        # A draft is written behind the token it follows, which must not be the table's last.
+        width = self._table.tokens.shape[1]
+        return np.array([min(self._drafted.room(row), width - 1) for row in rows.tolist()])
+
+    def _fits(self, graphs: DraftGraphs, rows: Ints, known: Ints) -> bool:
+        return bool(
+            len(rows) <= graphs.max_batch
+            and (known >= graphs.window).all()
+            and (known + graphs.num_drafts - 1 <= self._room(rows)).all()
+        )
+
+    def _replay(self, graphs: DraftGraphs, rows: Ints, known: Ints) -> torch.Tensor:
+        starts = np.array([self._drafted.start(row) for row in rows.tolist()])
+        behind = starts < known - graphs.window
+        if behind.any():
+            self._catch_up(rows[behind], known[behind])
+        self._drafted.fill(rows, known)
+        return graphs.run(rows, known)
 
     def _catch_up(self, rows: Ints, known: Ints) -> torch.Tensor:
         """Compute what known tokens lack; [num_rows, n] of the last token of each row."""

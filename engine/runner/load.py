@@ -18,6 +18,7 @@ from engine.models.config import DTYPES
 from engine.runner.drafting import Drafting
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.load_drafting import (
+    capture_verify_graphs,
     create_drafting,
     draft_block_bytes,
     load_draft_network,
@@ -102,13 +103,14 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     if device.type == "cuda" and has_kernels:
         report(LoadProgress("Measuring matrix products", 0.95))
         _measure_products(model)
-    graphs = None
+    graphs = verify_graphs = None
     if (
         isinstance(attention, CapturableBackend)
         and isinstance(facts, ModelConfig)  # others may look at what they compute
         and not config.enforce_eager
     ):
         graphs = _capture_graphs(config, model, cache, table, attention, report)
+        verify_graphs = capture_verify_graphs(config, model, cache, table, attention)
     runner = TorchRunner(
         model,
         cache,
@@ -118,6 +120,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         graphs,
         host_blocks,
         drafting,
+        verify_graphs,
         block_size=config.block_size,
         max_model_len=max_model_len,
         vocab_size=facts.vocab_size,

@@ -6,22 +6,20 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.attention.base import AttentionShape
+from engine.attention.base import AttentionShape, CapturableBackend
 from engine.attention.select import select_backend
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.layers.attention import KVCache
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.llama import ForCausalLM
-from engine.runner.drafting import (
-    ChainDrafting,
-    Drafting,
-    FeatureCache,
-    ParallelDrafting,
-    WatchedModel,
-)
+from engine.runner.draft_graphs import DraftGraphs
+from engine.runner.drafting import ChainDrafting, Drafting, ParallelDrafting
+from engine.runner.features import FeatureCache, WatchedModel
 from engine.runner.memory import PagedCache, block_bytes
 from engine.runner.rows import RowTable
+from engine.runner.verify_graphs import VerifyGraphs
+from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
 from engine.spec.draft_model import load_draft_model
 from engine.spec.draft_network import ChainNetwork, DraftNetwork, ParallelNetwork
@@ -127,15 +125,61 @@ def create_drafting(
         window=network.config.widest_window,
         softcap=network.config.attention_softcap,
     )
+    attention = select_backend(config.attention_backend, device, shape)
+    graphs: DraftGraphs | None = None
+    num_drafts = config.speculative_config.num_tokens
+    if (
+        not config.enforce_eager
+        and isinstance(sampler, CudaSampler)
+        and isinstance(attention, CapturableBackend)
+        and num_drafts < attention.max_decode_queries
+    ):
+        graphs = DraftGraphs(
+            network,
+            features,
+            draft_cache.layers,
+            table,
+            sampler,
+            attention,
+            block_size=block_size,
+            max_num_seqs=config.max_num_seqs,
+            num_drafts=num_drafts,
+        )
+        graphs.capture()
     drafting = ChainDrafting(
         network,
         features,
-        select_backend(config.attention_backend, device, shape),
+        attention,
         draft_cache,
         table,
         sampler,
         block_size,
+        graphs,
         max_num_tokens=config.max_num_batched_tokens,
-        num_lookahead_tokens=config.speculative_config.num_tokens,
+        num_lookahead_tokens=num_drafts,
     )
     return Made(model, drafting, swapped)
+
+
+def capture_verify_graphs(
+    config: EngineConfig,
+    model: Model,
+    cache: PagedCache,
+    table: RowTable,
+    attention: CapturableBackend,
+) -> VerifyGraphs | None:
+    """None where there are no drafts, or more than the attention's decode path takes."""
+    speculative = config.speculative_config
+    if speculative is None or speculative.num_tokens >= attention.max_decode_queries:
+        return None
+    graphs = VerifyGraphs(
+        model,
+        cache.layers,
+        table,
+        attention,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        num_drafts=speculative.num_tokens,
+    )
+    graphs.capture()
+    return graphs

@@ -19,6 +19,7 @@ from engine.runner.logprobs import LogprobRows, Reading
 from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
 from engine.runner.swap import HostBlocks
+from engine.runner.verify_graphs import VerifyGraphs
 from engine.sampling.sampler import RowMask, Sampler
 from engine.scheduler.plan import StepPlan, StepResult, TokenMask
 from engine.spec.rejection import accept
@@ -63,6 +64,7 @@ class TorchRunner:
         graphs: DecodeGraphs | None = None,
         host_blocks: HostBlocks | None = None,
         drafting: Drafting | None = None,
+        verify_graphs: VerifyGraphs | None = None,
         *,
         block_size: int,
         max_model_len: int,
@@ -78,6 +80,7 @@ class TorchRunner:
         self._graphs = graphs
         self._host_blocks = host_blocks
         self._drafting = drafting
+        self._verify_graphs = verify_graphs
         self._block_size = block_size
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -121,6 +124,8 @@ class TorchRunner:
         fields = ChunkFields.read(plan.chunks)
         if self._graphs is not None and self._graphs.fits(fields):
             self._launched = _Launched(plan, *self._graphs.run(fields))
+        elif self._verify_graphs is not None and self._verify_graphs.fits(fields):
+            self._launched = _Launched(plan, *self._verify_graphs.run(fields))
         else:
             self._launched = self._run_eagerly(plan, fields)
 

@@ -63,7 +63,13 @@ def fill(
     for name, tensor in tensors.items():
         target = missing.pop(name, None)
         if target is not None:
-            load_shard(name, target, tensor)
+            expected = target.weight.part(target.part).shape
+            if tensor.shape != expected:
+                raise ModelLoadError(
+                    f"{folder} does not fit the model: tensor {name!r} has shape"
+                    f" {list(tensor.shape)}, but {list(expected)} is needed"
+                )
+            load_shard(target, tensor)
         elif not ignored(name):
             raise ModelLoadError(f"{folder} holds tensor {name!r}, which the head has no place for")
     if missing:

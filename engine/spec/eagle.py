@@ -218,8 +218,7 @@ class Eagle3Head(_EagleBase):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         drafted = self.lm_head(self.norm(hidden))
         everywhere = drafted.new_full((len(drafted), self._vocab_size), float("-inf"))
-        everywhere[:, self._draft_ids] = drafted
-        return everywhere
+        return everywhere.index_copy_(1, self._draft_ids, drafted)
 
 
 def load_eagle(

@@ -87,8 +87,7 @@ class MedusaHeads(ParallelNetwork):
         if self._token_map is None:
             return logits
         everywhere = logits.new_full((len(logits), self._vocab_size), float("-inf"))
-        everywhere[:, self._token_map] = logits
-        return everywhere
+        return everywhere.index_copy_(1, self._token_map, logits)
 
 
 def load_medusa(
