@@ -18,6 +18,7 @@ from engine.models.config import DTYPES
 from engine.runner.drafting import Drafting
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.load_drafting import (
+    acceptance,
     capture_verify_graphs,
     create_drafting,
     draft_block_bytes,
@@ -121,6 +122,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         host_blocks,
         drafting,
         verify_graphs,
+        acceptance(config),
         block_size=config.block_size,
         max_model_len=max_model_len,
         vocab_size=facts.vocab_size,

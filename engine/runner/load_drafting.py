@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +22,12 @@ from engine.runner.rows import RowTable
 from engine.runner.verify_graphs import VerifyGraphs
 from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
+from engine.scheduler.plan import Chunk
 from engine.spec.draft_model import load_draft_model
 from engine.spec.draft_network import ChainNetwork, DraftNetwork, ParallelNetwork
 from engine.spec.eagle import load_eagle, load_eagle3
 from engine.spec.medusa import load_medusa
+from engine.spec.rejection import SyntheticAcceptance, accept
 
 
 def load_draft_network(
@@ -57,9 +60,10 @@ def load_draft_network(
             f"speculative_config.method {speculative.method!r} needs a model with a native"
             " implementation"
         )
+    dummy = config.load_format == "dummy"
     match speculative.method:
         case "medusa":
-            network = load_medusa(folder, facts, dtype=dtype, device=device)
+            network = load_medusa(folder, facts, dummy=dummy, dtype=dtype, device=device)
             if network.num_heads < speculative.num_tokens:
                 raise ModelLoadError(
                     f"{folder} has {network.num_heads} heads: lower"
@@ -67,7 +71,22 @@ def load_draft_network(
                 )
             return network
     load = load_eagle3 if speculative.method == "eagle3" else load_eagle
-    return load(folder, model, facts, max_model_len=max_model_len, dtype=dtype, device=device)
+    return load(
+        folder,
+        model,
+        facts,
+        dummy=dummy,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def acceptance(config: EngineConfig) -> Callable[[Chunk, list[int]], list[int]]:
+    """How drafts are judged."""
+    speculative = config.speculative_config
+    rates = None if speculative is None else speculative.synthetic_rates
+    return accept if rates is None else SyntheticAcceptance(rates)
 
 
 def draft_block_bytes(network: DraftNetwork, block_size: int, dtype: torch.dtype) -> int:

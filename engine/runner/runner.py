@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from engine.runner.rows import RowTable
 from engine.runner.swap import HostBlocks
 from engine.runner.verify_graphs import VerifyGraphs
 from engine.sampling.sampler import RowMask, Sampler
-from engine.scheduler.plan import StepPlan, StepResult, TokenMask
+from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
 from engine.spec.rejection import accept
 from kernels.transfer import pinned
 
@@ -65,6 +65,7 @@ class TorchRunner:
         host_blocks: HostBlocks | None = None,
         drafting: Drafting | None = None,
         verify_graphs: VerifyGraphs | None = None,
+        accept: Callable[[Chunk, list[int]], list[int]] = accept,
         *,
         block_size: int,
         max_model_len: int,
@@ -81,6 +82,7 @@ class TorchRunner:
         self._host_blocks = host_blocks
         self._drafting = drafting
         self._verify_graphs = verify_graphs
+        self._accept = accept
         self._block_size = block_size
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -188,7 +190,7 @@ class TorchRunner:
                 token_ids[chunk].append(token_id)
         return StepResult(
             step.plan.step_id,
-            list(map(accept, step.plan.chunks, token_ids)),
+            list(map(self._accept, step.plan.chunks, token_ids)),
             {} if step.logprobs is None else step.logprobs.by_chunk(),
             {} if step.prompt_logprobs is None else step.prompt_logprobs.by_chunk(),
         )

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from engine.errors import ModelLoadError
 from engine.layers.module import Module
+from engine.weights.dummy import draw_weights
 from engine.weights.names import targets
 from engine.weights.shard import load_shard
 
@@ -80,3 +81,20 @@ def mismatch(folder: Path, what: str, head: object, target: object) -> ModelLoad
     return ModelLoadError(
         f"{folder} does not fit the model: {what} is {head}, the model's is {target}"
     )
+
+
+def finish(
+    head: Module,
+    tensors: Mapping[str, torch.Tensor],
+    folder: Path,
+    ignored: Callable[[str], bool] = lambda name: False,
+    *,
+    dummy: bool,
+) -> None:
+    """``fill``, or random weights, into their fastest form."""
+    with torch.inference_mode():
+        if dummy:
+            draw_weights(head, seed=1)
+        else:
+            fill(head, tensors, folder, ignored)
+        head.pack()

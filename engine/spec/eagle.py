@@ -17,7 +17,7 @@ from engine.layers.rope import cos_sin_table
 from engine.models.base import ModelConfig
 from engine.models.config import ConfigFile, read_config
 from engine.models.llama import ForCausalLM, LlamaDecoderLayer
-from engine.spec.checkpoint import fill, mismatch, read_fields, read_tensors
+from engine.spec.checkpoint import finish, mismatch, read_fields, read_tensors
 from engine.spec.draft_network import ChainNetwork
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
@@ -226,12 +226,13 @@ def load_eagle(
     target: ForCausalLM,
     target_config: ModelConfig,
     *,
+    dummy: bool = False,
     max_model_len: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> EagleHead:
-    """Raises ``ModelLoadError`` naming what does not fit the target."""
-    config, tensors = _read(folder, target_config)
+    """``dummy`` draws the weights. Raises ``ModelLoadError`` naming what does not fit."""
+    config, tensors = _read(folder, target_config, dummy=dummy)
     if config.hidden_size != target_config.hidden_size:
         raise mismatch(folder, "hidden_size", config.hidden_size, target_config.hidden_size)
     head = EagleHead(
@@ -243,9 +244,7 @@ def load_eagle(
         dtype=dtype,
         device=device,
     )
-    with torch.inference_mode():
-        fill(head, tensors, folder, lambda name: name == "lm_head.weight")
-        head.pack()
+    finish(head, tensors, folder, lambda name: name == "lm_head.weight", dummy=dummy)
     return head
 
 
@@ -254,16 +253,17 @@ def load_eagle3(
     target: ForCausalLM,
     target_config: ModelConfig,
     *,
+    dummy: bool = False,
     max_model_len: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Eagle3Head:
-    """Raises ``ModelLoadError`` naming what does not fit the target."""
+    """``dummy`` draws the weights. Raises ``ModelLoadError`` naming what does not fit."""
     fields = read_fields(folder, _Fields)
     for name in ("norm_before_fc", "fc_norm", "norm_output"):
         if getattr(fields, name):
             raise ModelLoadError(f"{folder}/config.json: {name}: not supported")
-    config, tensors = _read(folder, target_config)
+    config, tensors = _read(folder, target_config, dummy=dummy)
     if config.num_layers != 1:
         raise ModelLoadError(f"{folder}/config.json: num_hidden_layers: only 1 is supported")
     target_size = fields.target_hidden_size or config.hidden_size
@@ -274,7 +274,7 @@ def load_eagle3(
         fields,
         target,
         _tapped_layers(folder, fields, target_config.num_layers),
-        _draft_ids(folder, fields, tensors, target_config.vocab_size),
+        _draft_ids(folder, fields, tensors, target_config.vocab_size, dummy=dummy),
         own_embedding="embed_tokens.weight" in tensors,
         target_hidden_size=target_size,
         vocab_size=target_config.vocab_size,
@@ -284,17 +284,17 @@ def load_eagle3(
     )
     if head.embed_tokens is None and config.hidden_size != target_config.hidden_size:
         raise mismatch(folder, "hidden_size", config.hidden_size, target_config.hidden_size)
-    with torch.inference_mode():
-        fill(head, tensors, folder, lambda name: name in ("d2t", "t2d"))
-        head.pack()
+    finish(head, tensors, folder, lambda name: name in ("d2t", "t2d"), dummy=dummy)
     return head
 
 
-def _read(folder: Path, target: ModelConfig) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+def _read(
+    folder: Path, target: ModelConfig, *, dummy: bool
+) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     config = read_config(folder, ConfigFile)
     if config.vocab_size != target.vocab_size:
         raise mismatch(folder, "vocab_size", config.vocab_size, target.vocab_size)
-    return config, read_tensors(folder, _FILES)
+    return config, {} if dummy else read_tensors(folder, _FILES)
 
 
 def _tapped_layers(folder: Path, fields: _Fields, num_layers: int) -> tuple[int, ...]:
@@ -310,7 +310,12 @@ def _tapped_layers(folder: Path, fields: _Fields, num_layers: int) -> tuple[int,
 
 
 def _draft_ids(
-    folder: Path, fields: _Fields, tensors: Mapping[str, torch.Tensor], vocab_size: int
+    folder: Path,
+    fields: _Fields,
+    tensors: Mapping[str, torch.Tensor],
+    vocab_size: int,
+    *,
+    dummy: bool,
 ) -> torch.Tensor:
     """``d2t`` holds offsets: token i of the head is the target's token i + d2t[i]."""
     size = fields.draft_vocab_size or vocab_size
@@ -320,7 +325,7 @@ def _draft_ids(
             shape = list(tensors["d2t"].shape)
             raise ModelLoadError(f"{folder}: d2t has shape {shape}, draft_vocab_size is {size}")
         ids = ids + tensors["d2t"].long()
-    elif size != vocab_size:
+    elif size != vocab_size and not dummy:
         raise ModelLoadError(f"{folder} lacks tensor 'd2t', although draft_vocab_size is {size}")
     if size and (int(ids.min()) < 0 or int(ids.max()) >= vocab_size):
         raise mismatch(folder, "the largest id of d2t", int(ids.max()), f"at most {vocab_size - 1}")

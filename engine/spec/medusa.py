@@ -13,7 +13,7 @@ from engine.errors import ModelLoadError
 from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.models.base import ModelConfig
-from engine.spec.checkpoint import fill, mismatch, read_fields, read_tensors
+from engine.spec.checkpoint import finish, mismatch, read_fields, read_tensors
 from engine.spec.draft_network import ParallelNetwork
 
 _FILES = (
@@ -91,9 +91,14 @@ class MedusaHeads(ParallelNetwork):
 
 
 def load_medusa(
-    folder: Path, target_config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    target_config: ModelConfig,
+    *,
+    dummy: bool = False,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> MedusaHeads:
-    """Raises ``ModelLoadError`` naming what does not fit the target."""
+    """``dummy`` draws the weights. Raises ``ModelLoadError`` naming what does not fit."""
     fields = read_fields(folder, _Fields)
     if fields.original_lm_head:
         raise ModelLoadError(f"{folder}/config.json: original_lm_head: not supported")
@@ -108,7 +113,9 @@ def load_medusa(
         value, expected = getattr(fields, name), getattr(target_config, name)
         if value is not None and value != expected:
             raise mismatch(folder, name, value, expected)
-    tensors = {_renamed(name): t for name, t in read_tensors(folder, _FILES).items()}
+    tensors: dict[str, torch.Tensor] = {}
+    if not dummy:
+        tensors = {_renamed(name): t for name, t in read_tensors(folder, _FILES).items()}
     token_map = tensors.pop("token_map", None)
     num_tokens = target_config.vocab_size
     if token_map is not None:
@@ -130,9 +137,7 @@ def load_medusa(
         target_config,
         None if token_map is None else token_map.long().to(device),
     )
-    with torch.inference_mode():
-        fill(heads, tensors, folder)
-        heads.pack()
+    finish(heads, tensors, folder, dummy=dummy)
     return heads
 
 
