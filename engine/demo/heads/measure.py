@@ -89,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", default=list(PROPOSERS), choices=list(PROPOSERS))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--num-threads", type=int)
+    parser.add_argument("--enforce-eager", action="store_true")
     options = parser.parse_args(argv)
     prompts = draw_prompts(MODEL_DIR, "heldout", HELD_OUT_SEED, options.prompts)
     results = {
@@ -98,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             options.num_speculative_tokens,
             device=options.device,
             num_threads=options.num_threads,
+            enforce_eager=options.enforce_eager,
         )
         for name in options.only
     }
