@@ -77,7 +77,7 @@ class DraftGraphs:
     def _forward(self, size: int) -> torch.Tensor:
         rows, known = self._sent.of(size)
         hidden = self._run(self._over_window, rows, known - self.window, self.window)
-        hidden = hidden.view(size, self.window, -1)[:, -1]
+        hidden = hidden.view(size, self.window, -1)[:, -1].contiguous()
         drafts = [self._draw(hidden, rows, known)]
         for step in range(self.num_drafts - 1):
             fed_back = hidden[:, : self._network.feature_size]
@@ -111,7 +111,7 @@ class DraftGraphs:
         before = (positions - 1).clamp(min=0)
         blocks = self._table.block_table[rows.clamp(min=0), before // self._block_size].long()
         slots = blocks * self._block_size + before % self._block_size
-        return slots.where((positions > 0) & (rows >= 0), -1)
+        return slots.masked_fill((positions == 0) | (rows < 0), -1)
 
     def _draw(
         self, hidden: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.attention.base import AttentionBackend
@@ -58,7 +59,7 @@ class Drafting:
         at = to_device(np.stack((rows, positions)), self._table.tokens.device)
         blocks = self._table.block_table[at[0], at[1].clamp(min=0) // self._block_size].long()
         slots = blocks * self._block_size + at[1] % self._block_size
-        return slots.where(at[1] >= 0, -1)
+        return slots.masked_fill(at[1] < 0, -1)
 
 
 class ParallelDrafting(Drafting):
@@ -133,34 +134,41 @@ class ChainDrafting(Drafting):
         if not able or num_tokens == 0:
             return drafts
         rows, known = np.array([asked[i] for i in able], np.int64).T
-        if self._graphs is not None and self._fits(self._graphs, rows, known):
-            found = self._replay(self._graphs, rows, known)
-            for index, draft in zip(able, found[:, :num_tokens].tolist(), strict=True):
-                drafts[index] = draft
-            return drafts
+        members = np.array(able)
+        rest = np.ones(len(rows), np.bool_)
+        if self._graphs is not None:
+            rest = ~self._fits(self._graphs, rows, known)
+            if not rest.all():
+                found = self._replay(self._graphs, rows[~rest], known[~rest])
+                for index, draft in zip(members[~rest].tolist(), found.tolist(), strict=True):
+                    drafts[index] = draft[:num_tokens]
+        if rest.any():
+            for index, token_id in self._chain(members[rest], rows[rest], known[rest], num_tokens):
+                drafts[index].append(token_id)
+        return drafts
+
+    def _chain(
+        self, members: Ints, rows: Ints, known: Ints, num_tokens: int
+    ) -> list[tuple[int, int]]:
+        """Drafts one launch at a time, in their order, each with its member."""
         hidden = self._catch_up(rows, known)
-        logits = self._network.logits(hidden)
-        drawn = [self._draw(logits, rows, known)]
-        members = [np.array(able)]
+        drawn = [self._draw(self._network.logits(hidden), rows, known)]
+        drafted_by = [members]
         room = self._room(rows)
         for step in range(num_tokens - 1):
-            position = known + step
-            kept = np.flatnonzero(position < room)
+            kept = np.flatnonzero(known + step < room)
             if len(kept) == 0:
                 break
             if len(kept) < len(rows):
                 hidden = hidden[to_device(kept, hidden.device)]
-                rows, known, room = rows[kept], known[kept], room[kept]
-            fields = ChunkFields(
-                rows, known + step, np.ones(len(rows), np.int64), np.ones(len(rows), np.int64)
-            )
+                members, rows, known, room = members[kept], rows[kept], known[kept], room[kept]
+            ones = np.ones(len(rows), np.int64)
+            fields = ChunkFields(rows, known + step, ones, ones)
             hidden = self._run(fields, hidden[:, : self._network.feature_size])
             drawn.append(self._draw(self._network.logits(hidden), rows, known + step + 1))
-            members.append(members[-1][kept])
+            drafted_by.append(members)
         values = torch.cat(drawn).tolist()
-        for index, token_id in zip(np.concatenate(members).tolist(), values, strict=True):
-            drafts[index].append(token_id)
-        return drafts
+        return list(zip(np.concatenate(drafted_by).tolist(), values, strict=True))
 
     def _room(self, rows: Ints) -> Ints:
         """Places that each row has for tokens that drafts follow."""
@@ -168,12 +176,13 @@ class ChainDrafting(Drafting):
         width = self._table.tokens.shape[1]
         return np.array([min(self._drafted.room(row), width - 1) for row in rows.tolist()])
 
-    def _fits(self, graphs: DraftGraphs, rows: Ints, known: Ints) -> bool:
-        return bool(
-            len(rows) <= graphs.max_batch
-            and (known >= graphs.window).all()
-            and (known + graphs.num_drafts - 1 <= self._room(rows)).all()
+    def _fits(self, graphs: DraftGraphs, rows: Ints, known: Ints) -> npt.NDArray[np.bool_]:
+        """[num_rows]: which of the rows a graph can draft for."""
+        enough = known + graphs.num_drafts - 1 <= self._room(rows)
+        fits: npt.NDArray[np.bool_] = (
+            enough & (known >= graphs.window) & (len(rows) <= graphs.max_batch)
         )
+        return fits
 
     def _replay(self, graphs: DraftGraphs, rows: Ints, known: Ints) -> torch.Tensor:
         starts = np.array([self._drafted.start(row) for row in rows.tolist()])

@@ -39,11 +39,11 @@ class FeatureCache:
 
     def write(self, slots: torch.Tensor, features: torch.Tensor) -> None:
         """slots: [num_tokens] int64, -1 for padding."""
-        self._rows.index_copy_(0, slots.where(slots >= 0, self._padding), features)
+        self._rows.index_copy_(0, slots.masked_fill(slots < 0, self._padding), features)
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
         """Zeros where a slot is -1."""
-        return self._rows[slots.where(slots >= 0, self._nothing)]
+        return self._rows[slots.masked_fill(slots < 0, self._nothing)]
 
 
 class WatchedModel(Model):
