@@ -75,7 +75,7 @@ class EngineCore:
         )
         self._constraints = Constraints(grammar, runner.vocab_size)
         self._speculator = Speculator(
-            config.speculative_config, self._constraints, runner, proposer
+            config.speculative_config, self._constraints, runner, proposer, clock
         )
         self._requests: dict[str, Request] = {}
         """All that are not finished."""
@@ -225,6 +225,7 @@ class EngineCore:
         self._prepare_drafts()
         num_due = self.scheduler.num_in_flight
         step = self.scheduler.schedule()
+        self._speculator.step_begins(None if step is None else step.plan)
         if step is not None:
             self._runner.forward(step.plan)
             if not step.constrained:

@@ -92,6 +92,7 @@ def synthetic(options: argparse.Namespace) -> None:
                     method="eagle3",
                     model=str(head),
                     num_speculative_tokens=num_tokens,
+                    adaptive=options.adaptive,
                     rejection_sample_method="synthetic",
                     synthetic_acceptance_length=length,
                 )
@@ -111,6 +112,7 @@ def synthetic(options: argparse.Namespace) -> None:
                         speed_up=round(rate / plain[batch], 2),
                         ideal=round(ideal, 2),
                         num_drafts=drafts,
+                        adaptive=options.adaptive,
                     )
                 del llm
 
@@ -159,6 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     chance.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
     chance.add_argument("--drafts", type=int, nargs="+", default=[3, 4, 5])
     chance.add_argument("--lengths", type=float, nargs="+", default=[2.8])
+    chance.add_argument("--adaptive", action="store_true", help="drafts only where they pay")
     chance.add_argument("--input-len", type=int, default=128)
     chance.add_argument("--output-len", type=int, default=256)
     chance.set_defaults(run=synthetic)

@@ -129,6 +129,9 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         eos_token_ids=facts.eos_token_ids,
         device=device,
     )
+    if config.speculative_config is not None and config.speculative_config.adaptive:
+        num_drafts = config.speculative_config.num_tokens
+        runner.measure_step_costs(num_drafts, config.max_num_batched_tokens)
     report(LoadProgress("Model loaded", 1.0))
     return runner
 

@@ -18,10 +18,12 @@ from engine.runner.inputs import ChunkFields, StepInputs, build_inputs
 from engine.runner.logprobs import LogprobRows, Reading
 from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
+from engine.runner.step_costs import measure_step_costs
 from engine.runner.swap import HostBlocks
 from engine.runner.verify_graphs import VerifyGraphs
 from engine.sampling.sampler import RowMask, Sampler
 from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
+from engine.spec.adaptive import StepCosts
 from engine.spec.rejection import accept
 from kernels.transfer import pinned
 
@@ -83,6 +85,7 @@ class TorchRunner:
         self._drafting = drafting
         self._verify_graphs = verify_graphs
         self._accept = accept
+        self.step_costs: StepCosts | None = None
         self._block_size = block_size
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -123,13 +126,25 @@ class TorchRunner:
         if not plan.chunks:
             self._launched = _Launched(plan, None, None)
             return
-        fields = ChunkFields.read(plan.chunks)
+        self._launched = self._compute(plan, ChunkFields.read(plan.chunks))
+
+    def _compute(self, plan: StepPlan, fields: ChunkFields) -> _Launched:
         if self._graphs is not None and self._graphs.fits(fields):
-            self._launched = _Launched(plan, *self._graphs.run(fields))
-        elif self._verify_graphs is not None and self._verify_graphs.fits(fields):
-            self._launched = _Launched(plan, *self._verify_graphs.run(fields))
-        else:
-            self._launched = self._run_eagerly(plan, fields)
+            return _Launched(plan, *self._graphs.run(fields))
+        if self._verify_graphs is not None and self._verify_graphs.fits(fields):
+            return _Launched(plan, *self._verify_graphs.run(fields))
+        return self._run_eagerly(plan, fields)
+
+    def measure_step_costs(self, num_drafts: int, max_num_tokens: int) -> None:
+        """Fill ``step_costs``. Before the first plan."""
+        self.step_costs = measure_step_costs(
+            lambda fields: self._compute(StepPlan(-1), fields),
+            max_num_seqs=len(self._table.tokens),
+            max_num_tokens=max_num_tokens,
+            max_model_len=self.max_model_len,
+            num_drafts=num_drafts,
+            device=self.device,
+        )
 
     def _run_eagerly(self, plan: StepPlan, fields: ChunkFields) -> _Launched:
         inputs = build_inputs(fields, self._table, self._block_size)

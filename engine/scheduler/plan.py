@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from engine.messages import SamplingParams, TokenLogprobs
+    from engine.spec.adaptive import StepCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,10 @@ class Runner(Protocol):
     @property
     def num_lookahead_tokens(self) -> int:
         """Slots behind those of a step that ``draft`` makes use of."""
+
+    @property
+    def step_costs(self) -> StepCosts | None:
+        """What steps with and without drafts take; None where that was not measured."""
 
     def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
         """Guesses by a draft network, if the config names one: at most ``num_tokens`` for each

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from engine.messages import QUEUE_TIME_BUCKETS_S
 from engine.request import Request, RequestState
 from engine.scheduler.costs import PreemptionCosts
+from engine.scheduler.drafts import DraftTotals, fitting_drafts, judge_drafts
 from engine.scheduler.followers import Followers
 from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
 from engine.scheduler.queue_limits import QueueLimits
@@ -61,27 +62,6 @@ class Step:
     """Whose blocks the step copies out."""
     num_tokens: int = 0
     planned_s: float = 0.0
-
-
-@dataclass(slots=True)
-class DraftTotals:
-    """Of speculative decoding; vLLM's counters."""
-
-    num_drafts: int = 0
-    """Times that a request had guesses checked."""
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
-    """How often at least so many plus one guesses were right."""
-
-    def observe(self, num_drafts: int, num_accepted: int) -> None:
-        self.num_drafts += 1
-        self.num_draft_tokens += num_drafts
-        self.num_accepted_tokens += num_accepted
-        per_pos = self.num_accepted_tokens_per_pos
-        per_pos += [0] * (num_drafts - len(per_pos))
-        for position in range(num_accepted):
-            per_pos[position] += 1
 
 
 @dataclass(slots=True)
@@ -305,7 +285,7 @@ class Scheduler:
             # A long prefill leaves a token of the budget to each request behind it.
             limit = min(self._chunk_limit, budget - (len(order) - index))
             num_tokens = min(num_planned - request.num_computed_tokens, limit)
-            drafts = self._fitting_drafts(request, limit - num_tokens, num_missing)
+            drafts = fitting_drafts(request, self.cache, limit - num_tokens, num_missing)
             num_tokens += len(drafts)
             end = request.num_computed_tokens + num_tokens
             num_fresh = self.cache.num_fresh_blocks(request.block_table, end)
@@ -337,16 +317,6 @@ class Scheduler:
             if lacking > 0:
                 num_needed += lacking
         return num_needed > num_free
-
-    def _fitting_drafts(self, request: Request, limit: int, num_missing: int) -> tuple[int, ...]:
-        """The guesses there is room for: nobody is preempted for their sake."""
-        drafts = request.draft_token_ids
-        if not drafts:
-            return ()
-        num_free = max(0, self.cache.num_free_blocks - num_missing)
-        num_slots = (len(request.block_table.block_ids) + num_free) * self.cache.block_size
-        limit = min(limit, request.draft_room, num_slots - len(request.token_ids))
-        return tuple(drafts[: max(0, limit)])
 
     def _look_ahead(self, request: Request, end: int, num_fresh: int, num_missing: int) -> int:
         """``num_fresh``, and the blocks that drafting behind ``end`` needs, if there are any."""
@@ -532,7 +502,12 @@ class Scheduler:
                 moved.append((request, taken))
             num_written = chunk.num_computed_tokens + chunk.num_scheduled_tokens
             if chunk.draft_token_ids:
-                num_written -= self._judge_drafts(request, chunk, token_ids, taken)
+                tenant = self.tenants.of(request.fair_key)
+                num_wrong, num_right = judge_drafts(
+                    request, chunk, len(token_ids), len(taken), tenant
+                )
+                self.stats.drafts.observe(chunk.num_draft_tokens, num_right)
+                num_written -= num_wrong
             # A request that ended may have dropped tokens this chunk computed.
             num_written = min(num_written, len(request.token_ids))
             self.cache.publish(request.block_table, request.token_ids, num_written)
@@ -558,26 +533,6 @@ class Scheduler:
         if step.num_tokens and not step.plan.swap_outs and not step.plan.swap_ins:
             self._costs.observe(step.num_tokens, now - max(step.planned_s, self._updated_s))
         self._updated_s = now
-
-    def _judge_drafts(
-        self, request: Request, chunk: Chunk, token_ids: list[int], taken: list[int]
-    ) -> int:
-        """Take back what wrong guesses computed; how many were wrong. Right guesses behind a stop
-        are no part of the output, and do not count as accepted."""
-        num_drafts = chunk.num_draft_tokens
-        num_rejected = num_drafts + 1 - len(token_ids)
-        num_accepted = min(num_drafts - num_rejected, len(taken))
-        request.num_drafts_in_flight = 0
-        if request.state is RequestState.RUNNING:
-            request.num_computed_tokens -= num_rejected
-        request.num_draft_tokens += num_drafts
-        request.num_accepted_tokens += num_accepted
-        self.stats.drafts.observe(num_drafts, num_accepted)
-        totals = self.tenants.of(request.fair_key)
-        totals.num_drafts += 1
-        totals.num_draft_tokens += num_drafts
-        totals.num_accepted_tokens += num_accepted
-        return num_rejected
 
     def _append(
         self, request: Request, token_ids: list[int]

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 class Proposer(Protocol):
     """Guesses at what requests say next. A wrong guess costs time, never correctness."""
 
+    @property
+    def is_free(self) -> bool:
+        """Whether a draft costs nothing to speak of until it is checked."""
+
     def propose(self, asked: Sequence[tuple[Request, int]]) -> list[list[int]]:
         """For each (request, n), n > 0, at most n tokens to follow its ``token_ids``; none where it
         has no idea. Every token of the requests is known."""
@@ -27,6 +31,8 @@ class Proposer(Protocol):
 
 class TextProposer(ABC):
     """Drafts on the host, from tokens alone, one request after another."""
+
+    is_free = True
 
     @abstractmethod
     def continue_text(self, request: Request, max_tokens: int) -> list[int]:

@@ -41,6 +41,9 @@ class SpeculativeConfig(
     """Of that repository: branch, tag or commit."""
     num_speculative_tokens: int | None = None
     """Drafts for a request in a step, at most. Needed by all methods but ``suffix`` (24)."""
+    adaptive: bool = True
+    """Draft fewer tokens, or none, where checking them takes more time than it saves: judged from
+    what was accepted before and from what steps cost, which is measured when the engine starts."""
     rejection_sample_method: RejectionSampleMethod = "standard"
     """``synthetic`` accepts drafts by chance at given rates, whatever they are: to measure speed
     without a trained draft network. What is generated means nothing then."""

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 class NetworkProposer:
     """Always has an idea."""
 
+    is_free = False
+
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 

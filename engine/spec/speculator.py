@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
+from engine.spec.adaptive import AdaptiveLength
 from engine.spec.config import NETWORK_METHODS
 from engine.spec.network import NetworkProposer
 from engine.spec.ngram import NgramProposer
 from engine.spec.suffix import SuffixProposer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection
     from typing import Protocol
 
     from engine.request import Request
-    from engine.scheduler.plan import Runner
+    from engine.scheduler.plan import Runner, StepPlan
     from engine.spec.base import Proposer
     from engine.spec.config import SpeculativeConfig
 
@@ -35,41 +37,71 @@ class Speculator:
         grammars: Grammars,
         runner: Runner,
         proposer: Proposer | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``proposer``: in place of the one that ``config`` names."""
         self._grammars = grammars
         self._proposer = proposer
+        self._adaptive = AdaptiveLength(runner.step_costs)
+        self._clock = clock
         self._max_tokens = 0
         if config is not None:
             self._proposer = proposer or create_proposer(config, runner)
             self._max_tokens = config.num_tokens
 
-    def propose(self, running: Iterable[Request]) -> None:
+    def propose(self, running: Collection[Request]) -> None:
         """Drafts for the next step; every token of the requests that get some is known."""
         if self._proposer is None:
             return
-        asked: list[tuple[Request, int]] = []
+        asked: dict[Request, int] = {}
         for request in running:
             request.draft_token_ids = []
+            self._adaptive.observe(request)
             limit = min(self._max_tokens, request.draft_room)
             if limit <= 0:
                 continue
             if request.constrained:
                 request.draft_token_ids = self._grammars.forced_tokens(request)[:limit]
             if not request.draft_token_ids:
-                asked.append((request, limit))
-        drafts = self._proposer.propose(asked)
-        for (request, _), draft in zip(asked, drafts, strict=True):
+                asked[request] = limit
+        if asked:
+            self._ask(self._proposer, asked, len(running))
+
+    def _ask(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
+        if not proposer.is_free:
+            length = self._adaptive.even_length(asked, batch)
+            if length == 0:
+                return
+            asked = {request: min(limit, length) for request, limit in asked.items()}
+        drafts = dict(zip(asked, proposer.propose(list(asked.items())), strict=True))
+        for request, draft in drafts.items():
             request.draft_token_ids = (
                 self._grammars.legal_prefix(request, draft) if request.constrained else draft
             )
+        if proposer.is_free:
+            found = {r: len(r.draft_token_ids) for r in asked if r.draft_token_ids}
+            for request, length in self._adaptive.lengths(found, batch).items():
+                del request.draft_token_ids[length:]
 
-    def foresees_drafts(self, running: Iterable[Request]) -> bool:
+    def step_begins(self, plan: StepPlan | None) -> None:
+        """What was planned; learn what the step before took."""
+        if self._proposer is None:
+            return
+        chunks = [] if plan is None else plan.chunks
+        if all(c.num_scheduled_tokens == 1 + c.num_draft_tokens for c in chunks):
+            num_drafts = sum(chunk.num_draft_tokens for chunk in chunks)
+            self._adaptive.step_begins(self._clock(), len(chunks), num_drafts)
+        else:
+            self._adaptive.forget_step()
+
+    def foresees_drafts(self, running: Collection[Request]) -> bool:
         """Whether it looks as if there will be drafts once the step in flight is known.
 
         If so, its result is worth waiting for; otherwise the next step is planned beside it.
         """
-        return self._proposer is not None and any(
+        if self._proposer is None or not self._adaptive.may_pay(len(running)):
+            return False
+        return any(
             self._foresees(self._proposer, request)
             for request in running
             if request.num_pending and request.num_planned_tokens + 1 < request.max_total_tokens
@@ -84,6 +116,7 @@ class Speculator:
         """The request is finished."""
         if self._proposer is not None:
             self._proposer.drop(request)
+            self._adaptive.drop(request)
 
 
 def create_proposer(config: SpeculativeConfig, runner: Runner) -> Proposer:

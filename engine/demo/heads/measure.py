@@ -55,7 +55,7 @@ class Measured:
 
 def measure(name: str, prompts: Sequence[Prompt], num_tokens: int, **options: Any) -> Measured:
     """One request at a time. The prompt's own step does not count, nor does its token."""
-    config = {**PROPOSERS[name], "num_speculative_tokens": num_tokens}
+    config = {**PROPOSERS[name], "num_speculative_tokens": num_tokens, "adaptive": False}
     if name == "medusa":
         config["num_speculative_tokens"] = min(3, num_tokens)
     llm = LLM(MODEL_DIR, skip_tokenizer_init=True, speculative_config=config, **options)

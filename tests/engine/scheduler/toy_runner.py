@@ -111,6 +111,7 @@ class ToyRunner:
     ) -> None:
         self.num_blocks = num_blocks
         self.num_lookahead_tokens = 0
+        self.step_costs = None
         self.num_swap_blocks = num_swap_blocks
         self.swap_s_per_block = swap_s_per_block
         self.vocab_size = vocab_size

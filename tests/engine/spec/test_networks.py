@@ -32,6 +32,7 @@ def engine(folder: Path | None, method: str, num_tokens: int = 3, **options: Any
             "method": method,
             "model": str(MODEL_DIR if method == "draft_model" else folder / method),
             "num_speculative_tokens": num_tokens,
+            "adaptive": False,
         }
     defaults = {"device": "cpu", "num_threads": 1, "max_num_seqs": 6, "block_size": 4}
     return LLM(MODEL_DIR, skip_tokenizer_init=True, **{**defaults, **options})
