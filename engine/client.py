@@ -32,7 +32,7 @@ from engine.messages import (
     StepOutputs,
     UnparkRequest,
 )
-from engine.transport import EngineProcess, OnExit, OnMessage, Transport
+from engine.transport import EngineProcess, MakeTransport, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self.num_accepted_tokens = 0
         self.finish_reason: FinishReason | None = None
         """None until the engine's last word: a closed stream gets it a moment later."""
+        self.on_count: Callable[[], None] | None = None
+        """Called whenever the first two have changed, before anybody reads the output."""
         self.abandoned = False
         """Nobody read it for so long that it was aborted."""
         self._client = client
@@ -119,6 +121,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         self.num_draft_tokens = output.num_draft_tokens
         self.num_accepted_tokens = output.num_accepted_tokens
+        if self.on_count is not None:
+            self.on_count()
         self.finish_reason = output.finish_reason
         self._pending = output if self._pending is None else _merge(self._pending, output)
         if self.finish_reason is None:
@@ -172,15 +176,15 @@ class EngineClient:
         config: EngineConfig,
         *,
         on_progress: Callable[[LoadProgress], None] | None = None,
-        max_num_queued_reqs: int = 1024,
+        max_num_queued_reqs: int | None = 1024,
         start_timeout_s: float = 1800.0,
         hang_timeout_s: float = 120.0,
-        max_unread_tokens: int = 256,
+        max_unread_tokens: int = 512,
         stall_timeout_s: float = 60.0,
         shutdown_timeout_s: float = 5.0,
-        transport: Callable[[EngineConfig, OnMessage, OnExit], Transport] = EngineProcess,
+        transport: MakeTransport = EngineProcess,
     ) -> None:
-        """``max_num_queued_reqs`` bounds the requests that have no output yet.
+        """``max_num_queued_reqs`` bounds the requests that have no output yet; None does not.
 
         ``hang_timeout_s`` must exceed the longest step: the engine cannot say a word within one.
         A request with more than ``max_unread_tokens`` that its reader has not taken is parked, and
@@ -275,10 +279,11 @@ class EngineClient:
         """Queue a request; never blocks. ``EngineDead``, or ``QueueFull`` with nothing queued."""
         _ = self.info
         assert request.request_id not in self._streams, "request ids are unique while in flight"
-        if len(self._queued) >= self._max_num_queued_reqs:
+        limit = self._max_num_queued_reqs
+        if limit is not None and len(self._queued) >= limit:
             raise QueueFull(
                 f"{len(self._queued)} requests wait for the engine already "
-                f"(max_num_queued_reqs = {self._max_num_queued_reqs}): try again later"
+                f"(max_num_queued_reqs = {limit}): try again later"
             )
         assert self._transport is not None
         self._transport.send(request)

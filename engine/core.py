@@ -11,9 +11,9 @@ from engine.cache.manager import CacheManager
 from engine.constraints import Constraints, Ending
 from engine.errors import InvalidRequest, QueueFull
 from engine.messages import RequestOutput, Stats
-from engine.request import Request
+from engine.request import Request, RequestState
 from engine.scheduler.policy import create_policy
-from engine.scheduler.scheduler import Scheduler, Step
+from engine.scheduler.scheduler import Scheduler
 from engine.spec.speculator import Speculator
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.messages import GenerateRequest, SamplingParams
     from engine.scheduler.plan import Runner
+    from engine.scheduler.step import Step
     from engine.spec.base import Proposer
     from grammar.compiler import GrammarCompiler
 
@@ -363,6 +364,9 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Every holding is accounted for; an idle engine holds nothing. For tests."""
         self.scheduler.check_integrity()
+        states = [request.state for request in self._requests.values()]
+        assert states.count(RequestState.SWAPPED) == self._cache.swap.num_holders
+        assert states.count(RequestState.PARKED) == len(self._parked)
         if not self._requests and not self.has_unfinished:
             assert self._cache.num_free_blocks == self._cache.pool.num_blocks
             assert not self.scheduler.running

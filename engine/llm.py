@@ -5,7 +5,7 @@ The same core, scheduler and runner as behind the gateway, stepped by the callin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from itertools import count
@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypedDict, cast
 
 import msgspec
 
+from engine import sampling_defaults
 from engine.chat_template import ChatTemplate
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineError, InvalidRequest
@@ -25,6 +26,7 @@ from engine.messages import (
     RequestOutputKind,
     SamplingParams,
     Stats,
+    StructuredOutputs,
 )
 from engine.outputs import CompletionOutput, GenerationOutput, GenerationProgress, Logprob
 from engine.process import build_engine
@@ -37,6 +39,7 @@ __all__ = [
     "Logprob",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputs",
     "TokensPrompt",
 ]
 
@@ -87,6 +90,11 @@ class LLM:
         if self._tokenizer is None:
             raise ConfigError("skip_tokenizer_init is set: send prompts as prompt_token_ids")
         return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's own ``generation_config.json`` states; used where none are given."""
+        stated: Mapping[str, Any] = sampling_defaults.load(self.config.model_dir)
+        return SamplingParams(**stated)
 
     def generate(
         self,
@@ -148,6 +156,8 @@ class LLM:
         add_special_tokens: bool = True,
     ) -> list[GenerationProgress]:
         many = [prompts] if isinstance(prompts, str | dict) else list(prompts)
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
         params = _broadcast(sampling_params, len(many))
         return [
             self._read(prompt, p, add_special_tokens)
@@ -265,10 +275,8 @@ def _config(model: str, options: dict[str, object]) -> EngineConfig:
 
 
 def _broadcast(
-    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    params: SamplingParams | Sequence[SamplingParams], num_prompts: int
 ) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
     if len(params) != num_prompts:

@@ -41,6 +41,8 @@ class CompletionOutput:
     """The stop token or stop string that ended it; None for the model's own EOS."""
     logprobs: list[dict[int, Logprob]] | None = None
     """If asked for: at the place of each of ``token_ids``, that token and the likeliest ones."""
+    cumulative_logprob: float | None = None
+    """With ``logprobs``: of all tokens so far together."""
     num_draft_tokens: int = 0
     """Drafted tokens that were checked so far (speculative decoding)."""
     num_accepted_tokens: int = 0
@@ -78,9 +80,9 @@ class CompletionProgress:
                 min_tokens=params.min_tokens,
             )
         self._texts: list[str] = []
-        self._whole = CompletionOutput(
-            index, "", [], logprobs=None if params.logprobs is None else []
-        )
+        self._whole = CompletionOutput(index, "", [])
+        if params.logprobs is not None:
+            self._whole.logprobs, self._whole.cumulative_logprob = [], 0.0
 
     def push(self, output: RequestOutput) -> CompletionOutput:
         """What is new."""
@@ -91,13 +93,16 @@ class CompletionProgress:
             output.finish_reason,
             output.stop_reason,
             named(output.logprobs, self._tokenizer),
-            output.num_draft_tokens,
-            output.num_accepted_tokens,
+            num_draft_tokens=output.num_draft_tokens,
+            num_accepted_tokens=output.num_accepted_tokens,
         )
         if self._detokenizer is not None:
             delta.text = self._detokenizer.push_output(output)
             if self._detokenizer.stopped is not None:
                 delta.finish_reason, delta.stop_reason = "stop", self._detokenizer.stopped
+        if self._whole.cumulative_logprob is not None:
+            self._whole.cumulative_logprob += sum(found.logprob for found in output.logprobs or ())
+        delta.cumulative_logprob = self._whole.cumulative_logprob
         self.finished = delta.finish_reason is not None
         self._take(delta)
         return delta

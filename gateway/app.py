@@ -27,8 +27,9 @@ from gateway.routes.admin_tenants import TenantRoutes
 from gateway.routes.admin_usage import usage_routes
 from gateway.routes.chat import chat_route
 from gateway.routes.chat_ws import PATH as CHAT_WS_PATH
-from gateway.routes.chat_ws import chat_ws_route, unknown_ws_route
+from gateway.routes.chat_ws import unknown_ws_route, ws_route
 from gateway.routes.completions import completions_route
+from gateway.routes.documents import ASYNCAPI_PATH, OPENAPI_PATH, document_routes
 from gateway.routes.health import health_routes
 from gateway.routes.models import model_routes
 from gateway.routes.pages import page_routes, public_paths
@@ -36,6 +37,7 @@ from gateway.routes.responses import PATH as RESPONSES_PATH
 from gateway.routes.responses import ResponseRoutes
 from gateway.routes.streams import stream_routes
 from gateway.routes.tickets import tickets_route
+from gateway.routes.tokenize import tokenize_routes
 from gateway.secrets import Secrets
 from gateway.services import Services, create_services
 from gateway.streaming import STREAM_ID_HEADER
@@ -72,17 +74,26 @@ def _routes(services: Services) -> list[BaseRoute]:
         *ResponseRoutes(services.responses, services.streams, config.server).routes(),
         *stream_routes(services.streams, config.server),
         tickets_route(services.tickets),
+        *tokenize_routes(services.admission, engine, services.tokenizer),
+        *document_routes(),
         *TenantRoutes(services.store, services.secrets.key_pepper).routes(),
         *usage_routes(services.store),
         *live_routes(services.store, services.generations, engine),
         *model_routes(config.model_name, engine),
-        chat_ws_route(
-            services.chat_session,
-            authenticator=services.authenticator,
-            lifecycle=services.lifecycle,
-            metrics=services.metrics,
-            tickets=services.tickets,
-            allowed_origins=config.server.allowed_origins,
+        *(
+            ws_route(
+                path,
+                make_session,
+                authenticator=services.authenticator,
+                lifecycle=services.lifecycle,
+                metrics=services.metrics,
+                tickets=services.tickets,
+                allowed_origins=config.server.allowed_origins,
+            )
+            for path, make_session in (
+                (CHAT_WS_PATH, services.chat_session),
+                (RESPONSES_PATH, services.responses_session),
+            )
         ),
         *health_routes(
             engine=engine,
@@ -106,7 +117,15 @@ def _middleware(services: Services) -> list[Middleware]:
         Middleware(
             Auth,
             authenticator=services.authenticator,
-            public={"/livez", "/readyz", CHAT_WS_PATH, *public_paths()},
+            sockets={CHAT_WS_PATH, RESPONSES_PATH},
+            public={
+                "/livez",
+                "/readyz",
+                OPENAPI_PATH,
+                ASYNCAPI_PATH,
+                CHAT_WS_PATH,
+                *public_paths(),
+            },
             scopes={
                 "/metrics": "admin",
                 f"{ADMIN_PREFIX}/": "usage",

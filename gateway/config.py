@@ -30,6 +30,8 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 TokenPrice = Annotated[int, msgspec.Meta(ge=0, le=MAX_PRICE)]
 
+ToolParserName = Literal["auto", "none", "hermes", "qwen", "llama", "mistral", "deepseek"]
+
 ENV_PREFIX = "SLUICE_"
 
 
@@ -58,7 +60,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Idle time after which a connection is closed."""
     send_timeout_s: Seconds = 30.0
     """A client that takes no bytes for this long is dropped, its requests with it."""
-    max_unread_tokens: Positive = 256
+    max_unread_tokens: Positive = 512
     """Tokens of an answer that wait for a slow client, above which its request is parked: others
     get its place in the batch until the client reads on."""
     stall_timeout_s: Seconds = 60.0
@@ -78,6 +80,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Most bytes kept of one resumable stream; the oldest go first."""
     max_tenant_stream_log_bytes: Positive = 64 * 1024 * 1024
     """Most bytes kept of all resumable streams of one tenant; ended streams go first."""
+    peer_host: str | None = None
+    """This host's address on the private network of the other hosts' gateways; without it only
+    workers of the same host resume each other's streams."""
     shutdown_timeout_s: Seconds = 30.0
     """Time for running requests to end after SIGTERM, before they are aborted."""
     ws_auth_timeout_s: Seconds = 10.0
@@ -86,6 +91,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Largest WebSocket message."""
     ws_max_turns: Positive = 16
     """Turns at once on one WebSocket."""
+    ws_max_connection_s: Seconds = 3600.0
+    """Age at which a WebSocket of the Responses API takes no more requests, as OpenAI has it."""
     ws_outbox_bytes: Positive = 256 * 1024
     """Unsent bytes of one turn at which that turn pauses."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -99,6 +106,8 @@ class ServedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown
 
     policy: Policy = "fair_share"
     """Who goes first: by arrival, by ``priority``, or by the least service received so far."""
+    max_num_queued_reqs: int | None = 1024
+    """Requests that may wait for their first admission; more are refused (``QueueFull``)."""
 
 
 class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,6 +126,9 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
     journal_dir: str | None = None
     """Where usage is kept while PostgreSQL is away; by default ``journal`` beside the secrets."""
+
+    usage_retention_months: Positive | None = None
+    """Whole months that the ledger keeps requests one by one; hourly sums stay. By default all."""
 
     def __post_init__(self) -> None:
         if self.transaction_pooling and self.direct_dsn is None:
@@ -157,6 +169,16 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     generation_config: Literal["auto", "ignore"] = "auto"
     """Where sampling defaults come from when a request sets none: the model's own
     ``generation_config.json``, or nowhere (temperature 1)."""
+    tool_parser: ToolParserName = "auto"
+    """How the model writes tool calls; by default as its chat template shows it."""
+    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    """Whether what stands between ``<think>`` and ``</think>`` is given apart, as
+    ``reasoning_content``; by default where the chat template knows these tags."""
+    template_kwargs: tuple[str, ...] = ("enable_thinking", "thinking")
+    """Variables of the chat template that requests may set with ``chat_template_kwargs``."""
+    service_tiers: dict[str, int] | None = None
+    """Further values of ``service_tier`` than ``default`` and ``flex``, which goes after it, and
+    what each adds to a request's priority: ``{priority = -10}`` lets whoever asks go first."""
     default_max_tokens: Positive | None = None
     """New tokens when a request sets no limit; by default what fits the model."""
     public_prefixes: dict[str, PublicPrefix] = {}

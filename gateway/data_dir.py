@@ -4,12 +4,15 @@
           secrets.json   pepper and salts of the server            mode 0600
           keys.json      the demo tenant's keys, in the clear      mode 0600
           ready.json     where a running demo is                   mode 0600
+          lock           held while a demo runs                    mode 0600
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +70,24 @@ class DataDir:
             ) from None
         if not os.access(self.root, os.W_OK | os.X_OK):
             raise SetupError(f"{self.root} cannot be written to; choose another --data-dir")
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep others from running on this folder. Raises ``SetupError`` where somebody does."""
+        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                running = self.running()
+                where = "" if running is None else f" at {running.url}, process {running.pid}"
+                raise SetupError(
+                    f"a demo runs on {self.root} already{where}; stop it, or choose another "
+                    "--data-dir"
+                ) from None
+            yield
+        finally:
+            os.close(descriptor)
 
     def load_or_create_secrets(self) -> Secrets:
         """Raises ``SecretsError``."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.client import EngineClient
-from engine.config import EngineConfig
 from engine.messages import LoadProgress
-from engine.transport import EngineProcess, OnExit, OnMessage, Transport
+from engine.transport import EngineProcess, MakeTransport
 from gateway.config import Config
 
 
@@ -15,13 +14,16 @@ def make_engine_client(
     config: Config,
     *,
     on_progress: Callable[[LoadProgress], None] | None = None,
-    transport: Callable[[EngineConfig, OnMessage, OnExit], Transport] = EngineProcess,
+    transport: MakeTransport = EngineProcess,
 ) -> EngineClient:
     """Not started yet. By default it spawns an engine process of its own."""
-    server = config.server
+    server, engine = config.server, config.engine
+    limit = engine.max_num_queued_reqs
     return EngineClient(
-        config.engine,
+        engine,
         on_progress=on_progress,
+        # The engine counts exactly what waits; here those count, too, that began and said nothing.
+        max_num_queued_reqs=None if limit is None else limit + engine.max_num_seqs,
         hang_timeout_s=server.engine_hang_timeout_s,
         max_unread_tokens=server.max_unread_tokens,
         stall_timeout_s=server.stall_timeout_s,

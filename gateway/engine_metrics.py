@@ -53,31 +53,30 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "generation_tokens": ("generation_tokens", "Generated tokens."),
     "prefix_cache_queries": ("prefix_cache_queries", "Tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_cache_hits", "Tokens found there."),
-    "prefix_cache_evictions": ("prefix_cache_evictions", "Blocks whose content was given up."),
-    "spec_decode_num_drafts": ("spec_decode_num_drafts", "Times that drafted tokens were checked."),
-    "spec_decode_num_draft_tokens": ("spec_decode_num_draft_tokens", "Drafted tokens."),
+    "spec_decode_num_drafts": ("spec_decode_num_drafts", "Times that guesses were checked."),
+    "spec_decode_num_draft_tokens": ("spec_decode_num_draft_tokens", "Guessed tokens."),
     "spec_decode_num_accepted_tokens": (
         "spec_decode_num_accepted_tokens",
-        "Drafted tokens that were right, and so part of an output.",
+        "Those that were right.",
     ),
+    "prefix_cache_evictions": ("prefix_cache_evictions", "Blocks whose content was given up."),
 }
 
 TENANT_COUNTERS: dict[str, tuple[str, str, str]] = {
     "computed_tokens": ("service_tokens", "kind", "computed"),
     "cached_tokens": ("service_tokens", "kind", "cached"),
     "generation_tokens": ("service_tokens", "kind", "generation"),
+    "num_draft_tokens": ("tenant_draft_tokens", "outcome", "drafted"),
+    "num_accepted_tokens": ("tenant_draft_tokens", "outcome", "accepted"),
     "preemptions_caused": ("tenant_preemptions", "role", "caused"),
     "preemptions_suffered": ("tenant_preemptions", "role", "suffered"),
-    "num_drafts": ("tenant_spec_decode", "kind", "drafts"),
-    "num_draft_tokens": ("tenant_spec_decode", "kind", "draft_tokens"),
-    "num_accepted_tokens": ("tenant_spec_decode", "kind", "accepted_tokens"),
 }
 """Field of ``TenantStats`` to (name, label, value)."""
 
 _TENANT_HELP = {
     "service_tokens": "Tokens a tenant was served: prompts computed or cached, and generated.",
+    "tenant_draft_tokens": "Guessed tokens, and those of them that were right.",
     "tenant_preemptions": "Preemptions by the tenant in whose favour, and by whose request.",
-    "tenant_spec_decode": "Times that drafts were checked, drafted tokens, and the right ones.",
 }
 
 
@@ -103,19 +102,15 @@ class EngineCollector(Collector):
             stats.queue_time_counts or [0] * (len(QUEUE_TIME_BUCKETS_S) + 1),
             stats.queue_time_sum_s,
         )
-        yield _accepted_by_position(stats.spec_decode_num_accepted_tokens_per_pos)
+        accepted = CounterMetricFamily(
+            PREFIX + "spec_decode_num_accepted_tokens_per_pos",
+            "Guessed tokens that were right, by their place in the draft.",
+            labels=["position"],
+        )
+        for position, count in enumerate(stats.spec_decode_num_accepted_tokens_per_pos):
+            accepted.add_metric([str(position)], count)
+        yield accepted
         yield from _by_tenant(stats.tenants)
-
-
-def _accepted_by_position(counts: Sequence[int]) -> Metric:
-    metric = CounterMetricFamily(
-        PREFIX + "spec_decode_num_accepted_tokens_per_pos",
-        "Accepted tokens by their place in the draft.",
-        labels=["position"],
-    )
-    for position, count in enumerate(counts):
-        metric.add_metric([str(position)], count)
-    return metric
 
 
 def _by_tenant(tenants: Sequence[TenantStats]) -> Iterable[Metric]:

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gateway import bodies
-from gateway.admission import refuse_unsupported
+from gateway import bodies, unsupported
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter
 from gateway.response_items import messages_of, place_of
 from gateway.schemas.chat import ChatFields
@@ -83,7 +82,7 @@ _probe = msgspec.json.Decoder(_Probe)
 
 def check(fields: ResponseFields) -> None:
     """Refuse by name what cannot be acted on. Raises ``UnsupportedParameter``."""
-    refuse_unsupported(fields, UNSUPPORTED)
+    unsupported.refuse(fields, UNSUPPORTED)
     for index, name in enumerate(fields.include or ()):
         if name not in HARMLESS_INCLUDES:
             raise UnsupportedParameter(

@@ -67,6 +67,15 @@ def decode_items(given: Sequence[msgspec.Raw]) -> list[Item | ItemReference]:
     return [_decode(raw, f"input[{index}]") for index, raw in enumerate(given)]
 
 
+def plain_items(raw: Sequence[msgspec.Raw]) -> list[Item]:
+    """Items that were checked before: no references are among them."""
+    items: list[Item] = []
+    for item in decode_items(raw):
+        assert not isinstance(item, ItemReference)
+        items.append(item)
+    return items
+
+
 def _decode(raw: msgspec.Raw, path: str) -> Item | ItemReference:
     try:
         probe = bodies.decode(_probe, bytes(raw))

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.generation import Admitted
+from gateway.admitted import Admitted
 from gateway.schemas.responses import FunctionTool, ResponseFields
 
 

@@ -16,6 +16,7 @@ from gateway.assembler import Delta
 from gateway.errors import ApiError, Gone
 from gateway.generation import Generation
 from gateway.response_events import Event, ResponseEvents
+from gateway.response_items import plain_items
 from gateway.schemas.common import PromptTokensDetails, Usage
 from gateway.schemas.responses import Item
 from tenants.shared import StoredResponse
@@ -79,9 +80,10 @@ class ResponseRun:
         """The response object as it stands."""
         return self._events.body()
 
-    def context(self, decode: Callable[[Sequence[Any]], list[Item]]) -> list[Item]:
+    def context(self) -> list[Item]:
         """All that a response which continues this one begins with."""
-        return [*self._earlier, *self._own, *decode(self._events.response["output"])]
+        said = [msgspec.Raw(msgspec.json.encode(item)) for item in self._events.response["output"]]
+        return [*self._earlier, *self._own, *plain_items(said)]
 
     def heartbeat(self) -> Event:
         return self._events.heartbeat()

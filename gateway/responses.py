@@ -13,6 +13,7 @@ connection that would tell of a crash.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine, Sequence
 from datetime import timedelta
@@ -23,13 +24,16 @@ import msgspec
 
 from gateway import response_fields
 from gateway.admission import Admission
+from gateway.admitted import Admitted
 from gateway.config import TenantsConfig
 from gateway.errors import InvalidRequestError, ResponseNotFound, to_api_error
-from gateway.generation import Admitted, Generations
-from gateway.response_items import decode_input, decode_items, name_items, token_of
+from gateway.generation import Generations
+from gateway.peer_wire import EndResponse, Part, RunningResponse
+from gateway.peers import PeerGone, Peers
+from gateway.response_items import decode_input, name_items, plain_items, token_of
 from gateway.response_object import response_object
 from gateway.response_run import ResponseRun
-from gateway.routed_ids import mint
+from gateway.routed_ids import mint, worker_of
 from gateway.schemas.responses import Item, ItemReference, ResponseFields
 from tenants.errors import TenantsError
 from tenants.shared import SharedState, StoredResponse
@@ -37,6 +41,7 @@ from tenants.types import Principal
 
 logger = logging.getLogger(__name__)
 
+_UNENDED = ("queued", "in_progress")
 MAX_LINEAGE = 1000
 """Responses one after the other, from the first to the one that is continued."""
 
@@ -55,14 +60,14 @@ class Responses:
         self,
         shared: SharedState,
         *,
-        worker_id: str,
+        peers: Peers,
         model: str,
         admission: Admission,
         generations: Generations,
         config: TenantsConfig,
     ) -> None:
         self._shared = shared
-        self._worker_id = worker_id
+        self._peers = peers
         self._model = model
         self._admission = admission
         self._generations = generations
@@ -71,6 +76,8 @@ class Responses:
         self._written: dict[UUID, int] = {}
         self._running: dict[str, ResponseRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        peers.answer(RunningResponse, self._part_for_peer)
+        peers.answer(EndResponse, self._end_for_peer)
 
     # -- beginning
 
@@ -93,7 +100,7 @@ class Responses:
         tools = response_fields.decode_tools(fields.tools)
         if earlier is None:
             earlier = await self._earlier(principal.tenant.id, fields.previous_response_id)
-        response_id = mint("resp", self._worker_id)
+        response_id = mint("resp", self._peers.worker_id)
         own = await self._own_items(principal.tenant.id, fields, response_id)
         if not own and not earlier.items:
             raise InvalidRequestError(
@@ -164,7 +171,7 @@ class Responses:
         )
         if not line or line[0].previous_response_id is not None:
             raise previous_not_found(line[0].previous_response_id or "" if line else response_id)
-        if line[-1].status in ("queued", "in_progress"):
+        if line[-1].status in _UNENDED:
             raise InvalidRequestError(
                 f"The response {response_id!r} has not ended yet.",
                 param="previous_response_id",
@@ -252,40 +259,104 @@ class Responses:
         return run if run is not None and run.tenant_id == tenant_id and run.is_stored else None
 
     async def body(self, tenant_id: UUID, response_id: str) -> bytes:
-        """The response object. Raises ``ResponseNotFound``."""
-        if (run := self.running(tenant_id, response_id)) is not None:
-            return run.body()
-        return (await self.stored(tenant_id, response_id)).body
-
-    async def stored(self, tenant_id: UUID, response_id: str) -> StoredResponse:
-        """Raises ``ResponseNotFound``."""
-        found = await self._shared.find_response(tenant_id, response_id)
-        if found is None:
-            raise ResponseNotFound(f"There is no response {response_id!r}.")
-        return found
+        """The response object. Raises ``ResponseNotFound``, ``TenantsError``."""
+        return await self._part(tenant_id, response_id, "body")
 
     async def input_items(self, tenant_id: UUID, response_id: str) -> bytes:
-        """Its own input items, as a JSON array. Raises ``ResponseNotFound``."""
+        """Its own input items, as a JSON array. Raises as ``body`` does."""
+        return await self._part(tenant_id, response_id, "input")
+
+    async def _part(self, tenant_id: UUID, response_id: str, part: Part) -> bytes:
         if (run := self.running(tenant_id, response_id)) is not None:
-            return run.record().input
-        return (await self.stored(tenant_id, response_id)).input
+            return _part_of(run.record(), part)
+        found = await self._shared.find_response(tenant_id, response_id)
+        if found is not None and found.status not in _UNENDED:
+            return _part_of(found, part)
+        wanted = RunningResponse(response_id=response_id, tenant_id=tenant_id, part=part)
+        try:
+            return await self._ask(wanted)
+        except (PeerGone, ResponseNotFound) as exc:
+            # It may have ended in between.
+            found = await self._stored(tenant_id, response_id)
+            if found.status in _UNENDED and isinstance(exc, PeerGone):
+                found = await self._fail(found)
+            return _part_of(found, part)
+
+    async def _stored(self, tenant_id: UUID, response_id: str) -> StoredResponse:
+        found = await self._shared.find_response(tenant_id, response_id)
+        if found is None:
+            raise _not_found(response_id)
+        return found
+
+    async def _fail(self, response: StoredResponse) -> StoredResponse:
+        """The worker that ran it died: nobody else will ever end it."""
+        body = msgspec.json.decode(response.body)
+        body["status"] = "failed"
+        body["error"] = {"code": "server_error", "message": "The server that ran this went away."}
+        failed = msgspec.structs.replace(response, status="failed", body=msgspec.json.encode(body))
+        await self._shared.put_response(failed, self._retention)
+        return failed
 
     async def cancel(self, tenant_id: UUID, response_id: str) -> bytes:
-        """End a response that runs; one that has ended stays as it is. The response object."""
-        if (run := self.running(tenant_id, response_id)) is not None:
-            run.cancel()
-            await run.wait_ended()
+        """End a response that runs; one that has ended stays as it is. The response object.
+
+        Raises ``ResponseNotFound``, ``TenantsError``.
+        """
+        wanted = EndResponse(response_id=response_id, tenant_id=tenant_id)
+        if not await self._end(wanted):
+            with contextlib.suppress(PeerGone, ResponseNotFound):  # then it has ended
+                await self._ask(wanted)
         return await self.body(tenant_id, response_id)
 
     async def delete(self, tenant_id: UUID, response_id: str) -> None:
-        """Forget a response; one that runs is ended. Raises ``ResponseNotFound``."""
-        run = self.running(tenant_id, response_id)
-        if run is not None:
+        """Forget a response; one that runs is ended. Raises as ``cancel`` does."""
+        wanted = EndResponse(response_id=response_id, tenant_id=tenant_id, is_deleted=True)
+        was_running = await self._end(wanted)
+        if not was_running:
+            with contextlib.suppress(PeerGone, ResponseNotFound):
+                await self._ask(wanted)
+                was_running = True
+        if not await self._shared.delete_response(tenant_id, response_id) and not was_running:
+            raise _not_found(response_id)
+
+    async def _end(self, wanted: EndResponse) -> bool:
+        """False when it does not run here."""
+        run = self.running(wanted.tenant_id, wanted.response_id)
+        if run is None:
+            return False
+        if wanted.is_deleted:
             run.is_stored = False
-            run.cancel()
-            await run.wait_ended()
-        if not await self._shared.delete_response(tenant_id, response_id) and run is None:
-            raise ResponseNotFound(f"There is no response {response_id!r}.")
+        run.cancel()
+        await run.wait_ended()
+        return True
+
+    # -- other workers
+
+    async def _ask(self, wanted: RunningResponse | EndResponse) -> bytes:
+        """The worker that runs a response. Raises ``PeerGone``, ``ResponseNotFound``."""
+        worker_id = worker_of(wanted.response_id)
+        if worker_id is None or worker_id == self._peers.worker_id:
+            raise _not_found(wanted.response_id)
+        return await self._peers.ask(worker_id, wanted)
+
+    async def _part_for_peer(self, wanted: RunningResponse) -> bytes:
+        run = self.running(wanted.tenant_id, wanted.response_id)
+        if run is None:
+            raise _not_found(wanted.response_id)
+        return _part_of(run.record(), wanted.part)
+
+    async def _end_for_peer(self, wanted: EndResponse) -> bytes:
+        if not await self._end(wanted):
+            raise _not_found(wanted.response_id)
+        return b""
+
+
+def _part_of(response: StoredResponse, part: Part) -> bytes:
+    return response.body if part == "body" else response.input
+
+
+def _not_found(response_id: str) -> ResponseNotFound:
+    return ResponseNotFound(f"There is no response {response_id!r}.")
 
 
 class _Output(msgspec.Struct):
@@ -300,15 +371,6 @@ def items_of(response: StoredResponse) -> list[Item]:
     """What it was asked, and what it answered."""
     raw = [*_input_decoder.decode(response.input), *_output_decoder.decode(response.body).output]
     return plain_items(raw)
-
-
-def plain_items(raw: Sequence[msgspec.Raw]) -> list[Item]:
-    """Items that were checked before: no references are among them."""
-    items: list[Item] = []
-    for item in decode_items(raw):
-        assert not isinstance(item, ItemReference)
-        items.append(item)
-    return items
 
 
 def previous_not_found(response_id: str) -> InvalidRequestError:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from starlette.websockets import WebSocket
 
+from engine import sampling_defaults
 from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
 from engine.tokenizer import Tokenizer
-from gateway import context, sampling_defaults
+from gateway import context
 from gateway.admission import Admission
 from gateway.background import Background
 from gateway.chat_session import ChatSession
@@ -18,12 +19,17 @@ from gateway.errors import ConfigError
 from gateway.generation import Generations
 from gateway.lifecycle import Lifecycle, Session
 from gateway.metrics import Metrics
+from gateway.peer_wire import derive_secret
+from gateway.peers import Peers
 from gateway.public_prefixes import PublicPrefixes
 from gateway.responses import Responses
+from gateway.responses_session import ResponsesSession
+from gateway.retention import Retention
 from gateway.revocations import Revocations
 from gateway.routed_ids import new_worker_id
 from gateway.routes.answers import Answers
 from gateway.secrets import Secrets
+from gateway.stream_archive import StreamArchive
 from gateway.stream_log import MemoryStreamLog
 from gateway.streams import Streams
 from gateway.tickets import Tickets
@@ -44,6 +50,7 @@ class Services:
 
     config: Config
     engine: EngineClient
+    tokenizer: Tokenizer
     store: Store
     secrets: Secrets
     metrics: Metrics
@@ -52,6 +59,7 @@ class Services:
     generations: Generations
     admission: Admission
     lifecycle: Lifecycle
+    peers: Peers
     streams: Streams
     responses: Responses
     tickets: Tickets
@@ -72,6 +80,17 @@ class Services:
             streams=self.streams,
         )
 
+    def responses_session(self, socket: WebSocket, api_key: str | None) -> ResponsesSession:
+        """A session over a socket not yet accepted."""
+        return ResponsesSession(
+            socket,
+            context.of(socket.scope),
+            api_key=api_key,
+            config=self.config.server,
+            authenticator=self.authenticator,
+            responses=self.responses,
+        )
+
 
 def create_services(
     config: Config, *, engine: EngineClient, store: Store, secrets: Secrets
@@ -88,7 +107,7 @@ def create_services(
     metrics = Metrics()
     journal = _open_journal(config.tenants)
     ledger = Ledger(store, journal=journal)
-    quota = Quota(store)
+    quota = Quota(store, usage_retention_months=config.tenants.usage_retention_months)
     last_used = LastUsed(store)
     authenticator = Authenticator(store, secrets.key_pepper, last_used=last_used)
     generations = Generations(
@@ -98,6 +117,7 @@ def create_services(
         quota=quota,
         metrics=metrics,
         flush_interval_s=config.server.flush_interval_ms / 1000,
+        validate=compiler.validate,
         public_prefixes=PublicPrefixes(
             config.models.public_prefixes, template=template, tokenizer=tokenizer
         ),
@@ -118,12 +138,22 @@ def create_services(
             else None
         ),
     )
+    peers = Peers(
+        store.shared,
+        worker_id=new_worker_id(),
+        secret=derive_secret(secrets.key_pepper),
+        host=config.server.peer_host,
+    )
+    streams = _create_streams(config, store, peers)
     sessions: set[Session] = set()
     revocations = Revocations(authenticator, generations=generations, sessions=sessions)
     work = {
         "quota leases": quota.run,
+        "settlements of the dead": ledger.run,
         "last uses of keys": last_used.run,
         "revocations": revocations.run,
+        "line to other workers": peers.run,
+        "retention": Retention(store.shared).run,
     }
     if config.tenants.session_dsn is not None:
         listener = ChangeListener(config.tenants.session_dsn, revocations.on_change)
@@ -143,10 +173,10 @@ def create_services(
         compiler=compiler,
         shutdown_timeout_s=config.server.shutdown_timeout_s,
     )
-    streams = _create_streams(config)
     return Services(
         config=config,
         engine=engine,
+        tokenizer=tokenizer,
         store=store,
         secrets=secrets,
         metrics=metrics,
@@ -155,16 +185,17 @@ def create_services(
         generations=generations,
         admission=admission,
         lifecycle=lifecycle,
+        peers=peers,
         streams=streams,
         responses=Responses(
             store.shared,
-            worker_id=new_worker_id(),
+            peers=peers,
             model=config.model_name,
             admission=admission,
             generations=generations,
             config=config.tenants,
         ),
-        tickets=Tickets(),
+        tickets=Tickets(peers),
         answers=Answers(streams, heartbeat_s=config.server.heartbeat_s),
     )
 
@@ -178,14 +209,21 @@ def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     )
 
 
-def _create_streams(config: Config) -> Streams:
+def _create_streams(config: Config, store: Store, peers: Peers) -> Streams:
     server = config.server
     log = MemoryStreamLog(
         max_stream_bytes=server.max_stream_log_bytes,
         max_tenant_bytes=server.max_tenant_stream_log_bytes,
         retention_s=server.stream_retention_s,
     )
-    return Streams(log, grace_s=server.resume_grace_s, heartbeat_s=server.heartbeat_s)
+    return Streams(
+        log,
+        StreamArchive(store.shared, max_tenant_bytes=server.max_tenant_stream_log_bytes),
+        peers,
+        grace_s=server.resume_grace_s,
+        heartbeat_s=server.heartbeat_s,
+        retention_s=server.stream_retention_s,
+    )
 
 
 def _open_journal(config: TenantsConfig) -> Journal:

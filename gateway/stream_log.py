@@ -1,21 +1,19 @@
 """What a resumable stream has said, kept for whoever comes back for it.
 
-``StreamLog`` is the port. ``MemoryStreamLog`` is the log of one gateway process: a stream is
-resumed at the worker that runs it. A log in PostgreSQL behind the same port will let any worker do
-that.
+``StreamLog`` is the port. ``MemoryStreamLog`` is the log of one gateway process, where its streams
+run; ``streams`` leads whoever asks another process there, and ``stream_archive`` keeps the log when
+the stream has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Protocol
 from uuid import UUID
 
 from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFound
-
-StreamKind = Literal["sse", "ws"]
-"""Whether a stream's items are server-sent events or WebSocket frames."""
+from tenants.shared import StreamKind
 
 ITEM_OVERHEAD_BYTES = 48
 """Of Python's, for each item; it counts towards the bounds."""
@@ -23,6 +21,24 @@ STREAM_OVERHEAD_BYTES = 1024
 """The same for each stream."""
 MAX_READ_ITEMS = 256
 """So many items are read at once, so that one read is no long step of the event loop."""
+
+
+class StreamReader(Protocol):
+    """Yields a stream's items from a position on, in batches. ``close`` it, in a ``finally``."""
+
+    @property
+    def stream_id(self) -> str: ...
+
+    def __aiter__(self) -> AsyncIterator[Sequence[bytes]]: ...
+
+    async def beat(self) -> None:
+        """Nothing was said for long: make all readers hear that the stream still runs."""
+
+    def stop(self) -> None:
+        """End the stream's work, as a client's wish."""
+
+    def close(self) -> None:
+        """Idempotent. The stream goes on."""
 
 
 class StreamLog(Protocol):
@@ -39,6 +55,9 @@ class StreamLog(Protocol):
 
     async def forget(self, stream_id: str, tenant_id: UUID) -> None:
         """Drop all items at once; a stream that runs takes no more. One unknown is left so."""
+
+    def kept(self, stream_id: str) -> tuple[int, Sequence[bytes]] | None:
+        """How many items were dropped, and all that are kept; None once it is forgotten."""
 
     async def check(
         self, stream_id: str, tenant_id: UUID, *, kind: StreamKind | None = None, after: int = 0
@@ -70,16 +89,21 @@ class _Record:
         self.changed = asyncio.Event()
 
     def check(self, after: int) -> None:
-        if after < self.num_dropped:
-            raise Gone(
-                f"Of this stream only what came after position {self.num_dropped} is still kept.",
-                code="stream_position_gone",
-            )
-        if after > self.num_dropped + len(self.items):
-            raise InvalidRequestError(
-                f"The stream has only {self.num_dropped + len(self.items)} items until now.",
-                code="invalid_stream_position",
-            )
+        check_position(after, num_dropped=self.num_dropped, num_items=len(self.items))
+
+
+def check_position(after: int, *, num_dropped: int, num_items: int) -> None:
+    """Raises ``Gone`` or ``InvalidRequestError`` where no item can come next."""
+    if after < num_dropped:
+        raise Gone(
+            f"Of this stream only what came after position {num_dropped} is still kept.",
+            code="stream_position_gone",
+        )
+    if after > num_dropped + num_items:
+        raise InvalidRequestError(
+            f"The stream has only {num_dropped + num_items} items until now.",
+            code="invalid_stream_position",
+        )
 
 
 class MemoryStreamLog:
@@ -135,6 +159,10 @@ class MemoryStreamLog:
         loop = asyncio.get_running_loop()
         self._ended[stream_id] = loop.call_later(self._retention_s, self._forget, stream_id)
 
+    def kept(self, stream_id: str) -> tuple[int, Sequence[bytes]] | None:
+        record = self._records.get(stream_id)
+        return None if record is None else (record.num_dropped, list(record.items))
+
     async def forget(self, stream_id: str, tenant_id: UUID) -> None:
         record = self._records.get(stream_id)
         if record is not None and record.tenant_id == tenant_id:
@@ -145,7 +173,7 @@ class MemoryStreamLog:
     ) -> None:
         record = self._record(stream_id)
         if record.tenant_id != tenant_id or kind not in (None, record.kind):
-            raise _not_found()
+            raise stream_not_found()
         if kind is not None:
             record.check(after)
 
@@ -162,7 +190,7 @@ class MemoryStreamLog:
     def _record(self, stream_id: str) -> _Record:
         record = self._records.get(stream_id)
         if record is None:
-            raise _not_found()
+            raise stream_not_found()
         return record
 
     def _grow(self, record: _Record, num_bytes: int) -> None:
@@ -203,5 +231,5 @@ class MemoryStreamLog:
             del self._sizes[record.tenant_id]
 
 
-def _not_found() -> StreamNotFound:
+def stream_not_found() -> StreamNotFound:
     return StreamNotFound("There is no such stream; it may have been kept long enough.")

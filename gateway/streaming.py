@@ -20,7 +20,8 @@ from gateway.assembler import Delta
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.schemas.common import Usage
-from gateway.streams import Reader, Streams, new_stream_id
+from gateway.stream_log import StreamReader
+from gateway.streams import Streams
 
 # The library would cut all streams at the first SIGTERM; ``lifecycle`` lets them end instead.
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
@@ -131,7 +132,7 @@ class EventStream(EventResponse):
 class FollowingEventStream(EventResponse):
     """Sends what a resumable stream says; its generation does not depend on this response."""
 
-    def __init__(self, reader: Reader, *, heartbeat_s: float) -> None:
+    def __init__(self, reader: StreamReader, *, heartbeat_s: float) -> None:
         super().__init__(
             _followed(reader),
             heartbeat_s=heartbeat_s,
@@ -150,7 +151,7 @@ async def open_event_stream(
 ) -> FollowingEventStream:
     """Like ``EventStream``, but resumable: ``streams`` owns the generation from here on."""
     reader = await streams.open(
-        new_stream_id(),
+        streams.new_id(),
         generation,
         _events(generation, chunks),
         tenant_id=generation.admitted.principal.tenant.id,
@@ -182,7 +183,7 @@ async def _events(generation: Generation, chunks: Chunks) -> AsyncGenerator[list
             yield [event + b"\n\n" for event in some.split(b"\n\n")[:-1]]
 
 
-async def _followed(reader: Reader) -> AsyncGenerator[bytes, None]:
+async def _followed(reader: StreamReader) -> AsyncGenerator[bytes, None]:
     try:
         async for events in reader:
             yield b"".join(events)

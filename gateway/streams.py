@@ -1,6 +1,8 @@
 """Resumable streams: they run on for a while when nobody reads them, and end for all at once.
 
     generation ──► recorder ──► StreamLog ──► reader, reader, ... (each may leave and come back)
+                                   │    └───► Peers ──► readers at other workers
+                                   └──► StreamArchive, once it has ended
 
 Leaving and stopping are different things: a reader that leaves changes nothing, unless it was the
 last one and nobody comes back within the grace time; ``stop`` ends the generation for all.
@@ -9,22 +11,23 @@ last one and nobody comes back within the grace time; ``stop`` ends the generati
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 from uuid import UUID
 
-from gateway.errors import ApiError, to_api_error
-from gateway.stream_log import StreamKind, StreamLog
+from gateway.errors import ApiError, StreamNotFound, to_api_error
+from gateway.peer_wire import Follow, ForgetStream, StopStream
+from gateway.peers import PeerGone, Peers
+from gateway.routed_ids import mint, worker_of
+from gateway.stream_archive import StreamArchive
+from gateway.stream_log import StreamLog, StreamReader
+from tenants.errors import TenantsError
+from tenants.shared import StreamKind
 
 logger = logging.getLogger(__name__)
-
-
-def new_stream_id() -> str:
-    """192 random bits: whoever has an id was given it."""
-    return f"stream_{secrets.token_urlsafe(24)}"
 
 
 class Work(Protocol):
@@ -95,12 +98,34 @@ class Reader:
 class Streams:
     """The resumable streams of this gateway. They own the work they are given."""
 
-    def __init__(self, log: StreamLog, *, grace_s: float, heartbeat_s: float) -> None:
-        """``grace_s``: how long a stream runs without a reader."""
+    def __init__(
+        self,
+        log: StreamLog,
+        archive: StreamArchive,
+        peers: Peers,
+        *,
+        grace_s: float,
+        heartbeat_s: float,
+        retention_s: float,
+    ) -> None:
+        """``grace_s``: how long a stream runs without a reader. ``retention_s``: how long it can be
+        read after its end.
+        """
         self._log = log
+        self._archive = archive
+        self._peers = peers
         self._grace_s = grace_s
         self._heartbeat_s = heartbeat_s
+        self._retention_s = retention_s
         self._running: dict[str, _Running] = {}
+        self._archiving: set[asyncio.Task[None]] = set()
+        peers.follow_here = self._follow_for_peer
+        peers.answer(StopStream, self._stop_for_peer)
+        peers.answer(ForgetStream, self._forget_for_peer)
+
+    def new_id(self) -> str:
+        """160 random bits: whoever has an id was given it."""
+        return mint("stream", self._peers.worker_id)
 
     async def open(
         self,
@@ -113,12 +138,14 @@ class Streams:
         cut: Callable[[ApiError], bytes],
         heartbeat: Callable[[], bytes] | None = None,
         is_detached: bool = False,
+        retention_s: float | None = None,
     ) -> Reader:
         """Record ``body``, what ``work`` says; returns the first reader.
 
         ``cut`` writes the last item where ``body`` itself breaks. ``heartbeat`` writes the item
         that ``Reader.beat`` adds; it is logged too, so that all readers count the same items.
-        ``is_detached``: it runs to its end, whether anybody reads or not.
+        ``is_detached``: it runs to its end, whether anybody reads or not. ``retention_s``: how long
+        it can be read after its end, where that is longer than for others.
         """
         try:
             await self._log.create(stream_id, tenant_id, kind)
@@ -130,26 +157,74 @@ class Streams:
         running.task = asyncio.create_task(
             self._record(stream_id, running, body, cut), name=f"record {stream_id}"
         )
+        running.task.add_done_callback(
+            lambda _: self._keep(stream_id, tenant_id, kind, retention_s or self._retention_s)
+        )
         return Reader(self, stream_id, 0)
 
     async def follow(
         self, stream_id: str, tenant_id: UUID, *, kind: StreamKind, after: int
+    ) -> StreamReader:
+        """Read on after so many items, whichever worker has them.
+
+        Raises as ``StreamLog.check`` does, and ``TenantsError``.
+        """
+        try:
+            if (worker_id := self._worker_elsewhere(stream_id)) is None:
+                return await self._follow_here(stream_id, tenant_id, kind, after)
+            wanted = Follow(stream_id=stream_id, tenant_id=tenant_id, kind=kind, after=after)
+            return await self._peers.follow(worker_id, wanted)
+        except (StreamNotFound, PeerGone):
+            return await self._archive.open(stream_id, tenant_id, kind=kind, after=after)
+
+    async def _follow_here(
+        self, stream_id: str, tenant_id: UUID, kind: StreamKind, after: int
     ) -> Reader:
-        """Read on after so many items. Raises as ``StreamLog.check`` does."""
         await self._log.check(stream_id, tenant_id, kind=kind, after=after)
         return Reader(self, stream_id, after)
 
     async def stop(self, stream_id: str, tenant_id: UUID) -> None:
-        """End the generation as a client's wish; one that has ended is left as it is.
+        """End the work as a client's wish; a stream that has ended is left as it is.
 
-        What was said until then stays readable. Raises ``StreamNotFound``.
+        What was said until then stays readable. Raises ``StreamNotFound``, ``TenantsError``.
         """
-        await self._log.check(stream_id, tenant_id)
-        self._cancel(stream_id)
+        try:
+            if (worker_id := self._worker_elsewhere(stream_id)) is None:
+                await self._log.check(stream_id, tenant_id)
+                self._cancel(stream_id)
+            else:
+                wanted = StopStream(stream_id=stream_id, tenant_id=tenant_id)
+                await self._peers.ask(worker_id, wanted)
+        except (StreamNotFound, PeerGone):
+            await self._archive.check(stream_id, tenant_id)
 
     async def forget(self, stream_id: str, tenant_id: UUID) -> None:
-        """Drop what it said. One that is unknown, or another tenant's, is left as it is."""
-        await self._log.forget(stream_id, tenant_id)
+        """Drop what it said, wherever it is. One unknown, or another tenant's, is left as it is."""
+        if (worker_id := self._worker_elsewhere(stream_id)) is None:
+            await self._log.forget(stream_id, tenant_id)
+        else:
+            with contextlib.suppress(PeerGone, ApiError):  # then it is gone, or will be soon
+                wanted = ForgetStream(stream_id=stream_id, tenant_id=tenant_id)
+                await self._peers.ask(worker_id, wanted)
+        await self._archive.delete(stream_id, tenant_id)
+
+    def _worker_elsewhere(self, stream_id: str) -> str | None:
+        worker_id = worker_of(stream_id)
+        return None if worker_id == self._peers.worker_id else worker_id
+
+    async def _follow_for_peer(self, wanted: Follow) -> Reader:
+        return await self._follow_here(
+            wanted.stream_id, wanted.tenant_id, wanted.kind, wanted.after
+        )
+
+    async def _stop_for_peer(self, wanted: StopStream) -> bytes:
+        await self._log.check(wanted.stream_id, wanted.tenant_id)
+        self._cancel(wanted.stream_id)
+        return b""
+
+    async def _forget_for_peer(self, wanted: ForgetStream) -> bytes:
+        await self._log.forget(wanted.stream_id, wanted.tenant_id)
+        return b""
 
     async def close(self) -> None:
         """Cut what still runs, and settle it."""
@@ -162,6 +237,9 @@ class Streams:
             running.call_off_grace()
             running.work.close()
         self._running.clear()
+        await asyncio.sleep(0)  # the callbacks of those tasks
+        if self._archiving:
+            await asyncio.wait(self._archiving)
 
     async def _record(
         self,
@@ -183,6 +261,30 @@ class Streams:
             running.call_off_grace()
             self._running.pop(stream_id, None)
             await self._log.end(stream_id)
+
+    def _keep(self, stream_id: str, tenant_id: UUID, kind: StreamKind, retention_s: float) -> None:
+        """In a task of its own: the last reader need not wait for the store."""
+        task = asyncio.create_task(
+            self._put_away(stream_id, tenant_id, kind, retention_s), name=f"archive {stream_id}"
+        )
+        self._archiving.add(task)
+        task.add_done_callback(self._archiving.discard)
+
+    async def _put_away(
+        self, stream_id: str, tenant_id: UUID, kind: StreamKind, retention_s: float
+    ) -> None:
+        if (kept := self._log.kept(stream_id)) is None:
+            return
+        num_dropped, items = kept
+        try:
+            await self._archive.put(
+                *(stream_id, tenant_id, kind),
+                num_dropped=num_dropped,
+                items=items,
+                retention_s=retention_s,
+            )
+        except TenantsError as error:  # it stays in memory for a while
+            logger.warning("%s is kept by this worker only: %s", stream_id, error)
 
     def _attach(self, stream_id: str) -> None:
         if (running := self._running.get(stream_id)) is not None:

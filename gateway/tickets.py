@@ -1,20 +1,22 @@
 """One-time tickets: how a web page opens a WebSocket without an API key in its URL.
 
 URLs are logged by whatever lies between, so what stands there must be worthless at once: a ticket
-works once, within ``LIFETIME_S``, and only as the key that asked for it. Tickets live in this
-process's memory: one is good at the worker that issued it.
+works once, within ``LIFETIME_S``, and only as the key that asked for it. A ticket lives in the
+memory of the worker that issued it, whom the others ask: so it is used once among all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
 from collections import OrderedDict
 
 import msgspec
 
 from gateway.errors import InvalidApiKey, RateLimited
+from gateway.peer_wire import RedeemTicket
+from gateway.peers import PeerGone, Peers
+from gateway.routed_ids import mint, worker_of
 
 LIFETIME_S = 30.0
 MAX_TICKETS_PER_KEY = 100
@@ -30,8 +32,10 @@ class _Issued(msgspec.Struct, frozen=True):
 class Tickets:
     """Issued and not yet used. Of the ticket itself only a digest is kept."""
 
-    def __init__(self, *, lifetime_s: float = LIFETIME_S) -> None:
+    def __init__(self, peers: Peers, *, lifetime_s: float = LIFETIME_S) -> None:
         self.lifetime_s = lifetime_s
+        self._peers = peers
+        peers.answer(RedeemTicket, self._redeem_for_peer)
         self._issued: OrderedDict[bytes, _Issued] = OrderedDict()  # soonest to expire first
         self._num_of_key: dict[str, int] = {}
 
@@ -44,21 +48,34 @@ class Tickets:
                 code="too_many_tickets",
                 retry_after_s=self.lifetime_s,
             )
-        ticket = f"ticket_{secrets.token_urlsafe(24)}"
+        ticket = mint("ticket", self._peers.worker_id)
         self._num_of_key[api_key] = self._num_of_key.get(api_key, 0) + 1
         self._issued[_digest(ticket)] = _Issued(api_key, self._now() + self.lifetime_s)
         return ticket
 
-    def redeem(self, ticket: str) -> str:
+    async def redeem(self, ticket: str) -> str:
         """The API key that ``ticket`` stands for, once.
 
         Raises ``InvalidApiKey`` when it is unknown, used or expired: which one is not told.
         """
+        worker_id = worker_of(ticket)
+        if worker_id in (None, self._peers.worker_id):
+            return self._redeem(ticket)
+        assert worker_id is not None
+        try:
+            return (await self._peers.ask(worker_id, RedeemTicket(ticket))).decode()
+        except PeerGone:
+            raise _no_such_ticket() from None
+
+    def _redeem(self, ticket: str) -> str:
         self._expire()
         issued = self._remove(_digest(ticket))
         if issued is None:
-            raise InvalidApiKey("The ticket is unknown, used or expired; ask for another.")
+            raise _no_such_ticket()
         return issued.api_key
+
+    async def _redeem_for_peer(self, wanted: RedeemTicket) -> bytes:
+        return self._redeem(wanted.ticket).encode()
 
     def _expire(self) -> None:
         now = self._now()
@@ -82,3 +99,7 @@ class Tickets:
 
 def _digest(ticket: str) -> bytes:
     return hashlib.sha256(ticket.encode()).digest()
+
+
+def _no_such_ticket() -> InvalidApiKey:
+    return InvalidApiKey("The ticket is unknown, used or expired; ask for another.")

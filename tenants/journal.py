@@ -6,7 +6,8 @@ cut in the middle of an outage of the database may lose its last seconds. A line
 is dropped. What is in the file may be in the ledger too; writing it again is harmless, the ledger
 knows its request.
 
-Each process has a file of its own and holds a lock on it; ``adopt`` finds those of dead ones.
+Each process has a file of its own and holds a lock on it; ``adopt`` finds those of dead ones, and
+those in which they counted what ran when they died (``tenants.progress``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from uuid import uuid4
 
 import msgspec
 
+from tenants import progress
+from tenants.limits import Price
+from tenants.progress import Progress, Running
 from tenants.types import UsageEvent
 
 logger = logging.getLogger(__name__)
@@ -41,11 +45,23 @@ class Journal:
         while self._file is None:  # somebody may adopt it between its birth and its lock
             self._path = folder / f"{uuid4().hex}{SUFFIX}"
             self._file = _locked(self._path)
+        self._progress: Progress | None = None
+        while self._progress is None:
+            counted = Progress(folder)
+            if _lock(counted.file, counted.path):
+                self._progress = counted
+            else:
+                counted.close()
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing would be replayed."""
         return self._size == 0
+
+    def begin(self, event: UsageEvent, price: Price) -> Running | None:
+        """Count a request from here on: should we die, it is settled with what was counted."""
+        assert self._progress is not None, "the journal is closed"
+        return self._progress.begin(event, price)
 
     def append(self, events: Sequence[UsageEvent]) -> None:
         """Return when the events outlive the process. Raises ``OSError``."""
@@ -76,7 +92,19 @@ class Journal:
                 self.append(events)
                 path.unlink(missing_ok=True)
             adopted += events
-        return adopted
+        return [*adopted, *self._adopt_running()]
+
+    def _adopt_running(self) -> Iterator[UsageEvent]:
+        assert self._progress is not None, "the journal is closed"
+        for path in sorted(self._folder.glob(f"*{progress.SUFFIX}")):
+            file = None if path == self._progress.path else _locked(path)
+            if file is None:
+                continue
+            with file:
+                events = progress.read(file)
+                self.append(events)
+                path.unlink(missing_ok=True)
+            yield from events
 
     def close(self) -> None:
         """Let go of the file; it goes with its content, if it has none. Idempotent."""
@@ -85,21 +113,28 @@ class Journal:
                 self._path.unlink(missing_ok=True)
             self._file.close()
             self._file = None
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
 
 
 def _locked(path: Path) -> IO[bytes] | None:
     """The file, locked for as long as it is open; None when it is another process's or gone."""
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(path.open("a+b"))
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = os.path.samestat(os.fstat(file.fileno()), path.stat())
-        except (BlockingIOError, FileNotFoundError):
-            return None
-        if not is_ours:
+        if not _lock(file, path):
             return None
         stack.pop_all()
         return file
+
+
+def _lock(file: IO[bytes], path: Path) -> bool:
+    """Lock an open file; False when it is another process's or gone."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 def _events(file: IO[bytes], path: Path) -> Iterator[UsageEvent]:

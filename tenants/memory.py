@@ -557,8 +557,8 @@ class MemoryStore(Store):
         )
         self._audit.append(entry)
 
-    async def maintain(self) -> None:
-        """Memory has no partitions."""
+    async def maintain(self, *, usage_retention_months: int | None = None) -> None:
+        """Memory has no partitions, and shows no request of its own."""
 
     async def ping(self) -> None:
         """Memory always answers."""

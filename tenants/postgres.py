@@ -408,8 +408,12 @@ class PostgresStore(Store):
             rows = await self._all("list_audit", tenant_id, *which, tenant_id=tenant_id)
         return [audit_entry_of(row) for row in rows]
 
-    async def maintain(self) -> None:
+    async def maintain(self, *, usage_retention_months: int | None = None) -> None:
         await self._one("add_partitions")
+        if usage_retention_months is not None:
+            await self._one("drop_partitions", usage_retention_months)
+            while await self._all("forget_requests", usage_retention_months):
+                pass
 
     async def ping(self) -> None:
         await self._one("ping")

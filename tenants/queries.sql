@@ -294,6 +294,22 @@ LIMIT $2;
 -- The ledger's partitions of this month and the next two.
 SELECT usage_event_add_partitions(now()::date, 3) AS added;
 
+-- name: drop_partitions for operator
+-- The ledger's months that ended so many months ago.
+SELECT usage_event_drop_partitions(
+    (date_trunc('month', now(), 'UTC') - make_interval(months => $1))::date
+) AS dropped;
+
+-- name: forget_requests for operator
+-- A portion of what made the requests of dropped months unique.
+DELETE FROM usage_seen
+WHERE request_id IN (
+    SELECT request_id FROM usage_seen
+    WHERE created_at < date_trunc('month', now(), 'UTC') - make_interval(months => $1)
+    LIMIT 10000
+)
+RETURNING 1;
+
 -- name: ping
 -- The cheapest statement that proves the server answers.
 SELECT 1;

@@ -108,10 +108,11 @@ class Quota:
         lease_s: float = 30.0,
         queue_timeout_s: float = 30.0,
         overdraft_tokens: int = 20_000,
+        usage_retention_months: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``overdraft_tokens`` is what each tenant may hold in this process, over its limits,
-        for as long as the store is away.
+        for as long as the store is away. ``usage_retention_months`` is the store's to act on.
         """
         assert slice_tokens > 1
         self.slice_tokens = slice_tokens
@@ -120,6 +121,7 @@ class Quota:
         self._lease = timedelta(seconds=lease_s)
         self._queue_timeout_s = queue_timeout_s
         self._overdraft_tokens = overdraft_tokens
+        self._usage_retention_months = usage_retention_months
         self._overdrawn: dict[UUID, int] = {}
         self._clock = clock
         self._holds: dict[UUID, Hold] = {}
@@ -208,7 +210,7 @@ class Quota:
             try:
                 await self.beat()
                 if self._clock() >= next_maintenance:
-                    await self._store.maintain()
+                    await self._store.maintain(usage_retention_months=self._usage_retention_months)
                     next_maintenance = self._clock() + _MAINTENANCE_S
             except StoreUnavailable as error:
                 logger.warning("Leases are not renewed: %s", error)

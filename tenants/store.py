@@ -202,8 +202,11 @@ class Store(Protocol):
     ) -> Sequence[AuditEntry]:
         """Changes of one tenant or of all, the newest first; ``before``: older than this id."""
 
-    async def maintain(self) -> None:
-        """What has to be done once a day: partitions for the ledger of the months to come."""
+    async def maintain(self, *, usage_retention_months: int | None = None) -> None:
+        """What has to be done once a day: partitions for the ledger of the months to come.
+
+        Requests of more than so many whole months ago go; their hourly sums stay.
+        """
 
     async def ping(self) -> None:
         """Return when the store answers."""

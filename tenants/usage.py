@@ -24,10 +24,15 @@ import msgspec
 
 from tenants.errors import LedgerFull, StoreUnavailable
 from tenants.journal import Journal
+from tenants.limits import Price
+from tenants.progress import Running
 from tenants.store import Store
 from tenants.types import UsageEvent
 
 logger = logging.getLogger(__name__)
+
+ADOPT_S = 5.0
+"""Well within a lease, after which less exact counts are charged."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +110,14 @@ class Ledger:
         # The future is the caller's, the write is a writer's: cancelling ends only the waiting.
         return await pending.answer
 
+    def begin(self, event: UsageEvent, price: Price) -> Running | None:
+        """Count a request that starts now; ``end`` what is returned once it is settled.
+
+        ``event`` is its settlement should this process die, but for the tokens. None without a
+        journal to count in.
+        """
+        return None if self._journal is None else self._journal.begin(event, price)
+
     def _enqueue(self, event: UsageEvent) -> _Pending:
         pending = _Pending(event, asyncio.get_running_loop().create_future())
         self._pending[event.request_id] = pending
@@ -127,6 +140,16 @@ class Ledger:
                 self._num_journaled += 1
         self._start_writers()
         return len(events)
+
+    async def run(self) -> None:
+        """Look for what dead processes have left, until cancelled: theirs may never come back."""
+        while True:
+            await asyncio.sleep(ADOPT_S)
+            try:
+                if (num_events := self.replay()) > 0:
+                    logger.warning("Settling %d requests of processes that died", num_events)
+            except OSError as error:
+                logger.error("Settlements of dead processes stay in their files: %s", error)
 
     async def drain(self, deadline_s: float) -> int:
         """Wait until all is written, ``deadline_s`` at most; return how many events are left.

@@ -10,8 +10,9 @@ import asyncio
 import shutil
 import tempfile
 import uuid
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -85,6 +86,30 @@ def _fresh_database(server: str, *, template: str) -> Iterator[str]:
     run_aside(execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy"))
     yield with_database(server, name)
     run_aside(execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@asynccontextmanager
+async def owned(dsn: str) -> AsyncIterator[str]:
+    """The database in the hands of a login that is no superuser, as hosting companies hand out."""
+    name = urlsplit(dsn).path[1:]
+    role = f"owner_{name[-8:]}"
+    await execute(
+        dsn,
+        f"CREATE ROLE {role} LOGIN CREATEROLE",
+        f"ALTER DATABASE {name} OWNER TO {role}",
+        f"ALTER SCHEMA public OWNER TO {role}",
+        f"GRANT sluice_app, sluice_operator TO {role}",
+    )
+    try:
+        yield dsn.replace("//postgres@", f"//{role}@")
+    finally:
+        await execute(
+            dsn,
+            f"REASSIGN OWNED BY {role} TO postgres",
+            f"DROP OWNED BY {role}",
+            f"ALTER DATABASE {name} OWNER TO postgres",
+            f"DROP ROLE {role}",
+        )
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import torch
 from engine.attention.base import AttentionBackend, AttentionShape
 from engine.attention.cpu import CpuAttention
 from engine.attention.cuda import CudaAttention
+from engine.attention.flash import FlashAttention
 from engine.attention.torch_ref import TorchAttention
 from engine.attention.triton import TritonAttention
 from engine.errors import ConfigError
@@ -30,12 +31,17 @@ def select_backend(requested: str, device: torch.device, shape: AttentionShape) 
 
 
 def _refusal(name: str, device: torch.device, shape: AttentionShape) -> str | None:
-    multiple = CudaAttention.block_size_multiple if name == "cuda" else 1
+    multiple = {
+        "cuda": CudaAttention.block_size_multiple,
+        "flash_attn": FlashAttention.block_size_multiple,
+    }.get(name, 1)
     if shape.block_size % multiple:
         return f"block_size must be a multiple of {multiple}, got {shape.block_size}"
     match name:
         case "cuda":
             return CudaAttention.refusal(device, shape)
+        case "flash_attn":
+            return FlashAttention.refusal(device, shape)
         case "triton":
             return TritonAttention.refusal(device, shape)
         case "cpu":
@@ -57,6 +63,8 @@ def _create(name: str, device: torch.device, shape: AttentionShape) -> Attention
     match name:
         case "cuda":
             return CudaAttention(device, shape)
+        case "flash_attn":
+            return FlashAttention(device)
         case "triton":
             return TritonAttention(device, shape)
         case "cpu":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -83,7 +83,7 @@ class PrefixHit:
     """What is behind the full blocks comes from host memory."""
 
     def without_copy(self) -> PrefixHit:
-        return replace(self, num_tokens=self.num_tokens - self.num_copied, source=-1, num_copied=0)
+        return PrefixHit(self.num_tokens - self.num_copied, self.block_ids)
 
 
 class CacheManager:
@@ -151,9 +151,11 @@ class CacheManager:
 
     def num_matching_tokens(self, table: BlockTable, token_ids: Sequence[int]) -> int:
         """What ``lookup`` would find, rounded down to full blocks: cheap enough to compare many."""
+        find, keys = self.pool.index.find, table.keys
+        if keys and find(keys[0]) is None:  # The scheduler asks for many, and most are such.
+            return 0
         if table.skip_reading or not self._shares(table):
             return 0
-        find, keys = self.pool.index.find, table.keys
         for index in range((len(token_ids) - 1) // self.block_size):
             if index == len(keys):  # Most match nothing: no need to know all their keys.
                 self._extend_keys(table, token_ids, index + 1)
@@ -256,10 +258,6 @@ class CacheManager:
         num_fresh = self.num_blocks_for(num_tokens) - len(hit.block_ids)
         table.block_ids = hit.block_ids + self.pool.allocate(num_fresh)
         table.num_published = len(hit.block_ids)
-
-    def num_fresh_blocks(self, table: BlockTable, num_tokens: int) -> int:
-        """Blocks the table lacks to hold ``num_tokens``; zero or less when it has them all."""
-        return -(-num_tokens // self.block_size) - len(table.block_ids)
 
     def grow(self, table: BlockTable, num_blocks: int) -> list[int]:
         """Append fresh blocks to the table. The caller checked ``num_free_blocks``."""

@@ -62,6 +62,7 @@ _MATTERS: Mapping[str, tuple[object, ...]] = {
     "query_pre_attn_scalar": (),
     "quantization_config": (),
     "residual_multiplier": (1,),
+    "rope_interleaved": (False,),
     "rope_local_base_freq": (),
     "sliding_window": (0,),
     "use_bidirectional_attention": (False,),
@@ -182,7 +183,10 @@ def read_config(model_dir: Path, kind: type[ConfigFile]) -> ModelConfig:
     try:
         file = msgspec.convert(fields, kind)
         _refuse_unsupported(file, fields)
-        return file.adapt(_common(file, eos_token_ids(model_dir, file.eos_token_id)))
+        config = file.adapt(_common(file, eos_token_ids(model_dir, file.eos_token_id)))
+        if config.moe is not None and config.activation != "silu":
+            raise ValueError(f"hidden_act: experts have 'silu' only, not {config.activation!r}")
+        return config
     except ValueError as error:  # msgspec's are such, too
         raise ModelLoadError(f"{path}: {error}") from error
 

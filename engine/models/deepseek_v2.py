@@ -54,7 +54,8 @@ class ConfigFile(config.ConfigFile, kw_only=True):
             frozenset(range(self.first_k_dense_replace)),
             self.moe_intermediate_size * (self.n_shared_experts or 0) or None,
         )
-        return replace(config, mla=mla, moe=moe, attention_scale=scale)
+        head_dim = self.qk_rope_head_dim
+        return replace(config, mla=mla, moe=moe, attention_scale=scale, head_dim=head_dim)
 
     def router(self) -> RouterConfig:
         if self.topk_method not in ("greedy", "group_limited_greedy"):

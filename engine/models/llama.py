@@ -118,15 +118,11 @@ class LlamaModel(Module):
         self.norm = layer_class.norm_class(
             config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device
         )
-        turned_dim = config.head_dim if config.mla is None else config.mla.qk_rope_head_dim
-        self.cos_sin = cos_sin_table(config.rope, turned_dim, max_model_len, device)
+        self.cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len, device)
         self._tables = [self.cos_sin] * config.num_layers
         if config.window_rope is not None:
-            table = cos_sin_table(config.window_rope, turned_dim, max_model_len, device)
-            self._tables = [
-                self.cos_sin if config.window(i) is None else table
-                for i in range(config.num_layers)
-            ]
+            table = cos_sin_table(config.window_rope, config.head_dim, max_model_len, device)
+            self._tables = [self.cos_sin if window is None else table for window in config.windows]
         self._fused: FusedDecoder | None = None
 
     def pack(self) -> None:

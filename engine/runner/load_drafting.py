@@ -174,7 +174,7 @@ def create_drafting(
         sampler,
         block_size,
         graphs,
-        max_num_tokens=config.max_num_batched_tokens,
+        max_num_tokens=config.step_tokens,
         num_lookahead_tokens=num_drafts,
     )
     return Made(model, drafting, swapped)

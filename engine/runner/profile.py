@@ -31,7 +31,7 @@ def measure_activation_bytes(
     The step's tokens are one prompt as long as the model takes, or several; then the logits of
     ``max_num_seqs`` rows are computed, as when everybody decodes, and of their drafts.
     """
-    lengths = _split(config.max_num_batched_tokens, max_model_len)
+    lengths = _split(config.step_tokens, max_model_len)
     blocks_each = -(-lengths[0] // config.block_size)
     cache = PagedCache(
         model_config, blocks_each * len(lengths), config.block_size, dtype=dtype, device=device
@@ -62,7 +62,7 @@ def measure_activation_bytes(
     hidden = model.hidden_states(inputs.token_ids, step)
     speculative = config.speculative_config
     places = 1 if speculative is None else 1 + speculative.num_tokens
-    num_sampled = min(config.max_num_seqs * places, config.max_num_batched_tokens)
+    num_sampled = min(config.max_num_seqs * places, config.step_tokens)
     model.logits(hidden[:1].expand(num_sampled, -1))
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before

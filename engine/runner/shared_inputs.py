@@ -77,7 +77,7 @@ class SharedInputs:
     def on_device(self, size: int) -> cuda.SharedPrefixes:
         """Where a graph of ``size`` sequences finds its work; of no group, before ``send``."""
         layout = self._layout(size)
-        skipped, splits, members, num_tiles, tiles, tile_splits = (
+        tiles, tile_splits, skipped, splits, members, num_tiles = (
             self._sent[part] for part in layout.parts()
         )
         rows = layout.max_splits * size

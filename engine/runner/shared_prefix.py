@@ -76,7 +76,9 @@ def _best(common: Ints, start: int, end: int) -> tuple[int, list[tuple[int, int,
 class Layout:
     """How the groups of a step are cut into work, as it is sent to the device in one piece.
 
-    skipped | splits | members | num_tiles | tiles | tile_splits    (see ``cuda.SharedPrefixes``)
+    tiles | tile_splits | skipped | splits | members | num_tiles    (see ``cuda.SharedPrefixes``)
+
+    Tiles are read 16 bytes at a time, so they come first.
     """
 
     batch: int
@@ -89,14 +91,14 @@ class Layout:
 
     def parts(self) -> list[slice]:
         """The six parts, in their order."""
-        sizes = [self.batch] * 3 + [1, 4 * self.max_tiles, self.max_tiles]
+        sizes = [4 * self.max_tiles, self.max_tiles, *[self.batch] * 3, 1]
         ends = np.cumsum(sizes).tolist()
         return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
     def fill(self, into: Blocks, groups: list[Group], per_tile: int, heads: int, sms: int) -> None:
         """Write the work for ``groups``. per_tile: members in one tile; heads: KV heads."""
         into[:] = 0
-        skipped, splits, members, num_tiles, tiles, tile_splits = (into[p] for p in self.parts())
+        tiles, tile_splits, skipped, splits, members, num_tiles = (into[p] for p in self.parts())
         keys = self._keys_per_split(groups, per_tile, heads, sms)
         rows: list[tuple[int, int, int, int, int]] = []
         first = 0

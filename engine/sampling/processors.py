@@ -7,6 +7,7 @@ There is no state to keep up to date, so preemption, drafts and steps in flight 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ else is allowed, they are generated all the same."""
 
 Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
+P = TypeVar("P")
 
 
 class LogitsProcessor(Protocol):
@@ -55,7 +57,7 @@ class _ByRow(Generic[T]):
         self._held: dict[int, T] = {}
 
     def admit(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> None:
-        self._held.pop(row, None)
+        self.release(row)
         wish = self._read(params, num_prompt_tokens)
         if wish is not None:
             self._held[row] = wish
@@ -70,19 +72,63 @@ class _ByRow(Generic[T]):
     def concerns(self, rows: Ints) -> bool:
         return bool(self._held) and not self._held.keys().isdisjoint(rows.tolist())
 
-    def _concerned(self, rows: Ints, positions: Ints) -> list[tuple[int, int, int, T]]:
-        """(index, row, position, what is held) of the rows that asked."""
+    def _concerned(self, rows: Ints) -> list[tuple[int, T]]:
+        """(index, what is held) of the rows that asked."""
         held = self._held
-        if not held:
-            return []
-        pairs = zip(rows.tolist(), positions.tolist(), strict=True)
-        return [(i, r, p, held[r]) for i, (r, p) in enumerate(pairs) if r in held]
+        return [(i, held[row]) for i, row in enumerate(rows.tolist()) if row in held]
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return to_device(array, self._device)
 
 
-class LogitBias(_ByRow[tuple[Ints, npt.NDArray[np.float32]]]):
+class _Prepared(_ByRow[T], Generic[T, P]):
+    """What the rows of a step ask for is put together, and sent to the device, only when other rows
+    come or ask: a batch that decodes stays the same for many steps."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._prepared_for: bytes | None = None
+        self._prepared: P | None = None
+
+    def release(self, row: int) -> None:
+        super().release(row)
+        self._prepared_for = None
+
+    def apply(
+        self, tokens: torch.Tensor, logits: torch.Tensor, rows: Ints, positions: Ints
+    ) -> None:
+        if not self._held:
+            return
+        if self._prepared_for != rows.tobytes():
+            concerned = self._concerned(rows)
+            self._prepared = self._prepare(concerned, logits.shape[1]) if concerned else None
+            self._prepared_for = rows.tobytes()
+        if self._prepared is not None:
+            self._apply(self._prepared, tokens, logits, rows, positions)
+
+    def _prepare(self, concerned: list[tuple[int, T]], vocab_size: int) -> P:
+        raise NotImplementedError
+
+    def _apply(
+        self,
+        prepared: P,
+        tokens: torch.Tensor,
+        logits: torch.Tensor,
+        rows: Ints,
+        positions: Ints,
+    ) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class _Biases:
+    places: torch.Tensor
+    """[n] int64: into all logits"""
+    values: torch.Tensor
+    """[n] float32"""
+
+
+class LogitBias(_Prepared[tuple[Ints, npt.NDArray[np.float32]], _Biases]):
     """Adds ``logit_bias``."""
 
     def _read(
@@ -93,19 +139,39 @@ class LogitBias(_ByRow[tuple[Ints, npt.NDArray[np.float32]]]):
         ids, biases = params.logit_bias.keys(), params.logit_bias.values()
         return np.fromiter(ids, np.int64), np.fromiter(biases, np.float32)
 
-    def apply(
-        self, tokens: torch.Tensor, logits: torch.Tensor, rows: Ints, positions: Ints
+    def _prepare(
+        self, concerned: list[tuple[int, tuple[Ints, npt.NDArray[np.float32]]]], vocab_size: int
+    ) -> _Biases:
+        places = np.concatenate([i * vocab_size + ids for i, (ids, _) in concerned])
+        values = np.concatenate([values for _, (_, values) in concerned])
+        return _Biases(self._tensor(places), self._tensor(values))
+
+    def _apply(
+        self,
+        prepared: _Biases,
+        tokens: torch.Tensor,
+        logits: torch.Tensor,
+        rows: Ints,
+        positions: Ints,
     ) -> None:
-        concerned = self._concerned(rows, positions)
-        if not concerned:
-            return
-        vocab_size = logits.shape[1]
-        places = np.concatenate([i * vocab_size + ids for i, _, _, (ids, _) in concerned])
-        biases = np.concatenate([values for *_, (_, values) in concerned])
-        logits.view(-1).scatter_add_(0, self._tensor(places), self._tensor(biases))
+        logits.view(-1).scatter_add_(0, prepared.places, prepared.values)
 
 
-class BadWords(_ByRow[tuple[int, tuple[tuple[int, ...], ...]]]):
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The bad words of all rows of a step: [n] int64 each, but for ``prefixes``."""
+
+    indices: torch.Tensor
+    """Which of the rows."""
+    places: torch.Tensor
+    """Of the last tokens, in all logits."""
+    earliest: torch.Tensor
+    """From which position on the output is long enough for the word."""
+    prefixes: torch.Tensor
+    """[n, longest]: the tokens before the last, -1 in front of them."""
+
+
+class BadWords(_Prepared[tuple[int, tuple[tuple[int, ...], ...]], _Words]):
     """Holds back the last token of a bad word whose other tokens were generated just now."""
 
     def _read(
@@ -114,43 +180,38 @@ class BadWords(_ByRow[tuple[int, tuple[tuple[int, ...], ...]]]):
         words = params.bad_words_token_ids
         return (num_prompt_tokens, words) if words else None
 
-    def apply(
-        self, tokens: torch.Tensor, logits: torch.Tensor, rows: Ints, positions: Ints
-    ) -> None:
-        # Index, last token, row and position of each word that its output is long enough for.
-        places: list[tuple[int, int, int, int]] = []
-        prefixes: list[tuple[int, ...]] = []
-        for i, row, position, (num_prompt, words) in self._concerned(rows, positions):
-            for word in words:
-                if num_prompt + len(word) - 1 <= position:
-                    places.append((i, word[-1], row, position))
-                    prefixes.append(word[:-1])
-        if not places:
-            return
-        index, last, row_d, position_d = self._tensor(np.array(places, np.int64).T)
-        begun = self._begun(tokens, row_d, position_d, prefixes)
-        # Words may share their last token: adding twice holds it back, too.
-        held_back = (begun * HELD_BACK).to(logits.dtype)
-        logits.view(-1).scatter_add_(0, index * logits.shape[1] + last, held_back)
+    def _prepare(
+        self, concerned: list[tuple[int, tuple[int, tuple[tuple[int, ...], ...]]]], vocab_size: int
+    ) -> _Words:
+        words = [(i, num_prompt, word) for i, (num_prompt, words) in concerned for word in words]
+        columns = [
+            (i, i * vocab_size + word[-1], num_prompt + len(word) - 1)
+            for i, num_prompt, word in words
+        ]
+        longest = max(len(word) for *_, word in words) - 1
+        prefixes = [(-1,) * (longest - len(word) + 1) + word[:-1] for *_, word in words]
+        indices, places, earliest = self._tensor(np.array(columns, np.int64).T)
+        shape = len(words), longest
+        return _Words(
+            indices, places, earliest, self._tensor(np.array(prefixes, np.int64).reshape(shape))
+        )
 
-    def _begun(
+    def _apply(
         self,
+        prepared: _Words,
         tokens: torch.Tensor,
-        rows: torch.Tensor,
-        positions: torch.Tensor,
-        prefixes: list[tuple[int, ...]],
-    ) -> torch.Tensor:
-        """Whether the tokens before each position are those of its prefix: bool [num_words]."""
-        width = max(map(len, prefixes))
-        if width == 0:
-            return torch.ones(len(prefixes), dtype=torch.bool, device=self._device)
-        wanted = np.full((len(prefixes), width), -1, np.int64)
-        for line, prefix in zip(wanted, prefixes, strict=True):
-            line[width - len(prefix) :] = prefix
-        expected = self._tensor(wanted)
-        before = positions.unsqueeze(1) + torch.arange(-width, 0, device=self._device)
-        found = tokens[rows.unsqueeze(1), before.clamp_(min=0)]
-        return ((found == expected) | (expected < 0)).all(-1)
+        logits: torch.Tensor,
+        rows: Ints,
+        positions: Ints,
+    ) -> None:
+        row, position = self._tensor(np.stack((rows, positions)))[:, prepared.indices]
+        longest = prepared.prefixes.shape[1]
+        before = position.unsqueeze(1) + torch.arange(-longest, 0, device=self._device)
+        found = tokens[row.unsqueeze(1), before.clamp_(min=0)]
+        begun = ((found == prepared.prefixes) | (prepared.prefixes < 0)).all(-1)
+        begun &= position >= prepared.earliest
+        # Words may share their last token: adding twice holds it back, too.
+        logits.view(-1).scatter_add_(0, prepared.places, (begun * HELD_BACK).to(logits.dtype))
 
 
 class MinTokens(_ByRow[tuple[int, list[int]]]):
@@ -173,10 +234,12 @@ class MinTokens(_ByRow[tuple[int, list[int]]]):
     def apply(
         self, tokens: torch.Tensor, logits: torch.Tensor, rows: Ints, positions: Ints
     ) -> None:
+        if not self._held:
+            return
         places = [
             (i, token_id)
-            for i, _, position, (until, held) in self._concerned(rows, positions)
-            if position < until
+            for i, (until, held) in self._concerned(rows)
+            if positions[i] < until
             for token_id in held
         ]
         if places:
@@ -184,7 +247,15 @@ class MinTokens(_ByRow[tuple[int, list[int]]]):
             logits[where[0], where[1]] = HELD_BACK
 
 
-class AllowedTokens(_ByRow[torch.Tensor]):
+@dataclass(frozen=True, slots=True)
+class _Masks:
+    indices: torch.Tensor
+    """[n] int64: which of the rows."""
+    bitmask: torch.Tensor
+    """[n, ceil(vocab_size / 32)] int32"""
+
+
+class AllowedTokens(_Prepared[torch.Tensor, _Masks]):
     """Forbids all but ``allowed_token_ids``, and EOS where a grammar decides about the end."""
 
     def __init__(
@@ -203,12 +274,16 @@ class AllowedTokens(_ByRow[torch.Tensor]):
             bits[self._eos_token_ids] = 1
         return self._tensor(np.packbits(bits, bitorder="little").view(np.int32))
 
-    def apply(
-        self, tokens: torch.Tensor, logits: torch.Tensor, rows: Ints, positions: Ints
+    def _prepare(self, concerned: list[tuple[int, torch.Tensor]], vocab_size: int) -> _Masks:
+        indices = self._tensor(np.array([i for i, _ in concerned]))
+        return _Masks(indices, torch.stack([held for _, held in concerned]))
+
+    def _apply(
+        self,
+        prepared: _Masks,
+        tokens: torch.Tensor,
+        logits: torch.Tensor,
+        rows: Ints,
+        positions: Ints,
     ) -> None:
-        concerned = self._concerned(rows, positions)
-        if concerned:
-            bitmask = torch.stack([held for *_, held in concerned])
-            ops.apply_token_bitmask(
-                logits, bitmask, self._tensor(np.array([i for i, *_ in concerned]))
-            )
+        ops.apply_token_bitmask(logits, prepared.bitmask, prepared.indices)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.request import RequestState
@@ -12,27 +11,6 @@ if TYPE_CHECKING:
     from engine.request import Request
     from engine.scheduler.plan import Chunk
     from engine.scheduler.tenants import Totals
-
-
-@dataclass(slots=True)
-class DraftTotals:
-    """Of speculative decoding; vLLM's counters."""
-
-    num_drafts: int = 0
-    """Times that a request had guesses checked."""
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
-    """How often at least so many plus one guesses were right."""
-
-    def observe(self, num_drafts: int, num_accepted: int) -> None:
-        self.num_drafts += 1
-        self.num_draft_tokens += num_drafts
-        self.num_accepted_tokens += num_accepted
-        per_pos = self.num_accepted_tokens_per_pos
-        per_pos += [0] * (num_drafts - len(per_pos))
-        for position in range(num_accepted):
-            per_pos[position] += 1
 
 
 def fitting_drafts(

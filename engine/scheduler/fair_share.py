@@ -218,7 +218,11 @@ class FairSharePolicy:
         self._account(request).counter += cost / request.weight
 
     def charge_output(self, request: Request, num_tokens: int) -> None:
-        self._account(request).counter += self._output_cost * num_tokens / request.weight
+        try:  # ``_account`` without the call: this happens for every token.
+            account = self._classes[request.priority].accounts[request.fair_key]
+        except KeyError:
+            account = self._class_of(request).account(request.fair_key)
+        account.counter += self._output_cost * num_tokens / request.weight
 
     def spread(self) -> float:
         return max((c.spread() for c in self._classes.values()), default=0.0)

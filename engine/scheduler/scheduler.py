@@ -20,18 +20,19 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.messages import QUEUE_TIME_BUCKETS_S
 from engine.request import Request, RequestState
 from engine.scheduler.costs import PreemptionCosts
-from engine.scheduler.drafts import DraftTotals, fitting_drafts, judge_drafts
+from engine.scheduler.drafts import fitting_drafts, judge_drafts
 from engine.scheduler.followers import Followers
 from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
 from engine.scheduler.queue_limits import QueueLimits
 from engine.scheduler.room import Room
+from engine.scheduler.step import Step
 from engine.scheduler.tenants import TenantTotals
+from engine.scheduler.totals import SchedulerStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,43 +46,6 @@ if TYPE_CHECKING:
 _QUEUED = (RequestState.WAITING, RequestState.PREEMPTED, RequestState.SWAPPED)
 # Requests that may wait for the blocks of a step at a time; each costs a little in every step.
 _MAX_FOLLOWERS = 32
-
-
-@dataclass(slots=True)
-class Step:
-    """A plan, with what the host alone knows about it."""
-
-    plan: StepPlan
-    requests: list[Request] = field(default_factory=list)
-    """The request of each chunk."""
-    constrained: list[int] = field(default_factory=list)
-    """The chunks, by index, that need a mask before they sample."""
-    computed_keys: list[bytes] = field(default_factory=list)
-    """Of the prompt blocks that the step completes."""
-    swapped: list[Request] = field(default_factory=list)
-    """Whose blocks the step copies out."""
-    num_tokens: int = 0
-    planned_s: float = 0.0
-
-
-@dataclass(slots=True)
-class SchedulerStats:
-    """Running totals."""
-
-    num_steps: int = 0
-    num_preemptions: int = 0
-    scheduled_tokens: int = 0
-    recomputed_tokens: int = 0
-    """Of the scheduled tokens, those that a preemption threw away before."""
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    queue_time_counts: list[int] = field(
-        default_factory=lambda: [0] * (len(QUEUE_TIME_BUCKETS_S) + 1)
-    )
-    queue_time_sum_s: float = 0.0
-    drafts: DraftTotals = field(default_factory=DraftTotals)
 
 
 class Scheduler:
@@ -112,11 +76,11 @@ class Scheduler:
         self.tenants = TenantTotals()
         self.running: dict[str, Request] = {}
         """In the order of admission."""
-        self._max_num_batched_tokens = config.max_num_batched_tokens
-        self._chunk_limit = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        self._max_num_batched_tokens = config.step_tokens
+        self._chunk_limit = config.long_prefill_token_threshold or config.step_tokens
         # Every running request can have at least one token in every step.
-        self._max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self._max_num_partial_prefills = config.max_num_partial_prefills or config.max_num_seqs
+        self._max_num_running = min(config.max_num_seqs, config.step_tokens)
+        self._max_num_partial_prefills = config.max_num_partial_prefills
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
         self._in_flight: deque[Step] = deque()
@@ -275,7 +239,7 @@ class Scheduler:
         order = list(self.running.values())
         if self._may_run_short(order):
             order = self.policy.ranked(order)
-        index = 0
+        index, block_size = 0, self.cache.block_size
         while index < len(order):
             request = order[index]
             index += 1
@@ -284,12 +248,17 @@ class Scheduler:
                 continue  # Its last token is in flight, or it is not known which.
             # A long prefill leaves a token of the budget to each request behind it.
             limit = min(self._chunk_limit, budget - (len(order) - index))
-            num_tokens = min(num_planned - request.num_computed_tokens, limit)
-            drafts = fitting_drafts(request, self.cache, limit - num_tokens, num_missing)
-            num_tokens += len(drafts)
+            num_tokens = num_planned - request.num_computed_tokens
+            if num_tokens > limit:
+                num_tokens = limit
+            drafts: tuple[int, ...] = ()
+            if request.draft_token_ids:
+                drafts = fitting_drafts(request, self.cache, limit - num_tokens, num_missing)
+                num_tokens += len(drafts)
             end = request.num_computed_tokens + num_tokens
-            num_fresh = self.cache.num_fresh_blocks(request.block_table, end)
-            num_fresh = self._look_ahead(request, end, num_fresh, num_missing)
+            num_fresh = -(-end // block_size) - len(request.block_table.block_ids)
+            if self._num_lookahead_tokens:
+                num_fresh = self._look_ahead(request, end, num_fresh, num_missing)
             if num_fresh > 0:
                 if not self._make_room(step, num_fresh + num_missing, request, order):
                     num_missing += num_fresh
@@ -320,10 +289,8 @@ class Scheduler:
 
     def _look_ahead(self, request: Request, end: int, num_fresh: int, num_missing: int) -> int:
         """``num_fresh``, and the blocks that drafting behind ``end`` needs, if there are any."""
-        if self._num_lookahead_tokens == 0:
-            return num_fresh
         end = min(end + self._num_lookahead_tokens, request.max_total_tokens)
-        more = self.cache.num_fresh_blocks(request.block_table, end)
+        more = self.cache.num_blocks_for(end) - len(request.block_table.block_ids)
         return more if more + num_missing <= self.cache.num_free_blocks else num_fresh
 
     def _make_room(
@@ -349,7 +316,9 @@ class Scheduler:
     def _admit_waiting(self, step: Step, budget: int) -> None:
         """Take requests from the queue while rows, blocks and budget last."""
         self._room.begin_step(self.running.values())
-        num_partial = sum(not chunk.samples for chunk in step.plan.chunks)
+        max_num_partial, num_partial = self._max_num_partial_prefills, 0
+        if max_num_partial is not None:
+            num_partial = sum(not chunk.samples for chunk in step.plan.chunks)
         while budget > 0:
             request = self.policy.head()
             if request is None or request.num_in_flight > 0:
@@ -370,7 +339,7 @@ class Scheduler:
                 self._block(request, fit.num_lacking)
                 return
             num_partial += fit.hit.num_tokens + fit.num_tokens < request.num_tokens
-            if num_partial > self._max_num_partial_prefills:
+            if max_num_partial is not None and num_partial > max_num_partial:
                 return
             self.policy.dequeue(request)
             self._enter_batch(step, request, fit)
@@ -488,8 +457,8 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.plan.step_id == result.step_id, "steps are collected out of order"
         self._observe_time(step)
-        _keep_logprobs(step, result)
-        moved = []
+        step.keep_logprobs(result)
+        moved, block_size = [], self.cache.block_size
         for request, chunk, token_ids in zip(
             step.requests, step.plan.chunks, result.token_ids, strict=True
         ):
@@ -510,7 +479,11 @@ class Scheduler:
                 num_written -= num_wrong
             # A request that ended may have dropped tokens this chunk computed.
             num_written = min(num_written, len(request.token_ids))
-            self.cache.publish(request.block_table, request.token_ids, num_written)
+            table = request.block_table
+            if num_written // block_size > table.num_published:
+                self.cache.publish(table, request.token_ids, num_written)
+            else:
+                table.num_written = num_written
             if reason is not None:
                 self._room.observe(request)
                 self.finish(request, reason)
@@ -584,14 +557,3 @@ class Scheduler:
         assert self._in_flight or not len(self._followers), "requests wait for a step that is over"
         for request in self._draining.values():
             assert request.num_in_flight > 0, "a drained request was not released"
-
-
-def _keep_logprobs(step: Step, result: StepResult) -> None:
-    for index, found in result.logprobs.items():
-        if (wanted := step.requests[index].logprobs) is not None:
-            wanted.add(found)
-    for index, found in result.prompt_logprobs.items():
-        request = step.requests[index]
-        if request.logprobs is not None:
-            request.logprobs.add_prompt(step.plan.chunks[index].num_computed_tokens + 1, found)
-            request.block_table.skip_reading = request.lacks_prompt_logprobs

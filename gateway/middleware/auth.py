@@ -28,7 +28,7 @@ def bearer_token(headers: Headers) -> str | None:
 class Auth:
     """Decides on ``scope["path"]`` alone: a URL built from it also holds the client's Host header.
 
-    WebSockets named in ``public`` authenticate themselves, after the handshake.
+    WebSockets at the paths of ``sockets`` authenticate themselves, after the handshake.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Auth:
         *,
         authenticator: Authenticator,
         public: Set[str],
+        sockets: Set[str] = frozenset(),
         scopes: Mapping[str, KeyScope],
         default_scope: KeyScope = "chat",
     ) -> None:
@@ -45,12 +46,13 @@ class Auth:
         """
         self._app = app
         self._authenticator = authenticator
-        self._public = public
+        self._public = {"http": public, "websocket": public | sockets}
         self._scopes = scopes
         self._default_scope = default_scope
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and scope["path"] not in self._public:
+        public = self._public.get(scope["type"])
+        if public is not None and scope["path"] not in public:
             await self._authorize(scope)
         await self._app(scope, receive, send)
 

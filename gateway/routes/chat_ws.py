@@ -1,4 +1,7 @@
-"""The handshake of the WebSocket ``/v1/chat``. Refusals are real HTTP answers."""
+"""The handshake of the WebSockets ``/v1/chat`` and ``/v1/responses``.
+
+Refusals are real HTTP answers.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
 from gateway import context
-from gateway.chat_session import ChatSession
 from gateway.errors import Draining, InvalidRequestError, NotFound, PermissionDenied
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import Metrics
 from gateway.middleware.auth import bearer_token
+from gateway.socket_session import SocketSession
 from gateway.tickets import Tickets
 from tenants.authenticator import Authenticator
 
@@ -23,8 +26,9 @@ KEY_SUBPROTOCOL = "sluice.api-key."
 """Before an API key, for clients that can set nothing but subprotocols."""
 
 
-def chat_ws_route(
-    make_session: Callable[[WebSocket, str | None], ChatSession],
+def ws_route(
+    path: str,
+    make_session: Callable[[WebSocket, str | None], SocketSession],
     *,
     authenticator: Authenticator,
     lifecycle: Lifecycle,
@@ -36,7 +40,7 @@ def chat_ws_route(
         check_origin(socket.headers, allowed_origins)
         if lifecycle.draining:
             raise Draining("The server is shutting down.", retry_after_s=1)
-        api_key = credential(socket, tickets)
+        api_key = await credential(socket, tickets)
         if api_key is not None:
             context.of(socket.scope).principal = await authenticator.authenticate(api_key)
         # Never the one with the key: what is echoed can be read by the page and by its logs.
@@ -51,10 +55,10 @@ def chat_ws_route(
             lifecycle.sessions.discard(session)
             metrics.count_socket(-1)
 
-    return WebSocketRoute(PATH, serve)
+    return WebSocketRoute(path, serve)
 
 
-def credential(socket: WebSocket, tickets: Tickets) -> str | None:
+async def credential(socket: WebSocket, tickets: Tickets) -> str | None:
     """The API key that came with the handshake: in a header, a ticket or a subprotocol.
 
     None when there is none: then the first message must hold it. Raises ``InvalidApiKey`` for a
@@ -70,7 +74,7 @@ def credential(socket: WebSocket, tickets: Tickets) -> str | None:
             "Authenticate in one way: the Authorization header, a ticket or a subprotocol."
         )
     if used:
-        return tickets.redeem(used[0])
+        return await tickets.redeem(used[0])
     if keys:
         if SUBPROTOCOL not in offered:
             raise InvalidRequestError(

@@ -113,6 +113,51 @@ def _scores(
 
 
 @triton.jit
+def _load_block(
+    k_cache,
+    v_cache,
+    table,
+    slot,
+    seq_len,
+    head_at,
+    in_dim,
+    TOKEN_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    """Keys and values at the positions ``slot``; WHOLE: all of them exist."""
+    if WHOLE:
+        block = tl.load(table + slot // BLOCK_SIZE).to(tl.int64)
+    else:
+        known = slot < seq_len
+        block = tl.load(table + slot // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
+    at = ((block * BLOCK_SIZE + slot % BLOCK_SIZE) * TOKEN_SIZE)[:, None] + head_at[None, :]
+    if not WHOLE:
+        loaded = known[:, None] & in_dim[None, :]
+        return tl.load(k_cache + at, loaded, 0.0), tl.load(v_cache + at, loaded, 0.0)
+    if PADDED:
+        return tl.load(k_cache + at, in_dim[None, :], 0.0), tl.load(
+            v_cache + at, in_dim[None, :], 0.0
+        )
+    return tl.load(k_cache + at), tl.load(v_cache + at)
+
+
+@triton.jit
+def _fold(qk, best, total, acc, v, PRECISION: tl.constexpr, WHOLE: tl.constexpr):
+    """Online softmax: take one more block of logits and values into account."""
+    new_best = tl.maximum(best, tl.max(qk, 1))
+    anchor = new_best
+    if not WHOLE:  # of a row that has seen nothing yet, -inf - -inf would be NaN
+        anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
+    p = tl.exp2(qk - anchor[:, None])
+    fade = tl.exp2(best - anchor)
+    total = total * fade + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
+    return new_best, total, acc
+
+
+@triton.jit
 def _kernel(
     out,
     q,
@@ -172,50 +217,42 @@ def _kernel(
     table = block_table + sequence.to(tl.int64) * table_stride
     key = tl.arange(0, KEYS)
     head_at = head * HEAD_DIM + dim
+    TOKEN: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+    PADDED: tl.constexpr = PADDED_DIM > HEAD_DIM
 
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
     for start in tl.range(begin, whole_end, KEYS):
         slot = start + key
-        block = tl.load(table + slot // BLOCK_SIZE).to(tl.int64)
-        cache_at = (block * BLOCK_SIZE + slot % BLOCK_SIZE) * (NUM_KV_HEADS * HEAD_DIM)
-        if HEAD_DIM == PADDED_DIM:
-            k = tl.load(k_cache + cache_at[:, None] + head_at[None, :])
-            v = tl.load(v_cache + cache_at[:, None] + head_at[None, :])
-        else:
-            k = tl.load(k_cache + cache_at[:, None] + head_at[None, :], in_dim[None, :], 0.0)
-            v = tl.load(v_cache + cache_at[:, None] + head_at[None, :], in_dim[None, :], 0.0)
+        k, v = _load_block(
+            k_cache, v_cache, table, slot, seq_len, head_at, in_dim, TOKEN, BLOCK_SIZE, True, PADDED
+        )
         qk = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
         qk = _scores(qk, scale_log2e, soft_cap, scale, SOFT_CAP)
-        new_best = tl.maximum(best, tl.max(qk, 1))
-        p = tl.exp2(qk - new_best[:, None])
-        fade = tl.exp2(best - new_best)
-        total = total * fade + tl.sum(p, 1)
-        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
-        best = new_best
+        best, total, acc = _fold(qk, best, total, acc, v, PRECISION, True)
     for start in tl.range(whole_end, end, KEYS):
         slot = start + key
-        known = slot < seq_len
-        block = tl.load(table + slot // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
-        cache_at = (block * BLOCK_SIZE + slot % BLOCK_SIZE) * (NUM_KV_HEADS * HEAD_DIM)
-        loaded = known[:, None] & in_dim[None, :]
-        k = tl.load(k_cache + cache_at[:, None] + head_at[None, :], mask=loaded, other=0.0)
-        v = tl.load(v_cache + cache_at[:, None] + head_at[None, :], mask=loaded, other=0.0)
+        k, v = _load_block(
+            k_cache,
+            v_cache,
+            table,
+            slot,
+            seq_len,
+            head_at,
+            in_dim,
+            TOKEN,
+            BLOCK_SIZE,
+            False,
+            PADDED,
+        )
         qk = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
         qk = _scores(qk, scale_log2e, soft_cap, scale, SOFT_CAP)
-        visible = (slot[None, :] <= position[:, None]) & known[None, :]
+        visible = (slot[None, :] <= position[:, None]) & (slot < seq_len)[None, :]
         if WINDOW:
             visible &= slot[None, :] > position[:, None] - window
         qk = tl.where(visible, qk, float("-inf"))
-        new_best = tl.maximum(best, tl.max(qk, 1))
-        # Of a row that has seen nothing yet, -inf - -inf would be NaN.
-        anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
-        p = tl.exp2(qk - anchor[:, None])
-        fade = tl.exp2(best - anchor)
-        total = total * fade + tl.sum(p, 1)
-        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
-        best = new_best
+        best, total, acc = _fold(qk, best, total, acc, v, PRECISION, False)
 
     acc = acc / total[:, None]
     at = (query_start + token).to(tl.int64)[:, None] * out_stride

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -379,3 +381,16 @@ def test_without_a_tokenizer(model_dir: Path) -> None:
         llm.generate({"prompt_token_ids": [5]}, SamplingParams(bad_words=("x",)))
     with pytest.raises(InvalidRequest, match="stop strings need the tokenizer"):
         llm.generate({"prompt_token_ids": [5]}, SamplingParams(stop=("x",)))
+
+
+def test_the_models_own_sampling_is_the_default(model_dir: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(model_dir, tmp_path / "model")
+    stated = {"temperature": 0.5, "top_k": 7, "repetition_penalty": 1.1, "max_new_tokens": 3}
+    (folder / "generation_config.json").write_text(json.dumps(stated))
+    llm = LLM(folder, num_gpu_blocks_override=64, num_threads=1)
+    assert llm.get_default_sampling_params() == SamplingParams(
+        temperature=0.5, top_k=7, repetition_penalty=1.1
+    )
+    (folder / "generation_config.json").write_text('{"temperature": 0}')
+    greedy = llm.generate("the cat", SamplingParams(temperature=0))
+    assert llm.generate("the cat")[0].outputs[0].token_ids == greedy[0].outputs[0].token_ids

@@ -87,6 +87,19 @@ def test_logprobs_name_the_token_first_and_each_once() -> None:
     assert named(None, TOKENIZER) is None
 
 
+def test_the_log_probabilities_of_a_completion_add_up() -> None:
+    job = progress(logprobs=0)
+    sums = []
+    for token_id, logprob in ((5, -0.5), (6, -1.25)):
+        delta = job.push(
+            0, RequestOutput("7", [token_id], logprobs=[TokenLogprobs(token_id, logprob, 1)])
+        )
+        sums.append(delta.cumulative_logprob)
+    assert sums == [-0.5, -1.75]
+    assert job.final().outputs[0].cumulative_logprob == -1.75
+    assert progress().push(0, output("a")).cumulative_logprob is None
+
+
 def test_prompt_logprobs_come_with_all_later_results() -> None:
     job = progress(prompt_logprobs=0)
     first = job.push(0, output("a", prompt_logprobs=[TokenLogprobs(6, -1.0, 1)]))

@@ -24,6 +24,7 @@ from engine.messages import (
     Shutdown,
     Stats,
     StepOutputs,
+    TokenLogprobs,
 )
 from engine.tokenizer import Tokenizer
 from engine.transport import OnExit, OnMessage
@@ -148,14 +149,18 @@ class Life:
         assert limit is not None
         if play.at_once:
             self._double.generated[request.request_id] = len(tokens[:limit])
-            self._end(request.request_id, tokens[:limit], play)
+            found = _logprobs(tokens[:limit], request.params.logprobs)
+            self._end(request.request_id, tokens[:limit], play, found)
             return
         for token in tokens[:limit]:
             self._double.generated[request.request_id] = (
                 self._double.generated.get(request.request_id, 0) + 1
             )
             output = RequestOutput(
-                request.request_id, [token], num_cached_tokens=play.num_cached_tokens
+                request.request_id,
+                [token],
+                num_cached_tokens=play.num_cached_tokens,
+                logprobs=_logprobs([token], request.params.logprobs),
             )
             self._on_message(StepOutputs([output]))
             await asyncio.sleep(play.interval_s)
@@ -163,7 +168,13 @@ class Life:
             play = Play(finish_reason="length")
         self._end(request.request_id, [], play)
 
-    def _end(self, request_id: str, token_ids: list[int], play: Play) -> None:
+    def _end(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        play: Play,
+        logprobs: list[TokenLogprobs] | None = None,
+    ) -> None:
         self.plays.pop(request_id, None)
         output = RequestOutput(
             request_id,
@@ -172,6 +183,7 @@ class Life:
             num_cached_tokens=play.num_cached_tokens,
             error=play.error,
             error_code=play.error_code,
+            logprobs=logprobs,
         )
         self._on_message(StepOutputs([output]))
 
@@ -183,3 +195,13 @@ class Life:
                 self._double.aborted[request_id] = self._loop.time()
                 output = RequestOutput(request_id, [], finish_reason="abort")
                 self._on_message(StepOutputs([output]))
+
+
+def _logprobs(token_ids: list[int], number: int | None) -> list[TokenLogprobs] | None:
+    """Each token at one half, those with the next ids after it."""
+    if number is None:
+        return None
+    return [
+        TokenLogprobs(token_id, -0.5, 1, [(token_id + i, -0.5 - i) for i in range(number)])
+        for token_id in token_ids
+    ]

@@ -110,11 +110,19 @@ class PromptServer(Server):
 
 @asynccontextmanager
 async def served(
-    config: Config, engine: EngineClient, *, store: Store | None = None, started: bool = True
+    config: Config,
+    engine: EngineClient,
+    *,
+    store: Store | None = None,
+    started: bool = True,
+    beside: Gateway | None = None,
 ) -> AsyncIterator[Gateway]:
-    """Serve until the block ends; then nothing is left running."""
+    """Serve until the block ends; then nothing is left running.
+
+    ``beside``: another worker, whose tenant and key are this one's too.
+    """
     store = store or MemoryStore()
-    tenant = await store.create_tenant("acme")
+    tenant = await store.create_tenant("acme") if beside is None else beside.tenant
     if started:
         await engine.start()
     journal = tempfile.TemporaryDirectory(prefix="sluice-test-")
@@ -125,7 +133,7 @@ async def served(
     server = PromptServer(app, config.server)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     gateway = Gateway(url_of(listener), "", tenant, store, app, server, engine)
-    gateway.api_key = await gateway.key("chat")
+    gateway.api_key = await gateway.key("chat") if beside is None else beside.api_key
     try:
         await until(lambda: server.started or serving.done())
         yield gateway

@@ -97,3 +97,16 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SetupError, match=r"file/x cannot be made .*--data-dir"):
         DataDir(tmp_path / "file" / "x").create()
+
+
+def test_one_demo_on_a_folder(folder: DataDir) -> None:
+    folder.create()
+    running = Running(url="http://x:1", ws_url="", api_key="", admin_key="", pid=os.getpid())
+    with folder.lock():
+        with pytest.raises(SetupError, match="already; stop it"), folder.lock():
+            pass
+        running.write(folder.ready_file)
+        with pytest.raises(SetupError, match=r"at http://x:1, process \d+"), folder.lock():
+            pass
+    with folder.lock():
+        pass

@@ -9,8 +9,12 @@ from uuid import uuid4
 import pytest
 
 from gateway.errors import ApiError
-from gateway.stream_log import MemoryStreamLog
-from gateway.streams import Reader, Streams, new_stream_id
+from gateway.peers import Peers
+from gateway.stream_archive import StreamArchive
+from gateway.stream_log import MemoryStreamLog, StreamReader
+from gateway.streams import Reader, Streams
+from tenants.memory import MemoryStore
+from tests.gateway.peering import make_peers
 from tests.gateway.serving import until
 
 pytestmark = pytest.mark.asyncio
@@ -45,6 +49,24 @@ def make_log(kind: type[MemoryStreamLog] = MemoryStreamLog) -> MemoryStreamLog:
     return kind(max_stream_bytes=10**6, max_tenant_bytes=10**7, retention_s=60)
 
 
+def make_streams(
+    log: MemoryStreamLog,
+    *,
+    grace_s: float,
+    heartbeat_s: float,
+    archive: StreamArchive | None = None,
+    peers: Peers | None = None,
+) -> Streams:
+    return Streams(
+        log,
+        archive or StreamArchive(MemoryStore().shared, max_tenant_bytes=10**7),
+        peers or make_peers(),
+        grace_s=grace_s,
+        heartbeat_s=heartbeat_s,
+        retention_s=60,
+    )
+
+
 async def body(*items: bytes, then_s: float = 0.0) -> AsyncGenerator[list[bytes], None]:
     for item in items:
         yield [item]
@@ -59,7 +81,7 @@ async def open_stream(
     streams: Streams, generation: ScriptedGeneration, items: AsyncGenerator[list[bytes], None]
 ) -> Reader:
     return await streams.open(
-        new_stream_id(),
+        streams.new_id(),
         generation,
         items,
         kind="sse",
@@ -69,13 +91,13 @@ async def open_stream(
     )
 
 
-async def read(reader: Reader) -> list[bytes]:
+async def read(reader: StreamReader) -> list[bytes]:
     return [item async for items in reader for item in items]
 
 
 async def test_a_log_that_fails_is_no_clean_end() -> None:
     streams, generation = (
-        Streams(make_log(FailingLog), grace_s=9, heartbeat_s=9),
+        make_streams(make_log(FailingLog), grace_s=9, heartbeat_s=9),
         (ScriptedGeneration()),
     )
     reader = await open_stream(streams, generation, body(b"1", b"2", b"3"))
@@ -84,7 +106,7 @@ async def test_a_log_that_fails_is_no_clean_end() -> None:
 
 
 async def test_closing_settles_what_runs_and_what_has_yet_to_begin() -> None:
-    streams = Streams(make_log(), grace_s=9, heartbeat_s=9)
+    streams = make_streams(make_log(), grace_s=9, heartbeat_s=9)
     generations = [ScriptedGeneration(), ScriptedGeneration()]
     reader = await open_stream(streams, generations[0], body(b"1", then_s=60))
     assert list(await anext(reader)) == [b"1"]
@@ -96,7 +118,10 @@ async def test_closing_settles_what_runs_and_what_has_yet_to_begin() -> None:
 
 
 async def test_only_the_last_reader_to_leave_starts_the_grace_time() -> None:
-    streams, generation = Streams(make_log(), grace_s=0.05, heartbeat_s=9), ScriptedGeneration()
+    streams, generation = (
+        make_streams(make_log(), grace_s=0.05, heartbeat_s=9),
+        ScriptedGeneration(),
+    )
     first = await open_stream(streams, generation, body(b"1", then_s=60))
     second = await streams.follow(first.stream_id, TENANT, kind="sse", after=0)
     first.close()
@@ -113,7 +138,8 @@ async def test_only_the_last_reader_to_leave_starts_the_grace_time() -> None:
 
 
 async def test_two_readers_of_one_silence_hear_one_beat() -> None:
-    streams, generation = Streams(make_log(), grace_s=9, heartbeat_s=0.1), ScriptedGeneration()
+    generation = ScriptedGeneration()
+    streams = make_streams(make_log(), grace_s=9, heartbeat_s=0.1)
     first = await open_stream(streams, generation, body(b"1", then_s=0.2))
     second = await streams.follow(first.stream_id, TENANT, kind="sse", after=0)
     await asyncio.sleep(0.1)
@@ -125,7 +151,8 @@ async def test_two_readers_of_one_silence_hear_one_beat() -> None:
 
 
 async def test_stopping_is_idempotent_and_needs_no_running_stream() -> None:
-    streams, generation = Streams(make_log(), grace_s=9, heartbeat_s=9), ScriptedGeneration()
+    generation = ScriptedGeneration()
+    streams = make_streams(make_log(), grace_s=9, heartbeat_s=9)
     reader = await open_stream(streams, generation, body(b"1", then_s=0.05))
     await streams.stop(reader.stream_id, TENANT)
     reader.stop()
@@ -137,13 +164,17 @@ async def test_stopping_is_idempotent_and_needs_no_running_stream() -> None:
 
 
 async def test_ids_cannot_be_guessed() -> None:
-    ids = {new_stream_id() for _ in range(1000)}
+    streams = make_streams(make_log(), grace_s=9, heartbeat_s=9)
+    ids = {streams.new_id() for _ in range(1000)}
     assert len(ids) == 1000
-    assert all(len(stream_id) == len("stream_") + 32 for stream_id in ids)
+    assert all(len(stream_id) == len("stream_") + 12 + 40 for stream_id in ids)
 
 
 async def test_a_detached_stream_needs_no_reader() -> None:
-    streams, generation = Streams(make_log(), grace_s=0.02, heartbeat_s=9), ScriptedGeneration()
+    streams, generation = (
+        make_streams(make_log(), grace_s=0.02, heartbeat_s=9),
+        ScriptedGeneration(),
+    )
     reader = await streams.open(
         "s",
         generation,

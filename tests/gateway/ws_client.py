@@ -73,9 +73,12 @@ def text_of(frames: list[Frame]) -> str:
 
 
 @asynccontextmanager
-async def connected(gateway: Gateway, **options: Any) -> AsyncIterator[WsClient]:
-    """Before authentication."""
-    async with connect(gateway.ws_url, compression=None, **options) as socket:
+async def connected(
+    gateway: Gateway, *, ticket: str | None = None, **options: Any
+) -> AsyncIterator[WsClient]:
+    """Before authentication, unless a ``ticket`` or the options have it."""
+    query = "" if ticket is None else f"?ticket={ticket}"
+    async with connect(f"{gateway.ws_url}{query}", compression=None, **options) as socket:
         yield WsClient(socket)
 
 

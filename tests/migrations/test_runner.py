@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import re
 import textwrap
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -12,8 +14,10 @@ from alembic.script import ScriptDirectory
 
 import migrations
 from migrations import runner
+from migrations import schema as schema_file
+from tenants import queries
 from tenants.errors import InvalidValue, SchemaMismatch, StoreUnavailable
-from tests.postgres import execute, with_database
+from tests.postgres import execute, owned, with_database
 
 FOLDER = Path(migrations.__file__).parent
 PARTITION = re.compile(r"usage_event_(\d{4}_\d\d|default)")
@@ -150,6 +154,60 @@ class TestUpgrade:
             "VALUES ('00000000-0000-0000-0000-000000000002', "
             "'00000000-0000-0000-0000-000000000001', 'AAAAAAAAAAAA', "
             "decode(repeat('00', 32), 'hex'), 'old', '{chat}', NULL)",
+        )
+
+    async def test_workers_of_the_version_before_row_level_security_go_on(
+        self, postgres_server: str, empty_pg_dsn: str
+    ) -> None:
+        """A request's whole life in their own statements, on this schema, as a plain owner."""
+        old = queries.parse((Path(__file__).parent / "statements_0006.sql").read_text())
+        tenant_id, key_id, request_id, owner = (uuid4() for _ in range(4))
+        lease, now = timedelta(seconds=30), datetime.now(UTC)
+        async with owned(empty_pg_dsn) as dsn:
+            await migrations.upgrade(dsn)
+            connection = await asyncpg.connect(dsn)
+
+            async def ask(name: str, *values: object) -> list[asyncpg.Record]:
+                rows: list[asyncpg.Record] = await connection.fetch(old[name].sql, *values)
+                return rows
+
+            for query in old.values():
+                await connection.prepare(query.sql)
+            await ask("create_tenant", tenant_id, "acme", 1.0, 0)
+            (project,) = await ask("list_projects", tenant_id)
+            await ask(
+                "create_key", key_id, tenant_id, None, "A" * 12, bytes(32), "x", ["chat"], [], "{}",
+                None,
+            )  # fmt: skip
+            limits = (600, 10**6, 5, None, None, None, None, None)
+            await ask("put_limits", tenant_id, "tenant", tenant_id, *limits, None)
+            (found,) = await ask("find_key", "A" * 12)
+            assert (found["tenant_name"], found["id"]) == ("acme", key_id)
+            which = (request_id, tenant_id, project["id"], key_id, "m")
+            (answer,) = await ask("reserve", *which, 10, 20, 0, 0, owner, lease, None)
+            assert answer["state"] == "running"
+            assert (await ask("extend", request_id, tenant_id, 5, 9, lease, None))[0][
+                "granted"
+            ] == 5
+            assert await ask("renew", owner, [request_id], [9], lease, None)
+            event = (request_id, tenant_id, key_id, "m", "stop", 10, 0, 12, now, None, 0, None)
+            assert (await ask("record_usage", *event))[0]["written"]
+            assert not (await ask("record_usage", *event))[0]["written"]
+            (totals,) = await ask("usage_totals", tenant_id)
+            assert (totals["requests"], totals["completion_tokens"]) == (1, 12)
+            assert len(await ask("list_usage", tenant_id, now - lease * 200, now)) == 1
+            assert len(await ask("list_tenants")) == 1
+            assert (await ask("revoke_key", "A" * 12))[0]["revoked_at"] is not None
+            await ask("add_partitions")
+            await connection.close()
+
+    async def test_the_committed_schema_is_the_sum_of_the_migrations(
+        self, empty_pg_dsn: str
+    ) -> None:
+        """After a migration: ``python -m migrations.schema``."""
+        await migrations.upgrade(empty_pg_dsn)
+        assert schema_file.FILE.read_text() == await asyncio.to_thread(
+            schema_file.dump, empty_pg_dsn
         )
 
     async def test_again_changes_nothing(self, empty_pg_dsn: str) -> None:

@@ -201,6 +201,40 @@ class TestFailures:
         assert await connection.fetchval("SELECT count(*) FROM usage_event_2041_01") == 1
         await connection.close()
 
+    async def test_old_months_are_dropped_and_their_sums_stay(
+        self, pg_dsn: str, pg_store: PostgresStore
+    ) -> None:
+        _, principal = await make_key(pg_store)
+        now = datetime.now(UTC)
+        connection = await asyncpg.connect(pg_dsn)
+        await connection.execute("SELECT usage_event_add_partitions('2020-01-01', 2)")
+        old = make_event(principal.key, created_at=datetime(2020, 1, 31, tzinfo=UTC))
+        older = make_event(principal.key, created_at=datetime(2019, 1, 31, tzinfo=UTC))
+        events = [old, older, make_event(principal.key, created_at=now)]
+        for event in events:
+            assert await pg_store.record_usage(event)
+        await pg_store.maintain()
+        assert await connection.fetchval("SELECT count(*) FROM usage_event") == 3
+        await pg_store.maintain(usage_retention_months=1)
+        rows = await connection.fetch("SELECT tableoid::regclass::text FROM usage_event ORDER BY 1")
+        # What came with a strange clock has no month of its own to go with.
+        assert [row[0] for row in rows] == [f"usage_event_{now:%Y_%m}", "usage_event_default"]
+        assert await connection.fetchval("SELECT to_regclass('usage_event_2020_01')") is None
+        assert await connection.fetchval("SELECT count(*) FROM usage_seen") == 1
+        assert (await pg_store.usage_totals(principal.tenant.id)).requests == 3
+        assert not await pg_store.record_usage(events[2])
+        await connection.close()
+
+    async def test_requests_cannot_drop_anything(self, pg_store: PostgresStore) -> None:
+        pool = pg_store._connections._pool
+        for statement in (
+            "SELECT usage_event_drop_partitions('2040-01-01')",
+            "SELECT usage_event_add_partitions('2040-01-01', 1)",
+            "DELETE FROM usage_seen",
+        ):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await pool.execute(statement)
+
 
 class TestOutage:
     async def test_ledger_outlives_a_restart_of_the_server(

@@ -23,7 +23,7 @@ from tenants.errors import StoreUnavailable
 from tenants.limits import Limits
 from tenants.postgres import PostgresStore
 from tenants.postmaster import Programs
-from tests.postgres import empty_pg_dsn, execute, pg_dsn, pg_folder, postgres_server
+from tests.postgres import empty_pg_dsn, execute, owned, pg_dsn, pg_folder, postgres_server
 from tests.tenants.samples import make_event, make_key
 from tests.tenants.test_reservations import ask, settle
 
@@ -103,17 +103,7 @@ async def test_a_server_of_the_user_s(version: str, pg_folder: Path) -> None:
 
 async def test_an_owner_without_privileges(postgres_server: str, empty_pg_dsn: str) -> None:
     """As a hosting company hands out databases: it is yours, the server is not."""
-    name = urlsplit(empty_pg_dsn).path[1:]
-    role = f"owner_{name[-8:]}"
-    await execute(
-        empty_pg_dsn,
-        f"CREATE ROLE {role} LOGIN CREATEROLE",
-        f"ALTER DATABASE {name} OWNER TO {role}",
-        f"ALTER SCHEMA public OWNER TO {role}",
-        f"GRANT sluice_app, sluice_operator TO {role}",
-    )
-    dsn = empty_pg_dsn.replace("//postgres@", f"//{role}@")
-    try:
+    async with owned(empty_pg_dsn) as dsn:
         await migrations.upgrade(dsn)
         store = await PostgresStore.connect(dsn)
         await exercise(store)
@@ -125,14 +115,6 @@ async def test_an_owner_without_privileges(postgres_server: str, empty_pg_dsn: s
         connection = await asyncpg.connect(empty_pg_dsn)
         assert await connection.fetchval("SELECT count(*) FROM usage_event") == 2
         await connection.close()
-    finally:
-        await execute(
-            empty_pg_dsn,
-            f"REASSIGN OWNED BY {role} TO postgres",
-            f"DROP OWNED BY {role}",
-            f"ALTER DATABASE {name} OWNER TO postgres",
-            f"DROP ROLE {role}",
-        )
 
 
 async def test_an_owner_who_may_not_make_roles_is_told_whom_to_ask(pg_folder: Path) -> None:

@@ -38,6 +38,8 @@ def test_a_cpu_runs_its_own_kernels_where_they_serve(monkeypatch: pytest.MonkeyP
         ("cuda", shape(torch.bfloat16), "it needs a GPU"),
         ("triton", shape(torch.bfloat16), "it needs a GPU"),
         ("cuda", shape(torch.bfloat16, block_size=24), "block_size must be a multiple of 16"),
+        ("flash_attn", shape(torch.bfloat16, block_size=256), "it needs a GPU"),
+        ("flash_attn", shape(torch.bfloat16), "block_size must be a multiple of 256, got 16"),
         ("cpu", shape(torch.bfloat16), "it serves float32"),
         ("cpu", shape(head_dim=512), "head sizes up to 256"),
     ],

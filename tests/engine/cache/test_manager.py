@@ -30,8 +30,6 @@ class TestRoom:
         new = table()
         manager.admit(new, PrefixHit(), 5)
         assert len(new.block_ids) == 2
-        assert manager.num_fresh_blocks(new, 8) == 0
-        assert manager.num_fresh_blocks(new, 9) == 1
         assert manager.grow(new, 1) == [new.block_ids[2]]
 
     def test_the_blocks_an_admission_lacks(self) -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from engine.architectures import NATIVE
 from engine.errors import ModelLoadError
 from engine.models.registry import read_config
 
@@ -106,3 +108,103 @@ def test_a_missing_folder_and_a_missing_file_are_told_apart(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text("{]")
     with pytest.raises(ModelLoadError, match=r"config\.json: JSON is malformed"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", NATIVE)
+def test_every_familys_defaults_are_those_of_transformers(
+    tmp_path: Path, architecture: str
+) -> None:
+    """What a file leaves out means the same as what transformers writes in full."""
+    import transformers
+
+    fields = {k: v for k, v in MINIMAL.items() if k != "architectures"}
+    fields |= {"num_key_value_heads": 4, "num_attention_heads": 4}
+    if "Deepseek" in architecture:
+        fields |= {"num_experts_per_tok": 2}
+    if architecture == "Gemma3ForConditionalGeneration":
+        fields = {"text_config": fields}
+    theirs = getattr(transformers, architecture).config_class(**fields)
+    theirs.architectures = [architecture]
+    theirs.save_pretrained(tmp_path)
+    in_full = read_config(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**fields, "architectures": [architecture], "eos_token_id": []}))
+    assert read_config(tmp_path) == replace(in_full, eos_token_ids=frozenset())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("Phi3ForCausalLM", {"rope_scaling": {"type": "linear", "factor": 2}}, "'linear' is not"),
+        ("Gemma2ForCausalLM", {"hidden_activation": "relu"}, "hidden_activation: not supp.*'relu'"),
+        ("Gemma2ForCausalLM", {"layer_types": ["full_attention"]}, "names 1 layers, num_hidden_la"),
+        (
+            "Gemma2ForCausalLM",
+            {"layer_types": ["conv"] * 2},
+            "layer_types: 'conv' is not",
+        ),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("Qwen2ForCausalLM", {"num_experts": 4}, "num_experts: not supported by Qwen2ForCausalLM"),
+        ("Qwen2ForCausalLM", {"embedding_multiplier": 2.0}, "embedding_multiplier: not supported"),
+        ("MixtralForCausalLM", {"hidden_act": "gelu_pytorch_tanh"}, "experts have 'silu' only"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method: not supported"),
+        ("DeepseekV2ForCausalLM", {"scoring_func": "sigmoid"}, "scoring_func: not supported"),
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob: not supported"),
+        ("DeepseekV2ForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq: not supported: 2"),
+        ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func: not supported"),
+        ("DeepseekV3ForCausalLM", {"quantization_config": {"quant_method": "fp8"}}, "quantization"),
+    ],
+)
+def test_what_a_family_does_not_have_is_refused_by_name(
+    tmp_path: Path, architecture: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=f"config\\.json: .*{message}"):
+        read_config(write(tmp_path, architectures=[architecture], **changes))
+
+
+def test_phi3s_first_names_for_longrope_are_read(tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    for name in ("su", "yarn", "longrope"):
+        write(
+            tmp_path,
+            architectures=["Phi3ForCausalLM"],
+            original_max_position_embeddings=1024,
+            rope_scaling={"type": name, **factors},
+        )
+        rope = read_config(tmp_path).rope
+        assert rope.scaling == "longrope"
+        assert rope.parameters["original_max_position_embeddings"] == 1024
+
+
+def test_gemma3s_first_fields_for_two_ropes_are_read(tmp_path: Path) -> None:
+    config = read_config(
+        write(
+            tmp_path,
+            architectures=["Gemma3ForCausalLM"],
+            rope_theta=5e5,
+            rope_local_base_freq=2e4,
+            rope_scaling={"rope_type": "linear", "factor": 8.0},
+            num_hidden_layers=7,
+            sliding_window=512,
+            sliding_window_pattern=3,
+        )
+    )
+    assert (config.rope.theta, config.rope.scaling) == (5e5, "linear")
+    assert config.window_rope is not None
+    assert (config.window_rope.theta, config.window_rope.scaling) == (2e4, "default")
+    assert config.windows == (512, 512, None, 512, 512, None, 512)
+
+
+def test_a_window_that_no_sequence_outgrows_is_none(tmp_path: Path) -> None:
+    config = read_config(
+        write(
+            tmp_path,
+            architectures=["Gemma2ForCausalLM"],
+            sliding_window=64,
+            max_position_embeddings=65,
+        )
+    )
+    assert [config.window(i) for i in range(2)] == [64, None]
+    assert config.widest_window == 64
+    short = replace(config, max_position_embeddings=64)
+    assert short.window(0) is short.widest_window is None

@@ -72,8 +72,9 @@ def watch_logits(runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> list[t
     compute: Callable[[torch.Tensor], torch.Tensor] = runner._model.logits
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
-        seen.append(compute(hidden).clone())
-        return seen[-1]
+        scores = compute(hidden)
+        seen.append(scores.clone())  # a mask is applied in place
+        return scores
 
     monkeypatch.setattr(runner._model, "logits", logits)
     return seen

@@ -18,7 +18,7 @@ from tests.engine.runner.harness import Generation, Harness
 pytestmark = pytest.mark.gpu
 
 NUM_DECODED = 10
-WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 WIDE_MLA: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -63,6 +63,7 @@ class Subject:
     def __init__(self, case: Case, folder: Path) -> None:
         from transformers import AutoModelForCausalLM
 
+        self.case = case
         self.folder = write(case, folder, **changes(case))
         rng = random.Random(1)
         self.prompt = [rng.randrange(3, 250) for _ in range(PROMPT_LEN)]
@@ -110,24 +111,26 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("chunk_size", [1 << 30, 7])
-def test_logits(
-    subject: Subject, dtype: str, chunk_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits(subject: Subject, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = load_runner(subject.config(dtype, enforce_eager=True))
     subject.vocab_size = runner.vocab_size
     seen = watch_logits(runner, monkeypatch)
-    Harness(runner, block_size=16, max_rows=8).run([subject.forced()], chunk_size=chunk_size)
     exact = subject.logits[torch.float32]
-    error = (torch.cat(seen).float().cpu() - exact).abs().max()
-    if dtype == "float32":
-        assert error < 1e-3
-    else:
-        theirs = (subject.logits[torch.bfloat16] - exact).abs().max()
-        assert error < 2 * theirs + 0.02 * exact.std()
+    for chunk_size in (1 << 30, 7):
+        Harness(runner, block_size=16, max_rows=8).run([subject.forced()], chunk_size=chunk_size)
+        error = (torch.cat(seen).float().cpu() - exact).abs().max()
+        del seen[:]
+        if dtype == "float32":
+            assert error < 1e-3
+        else:
+            theirs = (subject.logits[torch.bfloat16] - exact).abs().max()
+            assert error < 2 * theirs + 0.02 * exact.std()
 
 
 def test_graphs_and_batches_change_no_greedy_token(subject: Subject) -> None:
+    if subject.case in FALLBACK_CASES:
+        pytest.skip("transformers' code runs without graphs")
+
     def outputs(**options: Any) -> list[list[int]]:
         runner = load_runner(subject.config("float32", **options))
         rng = random.Random(2)

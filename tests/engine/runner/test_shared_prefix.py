@@ -94,7 +94,7 @@ def test_tiles_cover_every_member_and_key_once(
     ]
     into = np.full(layout.size, -7, np.int32)
     layout.fill(into, groups, per_tile, heads=8, sms=132)
-    skipped, splits, members, num_tiles, tiles, tile_splits = (into[p] for p in layout.parts())
+    tiles, tile_splits, skipped, splits, members, num_tiles = (into[p] for p in layout.parts())
     seen: dict[int, list[tuple[int, int, int]]] = {}
     for i in range(num_tiles[0]):
         first, count, begin, end = tiles[4 * i : 4 * i + 4]

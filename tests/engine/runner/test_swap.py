@@ -97,6 +97,12 @@ class TestSwapSpace:
         assert load_host_blocks(0, kv_cache("cpu", 4)) is None
         assert load_host_blocks(None, kv_cache("cpu", 4)) is None
 
+    @pytest.mark.gpu
+    def test_by_default_a_gpu_gets_no_more_than_it_has_itself(self) -> None:
+        host = load_host_blocks(None, kv_cache("cuda", 4))
+        assert host is not None
+        assert host.num_blocks == 4
+
     def test_too_little_for_one_block_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="swap_space = 1e-09 GiB holds no block of 176 bytes"):
             load_host_blocks(1e-9, kv_cache("cpu", 4))

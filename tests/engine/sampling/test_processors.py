@@ -147,6 +147,27 @@ def test_a_row_forgets_its_last_request(options: dict[str, Any], release: bool) 
     assert torch.equal(run(s, tokens, scores, [0], [2]), scores)
 
 
+def test_the_same_rows_may_ask_for_other_things_later() -> None:
+    """What is kept on the device between steps is dropped with the request it came from."""
+    s = sampler()
+    tokens, scores = table([3, 3], [3, 3]), logits(0, 2)
+    wishes = [
+        {"logit_bias": {5: 1.0}},
+        {"allowed_token_ids": (5, 6)},
+        {"bad_words_token_ids": ((3,),)},
+        {"logit_bias": {5: 2.0}, "allowed_token_ids": (5, 7), "bad_words_token_ids": ((3, 5),)},
+    ]
+    for first in wishes:
+        for second in wishes:
+            for row, wish in enumerate((first, second)):
+                s.admit(row, str(row), SamplingParams(**wish), 1)  # type: ignore[arg-type]
+            for rows in ([0, 1], [1, 0], [0, 1]):
+                ours = run(s, tokens, scores, rows, [2, 2])
+                for i, row in enumerate(rows):
+                    how = SamplingParams(**(first, second)[row])  # type: ignore[arg-type]
+                    assert_close(ours[i], naive.processed(scores[i].tolist(), [3], [3], how))
+
+
 def test_bad_words_are_met_inside_the_output_only() -> None:
     """The prompt may end with the beginning of a bad word, as in vLLM."""
     s = sampler()

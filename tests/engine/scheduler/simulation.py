@@ -8,44 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from engine.core import EngineCore
 from engine.messages import GenerateRequest, SamplingParams
-from engine.scheduler.plan import StepPlan, StepResult, TokenMask
+from engine.overload import ModelledRunner
 from tests.engine.scheduler.harness import config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-STEP_S = 0.010
-TOKEN_S = 0.0002
 INPUT_COST, OUTPUT_COST = 1.0, 2.0
-
-
-class TimedRunner:
-    """Samples the same token for ever; ``now`` moves by a fixed cost per step and per token."""
-
-    vocab_size = 1000
-
-    def __init__(
-        self, num_blocks: int, *, num_swap_blocks: int = 0, swap_s_per_block: float = 0.0
-    ) -> None:
-        self.num_blocks = num_blocks
-        self.num_swap_blocks = num_swap_blocks
-        self.swap_s_per_block = swap_s_per_block
-        self.num_lookahead_tokens = 0
-        self.step_costs = None
-        self.now = 0.0
-        self._results: deque[StepResult] = deque()
-
-    def forward(self, plan: StepPlan) -> None:
-        num_copies = len(plan.swap_outs) + len(plan.swap_ins)
-        self.now += STEP_S + TOKEN_S * plan.num_tokens + self.swap_s_per_block * num_copies
-        tokens = [[7] if chunk.samples else [] for chunk in plan.chunks]
-        self._results.append(StepResult(plan.step_id, tokens))
-
-    def sample(self, mask: TokenMask | None) -> None:
-        assert mask is None
-
-    def collect(self) -> StepResult:
-        return self._results.popleft()
 
 
 @dataclass
@@ -91,7 +60,7 @@ class Simulation:
     ) -> None:
         options.setdefault("max_num_seqs", 8)
         options.setdefault("max_num_batched_tokens", 128)
-        self.runner = TimedRunner(
+        self.runner = ModelledRunner(
             num_blocks, num_swap_blocks=num_swap_blocks, swap_s_per_block=swap_s_per_block
         )
         self.core = EngineCore(

@@ -7,8 +7,8 @@ from itertools import product
 
 from engine.core import EngineCore
 from engine.messages import GenerateRequest, SamplingParams
+from engine.overload import ModelledRunner
 from tests.engine.scheduler.harness import config
-from tests.engine.scheduler.simulation import TimedRunner
 
 
 def auc(positives: list[float], negatives: list[float]) -> float:
@@ -20,7 +20,7 @@ def auc(positives: list[float], negatives: list[float]) -> float:
 def probe_times(victim_salt: str, attacker_salt: str) -> tuple[list[float], list[float]]:
     """TTFT of an attacker's guesses: of prompts that a victim sent just before, and of others."""
     rng = random.Random(7)
-    runner = TimedRunner(num_blocks=2048)
+    runner = ModelledRunner(num_blocks=2048)
     core = EngineCore(
         config(max_num_batched_tokens=512, policy="fair_share"),
         runner,

@@ -1,15 +1,26 @@
-"""Random arrivals, aborts and steps: each output equals the same request alone, nothing leaks."""
+"""Random arrivals, branches, stalls, aborts and steps, under every policy and option: each output
+equals the same request alone, and nothing leaks."""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from collections import Counter
+from typing import Any, ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
+from engine.request import Request, RequestState
 from tests.engine.scheduler.harness import Harness
 
+TICK_S = 1e-4
 # Few tokens and few lengths, so that prompts often share prefixes.
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
@@ -17,8 +28,9 @@ PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 ENGINES = st.fixed_dictionaries(
     {
         "block_size": st.sampled_from([1, 2, 4]),
-        "num_blocks": st.integers(8, 30),
-        "num_swap_blocks": st.sampled_from([0, 0, 3, 40]),
+        "num_blocks": st.sampled_from([6, 8, 12, 30]),
+        "num_swap_blocks": st.sampled_from([40, 3, 0]),
+        "swap_s_per_block": st.sampled_from([0.0, TICK_S / 10]),
         "max_model_len": st.integers(8, 40),
         "max_num_seqs": st.integers(1, 6),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 3]),
@@ -29,7 +41,7 @@ ENGINES = st.fixed_dictionaries(
         "prefix_cache_tenant_floor": st.sampled_from([0.0, 0.2]),
         "prefix_cache_tenant_ceiling": st.sampled_from([1.0, 0.3]),
         "scheduler_reserve_full_isl": st.booleans(),
-        "forecast_admission": st.booleans(),
+        "forecast_admission": st.sampled_from([False, False, True]),
         "policy": st.sampled_from(["fcfs", "priority", "fair_share"]),
         "priority_aging_s": st.sampled_from([1e-4, 1e9]),
         "fair_share_quantum": st.sampled_from([0.0, 20.0]),
@@ -40,6 +52,9 @@ ENGINES = st.fixed_dictionaries(
 class EngineMachine(RuleBasedStateMachine):
     """The harness checks every invariant after every step; the toy runner checks every plan."""
 
+    seen: ClassVar[Counter[str]] = Counter()
+    """Situations that came about, in all runs together."""
+
     @initialize(
         options=ENGINES,
         spare_budget=st.integers(0, 14),
@@ -47,9 +62,23 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def start(self, options: dict[str, Any], spare_budget: int, draft_hits: float | None) -> None:
         budget = options["max_num_seqs"] + spare_budget
+        # Real time would make runs differ, and examples must be reproducible.
+        ticks = itertools.count()
         self.harness = Harness(
-            vocab_size=20, max_num_batched_tokens=budget, draft_hits=draft_hits, **options
+            vocab_size=20,
+            max_num_batched_tokens=budget,
+            draft_hits=draft_hits,
+            clock=lambda: next(ticks) * TICK_S,
+            **options,
         )
+        followers = self.harness.scheduler._followers
+        hold = followers.hold
+
+        def counted(request: Request, key: bytes) -> None:
+            self.seen["followed"] += 1
+            hold(request, key)
+
+        followers.hold = counted
 
     @rule(
         prompt=PROMPTS,
@@ -58,7 +87,7 @@ class EngineMachine(RuleBasedStateMachine):
         fair_key=st.sampled_from(["a", "b", "c"]),
         weight=st.sampled_from([1.0, 3.0]),
         priority=st.sampled_from([0, 0, 1, -1]),
-        max_tokens=st.sampled_from([None, 1, 4, 9]),
+        max_tokens=st.sampled_from([9, None, 4, 1]),
         min_tokens=st.sampled_from([0, 1]),
         ignore_eos=st.booleans(),
         stop_token_ids=st.sampled_from([(), (5,)]),
@@ -68,19 +97,56 @@ class EngineMachine(RuleBasedStateMachine):
         num_public_tokens = min(num_public_tokens, len(prompt))
         self.harness.add(name, prompt, num_public_tokens=num_public_tokens, **params)
 
-    @precondition(lambda self: self.harness.messages)
+    @rule(
+        prompt=PROMPTS,
+        count=st.integers(2, 3),
+        salt=st.sampled_from(["one", "two"]),
+        fair_key=st.sampled_from(["a", "b"]),
+        max_tokens=st.sampled_from([9, 4, 20]),
+        num_steps=st.integers(0, 4),
+        num_cancelled=st.integers(0, 2),
+    )
+    def branch(
+        self, prompt: list[int], count: int, num_steps: int, num_cancelled: int, **params: Any
+    ) -> None:
+        """Several choices of one prompt; some are cancelled after a while, the others go on."""
+        first = len(self.harness.messages)
+        names = [str(first + i) for i in range(count)]
+        for name in names:
+            self.harness.add(name, prompt, group=f"group {first}", **params)
+        self.harness.step(num_steps)
+        for name in names[:num_cancelled]:
+            self.cancel(name, "branch")
+
+    @precondition(lambda self: self.harness.core._requests)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        request_ids = list(self.harness.messages)
-        self.harness.core.abort([data.draw(st.sampled_from(request_ids))])
-        self.harness.core.check_integrity()
+        self.cancel(data.draw(st.sampled_from(list(self.harness.core._requests))), "request")
 
     @precondition(lambda self: self.harness.messages)
+    @rule(data=st.data())
+    def abort_what_may_be_over(self, data: st.DataObject) -> None:
+        self.harness.core.abort([data.draw(st.sampled_from(list(self.harness.messages)))])
+        self.harness.core.check_integrity()
+
+    def cancel(self, name: str, what: str) -> None:
+        request = self.harness.core._requests.get(name)
+        if request is not None:
+            self.seen[f"{what} cancelled while {request.state.value}"] += 1
+            self.seen["cancelled in flight"] += request.num_in_flight > 0
+        self.harness.core.abort([name])
+        self.harness.core.check_integrity()
+
+    @precondition(lambda self: self.harness.core._requests)
     @rule(data=st.data(), parked=st.booleans())
     def stall(self, data: st.DataObject, parked: bool) -> None:
-        request_id = data.draw(st.sampled_from(list(self.harness.messages)))
+        request_id = data.draw(st.sampled_from(list(self.harness.core._requests)))
         core = self.harness.core
+        request = core._requests.get(request_id)
+        before = RequestState.FINISHED if request is None else request.state
         (core.park if parked else core.unpark)([request_id])
+        if request is not None and request.state is RequestState.PARKED is not before:
+            self.seen[f"parked while {before.value}"] += 1
         core.check_integrity()
 
     @rule(count=st.integers(1, 4))
@@ -91,6 +157,7 @@ class EngineMachine(RuleBasedStateMachine):
         if hasattr(self, "harness"):
             self.harness.core.unpark(self.harness.messages)
             self.harness.run()
+            self.count_situations()
             too_long = {
                 request_id
                 for request_id, message in self.harness.messages.items()
@@ -99,6 +166,40 @@ class EngineMachine(RuleBasedStateMachine):
             }
             self.harness.check_outputs(errors=too_long)
 
+    def count_situations(self) -> None:
+        stats, plans = self.harness.core.stats(), self.harness.runner.plans
+        num_drafted = stats.spec_decode_num_draft_tokens
+        num_accepted = stats.spec_decode_num_accepted_tokens
+        self.seen["swapped in"] += stats.swapped_in_blocks > 0
+        self.seen["recomputed"] += stats.recomputed_tokens > 0
+        self.seen["drafts accepted"] += num_accepted > 0
+        self.seen["drafts rejected"] += num_accepted < num_drafted
+        self.seen["tail copied"] += any(plan.block_copies for plan in plans)
+        self.seen["nothing but copies out"] += any(not plan.chunks for plan in plans)
 
-TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+SITUATIONS = (
+    "swapped in",
+    "recomputed",
+    "drafts accepted",
+    "drafts rejected",
+    "tail copied",
+    "followed",
+    "cancelled in flight",
+    "parked while running",
+    "branch cancelled while running",
+    "branch cancelled while waiting",
+    "request cancelled while running",
+    "request cancelled while waiting",
+    "request cancelled while parked",
+)
+
+
+def test_the_engine_under_random_loads() -> None:
+    EngineMachine.seen.clear()
+    run_state_machine_as_test(
+        EngineMachine,
+        settings=settings(max_examples=200, stateful_step_count=40, deadline=None),
+    )
+    missing = [situation for situation in SITUATIONS if not EngineMachine.seen[situation]]
+    assert not missing, f"never met: {missing}; met: {EngineMachine.seen}"

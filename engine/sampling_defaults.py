@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from engine.errors import ModelLoadError
 from engine.messages import SamplingParams
 from engine.tokenizer import read_json
 
-_NAMES = ("temperature", "top_p", "top_k", "min_p")
+_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def load(model_dir: Path) -> Mapping[str, float | int]:
@@ -22,7 +24,7 @@ def load(model_dir: Path) -> Mapping[str, float | int]:
     stated = read_json(path)
     defaults = {name: stated[name] for name in _NAMES if stated.get(name) is not None}
     try:
-        SamplingParams(**defaults)
-    except (TypeError, ValueError) as error:
+        msgspec.convert(defaults, SamplingParams)
+    except msgspec.ValidationError as error:
         raise ModelLoadError(f"{path}: {error}") from error
     return defaults

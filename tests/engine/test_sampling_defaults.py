@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from engine import sampling_defaults
 from engine.demo import MODEL_DIR
 from engine.errors import ModelLoadError
-from gateway import sampling_defaults
 
 
 def write(folder: Path, content: object) -> Path:
@@ -30,9 +30,7 @@ def test_only_sampling_fields_that_are_set_count(tmp_path: Path) -> None:
 def test_an_impossible_value_names_file_and_field(
     stated: dict[str, object], tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        ModelLoadError, match=rf"generation_config\.json.*{next(iter(stated))}|'>='"
-    ):
+    with pytest.raises(ModelLoadError, match=rf"generation_config\.json.*{next(iter(stated))}"):
         sampling_defaults.load(write(tmp_path, stated))
 
 

@@ -1,0 +1,130 @@
+"""A model of transformers behind our port, attending over our paged cache.
+
+transformers' attention interface lets a caller put its own function in the place of attention. Ours
+writes keys and values to the cache and attends through the same backends as the native families.
+All sequences of a step are one row of tokens to the model, told apart by their positions and, in
+attention, by the step's own tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+
+from engine.layers.attention import StepContext
+from engine.models.base import Model
+
+NAME = "sluice"
+"""Of our function in transformers' attention interface."""
+SOFTCAPS = ("softcap", "logits_soft_cap", "attn_logit_softcapping")
+"""What models call the soft cap of their scores."""
+
+
+class CallRecorder(Protocol):
+    """Stands in for attention where only the calls are of interest."""
+
+    def record(
+        self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **how: Any
+    ) -> None:
+        """Shapes as in ``_attention``. ``how``: its other arguments."""
+
+
+_current: ContextVar[StepContext | CallRecorder] = ContextVar("current")
+
+
+class TransformersModel(Model):
+    """A loaded model of transformers behind our port. It takes part in no packing: its weights are
+    its own."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._decoder = model.get_decoder()
+        self._compute: Callable[..., Any] = self._decoder.forward
+        self._given: torch.Tensor | None = None
+        self._outputs: Callable[..., Any] | None = None
+        self._decoder.forward = self._forward
+
+    def release(self) -> None:
+        """Give the model back as it was."""
+        self._decoder.forward = self._compute
+
+    def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
+        with attending(step):
+            outputs = self._decoder(
+                input_ids=token_ids.unsqueeze(0),
+                position_ids=step.positions.unsqueeze(0),
+                use_cache=False,
+            )
+        self._outputs = type(outputs)
+        hidden: torch.Tensor = outputs[0]
+        return hidden.squeeze(0)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Whatever the model does after its decoder: the head, scales, soft caps."""
+        self._given = hidden.unsqueeze(0)
+        try:
+            outputs = self._model(inputs_embeds=self._given, use_cache=False)
+        finally:
+            self._given = None
+        logits: torch.Tensor = outputs.logits
+        return logits.squeeze(0)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._given is not None:
+            assert self._outputs is not None, "logits before hidden_states"
+            return self._outputs(last_hidden_state=self._given)
+        return self._compute(*args, **kwargs)
+
+
+def register() -> None:
+    """Make ``NAME`` known to transformers."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, _attention)
+
+
+@contextmanager
+def attending(context: StepContext | CallRecorder) -> Iterator[None]:
+    """Where the attention of the models that run inside goes."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **how: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function. query: [1, num_heads, num_tokens, head_dim]; key, value:
+    [1, num_kv_heads, num_tokens, head_dim]; returns [1, num_tokens, num_heads, head_dim]."""
+    context = _current.get()
+    if not isinstance(context, StepContext):
+        context.record(module, query, key, value, attention_mask=attention_mask, **how)
+        return torch.zeros_like(query).transpose(1, 2), None
+    k_cache, v_cache = context.kv_cache[module.layer_idx]
+    for new, cache in ((key, k_cache), (value, v_cache)):
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, context.slots, new[0].transpose(0, 1))
+    scaling = how.get("scaling")
+    attended = context.attend(
+        query[0].transpose(0, 1).contiguous(),
+        k_cache,
+        v_cache,
+        query.shape[3] ** -0.5 if scaling is None else float(scaling),
+        window=how.get("sliding_window"),
+        softcap=softcap_of(how),
+    )
+    return attended.unsqueeze(0), None
+
+
+def softcap_of(how: dict[str, Any]) -> float | None:
+    return next((how[name] for name in SOFTCAPS if how.get(name) is not None), None)

@@ -1,0 +1,151 @@
+"""Whether a model of transformers computes on our paged cache what it should: found out by trial.
+
+Models that keep state elsewhere, or whose attention does something the attention interface does not
+tell, would compute nonsense. Every function here raises ``ValueError`` with the reason.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.attention.base import AttentionBatch
+from engine.attention.torch_ref import TorchAttention
+from engine.layers.attention import StepContext
+from engine.models.base import CacheLayout
+from engine.models.transformers_model import (
+    NAME,
+    SOFTCAPS,
+    TransformersModel,
+    attending,
+    softcap_of,
+)
+
+_NUM_TOKENS = 3
+# Arguments of the interface that we act on, or that change no result here.
+_KNOWN = frozenset(
+    {
+        *("scaling", "sliding_window", "is_causal", *SOFTCAPS),
+        *("dropout", "position_ids", "cache_position", "position_embeddings", "use_cache"),
+        *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
+        *("logits_to_keep",),
+    }
+)
+_LIMITS = {torch.float32: 1e-3}
+_LIMIT = 0.1
+"""How far results may be from transformers' own, relative to their norm; at 16 bits rounding alone
+accounts for some hundredths, and a token that is not seen for several tenths."""
+
+
+class TrialFailed(ValueError):
+    """The model raised an error of its own."""
+
+
+@dataclass(slots=True)
+class Calls:
+    """How the layers call attention: a ``CallRecorder``."""
+
+    layouts: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """By layer: query heads, KV heads, head size."""
+    windows: set[int] = field(default_factory=set)
+    softcap: float | None = None
+
+    @property
+    def widest_window(self) -> int | None:
+        return max(self.windows, default=None)
+
+    def record(
+        self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **how: Any
+    ) -> None:
+        _refuse(module, key, value, how)
+        self.layouts[module.layer_idx] = query.shape[1], key.shape[1], key.shape[3]
+        self.softcap = softcap_of(how)
+        if how.get("sliding_window") is not None:
+            self.windows.add(how["sliding_window"])
+
+    def cache_layout(self, num_layers: int) -> CacheLayout:
+        if sorted(self.layouts) != list(range(num_layers)):
+            raise ValueError(
+                f"{len(self.layouts)} of its {num_layers} layers attend through the attention "
+                "interface; the others keep state that is no KV cache"
+            )
+        kinds = set(self.layouts.values())
+        if len(kinds) > 1:
+            raise ValueError(f"its layers differ in heads or head size: {sorted(kinds)}")
+        ((num_heads, num_kv_heads, head_dim),) = kinds
+        if num_heads % num_kv_heads:
+            raise ValueError(f"{num_heads} query heads share {num_kv_heads} key heads unevenly")
+        return CacheLayout(num_layers, num_kv_heads, head_dim)
+
+
+@torch.inference_mode()
+def probe(model: Any, device: torch.device) -> Calls:
+    """Run a few tokens through the decoder, without a cache."""
+    calls = Calls()
+    ids = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device=device)
+    positions = torch.arange(_NUM_TOKENS, device=device).unsqueeze(0)
+    try:
+        with attending(calls):
+            model.get_decoder()(input_ids=ids, position_ids=positions, use_cache=False)
+    except (RuntimeError, NotImplementedError, TypeError, AttributeError) as error:
+        raise TrialFailed(f"a trial run fails: {one_line(error)}") from error
+    return calls
+
+
+@torch.inference_mode()
+def check_results(model: Any, layout: CacheLayout, device: torch.device) -> None:
+    """Compute a few tokens in two chunks over a cache, and at once with transformers' attention.
+
+    What no argument of the interface tells (convolutions over tokens, positions that are counted
+    and not read) shows here.
+    """
+    length, cut, block_size = 8, 5, 4
+    dtype = next(model.parameters()).dtype
+    ids = torch.arange(1, length + 1, device=device)
+    ours = TransformersModel(model)
+    shape = (2, block_size, layout.num_kv_heads, layout.head_dim)
+    memory = torch.zeros(layout.num_layers, 2, *shape, dtype=dtype, device=device)
+    cache = [(layer[0], layer[1]) for layer in memory]
+    table = torch.arange(2, dtype=torch.int32, device=device).unsqueeze(0)
+    chunks = []
+    for start, end in ((0, cut), (cut, length)):
+        batch = AttentionBatch(
+            np.array([end - start]), np.array([end]), np.zeros(1, np.int64), table
+        )
+        attend = TorchAttention(device, dtype).prepare(batch, block_size)
+        positions = torch.arange(start, end, device=device)
+        step = StepContext(positions, positions, attend, cache)
+        chunks.append(ours.hidden_states(ids[start:end], step))
+    ours.release()
+    model.set_attn_implementation("eager")
+    expected = model.get_decoder()(input_ids=ids.unsqueeze(0), use_cache=False)[0][0].float()
+    model.set_attn_implementation(NAME)
+    distance = (torch.cat(chunks).float() - expected).norm() / expected.norm()
+    if not distance < _LIMITS.get(dtype, _LIMIT):
+        raise ValueError(
+            f"its results differ from transformers' own by {float(distance):.2g}: it keeps state "
+            "that is no KV cache, or attends in a way that the attention interface does not tell"
+        )
+
+
+def _refuse(module: Any, key: torch.Tensor, value: torch.Tensor, how: dict[str, Any]) -> None:
+    if how.pop("attention_mask") is not None:
+        raise ValueError("its attention needs a mask of its own making")
+    if how.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        raise ValueError("its attention is not causal")
+    if getattr(module, "layer_idx", None) is None:
+        raise ValueError("its attention modules have no layer_idx")
+    if key.shape != value.shape:
+        raise ValueError(f"keys {list(key.shape)} and values {list(value.shape)} differ in shape")
+    for name, given in how.items():
+        if given is not None and given is not False and name not in _KNOWN:
+            raise ValueError(f"its attention needs {name!r}")
+
+
+def one_line(error: Exception) -> str:
+    """A library's message, of any length, for ours."""
+    return textwrap.shorten(str(error), 400)

@@ -1,0 +1,39 @@
+"""A step as the scheduler remembers it, from its plan to its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.request import Request
+    from engine.scheduler.plan import StepPlan, StepResult
+
+
+@dataclass(slots=True)
+class Step:
+    """A plan, with what the host alone knows about it."""
+
+    plan: StepPlan
+    requests: list[Request] = field(default_factory=list)
+    """The request of each chunk."""
+    constrained: list[int] = field(default_factory=list)
+    """The chunks, by index, that need a mask before they sample."""
+    computed_keys: list[bytes] = field(default_factory=list)
+    """Of the prompt blocks that the step completes."""
+    swapped: list[Request] = field(default_factory=list)
+    """Whose blocks the step copies out."""
+    num_tokens: int = 0
+    planned_s: float = 0.0
+    """By the scheduler's clock."""
+
+    def keep_logprobs(self, result: StepResult) -> None:
+        """Give what was computed to the requests that asked."""
+        for index, found in result.logprobs.items():
+            if (wanted := self.requests[index].logprobs) is not None:
+                wanted.add(found)
+        for index, found in result.prompt_logprobs.items():
+            request = self.requests[index]
+            if request.logprobs is not None:
+                request.logprobs.add_prompt(self.plan.chunks[index].num_computed_tokens + 1, found)
+                request.block_table.skip_reading = request.lacks_prompt_logprobs

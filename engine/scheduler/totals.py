@@ -1,0 +1,48 @@
+"""What the scheduler counts since the engine started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.messages import QUEUE_TIME_BUCKETS_S
+
+
+@dataclass(slots=True)
+class DraftTotals:
+    """Of speculative decoding; vLLM's counters."""
+
+    num_drafts: int = 0
+    """Times that a request had guesses checked."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    """How often at least so many plus one guesses were right."""
+
+    def observe(self, num_drafts: int, num_accepted: int) -> None:
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_accepted
+        per_pos = self.num_accepted_tokens_per_pos
+        per_pos += [0] * (num_drafts - len(per_pos))
+        for position in range(num_accepted):
+            per_pos[position] += 1
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Running totals."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    scheduled_tokens: int = 0
+    recomputed_tokens: int = 0
+    """Of the scheduled tokens, those that a preemption threw away before."""
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    queue_time_counts: list[int] = field(
+        default_factory=lambda: [0] * (len(QUEUE_TIME_BUCKETS_S) + 1)
+    )
+    queue_time_sum_s: float = 0.0
+    drafts: DraftTotals = field(default_factory=DraftTotals)

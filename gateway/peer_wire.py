@@ -1,0 +1,235 @@
+"""How gateway workers talk to each other: frames on a socket, after a handshake.
+
+    frame       4 bytes of length, then a msgspec struct as MessagePack
+    handshake   Challenge ──►, ◄── Hello, Welcome ──►: either side proves that it knows the secret
+                that all gateways of a site share, and neither sends it
+
+One request for each connection. ``Follow`` is answered by ``Following`` and items until ``Ended``;
+everything else by one ``Value``. ``Failed`` may stand in place of any answer: it carries the error
+that the client is to see. What is said is not encrypted: across hosts it belongs on a private
+network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from typing import Literal, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from gateway import errors
+from gateway.errors import ApiError, InternalError
+from tenants.shared import StreamKind
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_HANDSHAKE_BYTES = 256
+HANDSHAKE_S = 5.0
+_NONCE_BYTES = 32
+
+T = TypeVar("T", bound=msgspec.Struct)
+Part = Literal["body", "input"]
+"""Of a response: the response object, or its input items."""
+
+
+class WireError(Exception):
+    """The other side is gone, or does not speak as it should."""
+
+
+class Challenge(msgspec.Struct, tag=True):
+    nonce: bytes
+
+
+class Hello(msgspec.Struct, tag=True):
+    nonce: bytes
+    proof: bytes
+
+
+class Welcome(msgspec.Struct, tag=True):
+    proof: bytes
+
+
+class Follow(msgspec.Struct, tag=True, kw_only=True):
+    """Read a stream on."""
+
+    stream_id: str
+    tenant_id: UUID
+    kind: StreamKind
+    after: int
+
+
+class StopStream(msgspec.Struct, tag=True, kw_only=True):
+    stream_id: str
+    tenant_id: UUID
+
+
+class ForgetStream(msgspec.Struct, tag=True, kw_only=True):
+    stream_id: str
+    tenant_id: UUID
+
+
+class RedeemTicket(msgspec.Struct, tag=True):
+    """The value is the API key."""
+
+    ticket: str
+
+
+class RunningResponse(msgspec.Struct, tag=True, kw_only=True):
+    """The value is a part of a response that runs."""
+
+    response_id: str
+    tenant_id: UUID
+    part: Part = "body"
+
+
+class EndResponse(msgspec.Struct, tag=True, kw_only=True):
+    """Cancel a response that runs; it is stored unless ``is_deleted``."""
+
+    response_id: str
+    tenant_id: UUID
+    is_deleted: bool = False
+
+
+class Beat(msgspec.Struct, tag=True):
+    """From a follower: make the stream say something."""
+
+
+class Stop(msgspec.Struct, tag=True):
+    """From a follower: end the stream's work."""
+
+
+class Value(msgspec.Struct, tag=True):
+    data: bytes = b""
+
+
+class Following(msgspec.Struct, tag=True):
+    """The stream is there; its items come."""
+
+
+class Items(msgspec.Struct, tag=True):
+    items: list[bytes]
+
+
+class Ended(msgspec.Struct, tag=True):
+    """No more items."""
+
+
+class Failed(msgspec.Struct, tag=True, kw_only=True):
+    """An ``ApiError``."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+    headers: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, error: ApiError) -> Failed:
+        return cls(
+            kind=type(error).__name__,
+            message=error.message,
+            param=error.param,
+            code=error.code,
+            retry_after_s=error.retry_after_s,
+            headers=error.extra_headers,
+        )
+
+    def error(self) -> ApiError:
+        kind = getattr(errors, self.kind, None)
+        if not (isinstance(kind, type) and issubclass(kind, ApiError)):
+            kind = InternalError  # of a newer version
+        return kind(
+            self.message,
+            param=self.param,
+            code=self.code,
+            retry_after_s=self.retry_after_s,
+            headers=self.headers,
+        )
+
+
+Request = Follow | StopStream | ForgetStream | RedeemTicket | RunningResponse | EndResponse
+Message = (
+    Challenge | Hello | Welcome | Request | Beat | Stop | Value | Following | Items | Ended | Failed
+)
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+class Wire:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, message: Message) -> None:
+        """Returns once the other side keeps up. Raises ``WireError``."""
+        self.post(message)
+        try:
+            await self._writer.drain()
+        except OSError as exc:
+            raise WireError(str(exc)) from exc
+
+    def post(self, message: Message) -> None:
+        """The same for a few bytes: nothing is waited for."""
+        data = _encode(message)
+        self._writer.write(len(data).to_bytes(4, "big") + data)
+
+    async def receive(self, kind: type[T], *, max_bytes: int = MAX_FRAME_BYTES) -> T:
+        """The next message, which must be a ``kind``. Raises what ``Failed`` holds."""
+        message = await self.receive_any(max_bytes=max_bytes)
+        if isinstance(message, Failed) and not issubclass(Failed, kind):
+            raise message.error()
+        if not isinstance(message, kind):
+            raise WireError(f"expected {kind.__name__}, got {type(message).__name__}")
+        return message
+
+    async def receive_any(self, *, max_bytes: int = MAX_FRAME_BYTES) -> Message:
+        """Raises ``WireError``, also when the other side is gone."""
+        try:
+            size = int.from_bytes(await self._reader.readexactly(4), "big")
+            if size > max_bytes:
+                raise WireError(f"a frame of {size} bytes")
+            return _decoder.decode(await self._reader.readexactly(size))
+        except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as exc:
+            raise WireError(str(exc)) from exc
+
+    def close(self) -> None:
+        """What was posted still goes out."""
+        self._writer.close()
+
+
+async def greet(wire: Wire, secret: bytes) -> None:
+    """The listener's side of the handshake. Raises ``WireError``, ``TimeoutError``."""
+    async with asyncio.timeout(HANDSHAKE_S):
+        challenge = secrets.token_bytes(_NONCE_BYTES)
+        await wire.send(Challenge(challenge))
+        hello = await wire.receive(Hello, max_bytes=MAX_HANDSHAKE_BYTES)
+        if not hmac.compare_digest(hello.proof, _proof(secret, b"asks", challenge, hello.nonce)):
+            raise WireError("a peer does not know the secret")
+        await wire.send(Welcome(_proof(secret, b"answers", challenge, hello.nonce)))
+
+
+async def introduce(wire: Wire, secret: bytes) -> None:
+    """The caller's side. Raises ``WireError``, ``TimeoutError``."""
+    async with asyncio.timeout(HANDSHAKE_S):
+        challenge = (await wire.receive(Challenge, max_bytes=MAX_HANDSHAKE_BYTES)).nonce
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        await wire.send(Hello(nonce, _proof(secret, b"asks", challenge, nonce)))
+        welcome = await wire.receive(Welcome, max_bytes=MAX_HANDSHAKE_BYTES)
+        if not hmac.compare_digest(welcome.proof, _proof(secret, b"answers", challenge, nonce)):
+            raise WireError("a peer does not know the secret")
+
+
+def derive_secret(root: bytes) -> bytes:
+    """What workers prove to know, from a secret they share already."""
+    return hmac.digest(root, b"sluice gateway peers, version 1", hashlib.sha256)
+
+
+def _proof(secret: bytes, role: bytes, challenge: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(secret, role + b"\0" + challenge + nonce, hashlib.sha256)

@@ -1,0 +1,271 @@
+"""The other gateway workers, and how they reach this one.
+
+What runs is known to one worker: the log of a running stream, an unused ticket, a running response.
+Each of their ids names its worker (``routed_ids``), each worker says in the store where it listens,
+and whoever is asked for something of another's passes the question on. That costs nothing while
+streams flow, and one row for each worker; a log in the database would cost rows for each stream and
+writes for each flush, whether or not anybody ever comes back.
+
+Workers of one host talk over Unix sockets in private folders; ``server.peer_host`` makes it TCP for
+those of several hosts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from gateway import peer_wire
+from gateway.errors import ApiError, Unavailable, to_api_error
+from gateway.peer_wire import (
+    Beat,
+    Ended,
+    Failed,
+    Follow,
+    Following,
+    Items,
+    Request,
+    Stop,
+    Value,
+    Wire,
+    WireError,
+)
+from gateway.stream_log import StreamReader
+from tenants.errors import StoreUnavailable
+from tenants.shared import SharedState
+
+logger = logging.getLogger(__name__)
+
+LEASE = timedelta(seconds=30)
+CONNECT_S = 5.0
+_UNIX = "unix:"
+
+
+class PeerGone(Exception):
+    """The worker has left; nothing that it alone knew is there any more."""
+
+
+class Peers:
+    """This worker's line to the others."""
+
+    def __init__(
+        self, shared: SharedState, *, worker_id: str, secret: bytes, host: str | None
+    ) -> None:
+        """``host``: the address to listen on for workers of other hosts."""
+        self.worker_id = worker_id
+        self.follow_here: Callable[[Follow], Awaitable[StreamReader]] | None = None
+        """Set by whoever has the streams."""
+        self._shared = shared
+        self._secret = secret
+        self._host = host
+        self._handlers: dict[type, Callable[[Any], Awaitable[bytes]]] = {}
+        self._connections: set[asyncio.Task[None]] = set()
+
+    def answer(self, kind: type, handler: Callable[[Any], Awaitable[bytes]]) -> None:
+        """Requests of ``kind`` are ``handler``'s; what it raises the other side raises."""
+        self._handlers[kind] = handler
+
+    # -- asking
+
+    async def ask(self, worker_id: str, request: Request) -> bytes:
+        """Another worker's answer. Raises ``PeerGone``, and the ``ApiError`` that it raised."""
+        wire = await self._connect(worker_id)
+        try:
+            await wire.send(request)
+            return (await wire.receive(Value)).data
+        except WireError as exc:
+            raise _lost() from exc
+        finally:
+            wire.close()
+
+    async def follow(self, worker_id: str, request: Follow) -> RemoteReader:
+        """Read a stream that another worker runs. Raises as ``ask`` does."""
+        wire = await self._connect(worker_id)
+        try:
+            await wire.send(request)
+            await wire.receive(Following)
+        except WireError as exc:
+            wire.close()
+            raise _lost() from exc
+        except BaseException:
+            wire.close()
+            raise
+        return RemoteReader(wire, request.stream_id)
+
+    async def _connect(self, worker_id: str) -> Wire:
+        address = await self._shared.find_worker(worker_id)
+        if address is None:
+            raise PeerGone(worker_id)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                if address.startswith(_UNIX):
+                    streams = await asyncio.open_unix_connection(address.removeprefix(_UNIX))
+                else:
+                    host, _, port = address.rpartition(":")
+                    streams = await asyncio.open_connection(host, int(port))
+        except OSError as exc:  # its lease is not over yet, but it does not listen
+            logger.warning("the worker at %s does not answer: %s", address, exc)
+            raise PeerGone(worker_id) from exc
+        wire = Wire(*streams)
+        try:
+            await peer_wire.introduce(wire, self._secret)
+        except (WireError, TimeoutError) as exc:
+            wire.close()
+            raise _lost() from exc
+        return wire
+
+    # -- answering
+
+    async def run(self) -> None:
+        """Listen, and say where, until cancelled."""
+        async with self._listening() as address:
+            try:
+                while True:
+                    try:
+                        await self._shared.register_worker(self.worker_id, address, LEASE)
+                    except StoreUnavailable as error:
+                        logger.warning("Other workers do not find this one: %s", error)
+                    await asyncio.sleep(LEASE.total_seconds() / 3)
+            finally:
+                with contextlib.suppress(StoreUnavailable):
+                    await self._shared.forget_worker(self.worker_id)
+
+    @contextlib.asynccontextmanager
+    async def _listening(self) -> AsyncIterator[str]:
+        folder = None
+        if self._host is None:
+            folder = Path(tempfile.mkdtemp(prefix="sluice-peer-"))  # its owner's only
+            path = folder / "socket"
+            server = await asyncio.start_unix_server(self._serve, path)
+            address = f"{_UNIX}{path}"
+        else:
+            server = await asyncio.start_server(self._serve, self._host, 0)
+            address = f"{self._host}:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield address
+        finally:
+            server.close()
+            for task in list(self._connections):
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        wire = Wire(reader, writer)
+        try:
+            await peer_wire.greet(wire, self._secret)
+            await self._answer(wire, await wire.receive_any())
+        except (WireError, TimeoutError) as exc:
+            logger.debug("a peer's connection ended: %s", exc)
+        except asyncio.CancelledError:
+            pass  # the server's own end; asyncio would log it
+        finally:
+            self._connections.discard(task)
+            wire.close()
+
+    async def _answer(self, wire: Wire, request: object) -> None:
+        try:
+            if isinstance(request, Follow):
+                assert self.follow_here is not None
+                reader = await self.follow_here(request)
+            else:
+                handler = self._handlers.get(type(request))
+                if handler is None:
+                    raise WireError(f"{type(request).__name__} is no request")
+                await wire.send(Value(await handler(request)))
+                return
+        except WireError:
+            raise
+        except Exception as exc:  # the edge of a connection: the other side has to tell its client
+            await wire.send(Failed.of(to_api_error(exc)))
+            return
+        try:
+            await self._relay(wire, reader)
+        finally:
+            reader.close()
+
+    async def _relay(self, wire: Wire, reader: StreamReader) -> None:
+        """Items to the other side until either side ends."""
+        telling = asyncio.create_task(self._tell(wire, reader))
+        hearing = asyncio.create_task(self._hear(wire, reader))
+        try:
+            await asyncio.wait((telling, hearing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            telling.cancel()
+            hearing.cancel()
+            await asyncio.gather(telling, hearing, return_exceptions=True)
+
+    async def _tell(self, wire: Wire, reader: StreamReader) -> None:
+        await wire.send(Following())
+        try:
+            async for items in reader:
+                await wire.send(Items(list(items)))
+        except ApiError as exc:
+            await wire.send(Failed.of(exc))
+        else:
+            await wire.send(Ended())
+
+    async def _hear(self, wire: Wire, reader: StreamReader) -> None:
+        while True:
+            match await wire.receive_any():
+                case Beat():
+                    await reader.beat()
+                case Stop():
+                    reader.stop()
+                case other:
+                    raise WireError(f"{type(other).__name__} from a follower")
+
+
+class RemoteReader:
+    """Yields a stream's items that another worker sends. ``close`` it, in a ``finally``."""
+
+    def __init__(self, wire: Wire, stream_id: str) -> None:
+        self.stream_id = stream_id
+        self._wire = wire
+
+    def __aiter__(self) -> RemoteReader:
+        return self
+
+    async def __anext__(self) -> Sequence[bytes]:
+        try:
+            message = await self._wire.receive_any()
+        except WireError as exc:
+            raise _lost() from exc
+        match message:
+            case Items(items=items):
+                return items
+            case Failed():
+                raise message.error()
+            case Ended():
+                raise StopAsyncIteration
+        raise _lost()
+
+    async def beat(self) -> None:
+        """Nothing was said for long: make all readers hear that the stream still runs."""
+        with contextlib.suppress(WireError):
+            await self._wire.send(Beat())
+
+    def stop(self) -> None:
+        """End the stream's work as a client's wish."""
+        self._wire.post(Stop())
+
+    def close(self) -> None:
+        """Idempotent. The stream goes on, as for a client that leaves."""
+        self._wire.close()
+
+
+def _lost() -> Unavailable:
+    return Unavailable(
+        "The worker that has this went away; try again.", code="worker_lost", retry_after_s=1
+    )

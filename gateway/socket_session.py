@@ -1,0 +1,219 @@
+"""One WebSocket after its handshake, whatever is spoken on it.
+
+reader ──► work ──┐
+     └───► work ──┼──► outbox ──► writer
+(one task each)   │
+                  └── all of one session: when reader or writer ends, everything ends
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import Any, NoReturn
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from gateway import bodies
+from gateway.config import ServerConfig
+from gateway.context import RequestContext
+from gateway.errors import ApiError, InvalidApiKey, to_api_error
+from gateway.outbox import Outbox
+from gateway.schemas.ws import Auth
+from tenants.access import require_scope
+from tenants.authenticator import Authenticator
+from tenants.errors import AuthenticationFailed, ScopeMissing, TenantsError
+from tenants.types import Principal, Scope
+
+REFUSED_S = 0.3
+"""How long work of a key that was revoked may take for their last words."""
+FLUSH_S = 1.0
+"""How long the last frames may take before the socket is closed."""
+
+_auth_decoder = msgspec.json.Decoder(Auth)
+
+
+class Close(Exception):
+    """The session ends with this close code."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class SocketSession(ABC):
+    """Serves one accepted WebSocket until either side ends it.
+
+    A subclass reads (``_read``), begins work of its own (``_begin_task``), writes to ``_outbox``
+    and says how an error looks (``_error_frame``).
+    """
+
+    def __init__(
+        self,
+        socket: WebSocket,
+        context: RequestContext,
+        *,
+        api_key: str | None,
+        config: ServerConfig,
+        authenticator: Authenticator,
+    ) -> None:
+        """``api_key`` None: the first message must hold it."""
+        self._socket = socket
+        self._context = context
+        self._api_key = api_key
+        self._config = config
+        self._authenticator = authenticator
+        self._outbox = Outbox(max_bytes=config.ws_outbox_bytes)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._may_close = asyncio.Event()
+        self._draining = False
+        self._refused: ApiError | None = None
+
+    @abstractmethod
+    async def _read(self) -> None:
+        """Take messages for ever. May raise ``Close``."""
+
+    @abstractmethod
+    def _error_frame(self, error: ApiError) -> str:
+        """An error that concerns the socket itself."""
+
+    @property
+    def principal(self) -> Principal | None:
+        """Who opened the socket; None until that is known."""
+        return self._context.principal
+
+    async def run(self) -> None:
+        """Returns when the socket is closed; nothing of the session is left running."""
+        writer = asyncio.create_task(self._outbox.run(self._socket.send_text), name="ws writer")
+        reader = asyncio.create_task(self._read(), name="ws reader")
+        drained = asyncio.create_task(self._may_close.wait(), name="ws drain")
+        try:
+            await asyncio.wait((writer, reader, drained), return_when=asyncio.FIRST_COMPLETED)
+            if self._refused is not None and self._tasks:
+                await asyncio.wait(self._tasks, timeout=REFUSED_S)  # their last frames
+            await self._end_tasks()
+            await self._close(writer, reader)
+        finally:
+            tasks = [writer, reader, drained, *self._tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def drain(self) -> None:
+        """The server goes down: no more work; the socket closes after the last one."""
+        self._draining = True
+        self._close_if_drained()
+
+    def refuse(self, error: ApiError) -> None:
+        """The key is good no more: tell, and close with the error's code."""
+        self._refused = error
+        self._draining = True
+        self._may_close.set()
+
+    # -- ending
+
+    def _close_if_drained(self) -> None:
+        if self._draining and not self._tasks:
+            self._may_close.set()
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._close_if_drained()
+
+    async def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _close(self, writer: asyncio.Task[None], reader: asyncio.Task[None]) -> None:
+        if writer.done():
+            error = writer.exception()
+            if error is not None and not isinstance(error, WebSocketDisconnect):
+                raise error
+            return
+        code, reason = 1012, "the server is shutting down"
+        if self._refused is not None:
+            await self._send_error(self._refused)
+            code, reason = self._refused.close_code, self._refused.code or "refused"
+        elif reader.done():
+            error = reader.exception()
+            if not isinstance(error, Close):
+                if error is not None and not isinstance(error, WebSocketDisconnect):
+                    raise error
+                return
+            code, reason = error.code, error.reason
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                await self._outbox.flush()
+        except TimeoutError:
+            pass
+        if self._socket.application_state is WebSocketState.CONNECTED:
+            await self._socket.close(code, reason)
+
+    # -- working
+
+    def _begin_task(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        """The session closes only when it has ended, or ends it."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    # -- reading
+
+    async def _admitted(self, scope: Scope) -> Principal:
+        """Who it is. Raises ``Close`` unless its key is good for this."""
+        if self._api_key is None:
+            self._api_key = await self._receive_key()
+        try:
+            principal = await self._authenticate()
+        except ApiError as exc:
+            await self._refuse(exc)
+        self._context.principal = principal
+        try:
+            require_scope(principal.key, scope)
+        except ScopeMissing as exc:
+            await self._refuse(to_api_error(exc))
+        return principal
+
+    async def _receive_key(self) -> str:
+        try:
+            async with asyncio.timeout(self._config.ws_auth_timeout_s):
+                text = await self._receive()
+            return bodies.decode(_auth_decoder, text.encode()).api_key
+        except TimeoutError:
+            raise Close(4401, "no authentication in time") from None
+        except ApiError as exc:
+            await self._refuse(InvalidApiKey(f"The first message must be auth: {exc.message}"))
+
+    async def _authenticate(self) -> Principal:
+        """Asked again for each piece of work: a key may be revoked while the socket is open."""
+        assert self._api_key is not None
+        try:
+            return await self._authenticator.authenticate(self._api_key)
+        except AuthenticationFailed as exc:
+            await self._refuse(to_api_error(exc))
+        except TenantsError as exc:
+            raise to_api_error(exc) from exc
+
+    async def _receive(self) -> str:
+        message = await self._socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message["code"], message.get("reason"))
+        text = message.get("text")
+        if text is None:
+            raise Close(1003, "messages are text")
+        assert isinstance(text, str)
+        return text
+
+    # -- sending
+
+    async def _send_error(self, error: ApiError) -> None:
+        await self._outbox.put(None, self._error_frame(error))
+
+    async def _refuse(self, error: ApiError) -> NoReturn:
+        """Tell and close."""
+        await self._send_error(error)
+        raise Close(error.close_code, error.code or "refused")

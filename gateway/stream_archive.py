@@ -1,0 +1,121 @@
+"""Logs of streams that have ended, kept in the store for whichever worker is asked for them.
+
+Written once for each stream, whole and packed: while a stream runs its log is its worker's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import UUID
+
+import msgspec
+
+from gateway.stream_log import MAX_READ_ITEMS, check_position, stream_not_found
+from tenants.shared import ArchivedStream, SharedState, StreamKind
+
+LARGE_BYTES = 64 * 1024
+"""Logs from here on are packed and unpacked in a thread: a millisecond of event loop."""
+
+_decoder = msgspec.msgpack.Decoder(list[bytes])
+
+
+class StreamArchive:
+    """Over the store; bounded in time by retention, and in bytes for each tenant."""
+
+    def __init__(self, shared: SharedState, *, max_tenant_bytes: int) -> None:
+        self._shared = shared
+        self._max_tenant_bytes = max_tenant_bytes
+        self._written: dict[UUID, int] = {}
+
+    async def put(
+        self,
+        stream_id: str,
+        tenant_id: UUID,
+        kind: StreamKind,
+        *,
+        num_dropped: int,
+        items: Sequence[bytes],
+        retention_s: float,
+    ) -> None:
+        """Raises ``TenantsError``."""
+        packed = await _pack(items)
+        stream = ArchivedStream(
+            id=stream_id, tenant_id=tenant_id, kind=kind, num_dropped=num_dropped, items=packed
+        )
+        await self._shared.put_stream(stream, timedelta(seconds=retention_s))
+        written = self._written[tenant_id] = self._written.get(tenant_id, 0) + len(packed)
+        if written > self._max_tenant_bytes // 16:  # to look each time costs more than some excess
+            del self._written[tenant_id]
+            await self._shared.trim_streams(tenant_id, self._max_tenant_bytes)
+
+    async def check(self, stream_id: str, tenant_id: UUID) -> None:
+        """Raises ``StreamNotFound``."""
+        await self._find(stream_id, tenant_id)
+
+    async def open(
+        self, stream_id: str, tenant_id: UUID, *, kind: StreamKind, after: int
+    ) -> ArchivedReader:
+        """Raises as ``StreamLog.check`` does."""
+        found = await self._find(stream_id, tenant_id)
+        if found.kind != kind:
+            raise stream_not_found()
+        items = await _unpack(found.items)
+        check_position(after, num_dropped=found.num_dropped, num_items=len(items))
+        return ArchivedReader(stream_id, items, after - found.num_dropped)
+
+    async def delete(self, stream_id: str, tenant_id: UUID) -> None:
+        await self._shared.delete_stream(tenant_id, stream_id)
+
+    async def _find(self, stream_id: str, tenant_id: UUID) -> ArchivedStream:
+        found = await self._shared.find_stream(tenant_id, stream_id)
+        if found is None:
+            raise stream_not_found()
+        return found
+
+
+class ArchivedReader:
+    """Yields the items of a stream that has ended, in batches."""
+
+    def __init__(self, stream_id: str, items: Sequence[bytes], start: int) -> None:
+        self.stream_id = stream_id
+        self._items = items
+        self._next = start
+
+    def __aiter__(self) -> ArchivedReader:
+        return self
+
+    async def __anext__(self) -> Sequence[bytes]:
+        some = self._items[self._next : self._next + MAX_READ_ITEMS]
+        if not some:
+            raise StopAsyncIteration
+        self._next += len(some)
+        return some
+
+    async def beat(self) -> None:
+        """It says no more."""
+
+    def stop(self) -> None:
+        """It has ended."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+async def _pack(items: Sequence[bytes]) -> bytes:
+    def pack() -> bytes:
+        return zlib.compress(msgspec.msgpack.encode(list(items)), 1)
+
+    is_large = sum(map(len, items)) > LARGE_BYTES
+    return await asyncio.to_thread(pack) if is_large else pack()
+
+
+async def _unpack(packed: bytes) -> list[bytes]:
+    def unpack() -> list[bytes]:
+        return _decoder.decode(zlib.decompress(packed))
+
+    # Events of one stream are much alike: they take about a tenth of their length.
+    is_large = len(packed) > LARGE_BYTES / 10
+    return await asyncio.to_thread(unpack) if is_large else unpack()

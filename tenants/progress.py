@@ -1,0 +1,131 @@
+"""What runs in this process, counted in a file, so that its death is settled to the token.
+
+A slot for each request, in memory that is mapped from the file: counting is a store into memory,
+and what was counted last is in the system's hands when the process is killed. Another process that
+finds the file unlocked reads what was left (``Journal.adopt``).
+
+    slot    u32 length | u32 generated | u32 cached | JSON of the request, ``length`` bytes
+
+A slot is published by its length, written last, and freed by setting it to 0.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+from uuid import uuid4
+
+import msgspec
+
+from tenants.limits import Price
+from tenants.types import UsageEvent
+
+SUFFIX = ".running"
+SLOT_BYTES = 2048
+_SLOTS_AT_ONCE = 512
+_HEAD = struct.Struct("<III")
+_LENGTH = struct.Struct("<I")
+_COUNTS = struct.Struct("<II")
+
+
+class _Left(msgspec.Struct, frozen=True):
+    event: UsageEvent
+    price: Price
+
+
+class Running:
+    """One request's slot. ``end`` it when its settlement is kept elsewhere."""
+
+    def __init__(self, owner: Progress, number: int) -> None:
+        self._owner = owner
+        self._number = number
+        self._ended = False
+
+    def count(self, generated: int, cached: int) -> None:
+        """So many tokens by now. Not after ``end``."""
+        assert not self._ended, "the slot may be another request's by now"
+        offset = self._number * SLOT_BYTES + _LENGTH.size
+        _COUNTS.pack_into(self._owner.memory, offset, generated, cached)
+
+    def end(self) -> None:
+        """Idempotent."""
+        if not self._ended:
+            self._ended = True
+            self._owner.free(self._number)
+
+
+class Progress:
+    """This process's file in a folder. The caller locks it: ``file`` is open for that."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ``OSError``."""
+        self.path = folder / f"{uuid4().hex}{SUFFIX}"
+        self.file: IO[bytes] = self.path.open("x+b")
+        self._free: list[int] = []
+        self._num_slots = 0
+        self.memory = self._grow()
+
+    def begin(self, event: UsageEvent, price: Price) -> Running | None:
+        """A slot for a request; ``event`` is its settlement but for what is counted.
+
+        None when the request's names do not fit: then it is settled by its lease alone.
+        """
+        body = msgspec.json.encode(_Left(event, price))
+        if len(body) > SLOT_BYTES - _HEAD.size:
+            return None
+        if not self._free:
+            self.memory = self._grow()
+        number = self._free.pop()
+        offset = number * SLOT_BYTES
+        self.memory[offset + _HEAD.size : offset + _HEAD.size + len(body)] = body
+        _COUNTS.pack_into(self.memory, offset + _LENGTH.size, 0, 0)
+        _LENGTH.pack_into(self.memory, offset, len(body))
+        return Running(self, number)
+
+    def free(self, number: int) -> None:
+        """For ``Running.end``."""
+        _LENGTH.pack_into(self.memory, number * SLOT_BYTES, 0)
+        self._free.append(number)
+
+    def close(self) -> None:
+        """Remove the file: nothing runs any more, or what does is settled. Idempotent."""
+        if not self.file.closed:
+            self.path.unlink(missing_ok=True)
+            self.memory.close()
+            self.file.close()
+
+    def _grow(self) -> mmap.mmap:
+        first = self._num_slots
+        self._num_slots += _SLOTS_AT_ONCE
+        self._free += reversed(range(first, self._num_slots))
+        self.file.truncate(self._num_slots * SLOT_BYTES)
+        return mmap.mmap(self.file.fileno(), self._num_slots * SLOT_BYTES)
+
+
+def read(file: IO[bytes]) -> Sequence[UsageEvent]:
+    """The settlements of requests that ran when a process died: errors, with what was counted.
+
+    A request that had generated nothing costs nothing, as if it had failed while we lived.
+    """
+    events = []
+    file.seek(0)
+    while len(slot := file.read(SLOT_BYTES)) == SLOT_BYTES:
+        length, generated, cached = _HEAD.unpack_from(slot)
+        if length == 0:
+            continue
+        left = msgspec.json.decode(slot[_HEAD.size : _HEAD.size + length], type=_Left)
+        prompt = left.event.prompt_tokens if generated else 0
+        cached = min(cached, prompt)
+        events.append(
+            msgspec.structs.replace(
+                left.event,
+                prompt_tokens=prompt,
+                cached_tokens=cached,
+                completion_tokens=generated,
+                cost_micro=left.price.cost(prompt, cached, generated),
+            )
+        )
+    return events

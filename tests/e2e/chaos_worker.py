@@ -1,0 +1,50 @@
+"""A gateway worker for ``test_chaos``: the real one, whose engine's reports are written down.
+
+    python -m tests.e2e.chaos_worker CONFIG READY_FILE REPORTS
+
+Each report is one line, "request-id tokens", in the system's hands once its tokens are counted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from engine.client import RequestStream
+from engine.messages import RequestOutput
+from gateway import config as configuration
+from gateway import server
+from tenants.quota import Quota
+
+LEASE_S = 6.0
+"""Instead of 30 s: requests that were killed before they reached the engine end with it."""
+
+
+def write_down(reports: Path) -> None:
+    file = os.open(reports, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    deliver = RequestStream._deliver
+
+    def reported(self: RequestStream, output: RequestOutput) -> None:
+        deliver(self, output)
+        os.write(file, f"{self.request_id} {len(output.new_token_ids)}\n".encode())
+
+    RequestStream._deliver = reported  # type: ignore[method-assign]
+
+
+def main() -> None:
+    config_file, ready_file, reports = map(Path, sys.argv[1:])
+    write_down(reports)
+    assert Quota.__init__.__kwdefaults__ is not None
+    Quota.__init__.__kwdefaults__["lease_s"] = LEASE_S
+
+    def on_ready(url: str) -> None:
+        draft = ready_file.with_suffix(".draft")
+        draft.write_text(url)
+        draft.rename(ready_file)
+
+    server.run(configuration.load(config_file), on_ready=on_ready)
+
+
+if __name__ == "__main__":
+    main()

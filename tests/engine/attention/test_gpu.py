@@ -1,0 +1,85 @@
+"""The backends of a GPU, through the port, against attention in float64."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+
+from engine.attention.base import AttentionBackend, AttentionBatch, AttentionShape, DeviceBatch
+from engine.attention.select import select_backend
+from tests.kernels.test_paged_decode import Case, make_case
+
+pytestmark = pytest.mark.gpu
+BACKENDS = [
+    "cuda",
+    "triton",
+    pytest.param(
+        "flash_attn",
+        marks=pytest.mark.skipif(
+            importlib.util.find_spec("flash_attn") is None, reason="flash-attn is not installed"
+        ),
+    ),
+]
+MIXED = [600, 33, 1, 257, 90], [256, 33, 1, 1, 4]
+DECODE = [600, 33, 1, 257, 1000], [1] * 5
+
+
+def backend_for(name: str, case: Case, window: int, soft_cap: float) -> AttentionBackend:
+    shape = AttentionShape(
+        dtype=case.q.dtype,
+        num_heads=case.q.shape[1],
+        num_kv_heads=case.k_cache.shape[2],
+        head_dim=case.q.shape[2],
+        block_size=case.k_cache.shape[1],
+        max_num_seqs=len(case.seq_lens),
+        window=window or None,
+        softcap=soft_cap or None,
+    )
+    return select_backend(name, case.q.device, shape)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("lens", [MIXED, DECODE], ids=["mixed", "decode"])
+@pytest.mark.parametrize(
+    ("window", "soft_cap"), [(0, 0.0), (100, 0.0), (0, 5.0), (100, 5.0)], ids=str
+)
+def test_windows_and_soft_caps(
+    backend: str, lens: tuple[list[int], list[int]], window: int, soft_cap: float
+) -> None:
+    seq_lens, query_lens = lens
+    case = make_case(seq_lens, query_lens, block_size=256, window=window, soft_cap=soft_cap)
+    how = backend_for(backend, case, window, soft_cap)
+    on_device = DeviceBatch(case.seq_lens, case.cu_queries, case.block_table)
+    batch = AttentionBatch(
+        np.array(query_lens),
+        np.array(seq_lens),
+        np.arange(len(seq_lens)),
+        case.block_table,
+        on_device,
+    )
+    step = how.prepare(batch, 256)
+    options = {"window": window or None, "softcap": soft_cap or None}
+    for _ in range(2):  # as two layers do
+        out = step(case.q, case.k_cache, case.v_cache, 128**-0.5, **options)  # type: ignore[arg-type]
+        error = (out.double() - case.expected).norm() / case.expected.norm()
+        assert error < 1e-2
+
+
+def test_layers_of_different_windows_share_a_step() -> None:
+    narrow = make_case(*DECODE, block_size=16, window=64)
+    whole = make_case(*DECODE, block_size=16)
+    how = backend_for("cuda", whole, 64, 0.0)
+    assert torch.equal(narrow.q, whole.q)
+    on_device = DeviceBatch(whole.seq_lens, whole.cu_queries, whole.block_table)
+    step = how.prepare(
+        AttentionBatch(
+            np.array(DECODE[1]), np.array(DECODE[0]), np.arange(5), whole.block_table, on_device
+        ),
+        16,
+    )
+    for window, case in ((64, narrow), (None, whole), (64, narrow)):
+        out = step(case.q, case.k_cache, case.v_cache, 128**-0.5, window=window)
+        assert (out.double() - case.expected).norm() / case.expected.norm() < 1e-2

@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+from engine.scheduler.totals import DraftTotals
+
+
+def test_drafts_are_counted_by_place() -> None:
+    totals = DraftTotals()
+    for num_drafts, num_accepted in [(3, 2), (1, 1), (4, 0)]:
+        totals.observe(num_drafts, num_accepted)
+    assert (totals.num_drafts, totals.num_draft_tokens, totals.num_accepted_tokens) == (3, 8, 3)
+    assert totals.num_accepted_tokens_per_pos == [2, 1, 0, 0]

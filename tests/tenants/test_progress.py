@@ -1,0 +1,142 @@
+"""What a process counted is found after its death, to the token."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tenants.journal import Journal
+from tenants.limits import Price
+from tenants.progress import SLOT_BYTES, Progress, Running, read
+from tenants.types import UsageEvent
+from tests.tenants.samples import make_event
+
+ROOT = Path(__file__).parents[2]
+PRICE = Price(prompt=3_000_000, cached=1_000_000, completion=5_000_000)
+
+
+def opening(**changes: object) -> UsageEvent:
+    counts = {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": 0}
+    return make_event(status="error", **(counts | changes))
+
+
+def left(progress: Progress) -> dict[object, UsageEvent]:
+    with progress.path.open("rb") as file:
+        return {event.request_id: event for event in read(file)}
+
+
+def test_what_runs_is_there_and_what_has_ended_is_not(tmp_path: Path) -> None:
+    progress = Progress(tmp_path)
+    one, two, three = opening(), opening(), opening()
+    slots = [progress.begin(event, PRICE) for event in (one, two, three)]
+    assert all(slots)
+    slots[0].count(7, 4)  # type: ignore[union-attr]
+    slots[1].count(1, 0)  # type: ignore[union-attr]
+    slots[1].end()  # type: ignore[union-attr]
+    slots[1].end()  # type: ignore[union-attr]
+    found = left(progress)
+    assert set(found) == {one.request_id, three.request_id}
+    assert found[one.request_id] == msgspec.structs.replace(
+        one, cached_tokens=4, completion_tokens=7, cost_micro=(10 - 4) * 3 + 4 + 7 * 5
+    )
+    # It had generated nothing: nothing is charged.
+    nothing = found[three.request_id]
+    assert (nothing.prompt_tokens, nothing.completion_tokens, nothing.cost_micro) == (0, 0, 0)
+    progress.close()
+    progress.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_does_not_fit_is_left_to_the_lease(tmp_path: Path) -> None:
+    progress = Progress(tmp_path)
+    assert progress.begin(opening(model="m" * SLOT_BYTES), PRICE) is None
+    assert left(progress) == {}
+    progress.close()
+
+
+def test_counting_after_the_end_is_a_mistake(tmp_path: Path) -> None:
+    progress = Progress(tmp_path)
+    slot = progress.begin(opening(), PRICE)
+    assert slot is not None
+    slot.end()
+    with pytest.raises(AssertionError):
+        slot.count(1, 0)
+    progress.close()
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(st.tuples(st.sampled_from(["begin", "count", "end"]), st.integers(0, 10**6))))
+def test_slots_are_used_again_and_never_shared(
+    tmp_path: Path, steps: list[tuple[str, int]]
+) -> None:
+    progress = Progress(tmp_path)
+    open_: list[tuple[UsageEvent, Running, int]] = []
+    for step, value in [("begin", 0)] * 600 + steps:
+        if step == "begin":
+            event = opening()
+            slot = progress.begin(event, PRICE)
+            assert slot is not None
+            open_.append((event, slot, 0))
+        elif open_:
+            event, slot, _ = open_.pop(value % len(open_))
+            if step == "count":
+                slot.count(value, 0)
+                open_.append((event, slot, value))
+            else:
+                slot.end()
+    found = left(progress)
+    assert {event.request_id: value for event, _, value in open_} == {
+        request_id: event.completion_tokens for request_id, event in found.items()
+    }
+    progress.close()
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+import msgspec
+from tenants.journal import Journal
+from tenants.limits import Price
+from tenants.types import UsageEvent
+journal = Journal(Path(sys.argv[1]))
+event = msgspec.json.decode(sys.argv[2], type=UsageEvent)
+slot = journal.begin(event, Price(completion=1_000_000))
+for count in range(1, 43):
+    slot.count(count, 3)
+print("counted", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_process_is_settled_by_another(tmp_path: Path) -> None:
+    event = opening()
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path), msgspec.json.encode(event).decode()],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "counted\n"
+    journal = Journal(tmp_path)
+    assert journal.adopt() == []  # it lives
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    (found,) = journal.adopt()
+    assert (found.request_id, found.status) == (event.request_id, "error")
+    assert (found.prompt_tokens, found.cached_tokens, found.completion_tokens) == (10, 3, 42)
+    assert found.cost_micro == 42
+    assert journal.adopt() == []
+    assert not journal.is_empty  # it is this process's to keep now
+    journal.clear()
+    journal.close()
+    assert not list(tmp_path.iterdir())
