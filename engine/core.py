@@ -76,7 +76,13 @@ class EngineCore:
         )
         self._constraints = Constraints(grammar, runner.vocab_size)
         self._speculator = Speculator(
-            config.speculative_config, self._constraints, runner, proposer, clock
+            config.speculative_config,
+            self._constraints,
+            runner,
+            proposer,
+            clock,
+            # Beside a device that works on alone, waiting for the last token would cost more.
+            drafts_forced=grammar is not None and not self._overlap,
         )
         self._requests: dict[str, Request] = {}
         """All that are not finished."""

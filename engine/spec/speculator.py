@@ -28,6 +28,14 @@ if TYPE_CHECKING:
         def legal_prefix(self, request: Request, token_ids: list[int]) -> list[int]: ...
 
 
+MAX_FORCED = 7
+"""Tokens that a grammar forces, drafted in a step without a config: with the one before they are
+as many as attention takes for few."""
+
+MAX_FORCED_BATCH = 4
+"""And only in batches of up to so many, where a step waits for memory more than it computes."""
+
+
 class Speculator:
     """Writes the ``draft_token_ids`` of running requests. None of it changes what they say."""
 
@@ -38,33 +46,43 @@ class Speculator:
         runner: Runner,
         proposer: Proposer | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        drafts_forced: bool = False,
     ) -> None:
-        """``proposer``: in place of the one that ``config`` names."""
+        """``proposer``: in place of the one that ``config`` names; ``drafts_forced``: draft what
+        grammars force without a config, too."""
         self._grammars = grammars
         self._proposer = proposer
         self._adaptive = AdaptiveLength(runner.step_costs)
         self._clock = clock
         self._max_tokens = 0
+        self._max_forced = MAX_FORCED if drafts_forced else 0
         if config is not None:
             self._proposer = proposer or create_proposer(config, runner)
-            self._max_tokens = config.num_tokens
+            self._max_tokens = self._max_forced = config.num_tokens
 
     def propose(self, running: Collection[Request]) -> None:
         """Drafts for the next step; every token of the requests that get some is known."""
-        if self._proposer is None:
+        max_forced = self._max_forced
+        if self._proposer is None and len(running) > MAX_FORCED_BATCH:
+            max_forced = 0
+        if max_forced == 0 and self._proposer is None:
+            for request in running:
+                request.draft_token_ids = []
             return
         asked: dict[Request, int] = {}
         for request in running:
             request.draft_token_ids = []
             self._adaptive.observe(request)
-            limit = min(self._max_tokens, request.draft_room)
-            if limit <= 0:
+            room = request.draft_room
+            if room <= 0:
                 continue
             if request.constrained:
-                request.draft_token_ids = self._grammars.forced_tokens(request)[:limit]
+                forced = self._grammars.forced_tokens(request)
+                request.draft_token_ids = forced[: min(max_forced, room)]
             if not request.draft_token_ids:
-                asked[request] = limit
-        if asked:
+                asked[request] = min(self._max_tokens, room)
+        if asked and self._proposer is not None:
             self._ask(self._proposer, asked, len(running))
 
     def _ask(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:

@@ -339,10 +339,27 @@ class TestInTheEngine:
         assert harness.core.stats().num_preemptions > 0
         assert all(tokens == outcomes[0] for tokens in outcomes)
 
+    def test_forced_tokens_are_drafted_without_a_config(self, compiler: GrammarCompiler) -> None:
+        regex = "(the beginning [ab] the end)"
+        texts = []
+        for overlap in (False, True):
+            harness = self.harness(compiler, async_scheduling=overlap)
+            outputs = StructuredOutputs(regex=regex)
+            harness.add("a", 3, max_tokens=40, structured_outputs=outputs)
+            harness.run()
+            texts.append(text(harness.tokens["a"]))
+            assert re.fullmatch(regex, texts[-1])
+            stats = harness.core.stats()
+            # Beside a device that works on alone, nobody waits for them.
+            assert (stats.spec_decode_num_accepted_tokens > 10) == (not overlap)
+        assert texts[0] == texts[1]
+
     @OVERLAP
     def test_drafts_change_nothing(self, compiler: GrammarCompiler, overlap: bool) -> None:
         def tokens(**options: Any) -> tuple[dict[str, list[int]], Stats]:
             harness = self.harness(compiler, async_scheduling=overlap, **options)
+            if not options:
+                harness.core._speculator._max_forced = 0
             for i, name in enumerate("abcd"):
                 outputs = StructuredOutputs(regex="(name: [a-f]{2}, ){4}(end of the list)?")
                 harness.add(name, 4 + i, max_tokens=60, min_tokens=i, structured_outputs=outputs)
