@@ -157,6 +157,8 @@ class Generation:
             prompt_tokens=self.admitted.num_prompt_tokens,
             cached_tokens=self._num_cached_tokens,
             completion_tokens=self.num_generated_tokens,
+            draft_tokens=sum(choice.stream.num_draft_tokens for choice in self._choices),
+            accepted_tokens=sum(choice.stream.num_accepted_tokens for choice in self._choices),
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )
 
@@ -480,12 +482,22 @@ class Generations:
 
 
 def usage_of(
-    *, prompt_tokens: int, cached_tokens: int, completion_tokens: int, reasoning_tokens: int = 0
+    *,
+    prompt_tokens: int,
+    cached_tokens: int,
+    completion_tokens: int,
+    draft_tokens: int = 0,
+    accepted_tokens: int = 0,
+    reasoning_tokens: int = 0,
 ) -> Usage:
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning_tokens),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=reasoning_tokens,
+            accepted_prediction_tokens=accepted_tokens,
+            rejected_prediction_tokens=draft_tokens - accepted_tokens,
+        ),
     )
