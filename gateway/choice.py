@@ -9,6 +9,7 @@ from engine.tokenizer import Tokenizer
 from gateway.admitted import Admitted
 from gateway.assembler import Delta
 from gateway.errors import ApiError, GenerationFailed, InvalidRequestError, Overloaded
+from gateway.graphemes import GraphemeGate
 from gateway.parsers.answer import Piece
 from gateway.token_logprobs import named
 
@@ -35,6 +36,7 @@ class Choice:
             skip_special_tokens=admitted.skip_special_tokens,
             min_tokens=params.min_tokens,
         )
+        self._graphemes = GraphemeGate()
         self._shows_stop = params.include_stop_str_in_output
         self._hidden_token_ids = (
             frozenset() if admitted.skip_special_tokens else tokenizer.eos_token_ids
@@ -79,6 +81,9 @@ class Choice:
                 break
 
     def _say(self, delta: Delta, text: str) -> None:
+        self._show(delta, self._graphemes.push(text))
+
+    def _show(self, delta: Delta, text: str) -> None:
         if self._parser is None:
             delta.content += text
         elif text:
@@ -101,6 +106,7 @@ class Choice:
             self._say(delta, self._detokenizer.finish())
         if self.finish_reason is None:
             return
+        self._show(delta, self._graphemes.finish())
         if parser is not None:
             self._add(delta, parser.finish())
             if parser.has_calls and self.finish_reason == "stop":

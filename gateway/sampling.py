@@ -15,6 +15,7 @@ from gateway.schemas.sampling import SamplingFields
 MAX_STOPS = 4
 MAX_TOP_LOGPROBS = 20
 MAX_BAD_WORDS = 64
+MAX_WORD = 128
 MAX_TOKEN_IDS = 1024
 """Of ``logit_bias``, ``allowed_token_ids`` and ``stop_token_ids`` each."""
 
@@ -118,8 +119,8 @@ def _bad_words(words: list[str] | None, tokenizer: Tokenizer) -> dict[str, Any]:
         return {}
     if len(words) > MAX_BAD_WORDS:
         raise InvalidRequestError(f"At most {MAX_BAD_WORDS} words.", param="bad_words")
-    if not all(word.strip() for word in words):
-        raise InvalidRequestError("A word must not be empty.", param="bad_words")
+    if not all(word.strip() and len(word) <= MAX_WORD for word in words):
+        raise InvalidRequestError(f"A word has from 1 to {MAX_WORD} characters.", param="bad_words")
     return {"bad_words_token_ids": tokenizer.bad_words_token_ids(words)}
 
 

@@ -80,6 +80,7 @@ class Tools:
         """``format``: None for a model that knows no tools."""
         self.format = format
         self._tokenizer = tokenizer
+        self._is_special: dict[str, bool] = {}
 
     def read(self, fields: ChatFields) -> ToolUse | None:
         """None when no tool is shown to the model. Raises ``InvalidRequestError``."""
@@ -137,9 +138,11 @@ class Tools:
         return GrammarSpec("structural_tag", _dump(tree), strict=strict)
 
     def is_special(self, text: str) -> bool:
-        """Whether a special token stands in ``text``."""
-        token_ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return not self._tokenizer.special_ids.isdisjoint(token_ids)
+        """Whether a special token stands in ``text``, a part of a format: there are few of them."""
+        if text not in self._is_special:
+            token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+            self._is_special[text] = not self._tokenizer.special_ids.isdisjoint(token_ids)
+        return self._is_special[text]
 
     @property
     def _format(self) -> ToolFormat:

@@ -91,6 +91,7 @@ def test_stops_stay_here() -> None:
         ({"stop_token_ids": [0, -1]}, "stop_token_ids[1]"),
         ({"stop_token_ids": [0] * 1025}, "stop_token_ids"),
         ({"bad_words": ["x"] * 65}, "bad_words"),
+        ({"bad_words": ["x" * 129]}, "bad_words"),
         ({"temperature": float("inf")}, "temperature"),
     ],
 )
