@@ -248,7 +248,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--dtype", default="auto")
     engine.add_argument("--max-model-len", type=int)
     engine.add_argument("--max-num-seqs", type=int, default=256)
-    engine.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    engine.add_argument("--max-num-batched-tokens", type=int)
     engine.add_argument("--gpu-memory-utilization", type=float, default=0.92)
     engine.add_argument("--num-threads", type=int)
     engine.add_argument("--attention-backend", default="auto")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -44,6 +44,7 @@ class ChatTemplate:
         environment = _environment()
         self._special_tokens = special_tokens or {}
         self._templates = {}
+        self._sources = list(templates.values())
         for name, source in templates.items():
             try:
                 self._templates[name] = environment.from_string(source)
@@ -51,6 +52,9 @@ class ChatTemplate:
                 raise ModelLoadError(f"the chat template {name!r} is broken: {error}") from error
         if "default" not in self._templates:
             raise ModelLoadError("the model has no default chat template")
+        parsed = map(environment.parse, self._sources)
+        self.variables = frozenset().union(*map(meta.find_undeclared_variables, parsed))
+        """What the templates ask for: ``messages``, most often ``tools``, and what is their own."""
 
     @classmethod
     def load(cls, model_dir: Path) -> ChatTemplate:
@@ -65,6 +69,10 @@ class ChatTemplate:
             )
         tokens = {name: token_text(config.get(name)) for name in SPECIAL_TOKENS}
         return cls(templates, {name: text for name, text in tokens.items() if text is not None})
+
+    def mentions(self, text: str) -> bool:
+        """Whether ``text`` stands in one of the templates."""
+        return any(text in source for source in self._sources)
 
     def render(
         self,

@@ -32,7 +32,7 @@ from engine.messages import (
     StepOutputs,
     UnparkRequest,
 )
-from engine.transport import EngineProcess, OnExit, OnMessage, Transport
+from engine.transport import EngineProcess, MakeTransport, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ class EngineClient:
         max_unread_tokens: int = 512,
         stall_timeout_s: float = 60.0,
         shutdown_timeout_s: float = 5.0,
-        transport: Callable[[EngineConfig, OnMessage, OnExit], Transport] = EngineProcess,
+        transport: MakeTransport = EngineProcess,
     ) -> None:
         """``max_num_queued_reqs`` bounds the requests that have no output yet; None does not.
 

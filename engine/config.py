@@ -18,6 +18,9 @@ LoadFormat = Literal["auto", "dummy"]
 AttentionBackendName = Literal["auto", "cuda", "flash_attn", "triton", "cpu", "torch"]
 Policy = Literal["fcfs", "priority", "fair_share"]
 
+_STEP_TOKENS = 2048
+_GPU_STEP_TOKENS = 8192
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything the engine process needs to know. Checked on construction (``ConfigError``)."""
@@ -64,8 +67,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Share of the blocks that one tenant's cached prefixes keep while other tenants have more."""
     prefix_cache_tenant_ceiling: float = 1.0
     """Share of the blocks that one tenant's cached prefixes may take when no request uses them."""
-    max_num_batched_tokens: int = 2048
-    """Tokens computed in one step at most."""
+    max_num_batched_tokens: int | None = None
+    """Tokens computed in one step at most; None: 8192 on a GPU, 2048 on a CPU."""
     max_num_seqs: int = 256
     """Requests running at once at most."""
     long_prefill_token_threshold: int = 0
@@ -112,10 +115,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Decides the sampling of requests that bring no seed of their own."""
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
+        for name in ("block_size", "max_num_seqs"):
             _require(getattr(self, name) >= 1, name, "must be at least 1", getattr(self, name))
         for name in (
             "max_model_len",
+            "max_num_batched_tokens",
             "num_gpu_blocks_override",
             "num_threads",
             "max_num_partial_prefills",
@@ -165,6 +169,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "must be at least 0",
             self.long_prefill_token_threshold,
         )
+
+    def for_device(self, device_type: str) -> EngineConfig:
+        """The config with what depends on the device, "cuda" or "cpu", filled in."""
+        if self.max_num_batched_tokens is not None:
+            return self
+        return msgspec.structs.replace(
+            self, max_num_batched_tokens=_GPU_STEP_TOKENS if device_type == "cuda" else _STEP_TOKENS
+        )
+
+    @property
+    def step_tokens(self) -> int:
+        """``max_num_batched_tokens``, or that of a CPU."""
+        return self.max_num_batched_tokens or _STEP_TOKENS
 
     @property
     def model_dir(self) -> Path:

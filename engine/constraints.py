@@ -13,6 +13,7 @@ import numpy as np
 from engine.errors import InvalidRequest
 from engine.scheduler.plan import TokenMask
 from grammar.errors import GrammarError, MatcherFailed
+from grammar.reasoning import ReasoningMatcher
 from grammar.spec import GrammarSpec
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from engine.messages import FinishReason, StructuredOutputs
     from engine.request import Request
     from grammar.compiler import CompiledGrammar, GrammarCompiler
-    from grammar.matcher import Matcher
+    from grammar.matcher import TokenMatcher
     from grammar.spec import Kind
 
 
@@ -38,7 +39,11 @@ def grammar_spec(outputs: StructuredOutputs) -> GrammarSpec:
         "ebnf": outputs.grammar,
         "structural_tag": outputs.structural_tag,
     }
-    specs = [GrammarSpec(kind, source) for kind, source in sources.items() if source is not None]
+    specs = [
+        GrammarSpec(kind, source, outputs.strict)
+        for kind, source in sources.items()
+        if source is not None
+    ]
     if len(specs) != 1:
         raise InvalidRequest(
             f"structured_outputs must have exactly one field set, got {len(specs)}"
@@ -71,7 +76,7 @@ class Constraints:
         self._num_words = -(-vocab_size // 32)
         self._compiling: dict[Request, Future[CompiledGrammar]] = {}
         self._compiled: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._matchers: dict[Request, Matcher] = {}
+        self._matchers: dict[Request, TokenMatcher] = {}
         # Ids that the sampler withholds while a request has fewer than min_tokens, as a mask.
         self._withheld: dict[Request, npt.NDArray[np.int32]] = {}
 
@@ -117,7 +122,7 @@ class Constraints:
 
     def _start(self, request: Request, future: Future[CompiledGrammar]) -> Ending | None:
         try:
-            self._matchers[request] = future.result().matcher()
+            self._matchers[request] = self._matcher(request, future.result())
         except GrammarError as error:
             return _failure(request, error, "invalid_request")
         except Exception as error:  # Another process compiled it: whatever befell that, we go on.
@@ -126,6 +131,16 @@ class Constraints:
         if request.params.min_tokens > 0:
             self._withheld[request] = _bitmask(request.stop_token_ids, self._num_words)
         return None
+
+    def _matcher(self, request: Request, grammar: CompiledGrammar) -> TokenMatcher:
+        outputs = request.params.structured_outputs
+        assert outputs is not None
+        assert self._compiler is not None
+        if not outputs.reasoning_end_token_ids:
+            return grammar.matcher()
+        return ReasoningMatcher(
+            grammar.matcher(), self._compiler.vocabulary, outputs.reasoning_end_token_ids
+        )
 
     def drop(self, request: Request) -> None:
         """Forget a request in whatever state it is; unknown ones are ignored."""

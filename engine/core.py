@@ -11,7 +11,7 @@ from engine.cache.manager import CacheManager
 from engine.constraints import Constraints, Ending
 from engine.errors import InvalidRequest, QueueFull
 from engine.messages import RequestOutput, Stats
-from engine.request import Request
+from engine.request import Request, RequestState
 from engine.scheduler.policy import create_policy
 from engine.scheduler.scheduler import Scheduler
 from engine.spec.speculator import Speculator
@@ -360,6 +360,9 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Every holding is accounted for; an idle engine holds nothing. For tests."""
         self.scheduler.check_integrity()
+        states = [request.state for request in self._requests.values()]
+        assert states.count(RequestState.SWAPPED) == self._cache.swap.num_holders
+        assert states.count(RequestState.PARKED) == len(self._parked)
         if not self._requests and not self.has_unfinished:
             assert self._cache.num_free_blocks == self._cache.pool.num_blocks
             assert not self.scheduler.running

@@ -25,6 +25,7 @@ from engine.messages import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    StructuredOutputs,
 )
 from engine.outputs import CompletionOutput, GenerationOutput, GenerationProgress, Logprob
 from engine.process import build_engine
@@ -37,6 +38,7 @@ __all__ = [
     "Logprob",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputs",
     "TokensPrompt",
 ]
 

@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the output must match. Exactly one field is set; names as in vLLM."""
+    """What the output must match. Exactly one of the first six is set; names as in vLLM."""
 
     json: str | None = None
     """A JSON schema (draft 2020-12) as JSON text."""
@@ -28,6 +28,21 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     grammar: str | None = None
     """An EBNF or Lark grammar."""
     structural_tag: str | None = None
+    """Free text with constrained regions, as JSON text: see ``grammar.structural_tag``."""
+    strict: bool = True
+    """Refuse a schema of which a keyword cannot be enforced; else that keyword is left out."""
+    reasoning_end_token_ids: tuple[int, ...] = ()
+    """Anything goes until the output has said these; where empty, nothing but the grammar."""
+
+    def __post_init__(self) -> None:
+        # As in vLLM, callers may write documents as objects, and lists for the tuples.
+        for name in ("json", "structural_tag"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                text = msgspec.json.encode(value).decode()
+                msgspec.structs.force_setattr(self, name, text)
+        if self.choice is not None:
+            msgspec.structs.force_setattr(self, "choice", tuple(self.choice))
 
 
 class RequestOutputKind(enum.Enum):

@@ -74,11 +74,17 @@ class Core(Protocol):
     def stats(self) -> Stats: ...
 
 
+def _nothing() -> None:
+    """There is nothing to warm up."""
+
+
 class Engine(msgspec.Struct, frozen=True):
     """A loaded model, ready to step."""
 
     core: Core
     ready: Ready
+    warm_up: Callable[[], object] = _nothing
+    """Begins in the background what the first request with a grammar would wait for."""
 
 
 def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
@@ -89,15 +95,17 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
 
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(config.model_dir)
     runner = load_runner(config, on_progress=on_progress)
+    config = config.for_device(runner.device.type)
     eos_token_ids = frozenset(runner.eos_token_ids)
     if tokenizer is not None:
         eos_token_ids |= tokenizer.eos_token_ids
+    grammar = _grammar_compiler(tokenizer, eos_token_ids, runner.vocab_size)
     core = EngineCore(
         config,
         runner,
         max_model_len=runner.max_model_len,
         eos_token_ids=eos_token_ids,
-        grammar=_grammar_compiler(tokenizer, eos_token_ids, runner.vocab_size),
+        grammar=grammar,
         overlap=runner.device.type == "cuda" if config.async_scheduling is None else None,
     )
     ready = Ready(
@@ -109,7 +117,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
         device=str(runner.device),
         pid=os.getpid(),
     )
-    return Engine(core, ready)
+    return Engine(core, ready, _nothing if grammar is None else grammar.start)
 
 
 def _grammar_compiler(
@@ -188,6 +196,7 @@ def run(launch: Launch, build: Callable[[EngineConfig, OnProgress], Engine]) -> 
         attached = None if launch.shared_address is None else listen(context, launch.shared_address)
         with contextlib.closing(Clients(socket, attached)) as clients:
             _send(socket, engine.ready)
+            engine.warm_up()
             serve(engine.core, clients, engine.ready)
     except Exception as error:
         _send(socket, _failure(error))

@@ -83,6 +83,10 @@ class Tokenizer:
     def text_decoder(self, *, skip_special_tokens: bool = True) -> TextDecoder:
         return TextDecoder(self, skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one token, special ones included; none for an id that has no token."""
+        return self._token_bytes[token_id] if 0 <= token_id < self.vocab_size else b""
+
     def vocabulary(self) -> list[bytes]:
         """The exact bytes of each id; ``b""`` for special tokens and for holes in the ids."""
         special = self.special_ids

@@ -72,10 +72,15 @@ class Transport(Protocol):
         """Ask it to shut down; after ``timeout_s`` kill it. Returns with nothing left over."""
 
 
+MakeTransport = Callable[[EngineConfig, OnMessage, OnExit], Transport]
+
+
 class EngineProcess:
     """A ``Transport``: ``python -m engine.process`` at the other end of a ZeroMQ pair."""
 
     module = "engine.process"
+    arguments: tuple[str, ...] = ()
+    """Of the module's command line."""
 
     def __init__(
         self,
@@ -160,7 +165,7 @@ class EngineProcess:
         # The child resolves imports exactly as this process does, whatever its own defaults are.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", self.module],
+            [sys.executable, "-P", "-m", self.module, *self.arguments],
             stdin=subprocess.PIPE,
             env={**IDLE_THREADS, **os.environ, "PYTHONPATH": path},
             process_group=0,  # Ctrl-C in a terminal is for the gateway, which stops the engine

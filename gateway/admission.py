@@ -6,18 +6,17 @@ Nothing is accepted and ignored: a field the server cannot act on is refused wit
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID
 
-import msgspec
-
 from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
-from engine.messages import SamplingParams, StructuredOutputs
+from engine.messages import StructuredOutputs
 from engine.tokenizer import Tokenizer
-from gateway import prompt, text_prompt
+from gateway import output_format, text_prompt, tool_use, unsupported
+from gateway.admitted import Admitted, Unenforced
+from gateway.chat_prompt import ChatPrompt, ChatPrompts
 from gateway.config import Config
 from gateway.errors import (
     ContextLengthExceeded,
@@ -25,19 +24,22 @@ from gateway.errors import (
     InvalidRequestError,
     ModelNotFound,
     Overloaded,
-    UnsupportedParameter,
 )
-from gateway.generation import Admitted
-from gateway.parsers.hermes import OPEN, HermesParser
-from gateway.schemas.chat import (
-    ChatCompletionRequest,
-    ChatFields,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-)
+from gateway.output_format import OutputFormat
+from gateway.parsers import formats, reasoning
+from gateway.parsers.answer import AnswerParser
+from gateway.parsers.reasoning import ReasoningParser
+from gateway.priorities import Priorities
+from gateway.sampling import Sampling, stop_strings
+from gateway.schemas.chat import ChatCompletionRequest, ChatFields
 from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.sampling import SamplingFields
 from gateway.secrets import Secrets
+from gateway.text_completion import Echo
+from gateway.text_prompt import TextPrompt
+from gateway.tool_use import Tools, ToolUse
 from grammar.compiler import GrammarChecker
+from grammar.errors import GrammarError
 from grammar.spec import GrammarSpec
 from tenants.access import require_scope, resolve_model
 from tenants.authenticator import Authenticator
@@ -48,51 +50,11 @@ from tenants.salts import cache_salt
 from tenants.types import Principal, Scope
 from tenants.usage import Ledger
 
-UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "audio": (),
-    "frequency_penalty": (0,),
-    "function_call": (),
-    "functions": (),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "modalities": (["text"],),
-    "moderation": (),
-    "parallel_tool_calls": (True,),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "prompt_cache_key": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
-    "reasoning_effort": (),
-    "safety_identifier": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "top_logprobs": (0,),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-"""Fields that are refused unless null or one of these values, at which they change nothing."""
-
-UNSUPPORTED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
-    "best_of": (),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (),
-    "presence_penalty": (0,),
-    "suffix": (),
-}
-"""The same for ``POST /v1/completions``; there ``logprobs`` is a number, and 0 asks for some."""
-
 MAX_CHOICES = 8
-MAX_STOPS = 4
 DEFAULT_COMPLETION_TOKENS = 16
 """New tokens of a text completion that sets no limit: OpenAI's default, as clients expect it."""
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-MAX_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
-LONG_PROMPT_BYTES = 4096
-"""Prompts from here on are rendered and tokenized in a thread: a few milliseconds of event loop."""
+MAX_CACHE_SALT = 256
 
 
 class Admission:
@@ -123,18 +85,20 @@ class Admission:
         self._price = config.models.price
         self._salt_root = secrets.cache_salt_root
         self._tokenizer = tokenizer
-        self._template = template
         self._compiler = compiler
-        self._sampling_defaults = sampling_defaults or {}
-        # Where the tags of calls are special tokens, hiding those would hide the calls.
-        tag = tokenizer.encode(OPEN, add_special_tokens=False)
-        self._tags_are_special = not tokenizer.special_ids.isdisjoint(tag)
+        models = config.models
+        self.prompts = ChatPrompts(template, tokenizer, allowed_kwargs=models.template_kwargs)
+        self.tools = Tools(formats.tool_format(models.tool_parser, template), tokenizer)
+        self.has_reasoning = formats.has_reasoning(models.reasoning_parser, template)
+        """Whether the model reasons before it answers."""
+        self._sampling = Sampling(tokenizer, sampling_defaults or {})
+        self._priorities = Priorities(models.service_tiers or {}, config.engine.policy)
 
     async def admit_completion(
         self, request: ChatCompletionRequest, *, request_id: UUID, principal: Principal
     ) -> Admitted:
         """As ``admit``, with the fields that only Chat Completions has."""
-        refuse_unsupported(request, UNSUPPORTED)
+        unsupported.refuse(request, unsupported.CHAT)
         _check_stream_options(request)
         return await self.admit(
             request,
@@ -146,18 +110,16 @@ class Admission:
 
     async def admit_text_completion(
         self, request: CompletionRequest, *, request_id: UUID, principal: Principal
-    ) -> tuple[Admitted, list[str]]:
-        """As ``admit``, for prompts without a template; with each prompt's text for ``echo``.
-
-        The texts are empty unless the request asks to echo them.
-        """
-        refuse_unsupported(request, UNSUPPORTED_IN_COMPLETIONS)
+    ) -> tuple[Admitted, list[TextPrompt]]:
+        """As ``admit``, for prompts without a template; with the prompts, for ``echo``."""
+        unsupported.refuse(request, unsupported.COMPLETIONS)
         _check_stream_options(request)
         self._check_open(principal)
-        self._check_model(principal, request.model)
-        end_user = _end_user(request.user)
+        self.check_model(principal, request.model)
+        end_user = _end_user(request.user, None)
         num_choices = _num_choices(request.n)
-        stop = _stop_strings(request.stop)
+        if request.best_of not in (None, num_choices):
+            raise InvalidRequestError("Must equal n: no answer is thrown away.", param="best_of")
         max_model_len = self._engine.info.max_model_len
         await self._engine.check_queue(principal.tenant.id.hex)
         prompts = await text_prompt.read(request.prompt, self._tokenizer)
@@ -167,29 +129,34 @@ class Admission:
         if max_tokens is None:
             max_tokens = min(room, self._default_max_tokens or DEFAULT_COMPLETION_TOKENS)
         _check_fits(max_tokens, longest, max_model_len, param="max_tokens")
-        params = _sampling_params(request, max_tokens, None, self._sampling_defaults)
-        hold = await self._reserve(
-            principal,
-            request_id,
-            prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
-            max_tokens=max_tokens * len(prompts) * num_choices,
+        output = output_format.read(request)
+        unenforced = await self._compile(output)
+        params = self._sampling.params(
+            request, max_tokens=max_tokens, structured_outputs=_for_engine(output)
         )
-        admitted = Admitted(
-            id=request_id,
+        admitted = await self._admitted(
+            request,
+            request_id=request_id,
             principal=principal,
-            model=self._model,
             prompts=[prompt.token_ids for prompt in prompts],
             params=params,
-            stop=stop,
+            stop=stop_strings(request.stop),
             num_choices=num_choices,
             make_parser=None,
-            skip_special_tokens=True,
-            cache_salt=cache_salt(self._salt_root, principal.tenant.id),
-            hold=hold,
-            price=self._price,
+            skip_special_tokens=params.skip_special_tokens,
             end_user=end_user,
+            unenforced=unenforced,
         )
-        return admitted, [prompt.text if request.echo else "" for prompt in prompts]
+        return admitted, prompts
+
+    def echo(self, request: CompletionRequest, prompt: TextPrompt) -> Echo:
+        """What stands before an answer to ``prompt``."""
+        if not request.echo:
+            return Echo()
+        if request.logprobs is None:
+            return Echo(prompt.text)
+        first = self._tokenizer.token_bytes(prompt.token_ids[0]).decode(errors="replace")
+        return Echo(prompt.text, first)
 
     async def admit(
         self,
@@ -204,15 +171,14 @@ class Admission:
         """Check everything that can be known before the engine has the request.
 
         The answer holds quota: ``Generations.begin`` takes it over, without an await in between.
-        Raises ``ApiError``, ``EngineDead``, ``GrammarError``, ``InvalidRequest`` or
-        ``TenantsError``: all of them are ``errors.to_api_error``'s to translate.
+        Raises ``ApiError``, ``EngineDead``, ``InvalidRequest`` or ``TenantsError``: all of them are
+        ``errors.to_api_error``'s to translate.
         """
         self._check_open(principal, scope)
-        self._check_model(principal, self._model if model is None else model)
-        end_user = _end_user(fields.user)
-        has_tools = _check_tools(fields)
+        self.check_model(principal, self._model if model is None else model)
+        end_user = _end_user(fields.user, fields.safety_identifier)
+        use = self.tools.read(fields)
         check_metadata(fields.metadata)
-        stop = _stop_strings(fields.stop)
         max_model_len = self._engine.info.max_model_len
         if len(fields.messages) > max_model_len:  # each is a token at least: spare the rendering
             raise ContextLengthExceeded(
@@ -221,30 +187,53 @@ class Admission:
                 param="messages",
             )
         await self._engine.check_queue(principal.tenant.id.hex)
-        structured_outputs = await self._structured_outputs(fields)
-        prompt_token_ids = await self._prompt(fields, has_tools=has_tools)
-        max_tokens = self._max_tokens(fields, len(prompt_token_ids), max_model_len)
-        params = _sampling_params(fields, max_tokens, structured_outputs, self._sampling_defaults)
+        output = self._output(fields, use)
+        unenforced = await self._compile(output, use)
+        prompt = await self._prompt(fields, use)
+        max_tokens = self._max_tokens(fields, len(prompt.token_ids), max_model_len)
+        params = self._sampling.params(
+            fields,
+            max_tokens=max_tokens,
+            structured_outputs=_for_engine(output, self._end_of_reasoning(prompt)),
+        )
+        return await self._admitted(
+            fields,
+            request_id=request_id,
+            principal=principal,
+            prompts=[prompt.token_ids],
+            params=params,
+            stop=stop_strings(fields.stop),
+            num_choices=num_choices,
+            make_parser=self._parser_maker(fields, use, prompt),
+            skip_special_tokens=params.skip_special_tokens and not self._has_special_marks(use),
+            end_user=end_user,
+            unenforced=unenforced,
+            service_tier=self._priorities.tier(fields.service_tier),
+        )
+
+    async def _admitted(
+        self, fields: SamplingFields, *, request_id: UUID, principal: Principal, **given: Any
+    ) -> Admitted:
+        """Takes its part of the limits, last of all."""
+        shift = self._priorities.shift(given.get("service_tier"), fields.priority)
+        salt = _cache_salt(self._salt_root, principal, fields.cache_salt)
+        num_prompt_tokens = sum(map(len, given["prompts"]))
+        num_answers = len(given["prompts"]) * given["num_choices"]
         hold = await self._reserve(
             principal,
             request_id,
-            prompt_tokens=len(prompt_token_ids),
-            max_tokens=max_tokens * num_choices,
+            prompt_tokens=num_prompt_tokens,
+            max_tokens=given["params"].max_tokens * num_answers,
         )
         return Admitted(
             id=request_id,
             principal=principal,
             model=self._model,
-            prompts=[prompt_token_ids],
-            params=params,
-            stop=stop,
-            num_choices=num_choices,
-            make_parser=HermesParser if has_tools else None,
-            skip_special_tokens=not (has_tools and self._tags_are_special),
-            cache_salt=cache_salt(self._salt_root, principal.tenant.id),
+            cache_salt=salt,
             hold=hold,
             price=self._price,
-            end_user=end_user,
+            priority=principal.priority + shift,
+            **given,
         )
 
     def _check_open(self, principal: Principal, scope: Scope = "chat") -> None:
@@ -277,24 +266,84 @@ class Admission:
             raise
         return hold
 
-    def _check_model(self, principal: Principal, model: str) -> None:
+    def check_model(self, principal: Principal, model: str) -> None:
+        """Raises ``ModelNotFound`` or ``ModelNotAllowed``."""
         if resolve_model(principal.key, model) != self._model:
             raise ModelNotFound(
                 f"The model {model!r} does not exist; this server has {self._model!r}.",
                 param="model",
             )
 
-    async def _prompt(self, fields: ChatFields, *, has_tools: bool) -> list[int]:
-        messages = prompt.messages_for_template(fields.messages)
-        tools = msgspec.to_builtins(fields.tools) if has_tools else None
+    async def _prompt(self, fields: ChatFields, use: ToolUse | None) -> ChatPrompt:
+        return await self.prompts.encode(
+            fields.messages,
+            tools=None if use is None else use.for_template(),
+            kwargs=self.prompts.kwargs(fields, has_reasoning=self.has_reasoning),
+            prefill="" if use is None else self.tools.prefill(use),
+        )
 
-        def encode() -> list[int]:
-            text = self._template.render(messages, tools=tools)
-            return self._tokenizer.encode(text, add_special_tokens=False)
+    def _output(self, fields: ChatFields, use: ToolUse | None) -> OutputFormat | None:
+        """What the whole answer must look like, calls included."""
+        wanted = output_format.read(fields)
+        if use is None:
+            return wanted
+        if wanted is not None and wanted.spec.kind not in ("json_schema", "json_object"):
+            raise InvalidRequestError(
+                "Tools go together with a JSON format only, or set tool_choice to none.",
+                param=wanted.param,
+            )
+        spec = self.tools.grammar(use, None if wanted is None else wanted.spec)
+        return None if spec is None else OutputFormat(spec, "tools")
 
-        if prompt.size(messages, tools) < LONG_PROMPT_BYTES:
-            return encode()
-        return await asyncio.to_thread(encode)
+    async def _compile(
+        self, output: OutputFormat | None, use: ToolUse | None = None
+    ) -> Unenforced | None:
+        """Here once, so that a bad schema is a 400 and not a failed stream."""
+        if output is None:
+            return None
+        try:
+            verdict = await asyncio.wrap_future(self._compiler.submit(output.spec))
+        except GrammarError as error:
+            if use is not None:
+                raise tool_use.refusal(error, use.callable) from None
+            raise output_format.refusal(error, output.param) from None
+        if not verdict.unenforced or output.spec.kind != "json_schema":
+            return None
+        return Unenforced(output.spec, verdict.unenforced)
+
+    def _end_of_reasoning(self, prompt: ChatPrompt) -> tuple[int, ...]:
+        """What the model says before a format holds; nothing where it does not reason first."""
+        if not self.has_reasoning or prompt.ends_reasoning:
+            return ()
+        return tuple(self._tokenizer.encode(reasoning.CLOSE, add_special_tokens=False))
+
+    def _parser_maker(
+        self, fields: ChatFields, use: ToolUse | None, prompt: ChatPrompt
+    ) -> Callable[[], AnswerParser] | None:
+        if use is None and not self.has_reasoning:
+            return None
+        hides_reasoning = fields.include_reasoning is False
+        make_tools = None if use is None else self.tools.make_parser(use)
+        prefill = "" if use is None else self.tools.prefill(use)
+
+        def make() -> AnswerParser:
+            thinks = self.has_reasoning
+            return AnswerParser(
+                reasoning=ReasoningParser(has_begun=prompt.begins_reasoning) if thinks else None,
+                hides_reasoning=hides_reasoning,
+                tools=None if make_tools is None else make_tools(),
+                prefill=prefill,
+                max_calls=None if use is None or use.is_parallel else 1,
+            )
+
+        return make
+
+    def _has_special_marks(self, use: ToolUse | None) -> bool:
+        """Where the tags of calls are special tokens, hiding those would hide the calls."""
+        marks: tuple[str, ...] = (reasoning.OPEN, reasoning.CLOSE) if self.has_reasoning else ()
+        if use is not None and self.tools.format is not None:
+            marks += self.tools.format.marks
+        return any(map(self.tools.is_special, marks))
 
     def _max_tokens(self, fields: ChatFields, num_prompt_tokens: int, max_model_len: int) -> int:
         room = _room(num_prompt_tokens, max_model_len, param="messages")
@@ -307,35 +356,29 @@ class Admission:
         _check_fits(wanted, num_prompt_tokens, max_model_len, param=name)
         return int(wanted)
 
-    async def _structured_outputs(self, fields: ChatFields) -> StructuredOutputs | None:
-        """Compiled here once, so that a bad schema is a 400 and not a failed stream."""
-        match fields.response_format:
-            case JsonSchemaFormat(json_schema=wanted):
-                if _NAME.fullmatch(wanted.name) is None:
-                    raise InvalidRequestError(
-                        "Must be 1 to 64 characters of a-z, A-Z, 0-9, _ and -.",
-                        param="response_format.json_schema.name",
-                    )
-                schema = _text_of(wanted.schema)
-                await self._compile(GrammarSpec("json_schema", schema))
-                return StructuredOutputs(json=schema)
-            case JsonObjectFormat():
-                await self._compile(GrammarSpec("json_object"))
-                return StructuredOutputs(json_object=True)
-            case _:
-                return None
 
-    async def _compile(self, spec: GrammarSpec) -> None:
-        await asyncio.wrap_future(self._compiler.submit(spec))
+_ENGINE_NAMES: Mapping[str, str] = {
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "structural_tag": "structural_tag",
+}
 
 
-def _text_of(schema: msgspec.Raw) -> str:
-    try:
-        return bytes(schema).decode()
-    except UnicodeDecodeError:
-        raise InvalidRequestError(
-            "Must be UTF-8.", param="response_format.json_schema.schema"
-        ) from None
+def _for_engine(
+    output: OutputFormat | None, reasoning_end: tuple[int, ...] = ()
+) -> StructuredOutputs | None:
+    if output is None:
+        return None
+    spec: GrammarSpec = output.spec
+    match spec.kind:
+        case "json_object":
+            source: dict[str, Any] = {"json_object": True}
+        case "choice":
+            source = {"choice": tuple(spec.document())}
+        case kind:
+            source = {_ENGINE_NAMES[kind]: spec.source}
+    return StructuredOutputs(strict=spec.strict, reasoning_end_token_ids=reasoning_end, **source)
 
 
 def _room(num_prompt_tokens: int, max_model_len: int, *, param: str) -> int:
@@ -362,13 +405,22 @@ def _check_fits(max_tokens: int, num_prompt_tokens: int, max_model_len: int, *, 
         )
 
 
-def _end_user(user: str | None) -> str | None:
-    if user is None:
+def _end_user(user: str | None, safety_identifier: str | None) -> str | None:
+    if user is not None and safety_identifier not in (None, user):
+        raise InvalidRequestError("Set it or user, not both.", param="safety_identifier")
+    name, param = (user, "user") if user is not None else (safety_identifier, "safety_identifier")
+    if name is None:
         return None
     try:
-        return normalize_name("user", user)
+        return normalize_name("user", name)
     except InvalidValue as exc:
-        raise InvalidRequestError(f"It {exc.reason}.", param="user") from None
+        raise InvalidRequestError(f"It {exc.reason}.", param=param) from None
+
+
+def _cache_salt(root: bytes, principal: Principal, asked: str | None) -> str:
+    if asked is not None and len(asked) > MAX_CACHE_SALT:
+        raise InvalidRequestError(f"At most {MAX_CACHE_SALT} characters.", param="cache_salt")
+    return cache_salt(root, principal.tenant.id, asked or "")
 
 
 def _num_choices(n: int | None) -> int:
@@ -383,30 +435,6 @@ def _check_stream_options(request: ChatCompletionRequest | CompletionRequest) ->
         return
     if not request.stream:
         raise InvalidRequestError("Only allowed when stream is true.", param="stream_options")
-    if request.stream_options.include_obfuscation:
-        raise UnsupportedParameter(
-            "Chunks are not padded by this server; leave it out or send false.",
-            param="stream_options.include_obfuscation",
-        )
-
-
-def refuse_unsupported(
-    request: msgspec.Struct,
-    unsupported: Mapping[str, tuple[object, ...]],
-) -> None:
-    """Raises ``UnsupportedParameter`` for the first field that would have to change something."""
-    for name, neutral in unsupported.items():
-        value = getattr(request, name)
-        if value is None or any(_same(value, harmless) for harmless in neutral):
-            continue
-        raise UnsupportedParameter(
-            f"The parameter {name} is not supported by this server; leave it out.", param=name
-        )
-
-
-def _same(value: object, other: object) -> bool:
-    """Equal as JSON values are: false is not 0."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> None:
@@ -421,76 +449,3 @@ def check_metadata(metadata: Mapping[str, str] | None) -> None:
                 f"Keys have at most {MAX_METADATA_KEY} characters, values {MAX_METADATA_VALUE}.",
                 param=f"metadata.{key[:MAX_METADATA_KEY]}",
             )
-
-
-def _check_tools(fields: ChatFields) -> bool:
-    """Whether the model is told of tools, and its calls looked for."""
-    if fields.tools is None:
-        if fields.tool_choice not in (None, "none", "auto"):
-            raise InvalidRequestError("Only allowed when tools are given.", param="tool_choice")
-        return False
-    if len(fields.tools) > MAX_TOOLS:
-        raise InvalidRequestError(f"At most {MAX_TOOLS} tools.", param="tools")
-    for index, tool in enumerate(fields.tools):
-        if _NAME.fullmatch(tool.function.name) is None:
-            raise InvalidRequestError(
-                "Must be 1 to 64 characters of a-z, A-Z, 0-9, _ and -.",
-                param=f"tools[{index}].function.name",
-            )
-        if tool.function.strict:
-            raise UnsupportedParameter(
-                "Arguments are not constrained to the schema by this server; leave it out or "
-                "send false.",
-                param=f"tools[{index}].function.strict",
-            )
-    if fields.tool_choice not in (None, "none", "auto"):
-        raise UnsupportedParameter(
-            'Only "auto" and "none" are supported by this server.', param="tool_choice"
-        )
-    return bool(fields.tools) and fields.tool_choice != "none"
-
-
-def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(stops) > MAX_STOPS:
-        raise InvalidRequestError(f"At most {MAX_STOPS} stop strings.", param="stop")
-    if not all(stops):
-        raise InvalidRequestError("A stop string must not be empty.", param="stop")
-    return stops
-
-
-_SAMPLING: Mapping[str, Callable[[Any], Any]] = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "seed": lambda seed: seed % 2**64,  # OpenAI's is signed, Philox's is not
-    "ignore_eos": bool,
-}
-
-
-def _sampling_params(
-    fields: ChatFields | CompletionRequest,
-    max_tokens: int,
-    structured_outputs: StructuredOutputs | None,
-    defaults: Mapping[str, float | int],
-) -> SamplingParams:
-    given = {
-        name: convert(value)
-        for name, convert in _SAMPLING.items()
-        if (value := getattr(fields, name)) is not None
-    }
-    try:
-        return SamplingParams(
-            max_tokens=max_tokens, structured_outputs=structured_outputs, **{**defaults, **given}
-        )
-    except ValueError as exc:
-        raise _field_error(exc, fields) from None
-
-
-def _field_error(exc: ValueError, fields: ChatFields | CompletionRequest) -> InvalidRequestError:
-    """``SamplingParams`` begins its messages with the field's name."""
-    name, _, rule = str(exc).partition(" ")
-    if name == "max_tokens" and fields.max_tokens is None:
-        name = "max_completion_tokens"
-    return InvalidRequestError(f"{name} {rule}.", param=name)

@@ -20,15 +20,19 @@ from gateway.middleware.access_log import AccessLog
 from gateway.middleware.auth import Auth
 from gateway.middleware.body_limit import BodyLimit
 from gateway.middleware.errors import Errors
+from gateway.middleware.idempotency import Idempotency
 from gateway.middleware.request_id import RequestId
 from gateway.routes.admin import PREFIX as ADMIN_PREFIX
 from gateway.routes.admin_live import live_routes
 from gateway.routes.admin_tenants import TenantRoutes
 from gateway.routes.admin_usage import usage_routes
+from gateway.routes.chat import PATH as CHAT_PATH
 from gateway.routes.chat import chat_route
 from gateway.routes.chat_ws import PATH as CHAT_WS_PATH
 from gateway.routes.chat_ws import unknown_ws_route, ws_route
+from gateway.routes.completions import PATH as COMPLETIONS_PATH
 from gateway.routes.completions import completions_route
+from gateway.routes.documents import ASYNCAPI_PATH, OPENAPI_PATH, document_routes
 from gateway.routes.health import health_routes
 from gateway.routes.models import model_routes
 from gateway.routes.pages import page_routes, public_paths
@@ -36,6 +40,7 @@ from gateway.routes.responses import PATH as RESPONSES_PATH
 from gateway.routes.responses import ResponseRoutes
 from gateway.routes.streams import stream_routes
 from gateway.routes.tickets import tickets_route
+from gateway.routes.tokenize import tokenize_routes
 from gateway.secrets import Secrets
 from gateway.services import Services, create_services
 from gateway.streaming import STREAM_ID_HEADER
@@ -72,6 +77,8 @@ def _routes(services: Services) -> list[BaseRoute]:
         *ResponseRoutes(services.responses, services.streams, config.server).routes(),
         *stream_routes(services.streams, config.server),
         tickets_route(services.tickets),
+        *tokenize_routes(services.admission, engine, services.tokenizer),
+        *document_routes(),
         *TenantRoutes(services.store, services.secrets.key_pepper).routes(),
         *usage_routes(services.store),
         *live_routes(services.store, services.generations, engine),
@@ -114,7 +121,14 @@ def _middleware(services: Services) -> list[Middleware]:
             Auth,
             authenticator=services.authenticator,
             sockets={CHAT_WS_PATH, RESPONSES_PATH},
-            public={"/livez", "/readyz", CHAT_WS_PATH, *public_paths()},
+            public={
+                "/livez",
+                "/readyz",
+                OPENAPI_PATH,
+                ASYNCAPI_PATH,
+                CHAT_WS_PATH,
+                *public_paths(),
+            },
             scopes={
                 "/metrics": "admin",
                 f"{ADMIN_PREFIX}/": "usage",
@@ -123,6 +137,14 @@ def _middleware(services: Services) -> list[Middleware]:
             },
         ),
         Middleware(BodyLimit, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
+        Middleware(
+            Idempotency,
+            shared=services.store.shared,
+            streams=services.streams,
+            peers=services.peers,
+            paths={CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH},
+            retention_s=config.idempotency_retention_s,
+        ),
     ]
 
 
@@ -138,6 +160,7 @@ def _cors(origins: Sequence[str]) -> Middleware:
             "retry-after",
             "retry-after-ms",
             STREAM_ID_HEADER,
+            "idempotent-replayed",
             *rate_limits.NAMES,
         ],
     )

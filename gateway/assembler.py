@@ -6,6 +6,7 @@ encoded text and a prepared tail; that costs a fraction of encoding an object.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +15,14 @@ import orjson
 
 from gateway.errors import ApiError
 from gateway.parsers.base import ToolCallDelta
-from gateway.schemas.common import Usage
+from gateway.schemas.common import Compliance, Usage
 from gateway.schemas.ws import Done, DoneReason, Started, TurnError
+from gateway.token_logprobs import ChoiceLogprobs, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
+
+_PADDED_BYTES = 64
+_PADDING = b',"obfuscation":"%s"'
 
 _encode = msgspec.json.Encoder().encode
 
@@ -31,6 +36,23 @@ class Delta(msgspec.Struct, gc=False):
     tool_calls: Sequence[ToolCallDelta] = ()
     finish_reason: str | None = None
     """Set on the choice's last one."""
+    reasoning: str = ""
+    logprobs: Sequence[TokenLogprob] = ()
+    """Of the tokens that came, whether their text is here yet or still held back."""
+    prompt_logprobs: Sequence[TokenLogprob | None] | None = None
+    """Of the prompt's tokens, the first of which has none; once, if asked for."""
+    compliance: Compliance | None = None
+    """With the finish reason, where a schema was not enforced."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (
+            self.content
+            or self.finish_reason is not None
+            or self.tool_calls
+            or self.reasoning
+            or self.logprobs
+        )
 
 
 class ChatChunks:
@@ -41,14 +63,24 @@ class ChatChunks:
     """
 
     def __init__(
-        self, *, completion_id: str, created: int, model: str, num_choices: int, has_usage: bool
+        self,
+        *,
+        completion_id: str,
+        created: int,
+        model: str,
+        num_choices: int,
+        has_usage: bool,
+        service_tier: str | None = None,
+        is_obfuscated: bool = False,
     ) -> None:
         self._has_usage = has_usage
+        self._is_obfuscated = is_obfuscated
         self._num_choices = num_choices
+        tier = b"" if service_tier is None else b'"service_tier":%s,' % orjson.dumps(service_tier)
         self._head = (
-            b'data: {"id":%s,"object":"chat.completion.chunk","created":%d,"model":%s,'
+            b'data: {"id":%s,"object":"chat.completion.chunk","created":%d,"model":%s,%s'
             b'"system_fingerprint":null,"choices":['
-            % (orjson.dumps(completion_id), created, orjson.dumps(model))
+            % (orjson.dumps(completion_id), created, orjson.dumps(model), tier)
         )
         self._tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
         self._content_heads = [
@@ -66,18 +98,42 @@ class ChatChunks:
 
     def delta(self, delta: Delta) -> bytes:
         """One event, or several when text, calls and the end came together."""
-        if delta.finish_reason is None and not delta.tool_calls:
+        if self._is_plain(delta):
             return (
                 self._content_heads[delta.index] + orjson.dumps(delta.content) + self._content_tail
             )
         events: list[bytes] = []
-        if delta.content:
-            events.append(self._choice(delta.index, _encode({"content": delta.content})))
-        if delta.tool_calls:
-            events.append(self._choice(delta.index, _encode({"tool_calls": delta.tool_calls})))
+        if delta.reasoning:
+            text = _encode({"reasoning_content": delta.reasoning})
+            events.append(self._choice(delta.index, text))
+        if delta.content or delta.logprobs:
+            text = _encode({"content": delta.content})
+            logprobs = _encode(ChoiceLogprobs(delta.logprobs)) if delta.logprobs else b"null"
+            events.append(self._choice(delta.index, text, logprobs=logprobs))
+        # One call to a chunk, as OpenAI sends them: older SDKs lose others that open a list.
+        events += [
+            self._choice(delta.index, _encode({"tool_calls": [piece]}))
+            for piece in _merged(delta.tool_calls)
+        ]
         if delta.finish_reason is not None:
-            events.append(self._choice(delta.index, b"{}", orjson.dumps(delta.finish_reason)))
-        return b"".join(events)
+            events.append(self._last(delta))
+        return b"".join(map(obfuscated, events) if self._is_obfuscated else events)
+
+    def _is_plain(self, delta: Delta) -> bool:
+        """Whether there is nothing but content: the usual case, and the fast one."""
+        return (
+            delta.finish_reason is None
+            and not delta.tool_calls
+            and not delta.reasoning
+            and not delta.logprobs
+            and not self._is_obfuscated
+        )
+
+    def _last(self, delta: Delta) -> bytes:
+        extra = b""
+        if delta.compliance is not None:
+            extra = b',"structured_outputs":' + _encode(delta.compliance)
+        return self._choice(delta.index, b"{}", orjson.dumps(delta.finish_reason) + extra)
 
     def closing(self, usage: Usage) -> bytes:
         """Only after success: ``[DONE]`` tells the client that nothing is missing."""
@@ -89,14 +145,44 @@ class ChatChunks:
         """The last event of a failed stream: SDKs raise on it."""
         return b"data: " + error.body() + b"\n\n"
 
-    def _choice(self, index: int, delta: bytes, finish_reason: bytes = b"null") -> bytes:
-        return b'%s{"index":%d,"delta":%s,"logprobs":null,"finish_reason":%s}%s' % (
+    def _choice(
+        self,
+        index: int,
+        delta: bytes,
+        finish_reason: bytes = b"null",
+        *,
+        logprobs: bytes = b"null",
+    ) -> bytes:
+        return b'%s{"index":%d,"delta":%s,"logprobs":%s,"finish_reason":%s}%s' % (
             self._head,
             index,
             delta,
+            logprobs,
             finish_reason,
             self._tail,
         )
+
+
+def _merged(pieces: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
+    """The same with one piece for each run of pieces of the same call."""
+    merged: list[ToolCallDelta] = []
+    for piece in pieces:
+        if not merged or merged[-1].index != piece.index:
+            merged.append(piece)
+            continue
+        last = merged[-1].function
+        text = (last.arguments or "") + (piece.function.arguments or "")
+        function = msgspec.structs.replace(last, arguments=text)
+        merged[-1] = msgspec.structs.replace(merged[-1], function=function)
+    return merged
+
+
+def obfuscated(event: bytes) -> bytes:
+    """The chunk ``event``, padded to a multiple of ``_PADDED_BYTES``: else its size gives away its
+    text to those who watch an encrypted connection (Whisper Leak, arXiv 2511.03675)."""
+    size = -(len(event) + len(_PADDING % b"")) % _PADDED_BYTES
+    noise = secrets.token_urlsafe(size)[:size].encode()
+    return event.removesuffix(b"}\n\n") + _PADDING % noise + b"}\n\n"
 
 
 class ChatCompletion:
@@ -110,6 +196,7 @@ class ChatCompletion:
         model: str,
         num_choices: int,
         metadata: dict[str, str] | None = None,
+        service_tier: str | None = None,
     ) -> None:
         self._head: dict[str, Any] = {
             "id": completion_id,
@@ -120,6 +207,8 @@ class ChatCompletion:
         }
         if metadata is not None:
             self._head["metadata"] = metadata
+        if service_tier is not None:
+            self._head["service_tier"] = service_tier
         self._choices = [_CollectedChoice() for _ in range(num_choices)]
 
     def add(self, delta: Delta) -> None:
@@ -135,11 +224,18 @@ class _CollectedChoice:
         self._content: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._arguments: list[list[str]] = []
+        self._reasoning: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
         self._finish_reason: str | None = None
+        self._compliance: Compliance | None = None
 
     def add(self, delta: Delta) -> None:
         if delta.content:
             self._content.append(delta.content)
+        if delta.reasoning:
+            self._reasoning.append(delta.reasoning)
+        self._logprobs += delta.logprobs
+        self._compliance = delta.compliance or self._compliance
         for piece in delta.tool_calls:
             if piece.index == len(self._calls):
                 self._calls.append(
@@ -157,6 +253,8 @@ class _CollectedChoice:
             "content": content if content or not self._calls else None,
             "refusal": None,
         }
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
         if self._calls:
             message["tool_calls"] = [
                 {
@@ -166,12 +264,15 @@ class _CollectedChoice:
                 }
                 for call, arguments in zip(self._calls, self._arguments, strict=True)
             ]
-        return {
+        choice: dict[str, Any] = {
             "index": index,
             "message": message,
-            "logprobs": None,
+            "logprobs": ChoiceLogprobs(self._logprobs) if self._logprobs else None,
             "finish_reason": self._finish_reason,
         }
+        if self._compliance is not None:
+            choice["structured_outputs"] = self._compliance
+        return choice
 
 
 class TurnFrames:
@@ -204,17 +305,29 @@ class TurnFrames:
         ).decode()
 
     def delta(self, delta: Delta) -> str:
-        """A frame of text, of calls, or of both; the end has its own frame, ``done``."""
+        """A frame of whatever came; the end has its own frame, ``done``."""
         frame = f"{self._head}{self._next()}"
-        if delta.content or not delta.tool_calls:
+        if delta.reasoning:
+            frame += f',"reasoning_content":{orjson.dumps(delta.reasoning).decode()}'
+        if delta.content or not (delta.tool_calls or delta.reasoning):
             frame += f',"content":{orjson.dumps(delta.content).decode()}'
+        if delta.logprobs:
+            frame += f',"logprobs":{_encode(ChoiceLogprobs(delta.logprobs)).decode()}'
         if delta.tool_calls:
-            frame += f',"tool_calls":{_encode(delta.tool_calls).decode()}'
+            frame += f',"tool_calls":{_encode(_merged(delta.tool_calls)).decode()}'
         return frame + "}"
 
-    def done(self, finish_reason: DoneReason, usage: Usage) -> str:
+    def done(
+        self, finish_reason: DoneReason, usage: Usage, *, compliance: Compliance | None = None
+    ) -> str:
         return _encode(
-            Done(id=self._id, seq=self._next(), finish_reason=finish_reason, usage=usage)
+            Done(
+                id=self._id,
+                seq=self._next(),
+                finish_reason=finish_reason,
+                usage=usage,
+                structured_outputs=msgspec.UNSET if compliance is None else compliance,
+            )
         ).decode()
 
     def error(self, error: ApiError) -> str:

@@ -15,21 +15,26 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 
 
-def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
-    """Raises ``InvalidRequestError``; its ``param`` is the path of the field at fault."""
+def decode(decoder: msgspec.json.Decoder[T], data: bytes, *, what: str = "body") -> T:
+    """Raises ``InvalidRequestError``; its ``param`` is the path of the field at fault.
+
+    ``what`` is the word for ``data`` in errors about the whole of it.
+    """
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as exc:
-        raise _invalid(str(exc)) from None
+        raise _invalid(str(exc), what) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise InvalidRequestError(
-            f"The body is not valid JSON: {exc}", code="invalid_json"
+            f"The {what} is not valid JSON: {exc}", code="invalid_json"
         ) from None
     except RecursionError:
-        raise InvalidRequestError("The body is nested too deeply.", code="invalid_json") from None
+        raise InvalidRequestError(
+            f"The {what} is nested too deeply.", code="invalid_json"
+        ) from None
 
 
-def _invalid(message: str) -> ApiError:
+def _invalid(message: str, what: str) -> ApiError:
     """msgspec writes ``<rule> - at `$.path```, without the latter at the root."""
     rule, _, at = message.partition(" - at `$")
     path = at.rstrip("`").lstrip(".")
@@ -46,7 +51,7 @@ def _invalid(message: str) -> ApiError:
             code="missing_required_parameter",
         )
     return InvalidRequestError(
-        f"Invalid value for {path or 'the body'}: {rule[:1].lower()}{rule[1:]}.",
+        f"Invalid value for {path or f'the {what}'}: {rule[:1].lower()}{rule[1:]}.",
         param=path or None,
         code="invalid_value",
     )

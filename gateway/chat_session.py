@@ -215,7 +215,7 @@ class ChatSession(SocketSession):
 
 
 def _decode(text: str) -> ws.ClientMessage:
-    return bodies.decode(_decoder, text.encode())
+    return bodies.decode(_decoder, text.encode(), what="message")
 
 
 def _turn_id_in(text: str) -> str | None:

@@ -8,7 +8,9 @@ anything else.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -46,11 +48,23 @@ def demo(
         Path | None,
         typer.Option(help="Written once everything answers: JSON {url, ws_url, api_key, …}."),
     ] = None,
+    replay: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, help="Answer with a fixed text at this many tokens/s, without the model."
+        ),
+    ] = None,
 ) -> None:
     """Start everything on the bundled model: database, engine, gateway and chat page."""
     from gateway.demo import Demo
 
-    Demo(host=host, port=port, data_dir=data_dir, ready_file=ready_file).run()
+    Demo(
+        host=host,
+        port=port,
+        data_dir=data_dir,
+        ready_file=ready_file,
+        replay_tokens_per_s=replay,
+    ).run()
 
 
 @app.command()
@@ -58,6 +72,12 @@ def serve(
     config: Annotated[Path, typer.Option(help="The settings.")] = database.CONFIG_FILE,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Gateway processes; by default server.workers.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model's folder or hub id, in place of engine.model.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit, in place of engine.revision.")
     ] = None,
 ) -> None:
     """Start the gateway and its engine with the settings of a file."""
@@ -67,7 +87,14 @@ def serve(
     from gateway import config as configuration
     from gateway import load_progress, server, supervisor
 
-    settings = configuration.load(config)
+    env = dict(os.environ)
+    if model is not None:
+        # A folder seen from here, not from that of the settings.
+        found = str(Path(model).resolve()) if Path(model).exists() else model
+        env["SLUICE_ENGINE_MODEL"] = json.dumps(found)
+    if revision is not None:
+        env["SLUICE_ENGINE_REVISION"] = json.dumps(revision)
+    settings = configuration.load(config, env=env)
     if settings.tenants.session_dsn is not None:
         asyncio.run(migrations.check(settings.tenants.session_dsn))
     if workers is not None:
@@ -113,6 +140,18 @@ def bench(
         typer.Option(min=1, help="Requests per level; by default 4 per stream, 32 at least."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
+    replay: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="The server sends each stream this many tokens/s: measure what it adds to that. "
+            "Without --url the demo replays a fixed text.",
+        ),
+    ] = None,
+    pid: Annotated[
+        int | None,
+        typer.Option(help="Process of the server at --url, to measure its CPU time."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--json", help="Write the figures to this file; - for stdout.")
     ] = None,
@@ -121,7 +160,13 @@ def bench(
     from gateway import bench as benchmark
 
     levels = concurrency or [1, 16, 64]
-    benchmark.run(url, key, levels, num_requests=requests, max_tokens=max_tokens, output=output)
+    benchmark.run(
+        benchmark.Target(url=url, key=key, replay_tokens_per_s=replay, pid=pid),
+        levels,
+        num_requests=requests,
+        max_tokens=max_tokens,
+        output=output,
+    )
 
 
 app.command("migrate")(database.migrate)

@@ -30,6 +30,8 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 TokenPrice = Annotated[int, msgspec.Meta(ge=0, le=MAX_PRICE)]
 
+ToolParserName = Literal["auto", "none", "hermes", "qwen", "llama", "mistral", "deepseek"]
+
 ENV_PREFIX = "SLUICE_"
 
 
@@ -74,6 +76,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Time a resumable stream runs on without a reader before it is aborted."""
     stream_retention_s: Seconds = 300.0
     """Time a resumable stream can be read after its end."""
+    idempotency_retention_s: Seconds = 86400.0
+    """Time an ``Idempotency-Key`` stands for its answer."""
     max_stream_log_bytes: Positive = 4 * 1024 * 1024
     """Most bytes kept of one resumable stream; the oldest go first."""
     max_tenant_stream_log_bytes: Positive = 64 * 1024 * 1024
@@ -104,6 +108,8 @@ class ServedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown
 
     policy: Policy = "fair_share"
     """Who goes first: by arrival, by ``priority``, or by the least service received so far."""
+    prefix_cache_tenant_floor: float = 0.05
+    """Share of the blocks that one tenant's cached prefixes keep while other tenants have more."""
     max_num_queued_reqs: int | None = 1024
     """Requests that may wait for their first admission; more are refused (``QueueFull``)."""
 
@@ -167,6 +173,16 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     generation_config: Literal["auto", "ignore"] = "auto"
     """Where sampling defaults come from when a request sets none: the model's own
     ``generation_config.json``, or nowhere (temperature 1)."""
+    tool_parser: ToolParserName = "auto"
+    """How the model writes tool calls; by default as its chat template shows it."""
+    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    """Whether what stands between ``<think>`` and ``</think>`` is given apart, as
+    ``reasoning_content``; by default where the chat template knows these tags."""
+    template_kwargs: tuple[str, ...] = ("enable_thinking", "thinking")
+    """Variables of the chat template that requests may set with ``chat_template_kwargs``."""
+    service_tiers: dict[str, int] | None = None
+    """Further values of ``service_tier`` than ``default`` and ``flex``, which goes after it, and
+    what each adds to a request's priority: ``{priority = -10}`` lets whoever asks go first."""
     default_max_tokens: Positive | None = None
     """New tokens when a request sets no limit; by default what fits the model."""
     public_prefixes: dict[str, PublicPrefix] = {}

@@ -4,12 +4,15 @@
           secrets.json   pepper and salts of the server            mode 0600
           keys.json      the demo tenant's keys, in the clear      mode 0600
           ready.json     where a running demo is                   mode 0600
+          lock           held by the demo that ready.json is of    mode 0600
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +70,21 @@ class DataDir:
             ) from None
         if not os.access(self.root, os.W_OK | os.X_OK):
             raise SetupError(f"{self.root} cannot be written to; choose another --data-dir")
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[bool]:
+        """Whether we are the first on this folder: several may share its database, but only one
+        ready file can stand in it. Ours until the block ends, or the process."""
+        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        is_first = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_first = False
+        try:
+            yield is_first
+        finally:
+            os.close(descriptor)
 
     def load_or_create_secrets(self) -> Secrets:
         """Raises ``SecretsError``."""

@@ -20,6 +20,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -31,6 +32,8 @@ from rich.text import Text
 
 import migrations
 from engine.demo import MODEL_DIR
+from engine.replay import ReplayProcess
+from engine.transport import EngineProcess, MakeTransport
 from gateway import logs, provisioning, server
 from gateway.config import Config, ModelsConfig, ServedEngineConfig, ServerConfig, TenantsConfig
 from gateway.data_dir import DataDir, Keys, Running
@@ -53,10 +56,24 @@ T = TypeVar("T")
 class Demo:
     """One run of the demo."""
 
-    def __init__(self, *, host: str, port: int, data_dir: Path, ready_file: Path | None) -> None:
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        data_dir: Path,
+        ready_file: Path | None,
+        replay_tokens_per_s: float | None = None,
+    ) -> None:
+        """``replay_tokens_per_s``: answer with a fixed text at that pace, without the model."""
         self._listen = ServerConfig(host=host, port=port, shutdown_timeout_s=SHUTDOWN_TIMEOUT_S)
         self._folder = DataDir(data_dir)
-        self._ready_files = [self._folder.ready_file, *([ready_file] if ready_file else [])]
+        self._ready_files = [ready_file] if ready_file else []
+        self._transport: MakeTransport = (
+            EngineProcess
+            if replay_tokens_per_s is None
+            else partial(ReplayProcess, tokens_per_s=replay_tokens_per_s)
+        )
         self._console = Console()
         self._num_signals = 0
         self._serving = False
@@ -80,6 +97,23 @@ class Demo:
         # A taken port is found before anything is started; the server binds it again itself.
         self._check_address()
         self._folder.create()
+        with self._folder.owned() as is_first:
+            if is_first:
+                self._ready_files.append(self._folder.ready_file)
+            else:
+                self._tell_of_the_first()
+            await self._run()
+
+    def _tell_of_the_first(self) -> None:
+        running = self._folder.running()
+        where = "" if running is None else f" at {running.url}"
+        self._console.print(
+            f"Another demo runs on {self._folder.root}{where}: this one shares its database, and "
+            "commands that look for a demo find that one.",
+            style="dim",
+        )
+
+    async def _run(self) -> None:
         # A demo that was killed leaves its ready file; nobody must take it for ours.
         for file in self._ready_files:
             self._clear(file)
@@ -163,7 +197,12 @@ class Demo:
 
         say("Starting the engine")
         task = asyncio.create_task(
-            server.serve(config, on_progress=LoadLines(say), on_ready=loaded.set_result),
+            server.serve(
+                config,
+                on_progress=LoadLines(say),
+                on_ready=loaded.set_result,
+                transport=self._transport,
+            ),
             name="server",
         )
         return task, loaded

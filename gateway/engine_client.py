@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.client import EngineClient
-from engine.config import EngineConfig
 from engine.messages import LoadProgress
-from engine.transport import EngineProcess, OnExit, OnMessage, Transport
+from engine.transport import EngineProcess, MakeTransport
 from gateway.config import Config
 
 
@@ -15,7 +14,7 @@ def make_engine_client(
     config: Config,
     *,
     on_progress: Callable[[LoadProgress], None] | None = None,
-    transport: Callable[[EngineConfig, OnMessage, OnExit], Transport] = EngineProcess,
+    transport: MakeTransport = EngineProcess,
 ) -> EngineClient:
     """Not started yet. By default it spawns an engine process of its own."""
     server, engine = config.server, config.engine

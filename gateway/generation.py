@@ -23,27 +23,33 @@ from uuid import UUID
 
 import msgspec
 
-from engine.client import EngineClient, RequestStream
-from engine.detokenize import Detokenizer
+from engine.client import EngineClient
 from engine.errors import EngineDead
-from engine.messages import GenerateRequest, RequestOutput, SamplingParams
+from engine.messages import GenerateRequest, RequestOutput
 from engine.tokenizer import Tokenizer
+from gateway.admitted import Admitted, Unenforced
 from gateway.assembler import Delta
+from gateway.choice import Choice, engine_error
 from gateway.errors import (
     ApiError,
-    GenerationFailed,
     Gone,
     InternalError,
-    InvalidRequestError,
-    Overloaded,
     to_api_error,
 )
 from gateway.metrics import Metrics
-from gateway.parsers.base import ToolCallDelta, ToolParser
 from gateway.public_prefixes import PublicPrefixes
-from gateway.schemas.common import PromptTokensDetails, Usage
+from gateway.schemas.common import (
+    CompletionTokensDetails,
+    Compliance,
+    PromptTokensDetails,
+    SchemaViolation,
+    UnenforcedKeyword,
+    Usage,
+)
+from grammar.errors import GrammarError
+from grammar.spec import GrammarSpec
+from grammar.validation import Report
 from tenants.errors import LedgerFull, TenantsError
-from tenants.limits import Price
 from tenants.progress import Running
 from tenants.quota import Hold, Quota
 from tenants.types import Principal, UsageEvent, UsageStatus
@@ -57,80 +63,6 @@ _STATUSES: Mapping[str, UsageStatus] = {
     "length": "length",
     "tool_calls": "tool_calls",
 }
-
-
-class Admitted(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that passed ``admission``: it may run."""
-
-    id: UUID
-    principal: Principal
-    model: str
-    prompts: list[list[int]]
-    """Token ids. Chats have one prompt, text completions may have several."""
-    params: SamplingParams
-    stop: tuple[str, ...]
-    num_choices: int
-    """Of each prompt."""
-    make_parser: Callable[[], ToolParser] | None
-    skip_special_tokens: bool
-    cache_salt: str
-    hold: Hold
-    """Its part of the tenant's limits; whoever begins the request sees that it ends."""
-    price: Price = Price()
-    end_user: str | None = None
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return sum(map(len, self.prompts))
-
-
-class Choice:
-    """One of a request's answers: token ids in, text and tool calls out."""
-
-    def __init__(
-        self,
-        index: int,
-        stream: RequestStream,
-        detokenizer: Detokenizer,
-        parser: ToolParser | None,
-        hidden_token_ids: frozenset[int],
-    ) -> None:
-        self.index = index
-        self.stream = stream
-        self.finish_reason: str | None = None
-        self._detokenizer = detokenizer
-        self._parser = parser
-        self._hidden_token_ids = hidden_token_ids
-
-    def advance(self, output: RequestOutput) -> Delta:
-        """What ``output`` adds. Raises ``ApiError`` when the engine failed the request."""
-        if output.finish_reason == "error":
-            raise _engine_error(output)
-        text = self._detokenizer.push(self._visible(output.new_token_ids))
-        if self._detokenizer.stopped is not None:
-            self.finish_reason = "stop"
-            self.stream.close()
-        elif output.finish_reason is not None:
-            self.finish_reason = output.finish_reason
-            text += self._detokenizer.finish()
-        if self._parser is not None:
-            return self._parse(self._parser, text)
-        return Delta(self.index, text, (), self.finish_reason)
-
-    def _visible(self, token_ids: list[int]) -> list[int]:
-        if not self._hidden_token_ids:
-            return token_ids
-        return [token_id for token_id in token_ids if token_id not in self._hidden_token_ids]
-
-    def _parse(self, parser: ToolParser, text: str) -> Delta:
-        calls: list[ToolCallDelta] = []
-        content, calls = parser.push(text)
-        if self.finish_reason is not None:
-            rest, more = parser.finish()
-            content, calls = content + rest, [*calls, *more]
-            if parser.num_calls and self.finish_reason == "stop":
-                self.finish_reason = "tool_calls"
-        return Delta(self.index, content, calls, self.finish_reason)
 
 
 class Generation:
@@ -174,7 +106,7 @@ class Generation:
             self._failure = to_api_error(exc)
             raise self._failure from exc
         if output.finish_reason == "error":
-            self._failure = _engine_error(output)
+            self._failure = engine_error(output)
             raise self._failure
         self._heard = output
 
@@ -189,7 +121,9 @@ class Generation:
             async with aclosing(outputs()) as running:
                 async for choice, output in running:
                     delta = self._advance(choice, output)
-                    if delta.content or delta.tool_calls or delta.finish_reason is not None:
+                    if delta.finish_reason is not None:
+                        delta.compliance = await self._compliance(choice)
+                    if not delta.is_empty:
                         yield delta
         except ApiError as exc:
             self._failure = self._failure or exc
@@ -208,6 +142,13 @@ class Generation:
         self._failure = self._failure or error
         self._abort()
 
+    async def _compliance(self, choice: Choice) -> Compliance | None:
+        """What became of the keywords that nobody enforced; nothing where calls took its place."""
+        unenforced = self.admitted.unenforced
+        if unenforced is None or choice.text is None or choice.has_calls:
+            return None
+        return await self._owner.check(unenforced, "".join(choice.text))
+
     async def usage(self) -> Usage:
         """Exact; waits for the engine's last word where the request was cut short."""
         await self._finished()
@@ -215,6 +156,7 @@ class Generation:
             prompt_tokens=self.admitted.num_prompt_tokens,
             cached_tokens=self._num_cached_tokens,
             completion_tokens=self.num_generated_tokens,
+            reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )
 
     def close(self) -> None:
@@ -380,9 +322,12 @@ class Generations:
         quota: Quota,
         metrics: Metrics,
         flush_interval_s: float,
+        validate: Callable[[GrammarSpec, str], Report] | None = None,
         public_prefixes: PublicPrefixes | None = None,
     ) -> None:
+        """``validate`` blocks, and raises ``CompileFailed`` (``GrammarChecker.validate``)."""
         self.metrics = metrics
+        self._validate = validate
         self.flush_interval_s = flush_interval_s
         self._public_prefixes = public_prefixes
         self._engine = engine
@@ -420,6 +365,23 @@ class Generations:
         if not self._live:
             self._idle.set()
         self._own(self._settle(generation, status), name=f"settle {generation.admitted.id}")
+
+    async def check(self, unenforced: Unenforced, text: str) -> Compliance:
+        """Whether ``text`` satisfies a schema all the same."""
+        assert self._validate is not None
+        try:
+            report = await asyncio.to_thread(self._validate, unenforced.spec, text)
+        except GrammarError as error:
+            logger.warning("an answer could not be checked: %s", error)
+            report = None
+        violations = [] if report is None else report.violations
+        return Compliance(
+            unenforced=[
+                UnenforcedKeyword(keyword=f.keyword, path=f.path) for f in unenforced.findings
+            ],
+            valid=None if report is None else report.passed,
+            violations=[SchemaViolation(path=v.path, message=v.message) for v in violations],
+        )
 
     def fail_all(self, error: ApiError) -> None:
         for generation in list(self._live):
@@ -473,20 +435,9 @@ class Generations:
             group=f"{admitted.id.hex}-{prompt_index}" if admitted.num_choices > 1 else "",
             fair_key=principal.tenant.id.hex,
             weight=principal.weight,
-            priority=principal.priority,
+            priority=admitted.priority,
         )
-        detokenizer = Detokenizer(
-            self._tokenizer,
-            stop=admitted.stop,
-            skip_special_tokens=admitted.skip_special_tokens,
-        )
-        return Choice(
-            index,
-            self._engine.submit(request),
-            detokenizer,
-            admitted.make_parser() if admitted.make_parser is not None else None,
-            frozenset() if admitted.skip_special_tokens else self._tokenizer.eos_token_ids,
-        )
+        return Choice(index, self._engine.submit(request), admitted, self._tokenizer)
 
     def _num_public_tokens(self, principal: Principal, prompt: list[int]) -> int:
         if self._public_prefixes is None:
@@ -524,19 +475,13 @@ class Generations:
             logger.error("%s failed", task.get_name(), exc_info=error)
 
 
-def usage_of(*, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> Usage:
+def usage_of(
+    *, prompt_tokens: int, cached_tokens: int, completion_tokens: int, reasoning_tokens: int = 0
+) -> Usage:
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning_tokens),
     )
-
-
-def _engine_error(output: RequestOutput) -> ApiError:
-    message = output.error or "The engine could not finish this request."
-    if output.error_code == "invalid_request":
-        return InvalidRequestError(message)
-    if output.error_code == "queue_full":
-        return Overloaded(message, retry_after_s=1)
-    return GenerationFailed(message)

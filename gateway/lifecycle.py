@@ -32,6 +32,8 @@ from tenants.usage import Ledger
 
 logger = logging.getLogger(__name__)
 
+WARM_UP_AFTER_S = 1.0
+"""When the process that checks grammars is started: not while everything else starts."""
 ABORT_S = 2.0
 """Left after the deadline for aborted requests to say so, and for their settlement."""
 
@@ -79,6 +81,7 @@ class Lifecycle:
         self._timeout_s = shutdown_timeout_s
         self._hurried = asyncio.Event()
         self._closed = False
+        self._warm_up: asyncio.TimerHandle | None = None
 
     @property
     def draining(self) -> bool:
@@ -92,6 +95,8 @@ class Lifecycle:
         except OSError as error:
             logger.error("startup: settlements of dead processes stay in their files: %s", error)
         self._background.start()
+        loop = asyncio.get_running_loop()
+        self._warm_up = loop.call_later(WARM_UP_AFTER_S, self._compiler.start)
 
     async def drain(self) -> None:
         if self.draining:
@@ -134,6 +139,9 @@ class Lifecycle:
         logger.info("shutdown: close")
         await self._background.stop()  # until here leases had to be renewed
         self._journal.close()
+        if self._warm_up is not None:
+            self._warm_up.cancel()
         await asyncio.to_thread(self._compiler.close)
+        self._admission.prompts.close()
         await self._engine.close()
         await self._store.close()

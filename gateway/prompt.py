@@ -29,15 +29,6 @@ def messages_for_template(messages: list[Message]) -> list[dict[str, Any]]:
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def size(messages: list[dict[str, Any]], tools: object) -> int:
-    """About how many characters the template will have to write."""
-    written = 0 if tools is None else len(str(tools))
-    for message in messages:
-        written += len(message["content"] or "") + 32
-        written += sum(len(str(call)) for call in message.get("tool_calls", ()))
-    return written
-
-
 def _message(message: Message, path: str) -> dict[str, Any]:
     role = message.__struct_config__.tag
     content = None if message.content is None else _text(message.content, f"{path}.content")
@@ -49,6 +40,8 @@ def _message(message: Message, path: str) -> dict[str, Any]:
     elif message.name is not None:
         plain["name"] = message.name
     if isinstance(message, AssistantMessage):
+        if message.reasoning_content is not None:
+            plain["reasoning_content"] = message.reasoning_content
         if message.tool_calls:
             plain["tool_calls"] = [
                 _call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)

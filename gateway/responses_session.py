@@ -90,8 +90,8 @@ class ResponsesSession(SocketSession):
     async def _end_slowly(self) -> None:
         """The connection is old: what runs may end, what comes is refused."""
         too_old = InvalidRequestError(
-            f"This connection is {self._config.ws_max_connection_s:.0f} seconds old, the most there "
-            "may be; open another one.",
+            f"This connection is {self._config.ws_max_connection_s:.0f} seconds old, the most "
+            "there may be; open another one.",
             code="websocket_connection_limit_reached",
         )
         await self._send_error(too_old)

@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 
 from engine.client import EngineClient
 from engine.messages import LoadProgress
+from engine.transport import EngineProcess, MakeTransport
 from gateway import logs, protocol, secrets
 from gateway.app import create_app
 from gateway.config import Config, ServerConfig
@@ -138,6 +139,7 @@ async def serve(
     *,
     on_progress: Callable[[LoadProgress], None] | None = None,
     on_ready: Callable[[str], None] | None = None,
+    transport: MakeTransport = EngineProcess,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then shut down in order; no process is left behind.
 
@@ -152,7 +154,7 @@ async def serve(
         engine.errors.EngineError: the model cannot be loaded.
     """
     with contextlib.closing(bind(config.server)) as listener:
-        engine = make_engine_client(config, on_progress=on_progress)
+        engine = make_engine_client(config, on_progress=on_progress, transport=transport)
         await serve_on(listener, config, engine, on_ready)
 
 

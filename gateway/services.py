@@ -50,6 +50,7 @@ class Services:
 
     config: Config
     engine: EngineClient
+    tokenizer: Tokenizer
     store: Store
     secrets: Secrets
     metrics: Metrics
@@ -116,6 +117,7 @@ def create_services(
         quota=quota,
         metrics=metrics,
         flush_interval_s=config.server.flush_interval_ms / 1000,
+        validate=compiler.validate,
         public_prefixes=PublicPrefixes(
             config.models.public_prefixes, template=template, tokenizer=tokenizer
         ),
@@ -174,6 +176,7 @@ def create_services(
     return Services(
         config=config,
         engine=engine,
+        tokenizer=tokenizer,
         store=store,
         secrets=secrets,
         metrics=metrics,

@@ -5,17 +5,69 @@ Choices are numbered prompt by prompt: ``n`` answers of the first prompt, then o
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import orjson
 
-from gateway.assembler import DONE, Delta
+from gateway.assembler import DONE, Delta, obfuscated
 from gateway.errors import ApiError
 from gateway.schemas.common import Usage
+from gateway.token_logprobs import TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
+
+
+class TextLogprobs(msgspec.Struct):
+    """The older shape: lists side by side, one entry for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+    """Characters of the choice's text before the token."""
+
+
+class _Offsets:
+    """Counts the characters of one choice's text, token by token."""
+
+    def __init__(self) -> None:
+        self._num_chars = 0
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def skip(self, text: str) -> None:
+        self._num_chars += len(text)
+
+    def logprobs(self, tokens: Sequence[TokenLogprob | None], first: str = "") -> TextLogprobs:
+        """``first`` is the text of a token that has none, as a prompt's first."""
+        found = TextLogprobs([], [], [], [])
+        for token in tokens:
+            found.text_offset.append(self._num_chars)
+            found.tokens.append(first if token is None else token.token)
+            found.token_logprobs.append(None if token is None else token.logprob)
+            found.top_logprobs.append(None if token is None else _top(token))
+            self._num_chars += len(
+                first if token is None else self._utf8.decode(bytes(token.bytes))
+            )
+        return found
+
+
+def _top(token: TokenLogprob) -> dict[str, float]:
+    """Of tokens that read the same, as parts of characters do, the likeliest."""
+    found: dict[str, float] = {}
+    for one in (*token.top_logprobs, token):
+        found.setdefault(one.token, one.logprob)
+    return found
+
+
+class Echo(msgspec.Struct, frozen=True):
+    """What stands before a choice's answer."""
+
+    text: str = ""
+    first_token: str = ""
+    """With log-probabilities, the text of the prompt's first token, which has none."""
 
 
 class TextChunks:
@@ -27,12 +79,15 @@ class TextChunks:
         completion_id: str,
         created: int,
         model: str,
-        echoes: Sequence[str],
+        echoes: Sequence[Echo],
         has_usage: bool,
+        is_obfuscated: bool = False,
     ) -> None:
-        """``echoes``: for each choice the text before its answer, or nothing."""
+        """``echoes``: of each choice."""
         self._has_usage = has_usage
+        self._is_obfuscated = is_obfuscated
         self._echoes = echoes
+        self._offsets = [_Offsets() for _ in echoes]
         self._head = (
             b'data: {"id":%s,"object":"text_completion","created":%d,"model":%s,'
             b'"system_fingerprint":null,"choices":['
@@ -44,14 +99,27 @@ class TextChunks:
         """A chunk that adds nothing: SDKs choke on comments, never on this."""
 
     def opening(self) -> bytes:
-        """The prompts, where they are echoed; else nothing."""
+        """The prompts, where they are echoed without log-probabilities; else nothing."""
         return b"".join(
-            self._choice(index, echo) for index, echo in enumerate(self._echoes) if echo
+            self._choice(index, echo.text)
+            for index, echo in enumerate(self._echoes)
+            if echo.text and not echo.first_token
         )
 
     def delta(self, delta: Delta) -> bytes:
+        chunks = b""
+        echo, offsets = self._echoes[delta.index], self._offsets[delta.index]
+        if delta.prompt_logprobs is not None:
+            logprobs = offsets.logprobs(delta.prompt_logprobs, echo.first_token)
+            chunks = self._choice(delta.index, echo.text, logprobs=_encode(logprobs))
         reason = b"null" if delta.finish_reason is None else orjson.dumps(delta.finish_reason)
-        return self._choice(delta.index, delta.content, reason)
+        if delta.compliance is not None:
+            reason += b',"structured_outputs":' + _encode(delta.compliance)
+        logprobs_text = b"null"
+        if delta.logprobs:
+            logprobs_text = _encode(offsets.logprobs(delta.logprobs))
+        chunk = self._choice(delta.index, delta.content, reason, logprobs=logprobs_text)
+        return chunks + (obfuscated(chunk) if self._is_obfuscated else chunk)
 
     def closing(self, usage: Usage) -> bytes:
         """Only after success: ``[DONE]`` tells the client that nothing is missing."""
@@ -63,10 +131,18 @@ class TextChunks:
         """The last event of a failed stream: SDKs raise on it."""
         return b"data: " + error.body() + b"\n\n"
 
-    def _choice(self, index: int, text: str, finish_reason: bytes = b"null") -> bytes:
-        return b'%s%s,"logprobs":null,"finish_reason":%s}%s' % (
+    def _choice(
+        self,
+        index: int,
+        text: str,
+        finish_reason: bytes = b"null",
+        *,
+        logprobs: bytes = b"null",
+    ) -> bytes:
+        return b'%s%s,"logprobs":%s,"finish_reason":%s}%s' % (
             self._heads[index],
             orjson.dumps(text),
+            logprobs,
             finish_reason,
             self._tail,
         )
@@ -76,9 +152,9 @@ class TextCompletion:
     """Collects the deltas of a text completion that is not streamed."""
 
     def __init__(
-        self, *, completion_id: str, created: int, model: str, echoes: Sequence[str]
+        self, *, completion_id: str, created: int, model: str, echoes: Sequence[Echo]
     ) -> None:
-        """``echoes``: as in ``TextChunks``."""
+        """``echoes``: of each choice."""
         self._head: dict[str, Any] = {
             "id": completion_id,
             "object": "text_completion",
@@ -86,18 +162,41 @@ class TextCompletion:
             "model": model,
             "system_fingerprint": None,
         }
-        self._texts = [[echo] for echo in echoes]
-        self._finish_reasons: list[str | None] = [None] * len(echoes)
+        self._choices = [_CollectedText(echo) for echo in echoes]
 
     def add(self, delta: Delta) -> None:
-        self._texts[delta.index].append(delta.content)
-        self._finish_reasons[delta.index] = delta.finish_reason
+        self._choices[delta.index].add(delta)
 
     def body(self, usage: Usage) -> bytes:
-        choices = [
-            {"index": index, "text": "".join(text), "logprobs": None, "finish_reason": reason}
-            for index, (text, reason) in enumerate(
-                zip(self._texts, self._finish_reasons, strict=True)
-            )
-        ]
+        choices = [choice.object(index) for index, choice in enumerate(self._choices)]
         return _encode({**self._head, "choices": choices, "usage": usage})
+
+
+class _CollectedText:
+    def __init__(self, echo: Echo) -> None:
+        self._echo = echo
+        self._text = [echo.text]
+        self._logprobs: list[TokenLogprob | None] = []
+        self._last = Delta(0)
+
+    def add(self, delta: Delta) -> None:
+        self._text.append(delta.content)
+        self._logprobs += [*(delta.prompt_logprobs or ()), *delta.logprobs]
+        self._last = delta
+
+    def object(self, index: int) -> dict[str, Any]:
+        logprobs = None
+        if self._logprobs:
+            offsets = _Offsets()
+            if not self._echo.first_token:
+                offsets.skip(self._echo.text)
+            logprobs = offsets.logprobs(self._logprobs, self._echo.first_token)
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": "".join(self._text),
+            "logprobs": logprobs,
+            "finish_reason": self._last.finish_reason,
+        }
+        if self._last.compliance is not None:
+            choice["structured_outputs"] = self._last.compliance
+        return choice

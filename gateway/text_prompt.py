@@ -58,14 +58,15 @@ def _encode(spelling: str | list[int], tokenizer: Tokenizer, *, param: str) -> T
     if isinstance(spelling, str):
         found = TextPrompt(tokenizer.encode(spelling), spelling)
     else:
-        _check_ids(spelling, tokenizer.vocab_size, param=param)
+        check_ids(spelling, tokenizer.vocab_size, param=param)
         found = TextPrompt(spelling, tokenizer.decode(spelling, skip_special_tokens=False))
     if not found.token_ids:
         raise InvalidRequestError("Must hold at least one token.", param=param)
     return found
 
 
-def _check_ids(token_ids: list[int], vocab_size: int, *, param: str) -> None:
+def check_ids(token_ids: list[int], vocab_size: int, *, param: str) -> None:
+    """Raises ``InvalidRequestError`` for an id that the model does not have."""
     for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(

@@ -54,13 +54,14 @@ async def frames_of(
         prompt_tokens=admitted.num_prompt_tokens,
         stream_id=stream_id,
     )
-    reason = "cancelled"
+    reason, compliance = "cancelled", None
     async with aclosing(generation.deltas()) as deltas:
         async for delta in deltas:
-            if delta.content or delta.tool_calls:
+            if delta.content or delta.tool_calls or delta.reasoning or delta.logprobs:
                 yield frames.delta(delta)
-            reason = delta.finish_reason or reason
-    yield frames.done(msgspec.convert(reason, ws.DoneReason), await generation.usage())
+            reason, compliance = delta.finish_reason or reason, delta.compliance
+    usage = await generation.usage()
+    yield frames.done(msgspec.convert(reason, ws.DoneReason), usage, compliance=compliance)
 
 
 async def logged_frames_of(

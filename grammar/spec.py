@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from grammar import structural_tag
 from grammar.errors import GrammarTooLarge, InvalidGrammar
+from grammar.regex_size import expanded_size
 from grammar.schema import forms
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag"]
@@ -22,10 +23,13 @@ class Limits:
     """Nesting of subschemas."""
     max_properties: int = 5_000
     """Of a schema in all."""
-    max_optional: int = 1_000
-    """Properties of one object that may be left out: each could come next, at every step."""
+    max_optional: int = 500
+    """Properties of one object that may be left out: each could come next, at every step. So many
+    cost 5 ms a mask, which all others in the batch wait for."""
     max_enum_values: int = 1_000
     """In one enum, or choices in all."""
+    max_regex_size: int = 5_000
+    """Items of a regex with its counted repetitions written out."""
     max_count: int = 65_536
     """The largest length or number of items that a schema may name."""
 
@@ -74,6 +78,8 @@ class GrammarSpec:
             case "structural_tag":
                 for part in structural_tag.schemas(structural_tag.parse(self.document())):
                     _check_schema(part.schema, limits, part.path)
+            case "regex":
+                _check_regex(self.source, limits)
             case "choice":
                 _check_choices(self.document(), limits)
             case "ebnf" if not self.source.strip():
@@ -108,6 +114,13 @@ def _check_schema(schema: Any, limits: Limits, path: str = "$") -> None:
         max_enum_values=limits.max_enum_values,
         max_count=limits.max_count,
     )
+
+
+def _check_regex(source: str, limits: Limits) -> None:
+    size = expanded_size(source)
+    if size > limits.max_regex_size:
+        message = f"its repetitions expand to {size}, over {limits.max_regex_size} items"
+        raise GrammarTooLarge("$", message)
 
 
 def _check_choices(choices: Any, limits: Limits) -> None:

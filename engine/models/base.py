@@ -97,10 +97,13 @@ class ModelConfig:
 
     @property
     def widest_window(self) -> int | None:
-        return max((window for window in self.windows if window is not None), default=None)
+        windows = (self.window(layer) for layer in range(self.num_layers))
+        return max((window for window in windows if window is not None), default=None)
 
     def window(self, layer: int) -> int | None:
-        return self.windows[layer] if self.windows else None
+        """None also where no sequence is longer than the window."""
+        window = self.windows[layer] if self.windows else None
+        return None if window is None or window >= self.max_position_embeddings else window
 
 
 class ModelFacts(Protocol):

@@ -122,10 +122,7 @@ class LlamaModel(Module):
         self._tables = [self.cos_sin] * config.num_layers
         if config.window_rope is not None:
             table = cos_sin_table(config.window_rope, config.head_dim, max_model_len, device)
-            self._tables = [
-                self.cos_sin if config.window(i) is None else table
-                for i in range(config.num_layers)
-            ]
+            self._tables = [self.cos_sin if window is None else table for window in config.windows]
         self._fused: FusedDecoder | None = None
 
     def pack(self) -> None:

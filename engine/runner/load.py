@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import torch
 
@@ -43,7 +44,11 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     report = on_progress or (lambda _progress: None)
     report(LoadProgress(f"Reading {config.model}", 0.0))
     facts = read_facts(config)
+    asked_len = requested_max_model_len(config, facts)
+    if isinstance(facts, ModelConfig):
+        facts = replace(facts, max_position_embeddings=asked_len)
     device = _device(config)
+    config = config.for_device(device.type)
     dtype = _dtype(config, facts, device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -51,7 +56,6 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     attention = select_backend(
         config.attention_backend, device, _attention_shape(config, facts, dtype)
     )
-    asked_len = requested_max_model_len(config, facts)
     model = load_model(
         config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
     )

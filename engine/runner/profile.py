@@ -31,7 +31,7 @@ def measure_activation_bytes(
     The step's tokens are one prompt as long as the model takes, or several; then the logits of
     ``max_num_seqs`` rows are computed, as when everybody decodes.
     """
-    lengths = _split(config.max_num_batched_tokens, max_model_len)
+    lengths = _split(config.step_tokens, max_model_len)
     blocks_each = -(-lengths[0] // config.block_size)
     cache = PagedCache(
         model_config, blocks_each * len(lengths), config.block_size, dtype=dtype, device=device

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class HostBlocks:
 
     def copy_out(self, pairs: Pairs) -> torch.cuda.Event | None:
         """Copy what all steps enqueued so far leave in the blocks; on a GPU, the end of it."""
-        with self._out:
+        with self._out.entered():
             if self._out.stream is not None:
                 self._out.stream.wait_stream(torch.cuda.current_stream(self._device))
             for some in self._out.portions(pairs):
@@ -73,7 +73,7 @@ class HostBlocks:
 
         No step in flight may use the blocks, and their copies out must be over.
         """
-        with self._in:
+        with self._in.entered():
             for some in self._in.portions(pairs):
                 staged = self._in.staging[: len(some)]
                 for row, (_, host_id) in zip(staged, some, strict=True):
@@ -148,17 +148,15 @@ class _Lane:
     def __init__(self, device: torch.device, num_staged: int, block_bytes: int) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.staging = torch.empty(num_staged, block_bytes, dtype=torch.uint8, device=device)
-        self._context: Any = None
 
-    def __enter__(self) -> None:
-        if self.stream is not None:
-            self._context = torch.cuda.stream(self.stream)
-            self._context.__enter__()
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._context is not None:
-            self._context.__exit__(*exc_info)
-            self._context = None
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """What is enqueued inside goes this way."""
+        if self.stream is None:
+            yield
+            return
+        with torch.cuda.stream(self.stream):
+            yield
 
     def portions(self, pairs: Pairs) -> list[Pairs]:
         """As much as the buffer takes at a time."""

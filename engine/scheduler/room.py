@@ -33,7 +33,7 @@ class Room:
 
     def __init__(self, config: EngineConfig, cache: CacheManager) -> None:
         self._cache = cache
-        self._chunk_limit = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        self._chunk_limit = config.long_prefill_token_threshold or config.step_tokens
         self._reserve_full_isl = config.scheduler_reserve_full_isl
         self._num_watermark_blocks = int(config.watermark * cache.pool.num_blocks)
         self._forecast = GrowthForecast(config.block_size) if config.forecast_admission else None

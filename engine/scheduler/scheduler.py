@@ -73,10 +73,10 @@ class Scheduler:
         self.tenants = TenantTotals()
         self.running: dict[str, Request] = {}
         """In the order of admission."""
-        self._max_num_batched_tokens = config.max_num_batched_tokens
-        self._chunk_limit = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        self._max_num_batched_tokens = config.step_tokens
+        self._chunk_limit = config.long_prefill_token_threshold or config.step_tokens
         # Every running request can have at least one token in every step.
-        self._max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._max_num_running = min(config.max_num_seqs, config.step_tokens)
         self._max_num_partial_prefills = config.max_num_partial_prefills
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []

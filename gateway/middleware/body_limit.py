@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import InvalidRequestError, PayloadTooLarge, RequestTimeout
 
+DRAIN_BYTES = 64 * 1024 * 1024
+DRAIN_S = 5.0
+
 
 class BodyLimit:
-    """Refuses as soon as the limit is passed, by the announced length before a byte is read."""
+    """Refuses as soon as the limit is passed, by the announced length before a byte is kept.
+
+    What the client still sends is read and thrown away, within ``DRAIN_BYTES`` and ``DRAIN_S``:
+    many read no answer before they have sent all, and find the connection reset instead.
+    """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_s: float) -> None:
         self._app = app
@@ -22,7 +30,12 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        self._check(_announced(scope))
+        try:
+            self._check(_announced(scope))
+        except PayloadTooLarge:
+            if "expect" not in Headers(scope=scope):  # such a client waits to be asked
+                await _drain(receive)
+            raise
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
         size, whole = 0, False
@@ -40,7 +53,12 @@ class BodyLimit:
                     headers={"connection": "close"},
                 ) from None
             size += len(message.get("body", b""))
-            self._check(size)
+            try:
+                self._check(size)
+            except PayloadTooLarge:
+                if message.get("more_body", False):
+                    await _drain(receive)
+                raise
             whole = not message.get("more_body", False)
             return message
 
@@ -58,3 +76,14 @@ def _announced(scope: Scope) -> int:
     if not text.isascii() or not text.isdigit():
         raise InvalidRequestError("The content-length header is not a number.")
     return int(text)
+
+
+async def _drain(receive: Receive) -> None:
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            while size < DRAIN_BYTES:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return

@@ -1,9 +1,12 @@
-"""What every tool-call parser takes and gives."""
+"""What every tool-call parser takes and gives, and what they share."""
 
 from __future__ import annotations
 
 import secrets
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -29,6 +32,9 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 Parsed = tuple[str, list[ToolCallDelta]]
 """Text for the reader, and pieces of calls."""
 
+Schemas = Mapping[str, Mapping[str, Any]]
+"""By the name of the function: the JSON schema of its arguments."""
+
 
 class ToolParser(Protocol):
     """Incremental, one per answer: the result does not depend on how the text was split."""
@@ -43,6 +49,185 @@ class ToolParser(Protocol):
         """The model has ended: what was held back."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """How a family of models writes its calls."""
+
+    name: str
+    """In ``models.tool_parser``."""
+    signs: tuple[str, ...]
+    """A chat template that holds one of these makes its model write so."""
+    make_parser: Callable[[Schemas], ToolParser]
+    marks: tuple[str, ...]
+    """What the parser looks for. Where it is a special token, it must not be hidden."""
+    begin: str
+    """What stands before a call's arguments, ``%s`` being the name of its function."""
+    end: str
+    """What stands after them."""
+    separator: str
+    """Between two calls."""
+    opening: str = ""
+    """Once, before the first call."""
+    closing: str = ""
+    """Once, after the last one."""
+    has_json_arguments: bool = True
+    """Whether they are the JSON object itself, and can be held to a schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallName:
+    """A call begins."""
+
+    name: str
+
+
+Event = CallName | str
+"""Found in a region: the beginning of a call, or more of the last call's arguments."""
+
+
+class Region(Protocol):
+    """The part of an answer that holds one call or several."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``feed`` has read the region's last character."""
+
+    @property
+    def raw(self) -> str:
+        """All that was read."""
+
+    def feed(self, text: str) -> int:
+        """Read up to the region's end at most; returns how much was read."""
+
+    def end(self) -> None:
+        """The model has ended within the region."""
+
+    def take(self) -> list[Event]:
+        """What was found since the last time."""
+
+
+class MarkedParser(ABC):
+    """A ``ToolParser`` for calls in regions that begin with a mark; outside is text for the reader.
+
+    White space around a region is layout and is dropped. A region in which no call began is given
+    back as text, so that nothing the model said is lost.
+    """
+
+    opens: ClassVar[tuple[str, ...]]
+    """The marks."""
+    layout: ClassVar[str] = " \t\r\n"
+    """Dropped after a call."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self._held = ""  # text that may turn out to be layout, or the beginning of a mark
+        self._region: Region | None = None
+        self._mark = ""  # the one that opened the region
+        self._calls_before = 0  # the region
+        self._after_call = False  # nothing but layout since the last call
+        self._has_spoken = False
+
+    @abstractmethod
+    def _open(self, mark: str) -> Region:
+        """A region begins, after ``mark``."""
+
+    def push(self, text: str) -> Parsed:
+        if self._is_plain(text):
+            return text, []
+        said: list[str] = []
+        calls: list[ToolCallDelta] = []
+        while text:
+            if self._region is None:
+                text = self._read_text(text, said)
+            else:
+                text = self._read_region(self._region, text, said, calls)
+        return "".join(said), calls
+
+    def finish(self) -> Parsed:
+        if self._region is None:
+            held, self._held = self._held, ""
+            return ("" if self._after_call and not held.strip(self.layout) else held), []
+        said: list[str] = []
+        calls: list[ToolCallDelta] = []
+        self._region.end()
+        self._close(self._region, said, calls)
+        return "".join(said), calls
+
+    def _is_plain(self, text: str) -> bool:
+        """Whether ``text`` can be passed on as it is: the usual case, and the fast one."""
+        return (
+            self._has_spoken
+            and self._region is None
+            and not self._held
+            and not self._after_call
+            and text != ""
+            and not any(mark[0] in text for mark in self.opens)
+            and not text[-1:].isspace()
+        )
+
+    def _find(self, text: str) -> tuple[int, str] | None:
+        """Where the next region's mark begins, and which it is."""
+        found = [(start, mark) for mark in self.opens if (start := text.find(mark)) >= 0]
+        return min(found, default=None)
+
+    def _num_certain(self, text: str) -> int:
+        """How much of ``text``, which holds no mark, is none's beginning."""
+        return len(text) - max(overlap(text, mark) for mark in self.opens)
+
+    def _read_text(self, text: str, said: list[str]) -> str:
+        """Read up to the next region; returns what follows its mark."""
+        text = self._held + text
+        found = self._find(text)
+        if found is None:
+            free = len(text[: self._num_certain(text)].rstrip())
+            self._say(text[:free], said)
+            self._held = text[free:]
+            return ""
+        start, mark = found
+        self._say(text[:start].rstrip(), said)
+        self._held = ""
+        self._mark, self._region = mark, self._open(mark)
+        self._calls_before = self.num_calls
+        return text[start + len(mark) :]
+
+    def _say(self, text: str, said: list[str]) -> None:
+        """``text`` ends in no white space."""
+        if self._after_call and not self._has_spoken:
+            text = text.lstrip(self.layout)
+        if text:
+            self._after_call = False
+            self._has_spoken = True
+            said.append(text)
+
+    def _read_region(
+        self, region: Region, text: str, said: list[str], calls: list[ToolCallDelta]
+    ) -> str:
+        """Read within a region; returns what follows it."""
+        used = region.feed(text)
+        if region.closed:
+            self._close(region, said, calls)
+        else:
+            self._pass_on(region, calls)
+        return text[used:]
+
+    def _pass_on(self, region: Region, calls: list[ToolCallDelta]) -> None:
+        for event in region.take():
+            if isinstance(event, CallName):
+                calls.append(call_begins(self.num_calls, event.name))
+                self.num_calls += 1
+            elif event:
+                calls.append(call_goes_on(self.num_calls - 1, event))
+
+    def _close(self, region: Region, said: list[str], calls: list[ToolCallDelta]) -> None:
+        self._region = None
+        self._pass_on(region, calls)
+        if self.num_calls > self._calls_before:
+            self._after_call = True
+        else:
+            self._has_spoken = True
+            said.append(f"{self._mark}{region.raw}")
+
+
 def call_begins(index: int, name: str) -> ToolCallDelta:
     return ToolCallDelta(
         index=index,
@@ -54,3 +239,11 @@ def call_begins(index: int, name: str) -> ToolCallDelta:
 
 def call_goes_on(index: int, arguments: str) -> ToolCallDelta:
     return ToolCallDelta(index=index, function=FunctionDelta(arguments=arguments))
+
+
+def overlap(text: str, mark: str) -> int:
+    """Length of the longest proper prefix of ``mark`` that ``text`` ends with."""
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:length]):
+            return length
+    return 0

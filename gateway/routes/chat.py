@@ -16,6 +16,7 @@ from gateway.routes import answers
 from gateway.routes.answers import Answers
 from gateway.schemas.chat import ChatCompletionRequest
 
+PATH = "/v1/chat/completions"
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
 
 
@@ -25,8 +26,7 @@ def chat_route(admission: Admission, generations: Generations, sender: Answers) 
         body = bodies.decode(_decoder, await request.body())
         resumable = answers.is_resumable(request, field=body.resumable, stream=body.stream)
         known = context.of(request.scope)
-        if body.user is not None:
-            known.notes["user"] = body.user
+        answers.note(known, body)
         admitted = await until_disconnect(
             request.receive,
             admission.admit_completion(
@@ -45,6 +45,7 @@ def chat_route(admission: Admission, generations: Generations, sender: Answers) 
                 model=admitted.model,
                 num_choices=generation.num_choices,
                 metadata=body.metadata,
+                service_tier=admitted.service_tier,
             )
             return await answers.collect(request, generation, completion)
         chunks = ChatChunks(
@@ -53,7 +54,9 @@ def chat_route(admission: Admission, generations: Generations, sender: Answers) 
             model=admitted.model,
             num_choices=generation.num_choices,
             has_usage=answers.has_usage(body.stream_options),
+            service_tier=admitted.service_tier,
+            is_obfuscated=answers.is_obfuscated(body.stream_options),
         )
         return await sender.stream(request, generation, chunks, resumable=resumable)
 
-    return Route("/v1/chat/completions", create, methods=["POST"])
+    return Route(PATH, create, methods=["POST"])

@@ -16,6 +16,7 @@ from gateway.routes.answers import Answers
 from gateway.schemas.completions import CompletionRequest
 from gateway.text_completion import TextChunks, TextCompletion
 
+PATH = "/v1/completions"
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
 
@@ -25,9 +26,8 @@ def completions_route(admission: Admission, generations: Generations, sender: An
         body = bodies.decode(_decoder, await request.body())
         resumable = answers.is_resumable(request, field=body.resumable, stream=body.stream)
         known = context.of(request.scope)
-        if body.user is not None:
-            known.notes["user"] = body.user
-        admitted, texts = await until_disconnect(
+        answers.note(known, body)
+        admitted, prompts = await until_disconnect(
             request.receive,
             admission.admit_text_completion(
                 body,
@@ -35,7 +35,9 @@ def completions_route(admission: Admission, generations: Generations, sender: An
                 principal=context.principal_of(request.scope),
             ),
         )
-        echoes = [text for text in texts for _ in range(admitted.num_choices)]
+        echoes = [
+            admission.echo(body, prompt) for prompt in prompts for _ in range(admitted.num_choices)
+        ]
         known.rate_limits.update(rate_limits.headers(admitted.hold.answer))
         generation = generations.begin(admitted)
         completion_id = f"cmpl-{admitted.id.hex}"
@@ -53,7 +55,8 @@ def completions_route(admission: Admission, generations: Generations, sender: An
             model=admitted.model,
             echoes=echoes,
             has_usage=answers.has_usage(body.stream_options),
+            is_obfuscated=answers.is_obfuscated(body.stream_options),
         )
         return await sender.stream(request, generation, chunks, resumable=resumable)
 
-    return Route("/v1/completions", create, methods=["POST"])
+    return Route(PATH, create, methods=["POST"])

@@ -1,8 +1,8 @@
 """Chat Completions: the request as clients send it.
 
 All fields of OpenAI's specification are declared, so that an unknown name is refused as unknown and
-a known one that this server cannot act on is refused as unsupported (``admission.UNSUPPORTED``
-lists those with the values at which they mean nothing). The answers are written by ``assembler``.
+a known one that this server cannot act on is refused as unsupported (``unsupported.CHAT`` lists
+those with the values at which they mean nothing). The answers are written by ``assembler``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+
+from gateway.schemas.sampling import SamplingFields
 
 
 class TextPart(
@@ -105,6 +107,8 @@ class AssistantMessage(
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     refusal: str | None = None
+    reasoning_content: str | None = None
+    """For templates that show earlier reasoning; the others leave it out."""
     audio: None = None
     function_call: None = None
 
@@ -124,28 +128,6 @@ class ToolMessage(
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
-class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
-    pass
-
-
-class JsonObjectFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_object"):
-    pass
-
-
-class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: str
-    schema: msgspec.Raw
-    description: str | None = None
-    strict: bool | None = None
-
-
-class JsonSchemaFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema"):
-    json_schema: JsonSchema
-
-
-ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
-
-
 class FunctionDefinition(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -156,32 +138,80 @@ class FunctionDefinition(
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FunctionTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function"):
     function: FunctionDefinition
-    type: Literal["function"]
 
 
-class ChatFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CustomTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom"):
+    """Declared to be refused by name: no chat template served here shows one."""
+
+    custom: msgspec.Raw
+
+
+Tool = FunctionTool | CustomTool
+
+
+class FunctionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+
+
+class NamedFunction(
+    msgspec.Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True
+):
+    """Also how ``allowed_tools`` names each of its tools."""
+
+    function: FunctionName
+
+
+class NamedCustomTool(msgspec.Struct, frozen=True, tag_field="type", tag="custom"):
+    """Declared to be refused by name, as ``CustomTool``."""
+
+    custom: msgspec.Raw
+
+
+class AllowedTools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction | NamedCustomTool]
+
+
+class AllowedToolsChoice(
+    msgspec.Struct, frozen=True, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True
+):
+    allowed_tools: AllowedTools
+
+
+ToolChoice = (
+    Literal["none", "auto", "required"] | NamedFunction | NamedCustomTool | AllowedToolsChoice
+)
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+
+
+class ChatFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a chat says and how it samples: the same over HTTP and over the WebSocket."""
 
     messages: list[Message]
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
     """The older name of ``max_completion_tokens``; only one of them may be set."""
-    temperature: float | None = None
-    top_p: float | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    response_format: ResponseFormat | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     tools: list[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    user: str | None = None
-    """Names the end user in log lines and in the ledger."""
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     metadata: dict[str, str] | None = None
-    # Not OpenAI's; SDKs send them through ``extra_body``.
-    top_k: int | None = None
-    min_p: float | None = None
-    ignore_eos: bool | None = None
+    safety_identifier: str | None = None
+    """The newer name of ``user``; only one of them may be set."""
+    prompt_cache_key: str | None = None
+    """Named in the log line: here every prefix of a tenant's prompts is cached without a hint."""
+    service_tier: ServiceTier | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template, out of those that ``models.template_kwargs`` allows."""
+    include_reasoning: bool | None = None
+    """Whether the answer shows the model's reasoning; it does by default."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -201,23 +231,12 @@ class ChatCompletionRequest(ChatFields, frozen=True, kw_only=True, forbid_unknow
 
     # Known, and refused by name unless they hold a value at which they mean nothing.
     audio: Any = None
-    frequency_penalty: Any = None
     function_call: Any = None
     functions: Any = None
-    logit_bias: Any = None
-    logprobs: Any = None
     modalities: Any = None
     moderation: Any = None
-    parallel_tool_calls: Any = None
     prediction: Any = None
-    presence_penalty: Any = None
-    prompt_cache_key: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    reasoning_effort: Any = None
-    safety_identifier: Any = None
-    service_tier: Any = None
     store: Any = None
-    top_logprobs: Any = None
-    verbosity: Any = None
     web_search_options: Any = None

@@ -20,6 +20,30 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorObject
 
 
+class UnenforcedKeyword(msgspec.Struct, frozen=True, kw_only=True):
+    keyword: str
+    path: str
+    """In the schema."""
+
+
+class SchemaViolation(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    """In the answer's document."""
+    message: str
+
+
+class Compliance(msgspec.Struct, frozen=True, kw_only=True):
+    """``structured_outputs`` of a choice: where a schema could not be enforced while the answer was
+    generated, what became of it. Left out where everything was enforced."""
+
+    unenforced: list[UnenforcedKeyword]
+    valid: bool | None
+    """Whether the answer satisfies the schema all the same; null if that could not be found out in
+    time."""
+    violations: list[SchemaViolation] = []
+    """The first ten."""
+
+
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
 

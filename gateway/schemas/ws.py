@@ -1,5 +1,7 @@
 """The WebSocket chat protocol of ``/v1/chat``: what each side may say.
 
+``GET /asyncapi.json`` has all messages as JSON schemas.
+
 Every message is one text frame holding one JSON object with a ``type``. A *turn* is one question
 with its answer; its ``id`` is the client's choice (1 to 64 characters of ``A-Z a-z 0-9 _ . : -``)
 and names it in everything that follows. Several turns may run at once on one socket, up to
@@ -17,11 +19,9 @@ Client to server
     ``{"type": "auth", "api_key": "sk-slc-..."}``
         Answered by ``ready``, or by ``error`` and close 4401.
     ``{"type": "chat", "id": "t1", "messages": [{"role": "user", "content": "Hi"}], ...}``
-        Starts a turn. Fields as in Chat Completions: ``messages``, ``max_tokens`` or
-        ``max_completion_tokens``, ``temperature``, ``top_p``, ``top_k``, ``min_p``, ``stop``,
-        ``seed``, ``response_format``, ``tools``, ``tool_choice``, ``ignore_eos``, ``user``,
-        ``metadata``. ``model`` may be left out: then it is the one served. The server keeps no
-        history: send all earlier messages with each turn.
+        Starts a turn. Fields as in Chat Completions: all but ``stream``, ``stream_options`` and
+        ``n``. ``model`` may be left out: then it is the one served. The server keeps no history:
+        send all earlier messages with each turn.
         With ``"resumable": true`` the turn outlives its socket: ``started`` names its stream, and
         only ``cancel``, ``DELETE /v1/streams/{id}`` or ``resume_grace_s`` without a reader stop it.
     ``{"type": "resume", "id": "t1", "stream_id": "stream_...", "last_seq": 7}``
@@ -43,14 +43,16 @@ Server to client
         The turn is admitted. ``request_id`` names it in logs and in the ledger. Only resumable
         turns have a ``stream_id``.
     ``{"type": "delta", "id": "t1", "seq": 1, "content": "Hel"}``
-        More text: append it.
+        More text: append it. ``reasoning_content`` is more of what the model thinks before it
+        answers; ``logprobs``, if asked for, are as in a Chat Completions chunk.
     ``{"type": "delta", "id": "t1", "seq": 2, "tool_calls": [{"index": 0, "id": "call_...",
     "type": "function", "function": {"name": "get_weather", "arguments": ""}}]}``
         A tool call, exactly as in a Chat Completions chunk: ``id``, ``type`` and ``name`` come
         once, fragments of ``arguments`` follow under the same ``index``.
     ``{"type": "done", "id": "t1", "seq": 9, "finish_reason": "stop", "usage": {...}}``
         The turn ended well. ``finish_reason`` is ``stop``, ``length``, ``tool_calls`` or
-        ``cancelled``; ``usage`` is Chat Completions' usage object.
+        ``cancelled``; ``usage`` is Chat Completions' usage object. ``structured_outputs`` is there
+        where the format asked for could not be enforced: see ``schemas.common.Compliance``.
     ``{"type": "error", "id": "t1", "seq": 9, "status": 503, "retryable": true,
     "error": {"message": "...", "type": "...", "param": null, "code": "..."},
     "headers": {"retry-after": "2"}}``
@@ -80,8 +82,9 @@ from typing import Literal
 
 import msgspec
 
+from gateway.schemas.answers import ChoiceLogprobs, ToolCallPiece
 from gateway.schemas.chat import ChatFields
-from gateway.schemas.common import ErrorObject, Usage
+from gateway.schemas.common import Compliance, ErrorObject, Usage
 
 
 class Auth(msgspec.Struct, frozen=True, tag="auth", forbid_unknown_fields=True):
@@ -131,11 +134,24 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     stream_id: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class Delta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
+    """Written by ``assembler.TurnFrames``, which splices it."""
+
+    id: str
+    seq: int
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    logprobs: ChoiceLogprobs | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallPiece] | msgspec.UnsetType = msgspec.UNSET
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     id: str
     seq: int
     finish_reason: DoneReason
     usage: Usage
+    structured_outputs: Compliance | msgspec.UnsetType = msgspec.UNSET
+    """As in a choice of Chat Completions; left out where everything was enforced."""
 
 
 class TurnError(msgspec.Struct, frozen=True, kw_only=True, tag="error"):

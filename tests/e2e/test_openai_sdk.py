@@ -35,6 +35,18 @@ TOOLS: list[Any] = [
 ]
 
 
+TOOLS_STRICT: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            **TOOLS[0]["function"],
+            "strict": True,
+            "parameters": {**TOOLS[0]["function"]["parameters"], "additionalProperties": False},
+        },
+    }
+]
+
+
 class Person(BaseModel):
     name: str
     age: int
@@ -142,8 +154,9 @@ async def test_tools_there_and_back(client: AsyncOpenAI) -> None:
 
 
 async def test_streamed_tools_add_up_in_the_helper(client: AsyncOpenAI) -> None:
+    is_old = int(openai.__version__.partition(".")[0]) < 3  # its helper takes strict tools only
     async with client.chat.completions.stream(
-        model=MODEL, messages=WEATHER, tools=TOOLS, temperature=0
+        model=MODEL, messages=WEATHER, tools=TOOLS_STRICT if is_old else TOOLS, temperature=0
     ) as stream:
         final = await stream.get_final_completion()
     assert final.choices[0].finish_reason == "tool_calls"
@@ -151,6 +164,114 @@ async def test_streamed_tools_add_up_in_the_helper(client: AsyncOpenAI) -> None:
     (call,) = final.choices[0].message.tool_calls
     assert call.function.name == "get_weather"
     assert json.loads(call.function.arguments) == {"city": "Oslo"}
+
+
+async def test_a_required_call_comes_whatever_was_said(client: AsyncOpenAI) -> None:
+    forced = await client.chat.completions.create(
+        model=MODEL, messages=HELLO, tools=TOOLS, tool_choice="required", max_tokens=200
+    )
+    assert forced.choices[0].finish_reason == "tool_calls"
+    assert forced.choices[0].message.tool_calls
+    for call in forced.choices[0].message.tool_calls:
+        assert call.type == "function"
+        assert isinstance(json.loads(call.function.arguments)["city"], str)
+
+
+async def test_a_named_strict_function_parses_into_its_model(client: AsyncOpenAI) -> None:
+    answer = await client.chat.completions.parse(
+        model=MODEL,
+        messages=HELLO,
+        tools=[openai.pydantic_function_tool(Person), *TOOLS_STRICT],
+        tool_choice={"type": "function", "function": {"name": "Person"}},
+        max_tokens=300,
+    )
+    assert answer.choices[0].message.tool_calls is not None
+    (call,) = answer.choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Person)
+
+
+async def test_streamed_strict_tools_under_auto(client: AsyncOpenAI) -> None:
+    async with client.chat.completions.stream(
+        model=MODEL, messages=WEATHER, tools=TOOLS_STRICT, temperature=0, parallel_tool_calls=False
+    ) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.tool_calls is not None
+    (call,) = final.choices[0].message.tool_calls
+    assert call.function.parsed_arguments == {"city": "Oslo"}
+
+
+async def test_logprobs(client: AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model=MODEL, messages=HELLO, temperature=0, logprobs=True, top_logprobs=3, n=2
+    )
+    for choice in answer.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        said = b"".join(bytes(token.bytes or ()) for token in choice.logprobs.content)
+        assert said.decode() == choice.message.content
+        for token in choice.logprobs.content:
+            assert len(token.top_logprobs) == 3
+            assert token.token == token.top_logprobs[0].token  # greedy
+            assert token.logprob == token.top_logprobs[0].logprob <= 0
+
+
+async def test_streamed_logprobs_add_up_in_the_helper(client: AsyncOpenAI) -> None:
+    async with client.chat.completions.stream(
+        model=MODEL, messages=HELLO, temperature=0, logprobs=True
+    ) as stream:
+        final = await stream.get_final_completion()
+    choice = final.choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    said = b"".join(bytes(token.bytes or ()) for token in choice.logprobs.content)
+    assert said.decode() == choice.message.content
+
+
+async def test_completions_echo_with_logprobs(client: AsyncOpenAI) -> None:
+    answer = await client.completions.create(
+        model=MODEL, prompt="Hello there", echo=True, logprobs=2, max_tokens=4, temperature=0
+    )
+    (choice,) = answer.choices
+    assert choice.text.startswith("Hello there")
+    found = choice.logprobs
+    assert found is not None
+    assert found.tokens is not None
+    assert "".join(found.tokens) == choice.text
+    assert found.token_logprobs is not None
+    assert found.token_logprobs[0] is None
+    assert all(logprob <= 0 for logprob in found.token_logprobs[1:])
+    assert found.text_offset is not None
+    for offset, token in zip(found.text_offset, found.tokens, strict=True):
+        assert choice.text[offset : offset + len(token)] == token
+    assert found.top_logprobs is not None
+    assert all(2 <= len(top) <= 3 for top in found.top_logprobs[1:])
+
+
+async def test_logit_bias_and_penalties(client: AsyncOpenAI) -> None:
+    plain = await client.chat.completions.create(
+        model=MODEL, messages=HELLO, temperature=0, max_tokens=1, logprobs=True, top_logprobs=2
+    )
+    assert plain.choices[0].logprobs is not None
+    assert plain.choices[0].logprobs.content is not None
+    first, second = plain.choices[0].logprobs.content[0].top_logprobs
+    banned = await client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        temperature=0,
+        max_tokens=1,
+        extra_body={"bad_words": [first.token]},
+    )
+    assert banned.choices[0].message.content == second.token
+    repeated = await client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        temperature=0,
+        max_tokens=60,
+        frequency_penalty=2,
+        presence_penalty=2,
+        extra_body={"repetition_penalty": 1.5},
+    )
+    assert repeated.choices[0].message.content != plain.choices[0].message.content
 
 
 async def test_a_seed_repeats_itself(client: AsyncOpenAI) -> None:
@@ -220,8 +341,8 @@ async def test_errors_have_the_classes_clients_catch(gateway: Gateway, client: A
     assert long.value.code == "context_length_exceeded"
     assert long.value.param == "messages"
     with pytest.raises(openai.BadRequestError) as unsupported:
-        await create(logprobs=True)
-    assert unsupported.value.param == "logprobs"
+        await create(store=True)
+    assert unsupported.value.param == "store"
     async with gateway.openai(api_key="sk-wrong") as stranger:
         with pytest.raises(openai.AuthenticationError) as denied:
             await stranger.models.list()

@@ -18,12 +18,15 @@ from engine.messages import (
     ClientMessage,
     FinishReason,
     GenerateRequest,
+    ParkRequest,
     Ping,
     Ready,
     RequestOutput,
     Shutdown,
     Stats,
     StepOutputs,
+    TokenLogprobs,
+    UnparkRequest,
 )
 from engine.tokenizer import Tokenizer
 from engine.transport import OnExit, OnMessage
@@ -90,6 +93,7 @@ class Life:
 
     def __init__(self, double: EngineDouble, on_message: OnMessage, on_exit: OnExit) -> None:
         self.plays: dict[str, asyncio.Task[None]] = {}
+        self.parked: set[str] = set()
         self._double = double
         self._on_message = on_message
         self._on_exit = on_exit
@@ -113,6 +117,10 @@ class Life:
                 self.plays[message.request_id] = task
             case AbortRequest():
                 self._loop.call_soon(self._abort, message.request_ids)
+            case ParkRequest():
+                self.parked.update(message.request_ids)
+            case UnparkRequest():
+                self.parked.difference_update(message.request_ids)
             case Ping():
                 stats = msgspec.structs.replace(self._double.stats, num_running=len(self.plays))
                 self._loop.call_soon(self._on_message, stats)
@@ -148,14 +156,20 @@ class Life:
         assert limit is not None
         if play.at_once:
             self._double.generated[request.request_id] = len(tokens[:limit])
-            self._end(request.request_id, tokens[:limit], play)
+            found = _logprobs(tokens[:limit], request.params.logprobs)
+            self._end(request.request_id, tokens[:limit], play, found)
             return
         for token in tokens[:limit]:
+            while request.request_id in self.parked:  # noqa: ASYNC110 (several may wait)
+                await asyncio.sleep(0.001)
             self._double.generated[request.request_id] = (
                 self._double.generated.get(request.request_id, 0) + 1
             )
             output = RequestOutput(
-                request.request_id, [token], num_cached_tokens=play.num_cached_tokens
+                request.request_id,
+                [token],
+                num_cached_tokens=play.num_cached_tokens,
+                logprobs=_logprobs([token], request.params.logprobs),
             )
             self._on_message(StepOutputs([output]))
             await asyncio.sleep(play.interval_s)
@@ -163,7 +177,13 @@ class Life:
             play = Play(finish_reason="length")
         self._end(request.request_id, [], play)
 
-    def _end(self, request_id: str, token_ids: list[int], play: Play) -> None:
+    def _end(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        play: Play,
+        logprobs: list[TokenLogprobs] | None = None,
+    ) -> None:
         self.plays.pop(request_id, None)
         output = RequestOutput(
             request_id,
@@ -172,6 +192,7 @@ class Life:
             num_cached_tokens=play.num_cached_tokens,
             error=play.error,
             error_code=play.error_code,
+            logprobs=logprobs,
         )
         self._on_message(StepOutputs([output]))
 
@@ -183,3 +204,13 @@ class Life:
                 self._double.aborted[request_id] = self._loop.time()
                 output = RequestOutput(request_id, [], finish_reason="abort")
                 self._on_message(StepOutputs([output]))
+
+
+def _logprobs(token_ids: list[int], number: int | None) -> list[TokenLogprobs] | None:
+    """Each token at one half, those with the next ids after it."""
+    if number is None:
+        return None
+    return [
+        TokenLogprobs(token_id, -0.5, 1, [(token_id + i, -0.5 - i) for i in range(number)])
+        for token_id in token_ids
+    ]

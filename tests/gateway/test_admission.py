@@ -17,12 +17,17 @@ from engine.messages import Stats, TenantStats
 from engine.tokenizer import Tokenizer
 from gateway import config as configuration
 from gateway.admission import Admission
-from gateway.errors import ContextLengthExceeded, Draining, ModelNotFound, Overloaded
-from gateway.generation import Admitted
+from gateway.admitted import Admitted
+from gateway.errors import (
+    ContextLengthExceeded,
+    Draining,
+    InvalidRequestError,
+    ModelNotFound,
+    Overloaded,
+)
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.secrets import generate
 from grammar.compiler import GrammarChecker
-from grammar.errors import GrammarError
 from grammar.vocabulary import Vocabulary
 from tenants.authenticator import Authenticator
 from tenants.errors import ScopeMissing
@@ -238,8 +243,9 @@ async def test_grammars_are_compiled_before_anything_runs(model_dir: Path) -> No
             await gate.admit(response_format={"type": "text"})
         ).params.structured_outputs is None
         for bad in ({"type": "banana"}, False, 3, {"pattern": "("}, {"$ref": "#/nowhere"}):
-            with pytest.raises(GrammarError):
+            with pytest.raises(InvalidRequestError) as caught:
                 await gate.admit(response_format=json_schema(bad))
+            assert caught.value.param == "response_format"
 
 
 async def test_a_template_may_refuse(model_dir: Path, tmp_path: Path) -> None:

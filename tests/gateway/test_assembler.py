@@ -11,17 +11,26 @@ from gateway.assembler import ChatChunks, ChatCompletion, Delta, TurnFrames
 from gateway.errors import EngineUnavailable
 from gateway.generation import usage_of
 from gateway.parsers.base import call_begins, call_goes_on
+from gateway.schemas.common import Compliance
+from gateway.token_logprobs import TokenLogprob
 
 USAGE = usage_of(prompt_tokens=9, cached_tokens=4, completion_tokens=2)
 
 
-def chunks(*, num_choices: int = 1, has_usage: bool = False, model: str = "m") -> ChatChunks:
+def chunks(
+    *,
+    num_choices: int = 1,
+    has_usage: bool = False,
+    model: str = "m",
+    is_obfuscated: bool = False,
+) -> ChatChunks:
     return ChatChunks(
         completion_id="chatcmpl-1",
         created=1_700_000_000,
         model=model,
         num_choices=num_choices,
         has_usage=has_usage,
+        is_obfuscated=is_obfuscated,
     )
 
 
@@ -75,10 +84,49 @@ def test_text_calls_and_the_end_may_come_together() -> None:
     choices = [json.loads(event[6:])["choices"][0] for event in events]
     assert [choice["index"] for choice in choices] == [1, 1, 1]
     assert choices[0]["delta"] == {"content": "Hm."}
-    assert choices[1]["delta"]["tool_calls"][0]["function"] == {"name": "f", "arguments": ""}
-    assert choices[1]["delta"]["tool_calls"][1] == {"index": 0, "function": {"arguments": '{"a"'}}
+    (call,) = choices[1]["delta"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": '{"a":1}'}
     assert choices[2]["delta"] == {}
     assert [choice["finish_reason"] for choice in choices] == [None, None, "tool_calls"]
+
+
+def test_each_chunk_holds_a_piece_of_one_call() -> None:
+    calls = [call_goes_on(0, "1"), call_goes_on(0, "}"), call_begins(1, "g"), call_goes_on(1, "{")]
+    events = chunks().delta(Delta(0, "", calls)).split(b"\n\n")[:-1]
+    pieces = [json.loads(event[6:])["choices"][0]["delta"]["tool_calls"] for event in events]
+    assert [[piece["index"] for piece in some] for some in pieces] == [[0], [1]]
+    assert pieces[0][0]["function"] == {"arguments": "1}"}
+    assert pieces[1][0]["function"] == {"name": "g", "arguments": "{"}
+
+
+def test_padding_hides_how_long_the_text_is() -> None:
+    sizes = set()
+    for text in ("a", "three", "é" * 20):
+        writer = chunks(is_obfuscated=True)
+        (event,) = writer.delta(Delta(0, text)).split(b"\n\n")[:-1]
+        parsed = json.loads(event[6:])
+        assert parsed["choices"][0]["delta"] == {"content": text}
+        assert isinstance(parsed["obfuscation"], str)
+        sizes.add((len(event) + 2) % 64)
+    assert sizes == {0}
+
+
+def test_reasoning_logprobs_and_compliance_have_their_places() -> None:
+    token = TokenLogprob("x", -0.5, [120], [])
+    compliance = Compliance(unenforced=[], valid=True)
+    delta = Delta(0, "x", (), "stop", reasoning="hm", logprobs=[token], compliance=compliance)
+    events = chunks().delta(delta).split(b"\n\n")[:-1]
+    first, second, last = (json.loads(event[6:])["choices"][0] for event in events)
+    assert first["delta"] == {"reasoning_content": "hm"}
+    assert second["delta"] == {"content": "x"}
+    assert second["logprobs"]["content"][0]["token"] == "x"
+    assert last["structured_outputs"] == {"unenforced": [], "valid": True, "violations": []}
+    collected = ChatCompletion(completion_id="c", created=1, model="m", num_choices=1)
+    collected.add(delta)
+    choice = json.loads(collected.body(USAGE))["choices"][0]
+    assert choice["message"]["reasoning_content"] == "hm"
+    assert choice["logprobs"]["content"][0]["bytes"] == [120]
+    assert choice["structured_outputs"]["valid"]
 
 
 def test_the_heartbeat_adds_nothing() -> None:

@@ -18,7 +18,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway import bench
-from gateway.bench import Load, Sample, percentile, summarize
+from gateway.bench.load import Load, percentile, summarize
+from gateway.bench.stream import Sample
 from gateway.commands.database import Address
 from gateway.errors import ClientError, ConfigError
 from tests.gateway.web.served import served
@@ -56,6 +57,21 @@ def test_failed_requests_do_not_count_as_work() -> None:
     assert level.ttft_p50_ms == pytest.approx(100)
     assert level.ttft_p99_ms == pytest.approx(300)
     assert level.latency_p99_ms == pytest.approx(2000)
+
+
+def test_gaps_chunks_and_cpu_time() -> None:
+    samples = [
+        Sample(num_chunks=3, gaps_s=[0.05, 0.07]),
+        Sample(num_chunks=2, gaps_s=[0.06]),
+        Sample(num_chunks=100, gaps_s=[9.0], error="HTTP 503"),
+    ]
+    level = summarize(2, samples, 2.5, cpu_s=0.001)
+    assert level.gap_p50_ms == pytest.approx(60)
+    assert level.gap_p99_ms == pytest.approx(70)
+    assert level.chunks_per_s == 2.0
+    assert level.cpu_us_per_chunk == pytest.approx(200)
+    assert summarize(2, samples, 2.5).cpu_us_per_chunk is None
+    assert summarize(2, [], 2.5, cpu_s=0.001).cpu_us_per_chunk is None
 
 
 class Server:
@@ -142,7 +158,13 @@ def test_faults_are_counted_not_averaged_in(fault: str) -> None:
 def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "figures.json"
     with Server().address() as address:
-        bench.run(address.url, "k", [1, 2], num_requests=3, max_tokens=7, output=output)
+        bench.run(
+            bench.Target(url=address.url, key="k"),
+            [1, 2],
+            num_requests=3,
+            max_tokens=7,
+            output=output,
+        )
     table = capsys.readouterr().out
     assert "tokens/s" in table
     report = json.loads(output.read_text())
@@ -153,7 +175,13 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_report_on_stdout_is_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with Server().address() as address:
-        bench.run(address.url, "k", [1], num_requests=2, max_tokens=7, output=Path("-"))
+        bench.run(
+            bench.Target(url=address.url, key="k"),
+            [1],
+            num_requests=2,
+            max_tokens=7,
+            output=Path("-"),
+        )
     captured = capsys.readouterr()
     assert json.loads(captured.out)["levels"][0]["errors"] == 0
     assert "tokens/s" in captured.err
@@ -163,14 +191,43 @@ def test_failed_requests_fail_the_command() -> None:
     server = Server()
     server.fault = "503"
     with server.address() as address, pytest.raises(ClientError, match="3 requests failed"):
-        bench.run(address.url, "k", [1], num_requests=3, max_tokens=7, output=None)
+        bench.run(
+            bench.Target(url=address.url, key="k"), [1], num_requests=3, max_tokens=7, output=None
+        )
 
 
 def test_a_refused_key_is_told_in_the_servers_words() -> None:
     with Server().address() as address, pytest.raises(ClientError, match="Incorrect API key"):
-        bench.run(address.url, "x", [1], num_requests=1, max_tokens=7, output=None)
+        bench.run(
+            bench.Target(url=address.url, key="x"), [1], num_requests=1, max_tokens=7, output=None
+        )
 
 
 def test_a_server_needs_its_key() -> None:
     with pytest.raises(ConfigError, match="--key"):
-        bench.run("http://127.0.0.1:1", None, [1], num_requests=1, max_tokens=7, output=None)
+        bench.run(
+            bench.Target(url="http://127.0.0.1:1", key=None),
+            [1],
+            num_requests=1,
+            max_tokens=7,
+            output=None,
+        )
+
+
+def test_a_pid_without_a_server_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--pid"):
+        bench.run(bench.Target(pid=1), [1], num_requests=1, max_tokens=7, output=None)
+
+
+@pytest.mark.pg
+def test_a_replaying_demo_of_its_own(tmp_path: Path) -> None:
+    """Its pace is kept, its CPU time is known, and streams are spread over time."""
+    output = tmp_path / "figures.json"
+    target = bench.Target(replay_tokens_per_s=50)
+    bench.run(target, [4], num_requests=8, max_tokens=20, output=output)
+    (level,) = json.loads(output.read_text())["levels"]
+    assert (level["requests"], level["errors"]) == (8, 0)
+    assert 18 < level["gap_p50_ms"] < 30
+    assert level["cpu_us_per_chunk"] > 0
+    # Two rounds of 0.4 s, the last stream begins 0.3 s after the first.
+    assert level["duration_s"] > 1.0

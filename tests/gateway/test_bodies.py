@@ -48,3 +48,10 @@ def test_a_bad_body_names_the_field(body: bytes, param: str | None, code: str) -
         bodies.decode(_decoder, body)
     assert (caught.value.param, caught.value.code) == (param, code)
     assert caught.value.message.endswith(".") or code == "invalid_json"
+
+
+@pytest.mark.parametrize("data", [b"{", b"3", b"[" * 100_000])
+def test_errors_call_the_whole_what_it_is(data: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="message") as caught:
+        bodies.decode(_decoder, data, what="message")
+    assert "body" not in caught.value.message

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway import secrets
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -91,6 +93,19 @@ def test_a_wrong_settings_file(tmp_path: Path, case: str) -> None:
 def test_no_settings_file(tmp_path: Path) -> None:
     assert "sluice.toml: no such file" in complaint(sluice("serve", cwd=tmp_path))
     assert "x.toml: no such file" in complaint(sluice("serve", "--config", "x.toml", cwd=tmp_path))
+
+
+@pytest.mark.pg
+def test_a_model_and_its_revision_may_be_named_on_the_command_line(
+    tmp_path: Path, pg_dsn: str
+) -> None:
+    (tmp_path / "sluice.toml").write_text(f"[server]\nport = 0\n[tenants]\ndsn = '{pg_dsn}'")
+    secrets.create(tmp_path / ".sluice/secrets.json")
+    arguments = ["serve", "--model", "owner/name", "--revision", "1.0"]
+    home = {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    line = complaint(sluice(*arguments, cwd=tmp_path, **home))
+    assert line.startswith("there is no folder 'owner/name', and as a hub model at revision '1.0'")
+    assert "HF_HUB_OFFLINE" in line
 
 
 def free_port() -> int:

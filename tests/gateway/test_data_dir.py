@@ -97,3 +97,19 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SetupError, match=r"file/x cannot be made .*--data-dir"):
         DataDir(tmp_path / "file" / "x").create()
+
+
+def test_the_first_on_a_folder_owns_it_until_it_ends(folder: DataDir) -> None:
+    with folder.owned() as first:
+        assert first
+        with folder.owned() as second:
+            assert not second
+        with folder.owned() as third:
+            assert not third
+    with folder.owned() as next_one:
+        assert next_one
+
+
+def test_an_owner_may_fail(folder: DataDir) -> None:
+    with pytest.raises(BlockingIOError, match="of the block"), folder.owned():
+        raise BlockingIOError("of the block")

@@ -14,9 +14,10 @@ from engine.config import EngineConfig
 from engine.errors import QueueFull
 from engine.messages import SamplingParams
 from engine.tokenizer import Tokenizer
+from gateway.admitted import Admitted
 from gateway.assembler import Delta
 from gateway.errors import ApiError, Draining, EngineUnavailable, Gone
-from gateway.generation import Admitted, Generation, Generations
+from gateway.generation import Generation, Generations
 from gateway.metrics import Metrics
 from tenants.errors import StoreUnavailable
 from tenants.keys import mint

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter
-from gateway.prompt import messages_for_template, size
+from gateway.prompt import messages_for_template
 from gateway.schemas.chat import Message
 
 
@@ -75,9 +75,3 @@ def test_no_messages() -> None:
     with pytest.raises(ApiError) as caught:
         render()
     assert caught.value.param == "messages"
-
-
-def test_the_size_is_about_what_will_be_written() -> None:
-    messages = render({"role": "user", "content": "x" * 1000})
-    assert 1000 <= size(messages, None) < 1100
-    assert size(messages, [{"function": {"parameters": "y" * 500}}]) > 1500

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 from pathlib import Path
 
@@ -145,6 +146,22 @@ async def test_a_body_too_large(model_dir: Path) -> None:
         assert (await client.answer()).status == 413  # without asking for the body
         await client.close()
         assert not double.requests
+
+
+async def test_a_client_that_sends_all_before_it_reads_is_told(gateway: Gateway) -> None:
+    """http.client would find the connection reset under it."""
+
+    def send(num_bytes: int) -> int:
+        connection = http.client.HTTPConnection(gateway.host, gateway.port, timeout=20)
+        headers = {"Authorization": f"Bearer {gateway.api_key}"}
+        try:
+            connection.request("POST", "/v1/chat/completions", b"x" * num_bytes, headers)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    for _ in range(3):
+        assert await asyncio.to_thread(send, 20_000_000) == 413
 
 
 async def test_a_body_in_small_pieces(gateway: Gateway) -> None:

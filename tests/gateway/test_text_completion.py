@@ -9,14 +9,18 @@ from openai.types import Completion
 from gateway.assembler import DONE, Delta
 from gateway.errors import EngineUnavailable
 from gateway.generation import usage_of
-from gateway.text_completion import TextChunks, TextCompletion
+from gateway.text_completion import Echo, TextChunks, TextCompletion
 
 USAGE = usage_of(prompt_tokens=3, cached_tokens=1, completion_tokens=2)
 
 
 def chunks(*echoes: str, has_usage: bool = False) -> TextChunks:
     return TextChunks(
-        completion_id="cmpl-1", created=7, model="m", echoes=echoes or ("",), has_usage=has_usage
+        completion_id="cmpl-1",
+        created=7,
+        model="m",
+        echoes=[Echo(text) for text in echoes or ("",)],
+        has_usage=has_usage,
     )
 
 
@@ -67,7 +71,9 @@ def test_heartbeats_and_errors() -> None:
 
 
 def test_collecting() -> None:
-    completion = TextCompletion(completion_id="cmpl-1", created=7, model="m", echoes=["p", "q"])
+    completion = TextCompletion(
+        completion_id="cmpl-1", created=7, model="m", echoes=[Echo("p"), Echo("q")]
+    )
     for delta in (Delta(1, "a"), Delta(0, "b"), Delta(1, "c", (), "stop"), Delta(0, "", (), "x")):
         completion.add(delta)
     body = json.loads(completion.body(USAGE))

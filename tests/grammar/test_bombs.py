@@ -108,20 +108,25 @@ REFUSED: dict[str, tuple[GrammarSpec, type[Exception]]] = {
         GrammarSpec("ebnf", "start: " + '("a"|"b")? ' * 3_000),
         GrammarTooLarge,
     ),
-    "1,001 optional properties": (
-        schema({"properties": {f"p{i}": {} for i in range(1_001)}}),
+    "1,000 optional properties": (
+        schema({"properties": {f"p{i}": {"type": "string"} for i in range(1_000)}}),
         GrammarTooLarge,
     ),
+    "nested repetitions as a regex": (
+        GrammarSpec("regex", "([a-z]{1,100}){1,100}"),
+        GrammarTooLarge,
+    ),
+    "nested classes as a regex": (GrammarSpec("regex", r"(\w{1,500}){1,500}x"), GrammarTooLarge),
     "a megabyte": (schema({"description": "x" * 10**6}), GrammarTooLarge),
 }
 
 HARMLESS: dict[str, GrammarSpec] = {
     "nesting 60": schema(nested(60)),
     "anyOf doubled 8 times": schema(doubled(8)),
-    "1,000 optional properties": schema(
+    "500 optional properties": schema(
         {
             "type": "object",
-            "properties": {f"p{i}": {"type": "string"} for i in range(1_000)},
+            "properties": {f"p{i}": {"type": "string"} for i in range(500)},
             "additionalProperties": False,
         }
     ),
@@ -131,8 +136,6 @@ HARMLESS: dict[str, GrammarSpec] = {
     "a backtracker's trap": schema({"type": "string", "pattern": "(a+)+b"}),
     "minItems 60,000": schema({"type": "array", "minItems": 60_000}),
     "an ambiguous grammar": GrammarSpec("ebnf", 'start: a\na: a a | "x" |'),
-    "nested repetitions as a regex": GrammarSpec("regex", "([a-z]{1,100}){1,100}"),
-    "nested classes as a regex": GrammarSpec("regex", r"(\w{1,500}){1,500}x"),
 }
 
 
@@ -172,12 +175,12 @@ def test_harmless_ones_compile_and_their_masks_stay_quick(
     assert psutil.Process().memory_info().rss - memory < 64 << 20
 
 
-def test_a_thousand_optional_properties_can_be_followed_to_the_end() -> None:
+def test_hundreds_of_optional_properties_can_be_followed_to_the_end() -> None:
     vocabulary = synthetic_vocabulary(50_000)
     compiler = GrammarCompiler(vocabulary, num_workers=0)
-    properties = {f"prop_{i}": {"type": "string"} for i in range(1_000)}
+    properties = {f"prop_{i}": {"type": "string"} for i in range(500)}
     matcher = compiler.compile(schema({"properties": properties, "type": "object"})).matcher()
-    assert accepts(matcher, vocabulary, '{"prop_0": "a", "prop_70": "b b", "prop_999": ""}')
+    assert accepts(matcher, vocabulary, '{"prop_0": "a", "prop_70": "b b", "prop_499": ""}')
     compiler.close()
 
 

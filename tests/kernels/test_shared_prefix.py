@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,8 +15,85 @@ torch = pytest.importorskip("torch")
 from engine.runner.shared_prefix import Layout, find_groups  # noqa: E402
 from tests.kernels.test_paged_decode import attention_float64  # noqa: E402
 
+if TYPE_CHECKING:
+    from kernels.cuda import SharedPrefixes
+
 pytestmark = pytest.mark.gpu
 BLOCK_SIZE = 16
+
+
+@dataclass
+class Batch:
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    table: npt.NDArray[np.int32]
+    lens: list[int]
+    expected: torch.Tensor
+
+
+def make_batch(
+    groups: list[tuple[int, list[int]]], heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+) -> Batch:
+    """Whatever no sequence owns is NaN in the cache and nonsense in the block table."""
+    gen = torch.Generator(device="cuda").manual_seed(0)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=gen, device="cuda").to(dtype)
+
+    lens = [shared + rest for shared, rests in groups for rest in rests]
+    num_blocks = sum(-(-n // BLOCK_SIZE) for n in lens) + 9
+    shape = (num_blocks, BLOCK_SIZE, kv_heads, dim)
+    k_cache = torch.full(shape, float("nan"), device="cuda", dtype=dtype)
+    v_cache = k_cache.clone()
+    free = iter(torch.randperm(num_blocks, generator=gen, device="cuda").tolist())
+    table = np.full((len(lens), max(-(-n // BLOCK_SIZE) for n in lens)), 2**30, np.int32)
+    q = randn(len(lens), heads, dim)
+    expected = torch.zeros(len(lens), heads, dim, dtype=torch.float64, device="cuda")
+
+    def store(tokens: int) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+        blocks = [next(free) for _ in range(-(-tokens // BLOCK_SIZE))]
+        k, v = randn(tokens, kv_heads, dim), randn(tokens, kv_heads, dim)
+        slots = torch.arange(tokens, device="cuda")
+        ids = torch.tensor(blocks, device="cuda", dtype=torch.int64)
+        where = ids[slots // BLOCK_SIZE], slots % BLOCK_SIZE
+        k_cache[where], v_cache[where] = k, v
+        return k, v, blocks
+
+    row = 0
+    for shared, rests in groups:
+        k, v, common = store(shared)
+        for rest in rests:
+            own_k, own_v, own = store(rest)
+            table[row, : len(common) + len(own)] = common + own
+            expected[row] = attention_float64(
+                q[row : row + 1], torch.cat((k, own_k)), torch.cat((v, own_v)), 0, 0.0, None
+            )[0]
+            row += 1
+    return Batch(q, k_cache, v_cache, table, lens, expected)
+
+
+def shared_work(batch: Batch, size: int, max_splits: int) -> SharedPrefixes:
+    """For a batch padded to ``size``; partial results start as NaN."""
+    from kernels import cuda
+
+    (_, heads, dim), kv_heads = batch.q.shape, batch.k_cache.shape[2]
+    groups = find_groups(batch.table, (np.array(batch.lens) - 1) // BLOCK_SIZE, BLOCK_SIZE)
+    layout = Layout(size, max(512, size), max_splits)
+    work = np.zeros(layout.size, np.int32)
+    layout.fill(work, groups, cuda.PREFILL_ROWS // (heads // kv_heads), kv_heads, 132)
+    sent = torch.from_numpy(work).cuda()
+    tiles, tile_splits, skipped, splits, members, num_tiles = (sent[p] for p in layout.parts())
+    return cuda.SharedPrefixes(
+        skipped=skipped,
+        splits=splits,
+        members=members,
+        num_tiles=num_tiles,
+        tiles=tiles.view(-1, 4),
+        tile_splits=tile_splits,
+        partial_out=torch.full((max_splits * size, heads, dim), math.nan, device="cuda"),
+        partial_stats=torch.full((max_splits * size, heads, 2), math.nan, device="cuda"),
+    )
 
 
 def check(
@@ -22,98 +104,44 @@ def check(
     dim: int = 128,
     dtype: torch.dtype = torch.bfloat16,
     max_splits: int = 16,
-    padding: int = 3,
 ) -> None:
     """groups: shared keys, and how many each member has besides."""
     from kernels import cuda
 
     cuda.load()
-    device = torch.device("cuda")
-    if not cuda.has_shared_prefix(device, dim, dtype):
+    if not cuda.has_shared_prefix(torch.device("cuda"), dim, dtype):
         pytest.skip("not for this GPU")
-    gen = torch.Generator(device="cuda").manual_seed(0)
-
-    def randn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=gen, device="cuda").to(dtype)
-
-    lens = [shared + rest for shared, rests in groups for rest in rests]
-    batch = len(lens)
-    num_blocks = sum(-(-n // BLOCK_SIZE) for n in lens) + 9
-    shape = (num_blocks, BLOCK_SIZE, kv_heads, dim)
-    k_cache = torch.full(shape, float("nan"), device="cuda", dtype=dtype)
-    v_cache = k_cache.clone()
-    free = iter(torch.randperm(num_blocks, generator=gen, device="cuda").tolist())
-    width = max(-(-n // BLOCK_SIZE) for n in lens)
-    table = np.full((batch + padding, width), 2**30, np.int32)
-    q = randn(batch + padding, heads, dim)
-    expected = torch.zeros(batch, heads, dim, dtype=torch.float64, device="cuda")
-
-    def store(k: torch.Tensor, v: torch.Tensor, blocks: list[int]) -> None:
-        slots = torch.arange(len(k), device="cuda")
-        where = torch.tensor(blocks, device="cuda")[slots // BLOCK_SIZE], slots % BLOCK_SIZE
-        k_cache[where], v_cache[where] = k, v
-
-    row = 0
-    for shared, rests in groups:
-        common = [next(free) for _ in range(shared // BLOCK_SIZE)]
-        k, v = randn(shared, kv_heads, dim), randn(shared, kv_heads, dim)
-        if common:
-            store(k, v, common)
-        for rest in rests:
-            own_k, own_v = randn(rest, kv_heads, dim), randn(rest, kv_heads, dim)
-            own = [next(free) for _ in range(-(-rest // BLOCK_SIZE))]
-            store(own_k, own_v, own)
-            table[row, : len(common) + len(own)] = common + own
-            expected[row] = attention_float64(
-                q[row : row + 1], torch.cat((k, own_k)), torch.cat((v, own_v)), 0, 0.0, None
-            )[0]
-            row += 1
-
-    found = find_groups(table[:batch], (np.array(lens) - 1) // BLOCK_SIZE, BLOCK_SIZE)
-    assert sum(len(group.members) for group in found) >= sum(
-        len(rests) for shared, rests in groups if shared >= 64 and len(rests) > 1
+    batch = make_batch(groups, heads, kv_heads, dim, dtype)
+    padding = 3
+    size = len(batch.lens) + padding
+    shared = shared_work(batch, size, max_splits)
+    assert int((shared.skipped > 0).sum()) >= sum(
+        len(rests) for tokens, rests in groups if tokens >= 64 and len(rests) > 1
     )
-    size = batch + padding
-    layout = Layout(size, max(512, size), max_splits)
-    work = np.zeros(layout.size, np.int32)
-    layout.fill(work, found, cuda.PREFILL_ROWS // (heads // kv_heads), kv_heads, 132)
-    sent = torch.from_numpy(work).cuda()
-    tiles, tile_splits, skipped, splits, members, num_tiles = (sent[p] for p in layout.parts())
-    nan = float("nan")
-    shared_work = cuda.SharedPrefixes(
-        skipped=skipped,
-        splits=splits,
-        members=members,
-        num_tiles=num_tiles,
-        tiles=tiles.view(-1, 4),
-        tile_splits=tile_splits,
-        partial_out=torch.full((max_splits * size, heads, dim), nan, device="cuda"),
-        partial_stats=torch.full((max_splits * size, heads, 2), nan, device="cuda"),
-    )
-    seq_lens = torch.tensor([*lens, *[0] * padding], dtype=torch.int32, device="cuda")
+    q = torch.cat((batch.q, batch.q[:padding]))
+    seq_lens = torch.tensor([*batch.lens, *[0] * padding], dtype=torch.int32, device="cuda")
     cu = torch.arange(size + 1, dtype=torch.int32, device="cuda")
-    block_table = torch.from_numpy(table).cuda()
-    workspace = cuda.DecodeWorkspace.create(size, heads, dim, device)
+    table = torch.from_numpy(np.pad(batch.table, ((0, padding), (0, 0)))).cuda()
+    workspace = cuda.DecodeWorkspace.create(size, heads, dim, q.device)
     cuda.decode_schedule(
         workspace,
         seq_lens,
         cu,
-        block_table,
+        table,
         block_size=BLOCK_SIZE,
         num_q_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=dim,
-        shared=shared_work,
+        shared=shared,
     )
-    inputs = (q, k_cache, v_cache, block_table, seq_lens, cu)
+    inputs = (q, batch.k_cache, batch.v_cache, table, seq_lens, cu)
     for _ in range(2):  # twice: the counters must reset themselves
-        out = torch.full_like(q, nan)
-        cuda.shared_prefix(*inputs, shared_work, scale=dim**-0.5)
-        cuda.paged_decode(out, *inputs, workspace, scale=dim**-0.5, shared=shared_work)
-    got = out[:batch].double()
-    error = (got - expected).norm() / expected.norm()
+        out = torch.full_like(q, math.nan)
+        cuda.shared_prefix(*inputs, shared, scale=dim**-0.5)
+        cuda.paged_decode(out, *inputs, workspace, scale=dim**-0.5, shared=shared)
+    error = (out[:-padding].double() - batch.expected).norm() / batch.expected.norm()
     assert error < (6e-3 if dtype == torch.bfloat16 else 1e-3), f"relative error {error:.2e}"
-    assert out[batch:].isnan().all(), "padding rows must stay untouched"
+    assert out[-padding:].isnan().all(), "padding rows must stay untouched"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -90,6 +90,12 @@ def test_generation_config_decides_the_end_of_sequence(
         ({"rope_scaling": {"rope_type": "axial", "factor": 2}}, "rope scaling 'axial'"),
         ({"rope_scaling": {"rope_type": "longrope", "long_factor": 2}}, "the list 'short_factor'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "needs the number 'low_freq"),
+        ({"partial_rotary_factor": 0.4}, "partial_rotary_factor: 3 of 8 dimensions cannot turn"),
+        ({"partial_rotary_factor": 2.0}, "partial_rotary_factor: 16 of 8 dimensions"),
+        (
+            {"rope_scaling": {"type": "su", "short_factor": [1], "long_factor": [1]}},
+            "short_factor has 1 numbers, not 4",
+        ),
         ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads 3"),
     ],
 )
@@ -193,3 +199,18 @@ def test_gemma3s_first_fields_for_two_ropes_are_read(tmp_path: Path) -> None:
     assert config.window_rope is not None
     assert (config.window_rope.theta, config.window_rope.scaling) == (2e4, "default")
     assert config.windows == (512, 512, None, 512, 512, None, 512)
+
+
+def test_a_window_that_no_sequence_outgrows_is_none(tmp_path: Path) -> None:
+    config = read_config(
+        write(
+            tmp_path,
+            architectures=["Gemma2ForCausalLM"],
+            sliding_window=64,
+            max_position_embeddings=65,
+        )
+    )
+    assert [config.window(i) for i in range(2)] == [64, None]
+    assert config.widest_window == 64
+    short = replace(config, max_position_embeddings=64)
+    assert short.window(0) is short.widest_window is None

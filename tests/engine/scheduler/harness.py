@@ -82,7 +82,7 @@ class Harness:
             self.config.block_size,
             vocab_size=vocab_size,
             max_num_seqs=self.config.max_num_seqs,
-            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_num_batched_tokens=self.config.step_tokens,
             eos_token_ids=frozenset({EOS}),
             num_swap_blocks=num_swap_blocks,
             swap_s_per_block=swap_s_per_block,

@@ -2,55 +2,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.parsers.base import Parsed
 from gateway.parsers.hermes import CLOSE, OPEN, HermesParser
-
-
-@dataclass
-class Call:
-    id: str
-    name: str
-    arguments: str = ""
-
-
-@dataclass
-class Collected:
-    content: str = ""
-    calls: list[Call] = field(default_factory=list)
-
-    def add(self, parsed: Parsed) -> None:
-        text, pieces = parsed
-        self.content += text
-        for piece in pieces:
-            if piece.id is not None:
-                assert piece.index == len(self.calls), "indices are dense"
-                assert piece.type == "function"
-                assert piece.function.name is not None
-                self.calls.append(Call(piece.id, piece.function.name))
-            else:
-                assert piece.index == len(self.calls) - 1
-                assert piece.function.name is None
-            assert isinstance(piece.function.arguments, str)
-            self.calls[piece.index].arguments += piece.function.arguments
-
-    @property
-    def plain(self) -> tuple[str, list[tuple[str, str]]]:
-        return self.content, [(call.name, call.arguments) for call in self.calls]
+from tests.gateway.parsers.replay import Collected, check_splits, replay
 
 
 def parse(pieces: Iterable[str]) -> Collected:
-    parser, collected = HermesParser(), Collected()
-    for piece in pieces:
-        collected.add(parser.push(piece))
-    collected.add(parser.finish())
-    assert parser.num_calls == len(collected.calls)
-    return collected
+    return replay(HermesParser(), pieces)
 
 
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
@@ -129,9 +91,7 @@ def test_in_one_piece(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if name != "deep"])
 def test_split_at_every_position(name: str) -> None:
     text, content, calls = CASES[name]
-    for cut in range(len(text) + 1):
-        assert parse([text[:cut], text[cut:]]).plain == (content, calls), cut
-    assert parse(text).plain == (content, calls)
+    check_splits(HermesParser, text, (content, calls))
 
 
 _FRAGMENTS = st.sampled_from(

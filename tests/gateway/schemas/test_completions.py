@@ -4,8 +4,9 @@ import typing
 
 from openai.types import completion_create_params as sdk
 
-from gateway.admission import UNSUPPORTED_IN_COMPLETIONS
+from gateway import unsupported
 from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.sampling import SamplingFields
 
 OURS = set(CompletionRequest.__struct_fields__)
 
@@ -17,10 +18,9 @@ def test_every_field_the_sdk_can_send_is_known() -> None:
 
 
 def test_each_field_is_acted_on_or_refused() -> None:
-    acted_on = {
-        "model", "prompt", "max_tokens", "n", "echo", "stream", "stream_options", "temperature",
-        "top_p", "stop", "seed", "user", "top_k", "min_p", "ignore_eos",
-        "resumable",
+    acted_on = set(SamplingFields.__struct_fields__) | {
+        "model", "prompt", "max_tokens", "n", "best_of", "echo", "logprobs", "stream",
+        "stream_options", "resumable",
     }  # fmt: skip
-    assert acted_on | set(UNSUPPORTED_IN_COMPLETIONS) == OURS
-    assert not acted_on & set(UNSUPPORTED_IN_COMPLETIONS)
+    assert acted_on | set(unsupported.COMPLETIONS) == OURS
+    assert not acted_on & set(unsupported.COMPLETIONS)

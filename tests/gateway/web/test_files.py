@@ -33,6 +33,16 @@ def test_the_page_has_no_inline_script_or_style(page: Path) -> None:
     assert re.findall(r"\sstyle=|\son\w+=|<style|<script(?![^>]*src=)", html) == []
 
 
+def test_every_button_of_an_icon_has_a_name_on_small_screens_too() -> None:
+    """Their text is hidden there; the theme's names itself by what it would change to."""
+    html = (WEB / "index.html").read_text()
+    tools = re.findall(r'<button[^>]*class="tool[^>]*>', html)
+    assert len(tools) == 3
+    for tag in tools:
+        assert "aria-label=" in tag or 'id="theme"' in tag
+    assert "aria-label" in (WEB / "js" / "theme.js").read_text()
+
+
 def test_every_file_the_page_names_exists() -> None:
     for page in PAGES:
         for name in re.findall(r'(?:href|src)="([^"#]+)"', page.read_text()):

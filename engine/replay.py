@@ -1,0 +1,189 @@
+"""An engine without a model: every answer is the same text, at a fixed pace.
+
+To measure the gateway by itself, and to build front ends against answers that take their time.
+Started by ``ReplayProcess`` as ``python -m engine.replay TOKENS_PER_S``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.messages import (
+    FinishReason,
+    GenerateRequest,
+    LoadProgress,
+    Ready,
+    RequestOutput,
+    Stats,
+)
+from engine.process import Engine, OnProgress, main
+from engine.tokenizer import Tokenizer
+from engine.transport import EngineProcess, OnExit, OnMessage
+
+TEXT = """\
+The quick brown fox jumps over the lazy dog. A stream of words is best when it neither stalls nor \
+hurries: a reader forgives a slow pace sooner than an uneven one. So this text comes one token \
+after the other, as steadily as a clock ticks, and says nothing that would distract from that.
+
+1. It begins at once.
+2. It goes on evenly.
+3. It ends when it has been told to, or here.
+"""
+LONGEST_NAP_S = 0.002
+"""How long a new request may wait for an engine that waits for the next token."""
+
+
+class _ModelConfig(msgspec.Struct):
+    max_position_embeddings: int
+    vocab_size: int
+
+
+class ReplayCore:
+    """Sends each request the tokens of ``text``, ``tokens_per_s`` a second."""
+
+    def __init__(
+        self,
+        text: Sequence[int],
+        tokens_per_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._text = text
+        self._interval_s = 1 / tokens_per_s
+        self._clock = clock
+        self._sleep = sleep
+        self._running: dict[str, tuple[GenerateRequest, int]] = {}
+        """With the number of tokens sent."""
+        self._due: list[tuple[float, int, str]] = []
+        """A heap of when each request's next token is due; aborted ones stay until then."""
+        self._arrivals = itertools.count()
+        self._outputs: list[RequestOutput] = []
+        self._parked: set[str] = set()
+        self._num_steps = 0
+        self._generation_tokens = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._running or self._outputs)
+
+    def add_request(self, request: GenerateRequest) -> None:
+        if request.params.structured_outputs is not None:
+            refusal = "structured outputs need a model: this server replays a fixed text"
+            self._outputs.append(
+                RequestOutput(
+                    request.request_id, [], "error", error=refusal, error_code="invalid_request"
+                )
+            )
+            return
+        self._running[request.request_id] = (request, 0)
+        heapq.heappush(self._due, (self._clock(), next(self._arrivals), request.request_id))
+
+    def abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            if self._running.pop(request_id, None) is not None:
+                self._parked.discard(request_id)
+                self._outputs.append(RequestOutput(request_id, [], "abort"))
+
+    def park(self, request_ids: list[str]) -> None:
+        self._parked.update(self._running.keys() & request_ids)
+
+    def unpark(self, request_ids: list[str]) -> None:
+        for request_id in self._parked.intersection(request_ids):
+            self._parked.remove(request_id)
+            heapq.heappush(self._due, (self._clock(), next(self._arrivals), request_id))
+
+    def step(self) -> list[RequestOutput]:
+        """All tokens that are due; waits a moment when there are none."""
+        outputs, self._outputs = self._outputs, []
+        now = self._clock()
+        if not outputs and (not self._due or self._due[0][0] > now):
+            until_due_s = self._due[0][0] - now if self._due else LONGEST_NAP_S
+            self._sleep(min(until_due_s, LONGEST_NAP_S))
+            now = self._clock()
+        self._num_steps += 1
+        while self._due and self._due[0][0] <= now:
+            due_s, arrival, request_id = heapq.heappop(self._due)
+            if request_id not in self._running or request_id in self._parked:
+                continue
+            output = self._advance(request_id)
+            outputs.append(output)
+            if output.finish_reason is None:
+                heapq.heappush(self._due, (due_s + self._interval_s, arrival, request_id))
+        return outputs
+
+    def _advance(self, request_id: str) -> RequestOutput:
+        request, num_sent = self._running[request_id]
+        self._generation_tokens += 1
+        finish_reason: FinishReason | None = None
+        if num_sent + 1 == request.params.max_tokens:
+            finish_reason = "length"
+        elif (num_sent + 1) % len(self._text) == 0 and not request.params.ignore_eos:
+            finish_reason = "stop"
+        if finish_reason is None:
+            self._running[request_id] = (request, num_sent + 1)
+        else:
+            del self._running[request_id]
+        return RequestOutput(request_id, [self._text[num_sent % len(self._text)]], finish_reason)
+
+    def stats(self) -> Stats:
+        return Stats(
+            num_running=len(self._running) - len(self._parked),
+            num_parked=len(self._parked),
+            num_steps=self._num_steps,
+            generation_tokens=self._generation_tokens,
+        )
+
+
+def build(tokens_per_s: float, config: EngineConfig, on_progress: OnProgress) -> Engine:
+    """The tokenizer and the limits are the model's (``ModelLoadError``)."""
+    on_progress(LoadProgress("Reading the tokenizer", 0.5))
+    tokenizer = Tokenizer.load(config.model_dir)
+    path = config.model_dir / "config.json"
+    try:
+        model = msgspec.json.decode(path.read_bytes(), type=_ModelConfig)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ModelLoadError(f"{path}: {error}") from error
+    ready = Ready(
+        model=config.model,
+        max_model_len=config.max_model_len or model.max_position_embeddings,
+        vocab_size=model.vocab_size,
+        block_size=config.block_size,
+        num_blocks=0,
+        device="none",
+        pid=os.getpid(),
+    )
+    text = tokenizer.encode(TEXT, add_special_tokens=False)
+    return Engine(ReplayCore(text, tokens_per_s), ready)
+
+
+class ReplayProcess(EngineProcess):
+    """An engine process that replays ``tokens_per_s`` to each request."""
+
+    module = "engine.replay"
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_message: OnMessage,
+        on_exit: OnExit,
+        *,
+        tokens_per_s: float,
+        shared_address: str | None = None,
+    ) -> None:
+        self.arguments = (repr(tokens_per_s),)
+        super().__init__(config, on_message, on_exit, shared_address=shared_address)
+
+
+if __name__ == "__main__":
+    sys.exit(main(partial(build, float(sys.argv[1]))))

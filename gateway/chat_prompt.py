@@ -1,0 +1,136 @@
+"""From a chat to the token ids of its prompt: the chat template, and what may reach it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+from engine.chat_template import ChatTemplate
+from engine.tokenizer import Tokenizer
+from gateway import prompt
+from gateway.errors import InvalidRequestError, UnsupportedParameter
+from gateway.parsers import reasoning
+from gateway.schemas.chat import Message
+
+MAX_TEXT_KWARG = 256
+_SWITCHES = ("enable_thinking", "thinking")
+"""What templates call the variable that turns reasoning on and off."""
+
+
+class TemplateFields(Protocol):
+    """What ``kwargs`` reads."""
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+
+    @property
+    def reasoning_effort(self) -> str | None: ...
+
+    @property
+    def verbosity(self) -> str | None: ...
+
+
+class ChatPrompt(NamedTuple):
+    token_ids: list[int]
+    begins_reasoning: bool
+    """Whether it ends with the tag that opens the reasoning."""
+    ends_reasoning: bool
+    """Whether it ends with the tag that closes it: there will be none."""
+
+
+class ChatPrompts:
+    """Renders and tokenizes, in threads of its own: nobody knows how long a template takes."""
+
+    def __init__(
+        self, template: ChatTemplate, tokenizer: Tokenizer, *, allowed_kwargs: Collection[str]
+    ) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self._allowed = frozenset(allowed_kwargs)
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="chat-template")
+
+    async def encode(
+        self,
+        messages: list[Message],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        prefill: str = "",
+    ) -> ChatPrompt:
+        """``prefill`` is the beginning of the answer. Raises ``ApiError`` or ``InvalidRequest``."""
+        plain = prompt.messages_for_template(messages)
+
+        def render() -> ChatPrompt:
+            text = self._template.render(
+                plain,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                **(kwargs or {}),
+            )
+            end = text.rstrip()
+            return ChatPrompt(
+                self._tokenizer.encode(text + prefill, add_special_tokens=False),
+                end.endswith(reasoning.OPEN),
+                bool(prefill) or end.endswith(reasoning.CLOSE),
+            )
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, render)
+
+    def kwargs(self, fields: TemplateFields, *, has_reasoning: bool) -> dict[str, Any]:
+        """The template's variables that a request sets. Raises ``InvalidRequestError``."""
+        given = self._given(fields.chat_template_kwargs or {})
+        return (
+            given | self._effort(fields.reasoning_effort, has_reasoning) | self._verbosity(fields)
+        )
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+    def _given(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        for name, value in kwargs.items():
+            path = f"chat_template_kwargs.{name[:64]}"
+            if name not in self._allowed:
+                known = ", ".join(sorted(self._allowed & self._template.variables)) or "none"
+                raise UnsupportedParameter(
+                    f"This server lets requests set these template variables: {known}.", param=path
+                )
+            if name not in self._template.variables:
+                raise UnsupportedParameter(
+                    "This model's chat template has no such variable.", param=path
+                )
+            is_text = isinstance(value, str) and len(value) <= MAX_TEXT_KWARG
+            if not (is_text or value is None or isinstance(value, bool | int | float)):
+                raise InvalidRequestError(
+                    f"Must be a number, true, false, null or at most {MAX_TEXT_KWARG} characters.",
+                    param=path,
+                )
+        return kwargs
+
+    def _effort(self, effort: str | None, has_reasoning: bool) -> dict[str, Any]:
+        if effort is None:
+            return {}
+        if "reasoning_effort" in self._template.variables:
+            return {"reasoning_effort": effort}
+        for switch in _SWITCHES:
+            if switch in self._template.variables:
+                return {switch: effort != "none"}
+        if effort == "none" and not has_reasoning:
+            return {}
+        raise UnsupportedParameter(
+            "This model's chat template knows no reasoning effort; leave it out.",
+            param="reasoning_effort",
+        )
+
+    def _verbosity(self, fields: TemplateFields) -> dict[str, Any]:
+        if fields.verbosity is None:
+            return {}
+        if "verbosity" in self._template.variables:
+            return {"verbosity": fields.verbosity}
+        if fields.verbosity == "medium":
+            return {}
+        raise UnsupportedParameter(
+            "This model's chat template knows no verbosity; leave it out.", param="verbosity"
+        )

@@ -1,0 +1,135 @@
+"""One of a request's answers, from the engine's outputs to what a client gains by each."""
+
+from __future__ import annotations
+
+from engine.client import RequestStream
+from engine.detokenize import Detokenizer
+from engine.messages import RequestOutput, TokenLogprobs
+from engine.tokenizer import Tokenizer
+from gateway.admitted import Admitted
+from gateway.assembler import Delta
+from gateway.errors import ApiError, GenerationFailed, InvalidRequestError, Overloaded
+from gateway.graphemes import GraphemeGate
+from gateway.parsers.answer import Piece
+from gateway.token_logprobs import named
+
+
+class Choice:
+    """One of a request's answers: token ids in, text and tool calls out."""
+
+    def __init__(
+        self, index: int, stream: RequestStream, admitted: Admitted, tokenizer: Tokenizer
+    ) -> None:
+        self.index = index
+        self.stream = stream
+        self.finish_reason: str | None = None
+        self.num_reasoning_tokens = 0
+        self.text: list[str] | None = [] if admitted.unenforced is not None else None
+        """All content, where it must be checked at the end."""
+        params = admitted.params
+        self._tokenizer = tokenizer
+        self._parser = admitted.make_parser() if admitted.make_parser is not None else None
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            stop=admitted.stop,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            skip_special_tokens=admitted.skip_special_tokens,
+            min_tokens=params.min_tokens,
+        )
+        self._graphemes = GraphemeGate()
+        self._shows_stop = params.include_stop_str_in_output
+        self._hidden_token_ids = (
+            frozenset() if admitted.skip_special_tokens else tokenizer.eos_token_ids
+        )
+
+    def advance(self, output: RequestOutput) -> Delta:
+        """What ``output`` adds. Raises ``ApiError`` when the engine failed the request."""
+        if output.finish_reason == "error":
+            raise engine_error(output)
+        delta = Delta(self.index)
+        token_ids = self._visible(output)
+        is_thinking = self._parser is not None and self._parser.is_thinking
+        if output.logprobs is None and not is_thinking:
+            self._push(delta, token_ids)
+        else:
+            self._push_singly(delta, token_ids, output.logprobs)
+        if output.prompt_logprobs is not None:
+            delta.prompt_logprobs = [None, *named(output.prompt_logprobs, self._tokenizer)]
+        self._end(delta, output)
+        if self.text is not None:
+            self.text.append(delta.content)
+        return delta
+
+    @property
+    def has_calls(self) -> bool:
+        return self._parser is not None and self._parser.has_calls
+
+    def _push(self, delta: Delta, token_ids: list[int]) -> None:
+        self._say(delta, self._detokenizer.push(token_ids))
+
+    def _push_singly(
+        self, delta: Delta, token_ids: list[int], logprobs: list[TokenLogprobs] | None
+    ) -> None:
+        """Where it counts which token the text ended with, or the reasoning."""
+        for used, token_id in enumerate(token_ids, 1):
+            was_thinking = self._parser is not None and self._parser.is_thinking
+            self._push(delta, [token_id])
+            self.num_reasoning_tokens += was_thinking
+            if logprobs is not None:
+                delta.logprobs = [*delta.logprobs, *named([logprobs[used - 1]], self._tokenizer)]
+            if self._detokenizer.stopped is not None:
+                break
+
+    def _say(self, delta: Delta, text: str) -> None:
+        self._show(delta, self._graphemes.push(text))
+
+    def _show(self, delta: Delta, text: str) -> None:
+        if self._parser is None:
+            delta.content += text
+        elif text:
+            self._add(delta, self._parser.push(text))
+
+    @staticmethod
+    def _add(delta: Delta, piece: Piece) -> None:
+        delta.reasoning += piece.reasoning
+        delta.content += piece.content
+        if piece.calls:
+            delta.tool_calls = [*delta.tool_calls, *piece.calls]
+
+    def _end(self, delta: Delta, output: RequestOutput) -> None:
+        parser = self._parser
+        if self._detokenizer.stopped is not None or (parser is not None and parser.is_full):
+            self.finish_reason = "stop"
+            self.stream.close()
+        elif output.finish_reason is not None:
+            self.finish_reason = output.finish_reason
+            self._say(delta, self._detokenizer.finish())
+        if self.finish_reason is None:
+            return
+        self._show(delta, self._graphemes.finish())
+        if parser is not None:
+            self._add(delta, parser.finish())
+            if parser.has_calls and self.finish_reason == "stop":
+                self.finish_reason = "tool_calls"
+        delta.finish_reason = self.finish_reason
+
+    def _visible(self, output: RequestOutput) -> list[int]:
+        """A token that stopped the generation is no text, unless it was asked for."""
+        token_ids = output.new_token_ids
+        if output.finish_reason == "stop" and token_ids and not self._shows_stop:
+            last = token_ids[-1]
+            if last == output.stop_reason or last in self._tokenizer.eos_token_ids:
+                token_ids = token_ids[:-1]
+        if not self._hidden_token_ids:
+            return token_ids
+        return [token_id for token_id in token_ids if token_id not in self._hidden_token_ids]
+
+
+def engine_error(output: RequestOutput) -> ApiError:
+    """What the client is told of an output whose finish reason is ``error``."""
+    message = output.error or "The engine could not finish this request."
+    if output.error_code == "invalid_request":
+        return InvalidRequestError(message)
+    if output.error_code == "queue_full":
+        return Overloaded(message, retry_after_s=1)
+    return GenerationFailed(message)

@@ -1,0 +1,142 @@
+"""What an answer must look like: ``response_format`` and its kin, as a grammar.
+
+``strict: true`` means OpenAI's strict subset, and no document outside the schema ever. Without it a
+schema may say anything that JSON Schema knows: what cannot be enforced while the answer is
+generated is checked when it has ended, and the answer says so (``schemas.common.Compliance``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple
+
+import msgspec
+
+from gateway.errors import InvalidRequestError
+from gateway.schemas.output_format import (
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    StructuredOutputsField,
+    TextFormat,
+)
+from gateway.schemas.sampling import SamplingFields
+from grammar import strict_profile
+from grammar.errors import GrammarError
+from grammar.spec import GrammarSpec
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class OutputFormat(NamedTuple):
+    """A grammar, and the field that asked for it."""
+
+    spec: GrammarSpec
+    param: str
+
+
+def read(fields: SamplingFields) -> OutputFormat | None:
+    """None when any text will do. Raises ``InvalidRequestError`` naming the field."""
+    asked = _asked(fields)
+    if len(asked) > 1:
+        raise InvalidRequestError(
+            f"Only one of {', '.join(asked)} may be set.", param=next(reversed(asked))
+        )
+    return next(iter(asked.values()), None)
+
+
+def refusal(error: GrammarError, param: str) -> InvalidRequestError:
+    """What a client is told whose grammar cannot be used."""
+    return InvalidRequestError(f"The output format cannot be used: {error}", param=param)
+
+
+def check_strict(spec: GrammarSpec, param: str) -> None:
+    """OpenAI's strict subset. Raises ``InvalidRequestError``."""
+    try:
+        spec.validate()
+        strict_profile.check(spec.document())
+    except GrammarError as error:
+        raise refusal(error, param) from None
+
+
+def _asked(fields: SamplingFields) -> dict[str, OutputFormat]:
+    """What each of the fields asks for."""
+    found: dict[str, OutputFormat] = {}
+    if fields.response_format is not None and not isinstance(fields.response_format, TextFormat):
+        found["response_format"] = _response_format(fields.response_format)
+    if fields.structured_outputs is not None:
+        found["structured_outputs"] = _structured_outputs(fields.structured_outputs)
+    older = StructuredOutputsField(
+        json=fields.guided_json,
+        regex=fields.guided_regex,
+        choice=fields.guided_choice,
+        grammar=fields.guided_grammar,
+    )
+    for name, spec in _specs(older, "guided_{}").items():
+        found[f"guided_{name}"] = OutputFormat(spec, f"guided_{name}")
+    return found
+
+
+def _response_format(wanted: JsonObjectFormat | JsonSchemaFormat) -> OutputFormat:
+    if isinstance(wanted, JsonObjectFormat):
+        return OutputFormat(GrammarSpec("json_object"), "response_format")
+    schema: JsonSchema = wanted.json_schema
+    if _NAME.fullmatch(schema.name) is None:
+        raise InvalidRequestError(
+            "Must be 1 to 64 characters of a-z, A-Z, 0-9, _ and -.",
+            param="response_format.json_schema.name",
+        )
+    source = _text_of(schema.schema, "response_format.json_schema.schema")
+    spec = GrammarSpec("json_schema", source, strict=bool(schema.strict))
+    if spec.strict:
+        check_strict(spec, "response_format")
+    return OutputFormat(spec, "response_format")
+
+
+def _structured_outputs(wanted: StructuredOutputsField) -> OutputFormat:
+    specs = _specs(wanted, "structured_outputs.{}")
+    if len(specs) != 1:
+        raise InvalidRequestError(
+            "Must have exactly one of json, json_object, regex, choice, grammar and "
+            f"structural_tag, got {len(specs)}.",
+            param="structured_outputs",
+        )
+    ((name, spec),) = specs.items()
+    return OutputFormat(spec, f"structured_outputs.{name}")
+
+
+def _specs(wanted: StructuredOutputsField, path: str) -> dict[str, GrammarSpec]:
+    """Of the fields that are set."""
+    found: dict[str, GrammarSpec] = {}
+    if _is_set(wanted.json):
+        found["json"] = GrammarSpec("json_schema", _document(wanted.json, path.format("json")))
+    if wanted.json_object:
+        found["json_object"] = GrammarSpec("json_object")
+    if wanted.regex is not None:
+        found["regex"] = GrammarSpec("regex", wanted.regex)
+    if wanted.choice is not None:
+        found["choice"] = GrammarSpec.from_choices(wanted.choice)
+    if wanted.grammar is not None:
+        found["grammar"] = GrammarSpec("ebnf", wanted.grammar)
+    if _is_set(wanted.structural_tag):
+        source = _document(wanted.structural_tag, path.format("structural_tag"))
+        found["structural_tag"] = GrammarSpec("structural_tag", source)
+    return found
+
+
+def _is_set(raw: msgspec.Raw) -> bool:
+    return bytes(raw) not in (b"", b"null")
+
+
+def _document(raw: msgspec.Raw, param: str) -> str:
+    """JSON text, whether sent as a document or as text."""
+    text = _text_of(raw, param)
+    return str(json.loads(text)) if text.startswith('"') else text
+
+
+def _text_of(raw: msgspec.Raw, param: str) -> str:
+    try:
+        return bytes(raw).decode()
+    except UnicodeDecodeError:
+        raise InvalidRequestError("Must be UTF-8.", param=param) from None

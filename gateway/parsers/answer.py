@@ -1,0 +1,87 @@
+"""From a model's text to what a client sees of it: reasoning, answer, calls."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gateway.parsers.base import ToolCallDelta, ToolParser
+from gateway.parsers.reasoning import ReasoningParser
+
+
+class Piece(NamedTuple):
+    reasoning: str
+    content: str
+    calls: list[ToolCallDelta]
+
+
+class AnswerParser:
+    """Incremental, one per choice."""
+
+    def __init__(
+        self,
+        *,
+        reasoning: ReasoningParser | None = None,
+        hides_reasoning: bool = False,
+        tools: ToolParser | None = None,
+        prefill: str = "",
+        max_calls: int | None = None,
+    ) -> None:
+        """``prefill`` is the beginning of the answer that the prompt holds already. Calls beyond
+        ``max_calls`` are dropped, and ``is_full`` from then on."""
+        self._reasoning = reasoning
+        self._hides_reasoning = hides_reasoning
+        self._tools = tools
+        self._max_calls = max_calls
+        if prefill:
+            assert tools is not None
+            tools.push(prefill)
+
+    @property
+    def is_thinking(self) -> bool:
+        return self._reasoning is not None and self._reasoning.is_thinking
+
+    @property
+    def has_calls(self) -> bool:
+        return self._tools is not None and self._tools.num_calls > 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a call came that is one too many: nothing after it matters."""
+        return (
+            self._max_calls is not None
+            and self._tools is not None
+            and self._tools.num_calls > self._max_calls
+        )
+
+    def push(self, text: str) -> Piece:
+        reasoning = ""
+        if self._reasoning is not None:
+            reasoning, text = self._reasoning.push(text)
+        return self._piece(reasoning, text)
+
+    def finish(self) -> Piece:
+        """The model has ended: what was held back."""
+        reasoning, text = "", ""
+        if self._reasoning is not None:
+            reasoning, text = self._reasoning.finish()
+        piece = self._piece(reasoning, text)
+        if self._tools is None:
+            return piece
+        content, calls = self._tools.finish()
+        return Piece(
+            piece.reasoning, piece.content + content, [*piece.calls, *self._allowed(calls)]
+        )
+
+    def _piece(self, reasoning: str, text: str) -> Piece:
+        if self._hides_reasoning:
+            reasoning = ""
+        if self._tools is None or not text:
+            return Piece(reasoning, text, [])
+        was_full = self.is_full
+        content, calls = self._tools.push(text)
+        return Piece(reasoning, "" if was_full else content, self._allowed(calls))
+
+    def _allowed(self, calls: list[ToolCallDelta]) -> list[ToolCallDelta]:
+        if self._max_calls is None:
+            return calls
+        return [call for call in calls if call.index < self._max_calls]

@@ -1,0 +1,99 @@
+"""Calls as DeepSeek's models write them.
+
+    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
+    ```json
+    {"city": "Oslo"}
+    ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+
+Since V3.1 there is ``get_weather<｜tool▁sep｜>{"city": "Oslo"}`` between the tags of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.parsers.base import CallName, MarkedParser, Region, ToolFormat
+from gateway.parsers.blocks import BlockRegion
+from gateway.parsers.json_call import JsonObject
+
+CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+SEPARATOR = "<｜tool▁sep｜>"
+
+
+class DeepSeekParser(MarkedParser):
+    """A ``ToolParser``."""
+
+    opens = (CALLS,)
+
+    def _open(self, mark: str) -> Region:
+        return _Calls()
+
+
+class _Calls(BlockRegion):
+    def __init__(self) -> None:
+        super().__init__()
+        self._name = ""
+        self._arguments = JsonObject()
+        self._read: Callable[[], bool] = self._between
+
+    def _step(self) -> bool:
+        return self._read()
+
+    def _between(self) -> bool:
+        if (found := self._before(CALL, END_CALLS)) is None:
+            return False
+        if found[1] == CALL:
+            self._read = self._head
+        else:
+            self.closed = True
+        return True
+
+    def _head(self) -> bool:
+        if (found := self._before(SEPARATOR)) is None:
+            return False
+        kind = found[0].strip()
+        self._name = "" if kind == "function" else kind
+        self._read = self._until_arguments
+        return True
+
+    def _until_arguments(self) -> bool:
+        if (found := self._before("{", END_CALL)) is None:
+            return False
+        name = self._name or found[0].partition("\n")[0].strip()
+        if found[1] == END_CALL:  # a call without arguments
+            self._found += [CallName(name), "{}"] if name else []
+            self._read = self._between
+            return True
+        self._found.append(CallName(name))
+        self._arguments = JsonObject()
+        self._rest = "{" + self._rest
+        self._read = self._in_arguments
+        return True
+
+    def _in_arguments(self) -> bool:
+        used = self._arguments.feed(self._rest)
+        self._found.append(self._rest[:used])
+        self._rest = self._rest[used:]
+        if self._arguments.closed:
+            self._read = self._tail
+        return self._arguments.closed
+
+    def _tail(self) -> bool:
+        if self._before(END_CALL) is None:
+            return False
+        self._read = self._between
+        return True
+
+
+DEEPSEEK = ToolFormat(
+    name="deepseek",
+    signs=(CALLS,),
+    make_parser=lambda schemas: DeepSeekParser(),
+    marks=(CALLS, CALL, SEPARATOR, END_CALL, END_CALLS),
+    opening=CALLS,
+    begin=f"{CALL}function{SEPARATOR}%s\n```json\n",
+    end=f"\n```{END_CALL}",
+    separator="\n",
+    closing=END_CALLS,
+)

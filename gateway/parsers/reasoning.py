@@ -1,0 +1,85 @@
+"""What a model thinks before it answers: ``<think>...</think>``, as DeepSeek, Qwen and others do.
+
+White space around the tags is layout and is dropped.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import NamedTuple
+
+from gateway.parsers.base import overlap
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class Said(NamedTuple):
+    reasoning: str
+    content: str
+
+
+class _At(Enum):
+    START = auto()  # nothing but blanks so far, and perhaps a part of the opening tag
+    THINKING = auto()
+    BEFORE_ANSWER = auto()  # nothing but blanks since the closing tag
+    ANSWER = auto()
+
+
+class ReasoningParser:
+    """Incremental, one per answer: the result does not depend on how the text was split."""
+
+    def __init__(self, *, has_begun: bool) -> None:
+        """``has_begun``: the prompt has said the opening tag already."""
+        self._at = _At.THINKING if has_begun else _At.START
+        self._held = ""
+        self._has_thought = False
+
+    @property
+    def is_thinking(self) -> bool:
+        return self._at is _At.THINKING
+
+    def push(self, text: str) -> Said:
+        if self._at is _At.ANSWER:
+            return Said("", text)
+        text = self._held + text
+        self._held = ""
+        if self._at is _At.START:
+            if (rest := self._start(text)) is None:
+                return Said("", "")
+            text = rest
+        reasoning = ""
+        if self._at is _At.THINKING:
+            reasoning, text = self._think(text)
+        if self._at is _At.BEFORE_ANSWER and (text := text.lstrip()):
+            self._at = _At.ANSWER
+        return Said(reasoning, text)
+
+    def finish(self) -> Said:
+        """The model has ended: what was held back."""
+        held, self._held = self._held, ""
+        return Said(held.rstrip(), "") if self.is_thinking else Said("", held)
+
+    def _start(self, text: str) -> str | None:
+        """What follows the opening tag, or all where there is none; None while that is open."""
+        solid = text.lstrip()
+        if solid.startswith(OPEN):
+            self._at = _At.THINKING
+            return solid[len(OPEN) :]
+        if OPEN.startswith(solid):
+            self._held = text
+            return None
+        self._at = _At.ANSWER
+        return text
+
+    def _think(self, text: str) -> tuple[str, str]:
+        """The reasoning that is certain, and what follows the closing tag."""
+        if not self._has_thought:
+            text = text.lstrip()
+        thought, close, rest = text.partition(CLOSE)
+        if close:
+            self._at = _At.BEFORE_ANSWER
+            return thought.rstrip(), rest
+        free = len(text[: len(text) - overlap(text, CLOSE)].rstrip())
+        self._has_thought = self._has_thought or free > 0
+        self._held = text[free:]
+        return text[:free], ""

@@ -1,0 +1,49 @@
+"""How a request stands among others: its ``service_tier`` and ``priority``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.config import Policy
+from gateway.errors import InvalidRequestError, UnsupportedParameter
+
+MAX_PRIORITY = 1_000_000
+FLEX = 10
+"""Steps that ``service_tier: "flex"`` goes back by."""
+
+
+class Priorities:
+    """Reads the two fields. A request can step back by itself; only the operator's
+    ``models.service_tiers`` lets it step forward."""
+
+    def __init__(self, tiers: Mapping[str, int], policy: Policy) -> None:
+        self._tiers = {"default": 0, "flex": FLEX, **tiers}
+        self._counts = policy != "fcfs"
+
+    def tier(self, asked: str | None) -> str | None:
+        """The tier that serves the request, if it asks for one. Raises ``UnsupportedParameter``."""
+        if asked in (None, "auto"):
+            return None if asked is None else "default"
+        offered = self._tiers if self._counts else {"default": 0}
+        if asked not in offered:
+            raise UnsupportedParameter(
+                f"This server offers the service tiers auto, {', '.join(sorted(offered))}.",
+                param="service_tier",
+            )
+        return asked
+
+    def shift(self, tier: str | None, priority: int | None) -> int:
+        """What to add to the priority of who asks; lower goes first."""
+        if priority:
+            if not self._counts:
+                raise UnsupportedParameter(
+                    "This server serves requests in the order they come; leave it out.",
+                    param="priority",
+                )
+            if not 0 <= priority <= MAX_PRIORITY:
+                raise InvalidRequestError(
+                    f"Must be from 0 to {MAX_PRIORITY}: a request can only step back, "
+                    f"got {priority}.",
+                    param="priority",
+                )
+        return (priority or 0) + (0 if tier is None else self._tiers[tier])

@@ -1,0 +1,25 @@
+"""``GET /openapi.json`` and ``GET /asyncapi.json``: what this server takes and says."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway import asyncapi, openapi
+
+OPENAPI_PATH = "/openapi.json"
+ASYNCAPI_PATH = "/asyncapi.json"
+
+
+def document_routes() -> list[Route]:
+    documents = {OPENAPI_PATH: openapi.document(), ASYNCAPI_PATH: asyncapi.document()}
+    return [_route(path, msgspec.json.encode(found)) for path, found in documents.items()]
+
+
+def _route(path: str, body: bytes) -> Route:
+    async def get(request: Request) -> Response:
+        return Response(body, media_type="application/json")
+
+    return Route(path, get, methods=["GET"])

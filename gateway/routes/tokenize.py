@@ -1,0 +1,129 @@
+"""``POST /v1/tokenize`` and ``POST /v1/detokenize``: what a prompt will cost, before it does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from engine.client import EngineClient
+from engine.errors import EngineDead
+from engine.tokenizer import Tokenizer
+from gateway import bodies, context, text_prompt
+from gateway.admission import Admission
+from gateway.errors import InvalidRequestError, UnsupportedParameter
+from gateway.routes import answers
+from gateway.schemas.chat import FunctionTool
+from gateway.schemas.tokenize import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+from tenants.access import require_scope
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+
+_ONLY_WITH_MESSAGES = (
+    "tools",
+    "add_generation_prompt",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "verbosity",
+)
+
+
+def tokenize_routes(
+    admission: Admission, engine: EngineClient, tokenizer: Tokenizer
+) -> list[Route]:
+    def check(request: Request, model: str) -> None:
+        principal = context.principal_of(request.scope)
+        require_scope(principal.key, "chat")
+        admission.check_model(principal, model)
+
+    async def tokenize(request: Request) -> Response:
+        answers.check_media_type(request)
+        body = bodies.decode(_tokenize_decoder, await request.body())
+        check(request, body.model)
+        token_ids = await _token_ids(body, admission, tokenizer)
+        names = None
+        if body.return_token_strs:
+            names = [tokenizer.token_bytes(i).decode(errors="replace") for i in token_ids]
+        return _json(
+            TokenizeAnswer(
+                count=len(token_ids),
+                max_model_len=_max_model_len(engine),
+                tokens=token_ids,
+                token_strs=names,
+            )
+        )
+
+    async def detokenize(request: Request) -> Response:
+        answers.check_media_type(request)
+        body = bodies.decode(_detokenize_decoder, await request.body())
+        check(request, body.model)
+        text_prompt.check_ids(body.tokens, tokenizer.vocab_size, param="tokens")
+        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return _json(DetokenizeAnswer(prompt=text))
+
+    return [
+        Route("/v1/tokenize", tokenize, methods=["POST"]),
+        Route("/v1/detokenize", detokenize, methods=["POST"]),
+    ]
+
+
+async def _token_ids(
+    body: TokenizeRequest, admission: Admission, tokenizer: Tokenizer
+) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("Send either prompt or messages.", param="prompt")
+    if body.prompt is not None:
+        for name in _ONLY_WITH_MESSAGES:
+            if getattr(body, name) is not None:
+                raise InvalidRequestError("Only allowed with messages.", param=name)
+        return await asyncio.to_thread(
+            tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens is not False
+        )
+    assert body.messages is not None
+    if body.add_special_tokens is not None:
+        raise InvalidRequestError(
+            "Only allowed with prompt: a chat template writes its own.", param="add_special_tokens"
+        )
+    prompts = admission.prompts
+    found = await prompts.encode(
+        body.messages,
+        tools=_tools(body, admission),
+        kwargs=prompts.kwargs(body, has_reasoning=admission.has_reasoning),
+        add_generation_prompt=body.add_generation_prompt is not False,
+    )
+    return found.token_ids
+
+
+def _tools(body: TokenizeRequest, admission: Admission) -> list[dict[str, Any]] | None:
+    if not body.tools:
+        return None
+    if admission.tools.format is None:
+        raise UnsupportedParameter("This server's model knows no tools.", param="tools")
+    for index, tool in enumerate(body.tools):
+        if not isinstance(tool, FunctionTool):
+            raise UnsupportedParameter(
+                "Only tools of the type function are supported.", param=f"tools[{index}].type"
+            )
+    plain: list[dict[str, Any]] = msgspec.to_builtins(body.tools)
+    return plain
+
+
+def _max_model_len(engine: EngineClient) -> int | None:
+    try:
+        return engine.info.max_model_len
+    except EngineDead:
+        return None
+
+
+def _json(answer: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -1,0 +1,160 @@
+"""From a client's sampling fields to the engine's ``SamplingParams``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine.messages import SamplingParams, StructuredOutputs
+from engine.tokenizer import Tokenizer
+from gateway.errors import InvalidRequestError
+from gateway.schemas.chat import ChatFields
+from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.sampling import SamplingFields
+
+MAX_STOPS = 4
+MAX_TOP_LOGPROBS = 20
+MAX_BAD_WORDS = 64
+MAX_WORD = 128
+MAX_TOKEN_IDS = 1024
+"""Of ``logit_bias``, ``allowed_token_ids`` and ``stop_token_ids`` each."""
+
+_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "frequency_penalty": float,
+    "presence_penalty": float,
+    "repetition_penalty": float,
+    "seed": lambda seed: seed % 2**64,  # OpenAI's is signed, Philox's is not
+    "min_tokens": int,
+    "ignore_eos": bool,
+    "include_stop_str_in_output": bool,
+    "skip_special_tokens": bool,
+    "stop_token_ids": tuple,
+    "allowed_token_ids": tuple,
+}
+
+
+class Sampling:
+    """Reads the fields for one model."""
+
+    def __init__(self, tokenizer: Tokenizer, defaults: Mapping[str, float | int]) -> None:
+        """``defaults`` apply where a request says nothing."""
+        self._tokenizer = tokenizer
+        self._defaults = defaults
+
+    def params(
+        self,
+        fields: ChatFields | CompletionRequest,
+        *,
+        max_tokens: int,
+        structured_outputs: StructuredOutputs | None,
+    ) -> SamplingParams:
+        """Raises ``InvalidRequestError`` naming the field."""
+        given = {
+            name: convert(value)
+            for name, convert in _FIELDS.items()
+            if (value := getattr(fields, name)) is not None
+        }
+        self._check_token_ids(given)
+        try:
+            return SamplingParams(
+                max_tokens=max_tokens,
+                structured_outputs=structured_outputs,
+                logit_bias=self._logit_bias(fields.logit_bias),
+                **_bad_words(fields.bad_words, self._tokenizer),
+                **_logprobs(fields),
+                **{**self._defaults, **given},
+            )
+        except ValueError as exc:
+            raise _field_error(exc, fields) from None
+
+    def _logit_bias(self, biases: dict[str, float] | None) -> dict[int, float] | None:
+        if not biases:
+            return None
+        _check_count("logit_bias", len(biases))
+        found = {}
+        for text, bias in biases.items():
+            if not (text.isascii() and text.isdigit() and int(text) < self._tokenizer.vocab_size):
+                raise InvalidRequestError(
+                    "Keys are token ids of this model, from 0 to "
+                    f"{self._tokenizer.vocab_size - 1}, got {text[:20]!r}.",
+                    param="logit_bias",
+                )
+            found[int(text)] = float(bias)
+        return found
+
+    def _check_token_ids(self, given: Mapping[str, Any]) -> None:
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            token_ids = given.get(name, ())
+            _check_count(name, len(token_ids))
+            for index, token_id in enumerate(token_ids):
+                if not 0 <= token_id < self._tokenizer.vocab_size:
+                    raise InvalidRequestError(
+                        "Token ids of this model are from 0 to "
+                        f"{self._tokenizer.vocab_size - 1}, got {token_id}.",
+                        param=f"{name}[{index}]",
+                    )
+
+
+def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    """Raises ``InvalidRequestError``."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequestError(f"At most {MAX_STOPS} stop strings.", param="stop")
+    if not all(stops):
+        raise InvalidRequestError("A stop string must not be empty.", param="stop")
+    return stops
+
+
+def _check_count(name: str, count: int) -> None:
+    if count > MAX_TOKEN_IDS:
+        raise InvalidRequestError(f"At most {MAX_TOKEN_IDS} token ids.", param=name)
+
+
+def _bad_words(words: list[str] | None, tokenizer: Tokenizer) -> dict[str, Any]:
+    if not words:
+        return {}
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidRequestError(f"At most {MAX_BAD_WORDS} words.", param="bad_words")
+    if not all(word.strip() and len(word) <= MAX_WORD for word in words):
+        raise InvalidRequestError(f"A word has from 1 to {MAX_WORD} characters.", param="bad_words")
+    return {"bad_words_token_ids": tokenizer.bad_words_token_ids(words)}
+
+
+def _logprobs(fields: ChatFields | CompletionRequest) -> dict[str, Any]:
+    if isinstance(fields, ChatFields):
+        number = _top_logprobs(fields)
+        return {} if number is None else {"logprobs": number}
+    if fields.logprobs is None:
+        return {}
+    _check_logprobs("logprobs", fields.logprobs)
+    wanted = {"logprobs": fields.logprobs}
+    return wanted | {"prompt_logprobs": fields.logprobs} if fields.echo else wanted
+
+
+def _top_logprobs(fields: ChatFields) -> int | None:
+    if not fields.logprobs:
+        if fields.top_logprobs:
+            raise InvalidRequestError("Only allowed when logprobs is true.", param="top_logprobs")
+        return None
+    number = fields.top_logprobs or 0
+    _check_logprobs("top_logprobs", number)
+    return number
+
+
+def _check_logprobs(name: str, number: int) -> None:
+    if not 0 <= number <= MAX_TOP_LOGPROBS:
+        raise InvalidRequestError(
+            f"Must be from 0 to {MAX_TOP_LOGPROBS}, got {number}.", param=name
+        )
+
+
+def _field_error(exc: ValueError, fields: SamplingFields) -> InvalidRequestError:
+    """``SamplingParams`` begins its messages with the field's name."""
+    name, _, rule = str(exc).partition(" ")
+    if name == "max_tokens" and getattr(fields, "max_tokens", None) is None:
+        name = "max_completion_tokens"
+    return InvalidRequestError(f"{name} {rule}.", param=name)

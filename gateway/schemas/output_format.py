@@ -1,0 +1,41 @@
+"""What an answer must look like: OpenAI's ``response_format``, vLLM's ``structured_outputs``."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    pass
+
+
+class JsonObjectFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_object"):
+    pass
+
+
+class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    schema: msgspec.Raw
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema"):
+    json_schema: JsonSchema
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
+class StructuredOutputsField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sent through ``extra_body``; exactly one field is set. Names and meanings as in vLLM."""
+
+    json: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    """A JSON schema, as an object or as text."""
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    """A Lark or GBNF grammar."""
+    structural_tag: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    """An object, or the same as text."""

@@ -1,0 +1,49 @@
+"""The fields that are known and not acted on: refused by name, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gateway.errors import UnsupportedParameter
+
+CHAT: Mapping[str, tuple[object, ...]] = {
+    "audio": (),
+    "function_call": (),
+    "functions": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory",),
+    "store": (False,),
+    "web_search_options": (),
+}
+"""Fields of Chat Completions that are refused unless null or one of these values, at which they
+change nothing."""
+
+COMPLETIONS: Mapping[str, tuple[object, ...]] = {"suffix": ()}
+"""The same for Completions."""
+
+_INSTEAD = {
+    "functions": "send tools",
+    "function_call": "send tool_choice",
+}
+
+
+def refuse(request: msgspec.Struct, unsupported: Mapping[str, tuple[object, ...]]) -> None:
+    """Raises ``UnsupportedParameter`` for the first field that would have to change something."""
+    for name, neutral in unsupported.items():
+        value = getattr(request, name)
+        if value is None or any(_same(value, harmless) for harmless in neutral):
+            continue
+        mend = _INSTEAD.get(name, "leave it out")
+        raise UnsupportedParameter(
+            f"The parameter {name} is not supported by this server; {mend}.", param=name
+        )
+
+
+def _same(value: object, other: object) -> bool:
+    """Equal as JSON values are: false is not 0."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.chat_template import ChatTemplate
+from gateway.parsers import formats
+from gateway.parsers.base import ToolFormat
+from gateway.parsers.deepseek import DEEPSEEK
+from gateway.parsers.hermes import HERMES
+from gateway.parsers.llama import LLAMA
+from gateway.parsers.mistral import MISTRAL
+from gateway.parsers.qwen import QWEN
+from tests.gateway.parsers.replay import replay
+
+SIGNS = {
+    "hermes": (HERMES, "{% if tools %}<tool_call>{% endif %}"),
+    "qwen": (QWEN, "{% if tools %}<tool_call><function=x>{% endif %}"),
+    "llama": (LLAMA, "{% if tools %}Environment: ipython{% endif %}"),
+    "mistral": (MISTRAL, "{% if tools %}[TOOL_CALLS]{% endif %}"),
+    "deepseek": (DEEPSEEK, "{% if tools %}<｜tool▁calls▁begin｜>{% endif %}"),
+}
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate({"default": source})
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_a_template_shows_which_format_its_model_knows(name: str) -> None:
+    expected, source = SIGNS[name]
+    assert formats.tool_format("auto", template(source)) is expected
+    assert formats.tool_format(name, template("no sign")) is expected
+
+
+def test_without_tools_in_the_template_there_is_none() -> None:
+    assert formats.tool_format("auto", template("<tool_call>")) is None
+    assert formats.tool_format("none", template(SIGNS["hermes"][1])) is None
+    assert formats.tool_format("auto", template("{{ tools }}")) is HERMES
+
+
+def test_reasoning_is_looked_for_where_the_template_knows_its_end() -> None:
+    assert formats.has_reasoning("auto", template("x</think>y"))
+    assert not formats.has_reasoning("auto", template("xy"))
+    assert formats.has_reasoning("think", template("xy"))
+    assert not formats.has_reasoning("none", template("x</think>y"))
+
+
+@pytest.mark.parametrize("format", [found for found, _ in SIGNS.values()], ids=SIGNS.keys())
+@pytest.mark.parametrize("num_calls", [1, 2])
+def test_what_a_format_asks_of_the_model_its_parser_reads(
+    format: ToolFormat, num_calls: int
+) -> None:
+    """The grammar of a forced call is made of the same parts."""
+    arguments = {"city": "Oslo"}
+    inner = json.dumps(arguments)
+    if not format.has_json_arguments:
+        inner = "<parameter=city>\nOslo\n</parameter>\n"
+    one = format.begin.replace("%s", "f") + inner + format.end
+    text = format.opening + format.separator.join([one] * num_calls) + format.closing
+    found = replay(format.make_parser({}), text)
+    assert found.content == ""
+    assert [(call.name, json.loads(call.arguments)) for call in found.calls] == [
+        ("f", arguments)
+    ] * num_calls

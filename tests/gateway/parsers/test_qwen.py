@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.parsers.qwen import CLOSE, OPEN, QwenParser
+from tests.gateway.parsers.replay import Expected, check_splits, replay
+
+SCHEMAS = {
+    "f": {
+        "type": "object",
+        "properties": {"zip": {"type": "string"}, "n": {"type": "integer"}, "any": {}},
+    }
+}
+
+
+def call(**arguments: str) -> str:
+    inside = "".join(
+        f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in arguments.items()
+    )
+    return f"{OPEN}\n<function=f>\n{inside}</function>\n{CLOSE}"
+
+
+def make() -> QwenParser:
+    return QwenParser(SCHEMAS)
+
+
+CASES: dict[str, tuple[str, Expected]] = {
+    "text stays text": (call(zip="0123"), ("", [("f", '{"zip": "0123"}')])),
+    "numbers are numbers": (call(n="3", zip="a"), ("", [("f", '{"n": 3, "zip": "a"}')])),
+    "JSON where the schema is silent": (
+        call(any='{"a": [1, null]}'),
+        ("", [("f", '{"any": {"a": [1, null]}}')]),
+    ),
+    "text where it is no JSON": (call(any='a "b"\nc'), ("", [("f", '{"any": "a \\"b\\"\\nc"}')])),
+    "without arguments": (call(), ("", [("f", "{}")])),
+    "two": (call(n="1") + "\n" + call(n="2"), ("", [("f", '{"n": 1}'), ("f", '{"n": 2}')])),
+    "text around": (f"So.\n{call(n='1')}\nDone", ("So.\nDone", [("f", '{"n": 1}')])),
+    "an unknown function": (
+        f"{OPEN}<function=g><parameter=a>1</parameter></function>{CLOSE}",
+        ("", [("g", '{"a": 1}')]),
+    ),
+    "cut in a value": (
+        f"{OPEN}<function=f><parameter=zip>012",
+        ("", [("f", "{")]),
+    ),
+    "no call": (f"{OPEN}x{CLOSE}", (f"{OPEN}x{CLOSE}", [])),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_split_at_every_position(name: str) -> None:
+    check_splits(make, *CASES[name])
+
+
+_FRAGMENTS = st.sampled_from(
+    [OPEN, CLOSE, "<function=f>", "</function>", "<parameter=n>", "</parameter>", "<", "1", "\n"]
+)
+
+
+@given(fragments=st.lists(_FRAGMENTS, max_size=12), data=st.data())
+def test_any_text_split_anywhere(fragments: list[str], data: st.DataObject) -> None:
+    text = "".join(fragments)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert replay(make(), pieces).plain == replay(make(), [text]).plain

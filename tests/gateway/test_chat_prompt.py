@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.chat_template import ChatTemplate
+from engine.tokenizer import Tokenizer
+from gateway.chat_prompt import ChatPrompts
+from gateway.errors import InvalidRequestError, UnsupportedParameter
+from gateway.schemas.chat import ChatCompletionRequest
+from tests.gateway.serving import chat_body
+
+THINKING = (
+    "{{ messages[0].content }}|{% if enable_thinking is not false %}<think>\n"
+    "{% else %}<think>\n\n</think>\n{% endif %}"
+)
+EFFORT = "{{ messages[0].content }} {{ reasoning_effort }} {{ verbosity }}"
+
+
+def prompts(model_dir: Path, source: str, *allowed: str) -> ChatPrompts:
+    return ChatPrompts(
+        ChatTemplate({"default": source}), Tokenizer.load(model_dir), allowed_kwargs=allowed
+    )
+
+
+def request(**fields: Any) -> ChatCompletionRequest:
+    return msgspec.convert(chat_body(**fields), ChatCompletionRequest)
+
+
+@pytest.mark.asyncio
+async def test_it_knows_whether_the_answer_begins_with_reasoning(model_dir: Path) -> None:
+    made = prompts(model_dir, THINKING, "enable_thinking")
+    messages = request().messages
+    on = await made.encode(messages)
+    assert (on.begins_reasoning, on.ends_reasoning) == (True, False)
+    off = await made.encode(messages, kwargs={"enable_thinking": False})
+    assert (off.begins_reasoning, off.ends_reasoning) == (False, True)
+    filled = await made.encode(messages, prefill="[")
+    assert filled.ends_reasoning
+    assert len(filled.token_ids) == len(on.token_ids) + 1
+    made.close()
+
+
+def test_variables_need_both_the_operator_and_the_template(model_dir: Path) -> None:
+    made = prompts(model_dir, THINKING, "enable_thinking", "thinking")
+    given = request(chat_template_kwargs={"enable_thinking": False})
+    assert made.kwargs(given, has_reasoning=True) == {"enable_thinking": False}
+    for name, message in (("thinking", "no such variable"), ("messages", "enable_thinking")):
+        with pytest.raises(UnsupportedParameter, match=message) as caught:
+            made.kwargs(request(chat_template_kwargs={name: 1}), has_reasoning=True)
+        assert caught.value.param == f"chat_template_kwargs.{name}"
+    for value in ([], {}, "x" * 257):
+        with pytest.raises(InvalidRequestError):
+            made.kwargs(
+                request(chat_template_kwargs={"enable_thinking": value}), has_reasoning=True
+            )
+
+
+@pytest.mark.parametrize(
+    ("effort", "expected"), [("none", False), ("minimal", True), ("high", True)]
+)
+def test_effort_turns_a_switch(model_dir: Path, effort: str, expected: bool) -> None:
+    made = prompts(model_dir, THINKING)
+    found = made.kwargs(request(reasoning_effort=effort), has_reasoning=True)
+    assert found == {"enable_thinking": expected}
+
+
+def test_effort_and_verbosity_reach_a_template_that_knows_them(model_dir: Path) -> None:
+    made = prompts(model_dir, EFFORT)
+    found = made.kwargs(request(reasoning_effort="low", verbosity="high"), has_reasoning=True)
+    assert found == {"reasoning_effort": "low", "verbosity": "high"}
+
+
+def test_what_a_template_does_not_know_is_refused_unless_it_means_nothing(model_dir: Path) -> None:
+    made = prompts(model_dir, "{{ messages }}")
+    neutral = request(reasoning_effort="none", verbosity="medium")
+    assert made.kwargs(neutral, has_reasoning=False) == {}
+    for fields in ({"reasoning_effort": "low"}, {"verbosity": "low"}):
+        with pytest.raises(UnsupportedParameter) as caught:
+            made.kwargs(request(**fields), has_reasoning=False)
+        assert caught.value.param in fields

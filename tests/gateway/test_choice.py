@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from engine.client import RequestStream
+from engine.messages import RequestOutput, SamplingParams, TokenLogprobs
+from engine.tokenizer import Tokenizer
+from gateway.admitted import Admitted
+from gateway.assembler import Delta
+from gateway.choice import Choice, engine_error
+from gateway.errors import ApiError, GenerationFailed, InvalidRequestError, Overloaded
+from gateway.parsers.answer import AnswerParser
+from gateway.parsers.hermes import HermesParser
+from gateway.parsers.reasoning import ReasoningParser
+
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+
+class Stream:
+    """Of an engine: only whether it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Fixture:
+    def __init__(self, model_dir: Path) -> None:
+        self.tokenizer = Tokenizer.load(model_dir)
+        self.stream = Stream()
+
+    def choice(
+        self, *, stop: tuple[str, ...] = (), skip_special_tokens: bool = True, **fields: Any
+    ) -> Choice:
+        make_parser = fields.pop("make_parser", None)
+        # Only these are looked at.
+        admitted = cast(
+            Admitted,
+            _Fields(
+                params=SamplingParams(**fields),
+                stop=stop,
+                skip_special_tokens=skip_special_tokens,
+                make_parser=make_parser,
+                unenforced=None,
+            ),
+        )
+        return Choice(0, cast(RequestStream, self.stream), admitted, self.tokenizer)
+
+    def output(self, text: str, **fields: Any) -> RequestOutput:
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return RequestOutput("r", ids, **fields)
+
+
+class _Fields:
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+
+@pytest.fixture
+def fixture(model_dir: Path) -> Fixture:
+    return Fixture(model_dir)
+
+
+def test_the_end_of_text_is_no_text(fixture: Fixture) -> None:
+    output = fixture.output("Hi<|im_end|>", finish_reason="stop")
+    for shown in (True, False):
+        delta = fixture.choice(skip_special_tokens=shown).advance(output)
+        assert (delta.content, delta.finish_reason) == ("Hi", "stop")
+
+
+def test_a_stop_token_is_text_only_when_asked_for(fixture: Fixture) -> None:
+    output = fixture.output(
+        "ab", finish_reason="stop", stop_reason=fixture.output("b").new_token_ids[0]
+    )
+    assert fixture.choice().advance(output).content == "a"
+    assert fixture.choice(include_stop_str_in_output=True).advance(output).content == "ab"
+
+
+def test_a_stop_string_ends_it_and_stops_the_engine(fixture: Fixture) -> None:
+    choice = fixture.choice(stop=("c",))
+    assert choice.advance(fixture.output("ab")).content == "ab"
+    delta = choice.advance(fixture.output("cd"))
+    assert (delta.content, delta.finish_reason) == ("", "stop")
+    assert fixture.stream.closed
+
+
+def test_stop_strings_do_not_count_before_min_tokens(fixture: Fixture) -> None:
+    choice = fixture.choice(stop=("a",), min_tokens=3)
+    assert choice.advance(fixture.output("aaa")).finish_reason is None
+    assert choice.advance(fixture.output("a")).finish_reason == "stop"
+
+
+def test_logprobs_end_with_the_text(fixture: Fixture) -> None:
+    output = fixture.output("abcd")
+    logprobs = [TokenLogprobs(i, -1.0, 1) for i in output.new_token_ids]
+    output = fixture.output("abcd", logprobs=logprobs)
+    choice = fixture.choice(stop=("b",), logprobs=0)
+    assert [token.token for token in choice.advance(output).logprobs] == ["a", "b"]
+
+
+def test_reasoning_tokens_are_counted_whatever_the_outputs(fixture: Fixture) -> None:
+    def parser() -> AnswerParser:
+        return AnswerParser(reasoning=ReasoningParser(has_begun=True))
+
+    for cuts in (["hm</think>yes"], list("hm</think>yes"), ["hm</th", "ink>yes"]):
+        choice = fixture.choice(make_parser=parser)
+        deltas = [choice.advance(fixture.output(text)) for text in cuts]
+        assert choice.num_reasoning_tokens == len("hm</think>")
+        assert "".join(delta.content for delta in deltas) == "yes"
+
+
+def test_a_call_too_many_stops_the_engine(fixture: Fixture) -> None:
+    choice = fixture.choice(make_parser=lambda: AnswerParser(tools=HermesParser(), max_calls=1))
+    assert choice.advance(fixture.output(CALL)).finish_reason is None
+    delta: Delta = choice.advance(fixture.output(CALL))
+    assert (delta.finish_reason, list(delta.tool_calls)) == ("tool_calls", [])
+    assert choice.has_calls
+    assert fixture.stream.closed
+
+
+def test_a_cluster_is_not_cut(fixture: Fixture) -> None:
+    choice = fixture.choice()
+    deltas = [choice.advance(fixture.output(text)) for text in "a\N{MAN}\u200d\N{WOMAN}"]
+    deltas.append(choice.advance(RequestOutput("r", [], finish_reason="stop")))
+    assert [d.content for d in deltas if d.content] == ["a", "\N{MAN}\u200d\N{WOMAN}"]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("invalid_request", InvalidRequestError),
+        ("queue_full", Overloaded),
+        ("internal", GenerationFailed),
+    ],
+)
+def test_errors_of_the_engine(fixture: Fixture, code: str, kind: type[ApiError]) -> None:
+    output = RequestOutput("r", [], finish_reason="error", error="no", error_code=code)
+    assert type(engine_error(output)) is kind
+    with pytest.raises(kind, match="no"):
+        fixture.choice().advance(output)

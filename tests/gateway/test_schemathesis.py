@@ -1,0 +1,57 @@
+"""Requests made up from the published OpenAPI document: none of them is the server's fault."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway import openapi
+from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.serving import MODEL, Gateway
+
+COMMAND = (
+    *(sys.executable, "-m", "schemathesis.cli", "run"),
+    *("--checks", "not_a_server_error"),
+    *("--phases", "examples,coverage,fuzzing"),
+    *("--max-examples", "10"),
+    *("--generation-database", "none"),
+    *("--seed", "1"),
+    *("--request-timeout", "20"),
+    "--no-color",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.asyncio
+async def test_no_request_is_answered_with_a_5xx(
+    gateway: Gateway, double: EngineDouble, tmp_path: Path
+) -> None:
+    double.script = lambda prompt: Play(text="Hi")
+    document = openapi.document()
+    for schema in document["components"]["schemas"].values():
+        if "model" in schema.get("properties", {}):
+            schema["properties"]["model"]["const"] = MODEL  # else every request ends with a 404
+    path = tmp_path / "openapi.json"
+    path.write_bytes(msgspec.json.encode(document))
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        *("--header", f"Authorization: Bearer {gateway.api_key}"),
+        *("--url", gateway.url),
+        str(path),
+        cwd=tmp_path,  # it leaves its cache where it runs
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    out, _ = await process.communicate()
+    report = out.decode()
+    assert process.returncode == 0, report[-8000:]
+    found = re.search(r"(\d+) generated, (\d+) passed", report)
+    assert found is not None, report[-8000:]
+    assert int(found[1]) == int(found[2]) > 1000
+    assert len(double.requests) > 10, "some must have got as far as the engine"
