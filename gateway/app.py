@@ -20,14 +20,17 @@ from gateway.middleware.access_log import AccessLog
 from gateway.middleware.auth import Auth
 from gateway.middleware.body_limit import BodyLimit
 from gateway.middleware.errors import Errors
+from gateway.middleware.idempotency import Idempotency
 from gateway.middleware.request_id import RequestId
 from gateway.routes.admin import PREFIX as ADMIN_PREFIX
 from gateway.routes.admin_live import live_routes
 from gateway.routes.admin_tenants import TenantRoutes
 from gateway.routes.admin_usage import usage_routes
+from gateway.routes.chat import PATH as CHAT_PATH
 from gateway.routes.chat import chat_route
 from gateway.routes.chat_ws import PATH as CHAT_WS_PATH
 from gateway.routes.chat_ws import unknown_ws_route, ws_route
+from gateway.routes.completions import PATH as COMPLETIONS_PATH
 from gateway.routes.completions import completions_route
 from gateway.routes.documents import ASYNCAPI_PATH, OPENAPI_PATH, document_routes
 from gateway.routes.health import health_routes
@@ -134,6 +137,14 @@ def _middleware(services: Services) -> list[Middleware]:
             },
         ),
         Middleware(BodyLimit, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
+        Middleware(
+            Idempotency,
+            shared=services.store.shared,
+            streams=services.streams,
+            peers=services.peers,
+            paths={CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH},
+            retention_s=config.idempotency_retention_s,
+        ),
     ]
 
 
@@ -149,6 +160,7 @@ def _cors(origins: Sequence[str]) -> Middleware:
             "retry-after",
             "retry-after-ms",
             STREAM_ID_HEADER,
+            "idempotent-replayed",
             *rate_limits.NAMES,
         ],
     )

@@ -76,6 +76,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Time a resumable stream runs on without a reader before it is aborted."""
     stream_retention_s: Seconds = 300.0
     """Time a resumable stream can be read after its end."""
+    idempotency_retention_s: Seconds = 86400.0
+    """Time an ``Idempotency-Key`` stands for its answer."""
     max_stream_log_bytes: Positive = 4 * 1024 * 1024
     """Most bytes kept of one resumable stream; the oldest go first."""
     max_tenant_stream_log_bytes: Positive = 64 * 1024 * 1024
@@ -106,6 +108,8 @@ class ServedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown
 
     policy: Policy = "fair_share"
     """Who goes first: by arrival, by ``priority``, or by the least service received so far."""
+    prefix_cache_tenant_floor: float = 0.05
+    """Share of the blocks that one tenant's cached prefixes keep while other tenants have more."""
     max_num_queued_reqs: int | None = 1024
     """Requests that may wait for their first admission; more are refused (``QueueFull``)."""
 

@@ -270,6 +270,7 @@ class Demo:
         self._console.print()
         for title, value, style in (
             ("Chat page", f"{running.url}/#key={running.api_key}", "bold cyan"),
+            ("Admin page", f"{running.url}/admin/#key={running.admin_key}", "cyan"),
             ("API key", running.api_key, "bold"),
             ("Try it", curl, ""),
         ):

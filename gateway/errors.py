@@ -19,6 +19,7 @@ ApiError                       a request failed: what the client is told
 ├── MethodNotAllowed           405  the route exists, the method does not
 ├── RequestTimeout             408  the client was too slow to send its request
 ├── Conflict                   409  it exists already
+│   └── IdempotencyKeyReused   409  the key came with another body before
 ├── Gone                       410  it was there and is not kept any more
 ├── PayloadTooLarge            413  above a size limit
 ├── UnsupportedMediaType       415  the body is not JSON
@@ -236,6 +237,12 @@ class Conflict(ApiError):
     def headers(self, *, began: bool = False) -> dict[str, str]:
         # OpenAI's clients take every 409 for a lock that will be free soon.
         return {**super().headers(began=began), "x-should-retry": "false"}
+
+
+class IdempotencyKeyReused(Conflict):
+    """The key came with another body before."""
+
+    default_code = "idempotency_key_reused"
 
 
 class Gone(ApiError):

@@ -16,6 +16,8 @@ from gateway.schemas.chat import ChatCompletionRequest
 from gateway.schemas.common import ErrorBody
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.models import Model, ModelList
+from gateway.schemas.response_answers import ResponseAnswer, ResponseEvent
+from gateway.schemas.responses import DeletedResponse, InputItemList, ResponseRequest
 from gateway.schemas.tickets import WsTicket
 from gateway.schemas.tokenize import (
     DetokenizeAnswer,
@@ -64,6 +66,40 @@ _FROM = Parameter(
 )
 _MODEL = Parameter(
     name="model", place="path", schema={"type": "string"}, description="A model's name, or alias."
+)
+
+_RESPONSE_ID = Parameter(
+    name="response_id", place="path", schema={"type": "string"}, description="A response's id."
+)
+_STREAM = Parameter(
+    name="stream",
+    place="query",
+    schema={"type": "boolean", "default": False},
+    description="Its events instead, of one in the background or resumable.",
+)
+_STARTING_AFTER = Parameter(
+    name="starting_after",
+    place="query",
+    schema={"type": "integer", "minimum": 0},
+    description="The sequence number of the last event that was read; only with stream.",
+)
+_LIMIT = Parameter(
+    name="limit",
+    place="query",
+    schema={"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+    description="Items of one page.",
+)
+_ORDER = Parameter(
+    name="order",
+    place="query",
+    schema={"enum": ["asc", "desc"], "default": "desc"},
+    description="By their place.",
+)
+_AFTER = Parameter(
+    name="after",
+    place="query",
+    schema={"type": "string"},
+    description="The id of the item before the page.",
 )
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -120,6 +156,43 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Stop a resumable stream",
         status=204,
         parameters=(_STREAM_ID,),
+    ),
+    Operation(
+        method="post",
+        path="/v1/responses",
+        summary="Respond",
+        body=ResponseRequest,
+        answer=ResponseAnswer,
+        events=ResponseEvent,
+    ),
+    Operation(
+        method="get",
+        path="/v1/responses/{response_id}",
+        summary="A response, or its events read on",
+        answer=ResponseAnswer,
+        events=ResponseEvent,
+        parameters=(_RESPONSE_ID, _STREAM, _STARTING_AFTER),
+    ),
+    Operation(
+        method="delete",
+        path="/v1/responses/{response_id}",
+        summary="Delete a response",
+        answer=DeletedResponse,
+        parameters=(_RESPONSE_ID,),
+    ),
+    Operation(
+        method="post",
+        path="/v1/responses/{response_id}/cancel",
+        summary="End a response that runs",
+        answer=ResponseAnswer,
+        parameters=(_RESPONSE_ID,),
+    ),
+    Operation(
+        method="get",
+        path="/v1/responses/{response_id}/input_items",
+        summary="What a response was asked",
+        answer=InputItemList,
+        parameters=(_RESPONSE_ID, _LIMIT, _ORDER, _AFTER),
     ),
     Operation(
         method="post",

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from gateway.assembler import Delta
+from gateway.assembler import Delta, obfuscated
 from gateway.errors import ApiError
 from gateway.parsers.base import ToolCallDelta
 from gateway.response_items import output_id
 from gateway.schemas.common import Usage
 from gateway.schemas.responses import ResponseStatus
+from gateway.token_logprobs import TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
 
@@ -49,13 +50,17 @@ class ResponseEvents:
     count themselves from 0 without gaps.
     """
 
-    def __init__(self, response: dict[str, Any]) -> None:
-        """``response``: the object with all that the request says of it, and no output."""
+    def __init__(self, response: dict[str, Any], *, is_obfuscated: bool = False) -> None:
+        """``response``: the object with all that the request says of it, and no output.
+        ``is_obfuscated``: deltas are padded, so that their size does not give away their text.
+        """
+        self._is_obfuscated = is_obfuscated
         self.response = response
         self._token = token_of_response(response["id"])
         self._next_number = 0
         self._text: _Text | None = None
         self._call: _Call | None = None
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text is held back
 
     def opening(self) -> list[Event]:
         """The response is accepted; one of ``background`` may wait for its turn."""
@@ -71,15 +76,17 @@ class ResponseEvents:
         return self._lifecycle("response.in_progress")
 
     def delta(self, delta: Delta) -> list[Event]:
-        """What was said: text, pieces of calls. The end has its own events."""
+        """What was said: reasoning, text, pieces of calls. The end has its own events."""
         events: list[Event] = []
+        if delta.reasoning:
+            events += self._add_text(_Reasoning, delta.reasoning)
+        self._logprobs += delta.logprobs
         if delta.content:
-            if self._text is None:
-                events += self._open_text()
-            assert self._text is not None
-            events.append(self._text.delta(delta.content, self._number()))
+            events += self._add_text(_Text, delta.content)
         for piece in delta.tool_calls:
             events += self._add_call(piece)
+        if delta.compliance is not None:
+            self.response["structured_outputs"] = delta.compliance
         return events
 
     def closing(self, finish_reason: str | None, usage: Usage) -> list[Event]:
@@ -90,9 +97,9 @@ class ResponseEvents:
         """
         is_whole = finish_reason in ("stop", "tool_calls", None)
         events = self._close_item("completed" if is_whole else "incomplete")
-        if is_whole and not self.response["output"] and finish_reason is not None:
+        if is_whole and finish_reason is not None and not self._has_answer():
             # Clients rely on a message.
-            events += [*self._open_text(), *self._close_item("completed")]
+            events += [*self._open_text(_Text), *self._close_item("completed")]
         self.response["usage"] = usage_object(usage)
         status: ResponseStatus = "completed"
         if finish_reason == "length":
@@ -125,30 +132,28 @@ class ResponseEvents:
         """The response object as it stands."""
         return _encode(self.response)
 
+    def _has_answer(self) -> bool:
+        return any(item["type"] != "reasoning" for item in self.response["output"])
+
     # -- items
 
-    def _open_text(self) -> list[Event]:
+    def _add_text(self, kind: type[_Text], text: str) -> list[Event]:
+        events = [] if type(self._text) is kind else self._open_text(kind)
+        assert self._text is not None
+        logprobs: list[TokenLogprob] = []
+        if kind.has_logprobs:
+            logprobs, self._logprobs = self._logprobs, []
+        event = self._text.delta(text, self._number(), logprobs)
+        return [*events, self._padded(event)]
+
+    def _open_text(self, kind: type[_Text]) -> list[Event]:
         events = self._close_item("completed")
         place = len(self.response["output"])
-        item_id = output_id("message", self._token, place)
-        item = {
-            "id": item_id,
-            "type": "message",
-            "status": "in_progress",
-            "role": "assistant",
-            "content": [],
-        }
-        self._text = _Text(item, place)
+        text = self._text = kind(output_id(kind.item_type, self._token, place), place)
         return [
             *events,
-            self._event("response.output_item.added", output_index=place, item=item),
-            self._event(
-                "response.content_part.added",
-                item_id=item_id,
-                output_index=place,
-                content_index=0,
-                part=_text_part(""),
-            ),
+            self._event("response.output_item.added", output_index=place, item=text.item),
+            self._event("response.content_part.added", **text.where, part=text.part("", [])),
         ]
 
     def _add_call(self, piece: ToolCallDelta) -> list[Event]:
@@ -159,14 +164,13 @@ class ResponseEvents:
         arguments = piece.function.arguments
         if isinstance(arguments, str) and arguments:
             self._call.arguments.append(arguments)
-            events.append(
-                self._event(
-                    "response.function_call_arguments.delta",
-                    item_id=self._call.item["id"],
-                    output_index=self._call.place,
-                    delta=arguments,
-                )
+            event = self._event(
+                "response.function_call_arguments.delta",
+                item_id=self._call.item["id"],
+                output_index=self._call.place,
+                delta=arguments,
             )
+            events.append(self._padded(event))
         return events
 
     def _open_call(self, piece: ToolCallDelta) -> list[Event]:
@@ -195,14 +199,17 @@ class ResponseEvents:
         return []
 
     def _close_text(self, text: _Text, status: str) -> list[Event]:
-        where = {"item_id": text.item["id"], "output_index": text.place, "content_index": 0}
+        if text.has_logprobs:  # those of a last token without text of its own
+            text.logprobs += self._logprobs
+            self._logprobs = []
         said = "".join(text.said)
-        part = _text_part(said)
+        part = text.part(said, text.logprobs)
         item = text.item | {"status": status, "content": [part]}
         self.response["output"].append(item)
+        more = {"logprobs": text.logprobs} if text.has_logprobs else {}
         return [
-            self._event("response.output_text.done", **where, text=said, logprobs=[]),
-            self._event("response.content_part.done", **where, part=part),
+            self._event(f"{text.event}.done", **text.where, text=said, **more),
+            self._event("response.content_part.done", **text.where, part=part),
             self._event("response.output_item.done", output_index=text.place, item=item),
         ]
 
@@ -230,6 +237,11 @@ class ResponseEvents:
     def _event(self, kind: str, **fields: object) -> Event:
         return Event(kind, _encode({"type": kind, "sequence_number": self._number(), **fields}))
 
+    def _padded(self, event: Event) -> Event:
+        if not self._is_obfuscated:
+            return event
+        return Event(event.type, obfuscated(event.data + b"\n\n").removesuffix(b"\n\n"))
+
     def _number(self) -> int:
         number = self._next_number
         self._next_number += 1
@@ -239,23 +251,61 @@ class ResponseEvents:
 class _Text:
     """A message that is being said."""
 
-    def __init__(self, item: dict[str, Any], place: int) -> None:
-        self.item = item
-        self.place = place
-        self.said: list[str] = []
-        self._head = b'{"type":"response.output_text.delta","sequence_number":'
-        self._middle = (
-            b',"item_id":%s,"output_index":%d,"content_index":0,"logprobs":[],"delta":'
-            % (
-                orjson.dumps(item["id"]),
-                place,
-            )
-        )
+    item_type = "message"
+    event = "response.output_text"
+    has_logprobs = True
 
-    def delta(self, text: str, number: int) -> Event:
+    def __init__(self, item_id: str, place: int) -> None:
+        self.item = self._item(item_id)
+        self.place = place
+        self.where = {"item_id": item_id, "output_index": place, "content_index": 0}
+        self.said: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+        self._type = f"{self.event}.delta"
+        self._head = b'{"type":%s,"sequence_number":' % orjson.dumps(self._type)
+        self._middle = b"," + orjson.dumps(self.where)[1:-1] + b',"delta":'
+        self._tail = b',"logprobs":[]}' if self.has_logprobs else b"}"
+
+    def delta(self, text: str, number: int, logprobs: list[TokenLogprob]) -> Event:
         self.said.append(text)
-        data = b"%s%d%s%s}" % (self._head, number, self._middle, orjson.dumps(text))
-        return Event("response.output_text.delta", data)
+        tail = self._tail
+        if logprobs:
+            self.logprobs += logprobs
+            tail = b',"logprobs":%s}' % _encode(logprobs)
+        data = b"%s%d%s%s%s" % (self._head, number, self._middle, orjson.dumps(text), tail)
+        return Event(self._type, data)
+
+    def part(self, text: str, logprobs: list[TokenLogprob]) -> dict[str, Any]:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+    def _item(self, item_id: str) -> dict[str, Any]:
+        return {
+            "id": item_id,
+            "type": "message",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
+
+
+class _Reasoning(_Text):
+    """What the model thinks before it answers, in full."""
+
+    item_type = "reasoning"
+    event = "response.reasoning_text"
+    has_logprobs = False
+
+    def part(self, text: str, logprobs: list[TokenLogprob]) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": text}
+
+    def _item(self, item_id: str) -> dict[str, Any]:
+        return {
+            "id": item_id,
+            "type": "reasoning",
+            "status": "in_progress",
+            "summary": [],
+            "content": [],
+        }
 
 
 class _Call:
@@ -293,7 +343,3 @@ def error_object(error: ApiError) -> dict[str, Any]:
     elif error.status < 500:
         code = "invalid_prompt"
     return {"code": code, "message": error.message}
-
-
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

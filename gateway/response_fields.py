@@ -24,28 +24,23 @@ from gateway.schemas.responses import (
     ResponseFields,
     TextFormat,
 )
+from gateway.schemas.sampling import SamplingFields
 
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "access_programs": (),
     "context_management": (),
     "conversation": (),
-    "frequency_penalty": (0,),
     "image": (),
-    "max_tool_calls": (),
     "moderation": (),
-    "parallel_tool_calls": (True,),
-    "presence_penalty": (0,),
     "prompt": (),
-    "prompt_cache_key": (),
     "prompt_cache_options": (),
-    "prompt_cache_retention": (),
-    "safety_identifier": (),
-    "service_tier": ("auto", "default"),
-    "top_logprobs": (0,),
+    "prompt_cache_retention": ("in_memory",),
+    "response_format": (),
     "truncation": ("disabled",),
 }
 """Fields that are refused unless null or one of these values, at which they change nothing."""
 
+LOGPROBS = "message.output_text.logprobs"
 HARMLESS_INCLUDES = frozenset(
     {
         "code_interpreter_call.outputs",
@@ -57,7 +52,9 @@ HARMLESS_INCLUDES = frozenset(
         "web_search_call.results",
     }
 )
-"""They add to items of kinds that no response of this server has."""
+"""They add to items of kinds that no response of this server has; and what a model thought is told
+in clear, so that nothing encrypted is needed to send it back.
+"""
 
 _PARAMS = {
     "messages": "input",
@@ -81,29 +78,23 @@ _probe = msgspec.json.Decoder(_Probe)
 
 
 def check(fields: ResponseFields) -> None:
-    """Refuse by name what cannot be acted on. Raises ``UnsupportedParameter``."""
+    """Refuse by name what cannot be acted on. Raises ``InvalidRequestError``."""
     unsupported.refuse(fields, UNSUPPORTED)
     for index, name in enumerate(fields.include or ()):
-        if name not in HARMLESS_INCLUDES:
+        if name not in HARMLESS_INCLUDES and name != LOGPROBS:
             raise UnsupportedParameter(
                 f"{name!r} cannot be included by this server.", param=f"include[{index}]"
             )
+    if fields.max_tool_calls is not None and fields.max_tool_calls < 1:
+        raise InvalidRequestError("Must be at least 1.", param="max_tool_calls")
     if fields.reasoning is not None:
-        for name in ("effort", "summary", "generate_summary"):
-            if getattr(fields.reasoning, name) is not None:
+        for name in ("summary", "generate_summary"):
+            # "auto" asks for what the model has: it has none.
+            if getattr(fields.reasoning, name) not in (None, "auto"):
                 raise UnsupportedParameter(
-                    "The model does not reason apart from its answer; leave it out.",
+                    "What the model thinks is told in full, not in a summary; leave it out.",
                     param=f"reasoning.{name}",
                 )
-    if fields.text is not None and fields.text.verbosity not in (None, "medium"):
-        raise UnsupportedParameter(
-            "The model knows no verbosity; leave it out.", param="text.verbosity"
-        )
-    if fields.stream_options is not None and fields.stream_options.include_obfuscation:
-        raise UnsupportedParameter(
-            "Events are not padded by this server; leave it out or send false.",
-            param="stream_options.include_obfuscation",
-        )
 
 
 def decode_tools(given: Sequence[msgspec.Raw] | None) -> list[FunctionTool]:
@@ -139,21 +130,40 @@ def chat_fields(
     document: dict[str, Any] = {
         "messages": messages_of(fields.instructions, items),
         "max_completion_tokens": fields.max_output_tokens,
+        "top_logprobs": fields.top_logprobs,
+        "logprobs": has_logprobs(fields) or None,
+        **{name: getattr(fields, name) for name in _SAME},
     }
-    for name in ("temperature", "top_p", "top_k", "min_p", "ignore_eos", "seed", "stop"):
-        document[name] = getattr(fields, name)
-    for name in ("user", "metadata"):
-        document[name] = getattr(fields, name)
-    if fields.text is not None and fields.text.format is not None:
-        document["response_format"] = _response_format(fields.text.format)
+    if fields.text is not None:
+        document["verbosity"] = fields.text.verbosity
+        if fields.text.format is not None:
+            document["response_format"] = _response_format(fields.text.format)
+    if fields.reasoning is not None:
+        document["reasoning_effort"] = fields.reasoning.effort
     if fields.tools is not None:
         document["tools"] = [_chat_tool(tool) for tool in tools]
     if fields.tool_choice is not None:
         document["tool_choice"] = _chat_tool_choice(fields.tool_choice)
     data = msgspec.json.encode({k: v for k, v in document.items() if v is not None})
-    return bodies.decode(_chat_decoder, data)
+    chat = bodies.decode(_chat_decoder, data)
+    sampling = {name: getattr(fields, name) for name in _SAMPLING}
+    return msgspec.structs.replace(chat, **sampling)
 
 
+def has_logprobs(fields: ResponseFields) -> bool:
+    return LOGPROBS in (fields.include or ()) or bool(fields.top_logprobs)
+
+
+_SAME = (
+    "metadata",
+    "parallel_tool_calls",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "chat_template_kwargs",
+)
+"""Fields that a chat has under the same name."""
+_SAMPLING = tuple(name for name in SamplingFields.__struct_fields__ if name != "response_format")
 _chat_decoder = msgspec.json.Decoder(ChatFields)
 
 

@@ -31,21 +31,24 @@ def response_object(
         "background": is_background,
         "completed_at": None,
         "error": None,
-        "frequency_penalty": 0.0,
+        "frequency_penalty": fields.frequency_penalty or 0.0,
         "incomplete_details": None,
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,
-        "max_tool_calls": None,
+        "max_tool_calls": fields.max_tool_calls,
         "metadata": fields.metadata or {},
         "model": model,
         "output": [],
-        "parallel_tool_calls": True,
-        "presence_penalty": 0.0,
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "presence_penalty": fields.presence_penalty or 0.0,
         "previous_response_id": fields.previous_response_id,
-        "prompt_cache_key": None,
-        "reasoning": {"effort": None, "summary": None},
-        "safety_identifier": None,
-        "service_tier": "default",
+        "prompt_cache_key": fields.prompt_cache_key,
+        "reasoning": {
+            "effort": None if fields.reasoning is None else fields.reasoning.effort,
+            "summary": None,
+        },
+        "safety_identifier": fields.safety_identifier,
+        "service_tier": (None if admitted is None else admitted.service_tier) or "default",
         "store": fields.store is not False,
         "temperature": fields.temperature if params is None else params.temperature,
         "text": _text(fields),
@@ -53,7 +56,7 @@ def response_object(
         if fields.tool_choice is None
         else msgspec.to_builtins(fields.tool_choice),
         "tools": [msgspec.to_builtins(tool) for tool in tools],
-        "top_logprobs": 0,
+        "top_logprobs": fields.top_logprobs or 0,
         "top_p": fields.top_p if params is None else params.top_p,
         "truncation": "disabled",
         "usage": None,
@@ -64,4 +67,5 @@ def response_object(
 def _text(fields: ResponseFields) -> dict[str, Any]:
     wanted = fields.text.format if fields.text is not None else None
     text_format: object = {"type": "text"} if wanted is None else wanted
-    return {"format": text_format, "verbosity": "medium"}
+    verbosity = None if fields.text is None else fields.text.verbosity
+    return {"format": text_format, "verbosity": verbosity or "medium"}

@@ -44,6 +44,7 @@ class ResponseRun:
         earlier: Sequence[Item],
         own: Sequence[Item],
         is_stored: bool,
+        is_obfuscated: bool,
         on_end: Callable[[ResponseRun], Awaitable[None]],
         on_abandon: Callable[[ResponseRun], None],
     ) -> None:
@@ -57,7 +58,7 @@ class ResponseRun:
         self.is_stored = is_stored
         self.failure: ApiError | None = None
         """Set when it failed."""
-        self._events = ResponseEvents(response)
+        self._events = ResponseEvents(response, is_obfuscated=is_obfuscated)
         self._earlier = earlier
         self._own = own
         self._on_end = on_end

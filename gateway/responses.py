@@ -137,6 +137,7 @@ class Responses:
             earlier=earlier.items,
             own=own,
             is_stored=fields.store is not False,
+            is_obfuscated=_is_obfuscated(fields),
         )
 
     def _start(
@@ -148,6 +149,7 @@ class Responses:
         earlier: Sequence[Item],
         own: Sequence[Item],
         is_stored: bool,
+        is_obfuscated: bool,
     ) -> ResponseRun:
         generation = None if admitted is None else self._generations.begin(admitted)
         run = ResponseRun(
@@ -157,6 +159,7 @@ class Responses:
             earlier=earlier,
             own=own,
             is_stored=is_stored,
+            is_obfuscated=is_obfuscated,
             on_end=self._ended,
             on_abandon=self._abandoned,
         )
@@ -371,6 +374,10 @@ def items_of(response: StoredResponse) -> list[Item]:
     """What it was asked, and what it answered."""
     raw = [*_input_decoder.decode(response.input), *_output_decoder.decode(response.body).output]
     return plain_items(raw)
+
+
+def _is_obfuscated(fields: ResponseFields) -> bool:
+    return fields.stream_options is not None and bool(fields.stream_options.include_obfuscation)
 
 
 def previous_not_found(response_id: str) -> InvalidRequestError:

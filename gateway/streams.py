@@ -273,9 +273,9 @@ class Streams:
     async def _put_away(
         self, stream_id: str, tenant_id: UUID, kind: StreamKind, retention_s: float
     ) -> None:
-        if (kept := self._log.kept(stream_id)) is None:
+        num_dropped, items = self._log.kept(stream_id) or (0, ())
+        if not items:
             return
-        num_dropped, items = kept
         try:
             await self._archive.put(
                 *(stream_id, tenant_id, kind),

@@ -16,6 +16,7 @@ from gateway.routes import answers
 from gateway.routes.answers import Answers
 from gateway.schemas.chat import ChatCompletionRequest
 
+PATH = "/v1/chat/completions"
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
 
 
@@ -58,4 +59,4 @@ def chat_route(admission: Admission, generations: Generations, sender: Answers) 
         )
         return await sender.stream(request, generation, chunks, resumable=resumable)
 
-    return Route("/v1/chat/completions", create, methods=["POST"])
+    return Route(PATH, create, methods=["POST"])

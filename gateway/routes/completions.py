@@ -16,6 +16,7 @@ from gateway.routes.answers import Answers
 from gateway.schemas.completions import CompletionRequest
 from gateway.text_completion import TextChunks, TextCompletion
 
+PATH = "/v1/completions"
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
 
@@ -58,4 +59,4 @@ def completions_route(admission: Admission, generations: Generations, sender: An
         )
         return await sender.stream(request, generation, chunks, resumable=resumable)
 
-    return Route("/v1/completions", create, methods=["POST"])
+    return Route(PATH, create, methods=["POST"])

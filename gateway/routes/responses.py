@@ -186,7 +186,7 @@ def _page(items: Sequence[dict[str, Any]], after: str | None, limit: int) -> Inp
 def _check_include(request: Request) -> None:
     if _flag(request, "include_obfuscation"):
         raise UnsupportedParameter(
-            "Events are not padded by this server; leave it out or send false.",
+            "Events are kept as they were sent; ask for it when you create the response.",
             param="include_obfuscation",
         )
     params = request.query_params

@@ -12,6 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.schemas.chat import ReasoningEffort, ServiceTier
+from gateway.schemas.sampling import SamplingFields
+
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
 
@@ -169,7 +172,7 @@ class TextConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: ReasoningEffort | None = None
     summary: Any = None
     generate_summary: Any = None
     """The older name of ``summary``."""
@@ -179,7 +182,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     include_obfuscation: bool | None = None
 
 
-class ResponseFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResponseFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a response is asked for: the same over HTTP and over the WebSocket."""
 
     model: str | None = None
@@ -191,40 +194,32 @@ class ResponseFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Whether it can be retrieved and continued; it can by default."""
     metadata: dict[str, str] | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     text: TextConfig | None = None
     tools: list[msgspec.Raw] | None = None
     tool_choice: ToolChoice | None = None
-    user: str | None = None
-    """Names the end user in log lines and in the ledger."""
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    """Of tools that the server runs itself: it has none, so any bound holds."""
     include: list[str] | None = None
+    top_logprobs: int | None = None
     reasoning: Reasoning | None = None
+    service_tier: ServiceTier | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    """Of no use here: every prefix of a tenant's prompts is cached without a hint."""
     stream_options: StreamOptions | None = None
-    # Not OpenAI's; SDKs send them through ``extra_body``.
-    top_k: int | None = None
-    min_p: float | None = None
-    ignore_eos: bool | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """As in Chat Completions."""
 
     # Known, and refused by name unless they hold a value at which they mean nothing.
     access_programs: Any = None
     context_management: Any = None
     conversation: Any = None
-    frequency_penalty: Any = None
     image: Any = None
-    max_tool_calls: Any = None
     moderation: Any = None
-    parallel_tool_calls: Any = None
-    presence_penalty: Any = None
     prompt: Any = None
-    prompt_cache_key: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    safety_identifier: Any = None
-    service_tier: Any = None
-    top_logprobs: Any = None
     truncation: Any = None
 
 

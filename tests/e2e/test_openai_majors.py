@@ -28,7 +28,9 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["test_openai_sdk", "test_structured_outputs"])
+@pytest.mark.parametrize(
+    "name", ["test_openai_sdk", "test_openai_responses", "test_structured_outputs"]
+)
 def test_the_previous_major_works_as_well(previous: Path, name: str) -> None:
     path = os.pathsep.join([str(previous), str(ROOT)])
     command = (

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from openai import BadRequestError, NotFoundError
 from pydantic import BaseModel
 
+from engine.tokenizer import Tokenizer
+from gateway.schemas.response_answers import ResponseAnswer, ResponseEvent
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import Answer, RawClient, exchange, get, post
 from tests.gateway.routes.test_streams import stranger
-from tests.gateway.serving import MODEL, Gateway, until
+from tests.gateway.serving import (
+    MODEL,
+    Gateway,
+    double_client,
+    make_config,
+    served,
+    until,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -68,6 +79,11 @@ def types_of(events: list[dict[str, Any]]) -> list[str]:
     return [kind for place, kind in enumerate(types) if place == 0 or types[place - 1] != kind]
 
 
+async def check_documented(client: openai.AsyncOpenAI, response_id: str) -> None:
+    raw = await client.responses.with_raw_response.retrieve(response_id)
+    msgspec.json.decode(raw.content, type=ResponseAnswer)
+
+
 async def test_one_answer(gateway: Gateway, double: EngineDouble) -> None:
     async with gateway.openai() as client:
         response = await client.responses.create(
@@ -108,6 +124,10 @@ async def test_the_order_of_events(gateway: Gateway) -> None:
     assert events[0]["response"]["usage"] is None
     assert events[-1]["response"]["usage"]["output_tokens"] == len("You said: hé".encode())
     assert b"[DONE]" not in answer.body
+    for event in events:
+        msgspec.convert(event, ResponseEvent)
+        if "response" in event:
+            msgspec.convert(event["response"], ResponseAnswer)  # as it is documented
 
 
 async def test_the_helper_of_the_package(gateway: Gateway) -> None:
@@ -125,6 +145,7 @@ async def test_calls_and_their_outputs(gateway: Gateway, double: EngineDouble) -
             first = await stream.get_final_response()
         assert "response.function_call_arguments.delta" in kinds
         assert "response.function_call_arguments.done" in kinds
+        await check_documented(client, first.id)
         message, call = first.output
         assert message.type == "message"
         assert call.type == "function_call"
@@ -358,8 +379,21 @@ async def test_refusals_of_the_engine_are_statuses(gateway: Gateway, double: Eng
         ({"input": "x", "conversation": "conv_1"}, "conversation"),
         ({"input": "x", "prompt": {"id": "p"}}, "prompt"),
         ({"input": "x", "truncation": "auto"}, "truncation"),
-        ({"input": "x", "max_tool_calls": 3}, "max_tool_calls"),
-        ({"input": "x", "include": ["message.output_text.logprobs"]}, "include[0]"),
+        ({"input": "x", "max_tool_calls": 0}, "max_tool_calls"),
+        ({"input": "x", "include": ["message.output_text.secrets"]}, "include[0]"),
+        ({"input": "x", "top_logprobs": 21}, "top_logprobs"),
+        ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"input": "x", "reasoning": {"effort": "very"}}, "reasoning.effort"),
+        ({"input": "x", "reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"input": "x", "text": {"verbosity": "high"}}, "text.verbosity"),
+        ({"input": "x", "response_format": {"type": "text"}}, "response_format"),
+        ({"input": "x", "service_tier": "golden"}, "service_tier"),
+        ({"input": "x", "user": "a", "safety_identifier": "b"}, "safety_identifier"),
+        ({"input": "x", "frequency_penalty": 3}, "frequency_penalty"),
+        ({"input": "x", "chat_template_kwargs": {"odd": 1}}, "chat_template_kwargs.odd"),
+        ({"input": "x", "tool_choice": "required"}, "tool_choice"),
+        ({"input": "x", "tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}},
+         "tool_choice.function.name"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "x", "max_output_tokens": 10**6}, "max_output_tokens"),
         ({"input": "x" * 3000}, "input"),
@@ -367,8 +401,6 @@ async def test_refusals_of_the_engine_are_statuses(gateway: Gateway, double: Eng
         ({"input": "x", "metadata": {"a": "b" * 600}}, "metadata.a"),
         ({"input": "x", "store": False, "background": True}, "store"),
         ({"input": "x", "stream_options": {}}, "stream_options"),
-        ({"input": "x", "stream": True, "stream_options": {"include_obfuscation": True}},
-         "stream_options.include_obfuscation"),
         ({"input": "x", "text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}},
          "text.format.name"),
         ({"input": "x", "text": {"format": {"type": "json_schema", "name": "a",
@@ -449,3 +481,56 @@ async def test_many_at_once_end_and_leave_nothing(gateway: Gateway) -> None:
     services = gateway.app.state.services
     await until(lambda: not services.responses._running)
     assert not services.responses._tasks
+
+
+async def test_logprobs(gateway: Gateway) -> None:
+    async with gateway.openai() as client:
+        response = await client.responses.create(
+            model=MODEL, input="hi", include=["message.output_text.logprobs"], top_logprobs=2
+        )
+        message = response.output[0]
+        assert message.type == "message"
+        part = message.content[0]
+        assert part.type == "output_text"
+        assert part.logprobs is not None
+        assert "".join(one.token for one in part.logprobs) == "You said: hi"
+        assert all(len(one.top_logprobs) == 2 for one in part.logprobs)
+        assert response.top_logprobs == 2
+
+
+async def test_padding(gateway: Gateway) -> None:
+    answer = await create(
+        gateway, input="hi", stream=True, stream_options={"include_obfuscation": True}
+    )
+    sizes = {len(e) for e in answer.body.split(b"event: ") if b"output_text.delta" in e}
+    assert len(sizes) == 1
+    assert any("obfuscation" in event for event in events_of(answer.body))
+
+
+async def test_reasoning_is_told_apart_and_comes_back(model_dir: Path) -> None:
+    config = make_config(model_dir)
+    models = msgspec.structs.replace(config.models, reasoning_parser="think")
+    config = msgspec.structs.replace(config, models=models)
+    double = EngineDouble(Tokenizer.load(model_dir))
+    double.script = lambda prompt: Play(text="<think>Hm.</think>It rains.")
+    async with (
+        served(config, double_client(config, double)) as gateway,
+        gateway.openai() as client,
+    ):
+        async with client.responses.stream(model=MODEL, input="Rain?") as stream:
+            kinds = [event.type async for event in stream]
+            response = await stream.get_final_response()
+        assert "response.reasoning_text.delta" in kinds
+        await check_documented(client, response.id)
+        thought, message = response.output
+        assert thought.type == "reasoning"
+        assert thought.content is not None
+        assert thought.content[0].text == "Hm."
+        assert response.output_text == "It rains."
+        assert response.usage is not None
+        assert response.usage.output_tokens_details.reasoning_tokens > 0
+        items: Any = [{"role": "user", "content": "Rain?"}, thought.to_dict(), message.to_dict()]
+        again = await client.responses.create(
+            model=MODEL, input=[*items, {"role": "user", "content": "Sure?"}]
+        )
+        await client.responses.create(model=MODEL, input="And?", previous_response_id=again.id)

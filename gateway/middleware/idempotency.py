@@ -1,0 +1,158 @@
+"""``Idempotency-Key``: one request, however often it is sent, runs once and is billed once.
+
+The first request with a key runs for all: its answer is recorded as the items of a stream, and all
+requests with the key read that stream, the first one too, at whichever worker they arrive. So they
+attach to an answer that is under way, and get one that has ended byte for byte.
+
+A key stands for its answer for ``retention_s``, within its tenant. It is let go at once when the
+answer is a failure or was given up because nobody waited for it: then trying again is what the
+client wants. A key that comes with another body is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Set
+from datetime import timedelta
+from functools import partial
+from uuid import UUID
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway import context
+from gateway.disconnect import until_disconnect
+from gateway.errors import (
+    Gone,
+    IdempotencyKeyReused,
+    InvalidRequestError,
+    StreamNotFound,
+    Unavailable,
+)
+from gateway.peers import Peers
+from gateway.recorded_answer import AnswerWork, broken, give
+from gateway.routed_ids import mint
+from gateway.stream_log import StreamReader
+from gateway.streams import Streams
+from tenants.errors import TenantsError
+from tenants.shared import SharedState
+
+logger = logging.getLogger(__name__)
+
+HEADER = "idempotency-key"
+MAX_KEY_CHARS = 255
+MAX_KEYS = 10_000
+"""Of one tenant; the oldest go first."""
+_MAX_ATTEMPTS = 5
+
+
+class Idempotency:
+    """Only requests with the header, to the paths that generate, are treated at all."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        shared: SharedState,
+        streams: Streams,
+        peers: Peers,
+        paths: Set[str],
+        retention_s: float,
+    ) -> None:
+        self._app = app
+        self._shared = shared
+        self._streams = streams
+        self._peers = peers
+        self._paths = paths
+        self._retention_s = retention_s
+        self._claimed: dict[UUID, int] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key = None
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._paths:
+            key = Headers(scope=scope).get(HEADER)
+        if key is None:
+            await self._app(scope, receive, send)
+            return
+        if not 1 <= len(key) <= MAX_KEY_CHARS:
+            raise InvalidRequestError(
+                f"Must have from 1 to {MAX_KEY_CHARS} characters.", param=HEADER
+            )
+        body = await Request(scope, receive).body()
+        reader, is_replay = await self._reader(scope, key, body)
+        if is_replay:
+            context.of(scope).notes["idempotent_replay"] = "true"
+        try:
+            await until_disconnect(receive, give(reader, send, is_replay=is_replay))
+        finally:
+            reader.close()
+
+    async def _reader(self, scope: Scope, key: str, body: bytes) -> tuple[StreamReader, bool]:
+        """Of the answer, and whether somebody else's request runs or ran for it."""
+        tenant_id = context.principal_of(scope).tenant.id
+        key_hash = hashlib.sha256(key.encode()).digest()
+        body_hash = hashlib.sha256(scope["path"].encode() + b"\0" + body).digest()
+        for _ in range(_MAX_ATTEMPTS):
+            answer_id = mint("answer", self._peers.worker_id)
+            work = AnswerWork(self._app, scope, body)
+            ended = partial(self._ended, tenant_id, key_hash, answer_id)
+            # Recorded before it is claimed: who finds the claim finds the stream.
+            reader: StreamReader = await self._streams.open(
+                answer_id,
+                work,
+                work.items(ended),
+                tenant_id=tenant_id,
+                kind="answer",
+                cut=broken,
+                retention_s=self._retention_s,
+            )
+            claim = None
+            try:
+                claim = await self._shared.claim(
+                    tenant_id,
+                    key_hash,
+                    body_hash=body_hash,
+                    answer_id=answer_id,
+                    retention=timedelta(seconds=self._retention_s),
+                )
+            finally:
+                if claim is None or claim.answer_id != answer_id:
+                    reader.close()
+                    work.close()
+            if claim.answer_id == answer_id:
+                work.start()
+                await self._trim(tenant_id)
+                return reader, False
+            if claim.body_hash != body_hash:
+                raise IdempotencyKeyReused(
+                    "This key came with another body before; send each request with its own.",
+                    param=HEADER,
+                )
+            try:
+                return await self._follow(claim.answer_id, tenant_id), True
+            except (StreamNotFound, Gone):
+                # Its worker died, or its answer was too long to be kept whole.
+                await self._shared.release_claim(tenant_id, key_hash, claim.answer_id)
+        raise Unavailable("The key changes hands too quickly; try again.", retry_after_s=1)
+
+    async def _follow(self, answer_id: str, tenant_id: UUID) -> StreamReader:
+        return await self._streams.follow(answer_id, tenant_id, kind="answer", after=0)
+
+    async def _ended(self, tenant_id: UUID, key_hash: bytes, answer_id: str, is_good: bool) -> None:
+        if is_good:
+            return
+        try:
+            await self._shared.release_claim(tenant_id, key_hash, answer_id)
+        except TenantsError as error:
+            logger.warning("an idempotency key keeps an answer that failed: %s", error)
+
+    async def _trim(self, tenant_id: UUID) -> None:
+        num_claimed = self._claimed[tenant_id] = self._claimed.get(tenant_id, 0) + 1
+        if num_claimed > MAX_KEYS // 16:  # to look each time costs more than some excess
+            del self._claimed[tenant_id]
+            try:
+                await self._shared.trim_claims(tenant_id, MAX_KEYS)
+            except TenantsError as error:
+                logger.warning("more idempotency keys than should be stay: %s", error)

@@ -1,0 +1,149 @@
+"""An HTTP answer as the items of a stream, so that it can be given again byte for byte.
+
+head    status and headers, once
+body    a part of the body, as the route sent it
+end     the answer is whole; without it, it broke off
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Scope, Send
+
+from gateway.errors import ApiError, InternalError, to_api_error
+from gateway.stream_log import StreamReader
+
+_HEAD, _BODY, _END, _BROKEN = b"h", b"b", b"e", b"x"
+_GOOD_ENDS = (b"data: [DONE]\n\n", b"event: response.completed\n", b"event: response.incomplete\n")
+"""One of these is in the last part of a stream of events that did not fail."""
+
+REPLAYED_HEADER = (b"idempotent-replayed", b"true")
+
+
+class _Head(msgspec.Struct, array_like=True):
+    status: int
+    headers: list[tuple[bytes, bytes]]
+
+
+_head_decoder = msgspec.msgpack.Decoder(_Head)
+
+
+class AnswerWork:
+    """Runs a route for nobody in particular, and tells what it answers. A ``streams.Work``.
+
+    Nothing runs before ``start``. Closed before it has ended, the route is told that its client
+    has left.
+    """
+
+    def __init__(self, app: ASGIApp, scope: Scope, body: bytes) -> None:
+        self._app = app
+        self._scope = scope
+        self._body: bytes | None = body
+        self._may_start = asyncio.Event()
+        self._left = asyncio.Event()
+        self._messages = asyncio.Queue[Message | None](maxsize=64)
+        self._status = 0
+        self._is_events = False
+        self._last = b""
+
+    def start(self) -> None:
+        self._may_start.set()
+
+    def cancel(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._left.set()
+        self._may_start.set()
+
+    async def items(
+        self, on_end: Callable[[bool], Awaitable[None]]
+    ) -> AsyncGenerator[list[bytes], None]:
+        """``on_end`` is told whether the answer is worth being given again, before the last item:
+        who reads that finds it done.
+        """
+        await self._may_start.wait()
+        if self._left.is_set():
+            return
+        running = asyncio.create_task(self._run(), name="idempotent request")
+        has_ended = False
+        try:
+            while (message := await self._messages.get()) is not None:
+                has_ended = message["type"].endswith("body") and not message.get("more_body")
+                if has_ended:
+                    await on_end(self._is_good(message))
+                yield self._items_of(message)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            if not has_ended:
+                await on_end(False)
+
+    def _items_of(self, message: Message) -> list[bytes]:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers = Headers(raw=message["headers"])
+            self._is_events = headers.get("content-type", "").startswith("text/event-stream")
+            head = _Head(message["status"], list(message["headers"]))
+            return [_HEAD + msgspec.msgpack.encode(head)]
+        body = message.get("body", b"")
+        self._last = body or self._last
+        items = [_BODY + body] if body else []
+        return items if message.get("more_body") else [*items, _END]
+
+    async def _run(self) -> None:
+        try:
+            await self._app(self._scope, self._receive, self._messages.put)
+        except ClientDisconnect:
+            pass  # it was told so
+        except Exception as exc:  # the edge of a task: ``Errors`` would have made an answer of it
+            error = to_api_error(exc)
+            if not self._status:
+                response = Response(error.body(), error.status, error.headers())
+                await response(self._scope, self._receive, self._messages.put)
+        await self._messages.put(None)
+
+    async def _receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    def _is_good(self, last: Message) -> bool:
+        if self._status != 200 or not self._is_events:
+            return self._status == 200
+        said = last.get("body") or self._last
+        return any(end in said for end in _GOOD_ENDS)
+
+
+def broken(error: ApiError) -> bytes:
+    """The item where an answer breaks off."""
+    return _BROKEN
+
+
+async def give(reader: StreamReader, send: Send, *, is_replay: bool) -> None:
+    """Send what ``reader`` tells. Raises ``ApiError`` where it breaks off."""
+    has_begun = has_ended = False
+    async for items in reader:
+        for item in items:
+            kind, rest = item[:1], item[1:]
+            if kind == _HEAD:
+                head = _head_decoder.decode(rest)
+                headers = [*head.headers, *([REPLAYED_HEADER] if is_replay else [])]
+                start = {"type": "http.response.start", "status": head.status, "headers": headers}
+                await send(start)
+                has_begun = True
+            elif kind == _BODY:
+                await send({"type": "http.response.body", "body": rest, "more_body": True})
+            else:
+                has_ended = kind == _END
+    if not (has_begun and has_ended):
+        raise InternalError("The answer broke off.", code="answer_broken")
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

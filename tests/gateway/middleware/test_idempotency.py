@@ -1,0 +1,248 @@
+"""One request, however often it is sent, runs once and is billed once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from gateway.middleware import idempotency
+from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.raw_http import Answer, RawClient, events, exchange, post
+from tests.gateway.routes.test_streams import stranger
+from tests.gateway.serving import MODEL, Gateway, chat_body, served_double, until
+from tests.gateway.test_two_workers import workers
+
+pytestmark = pytest.mark.asyncio
+
+TEXT = "".join(f"{number} ünd " for number in range(40))
+CASES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": chat_body(),
+    "/v1/completions": {"model": MODEL, "prompt": "a", "max_tokens": 1000},
+    "/v1/responses": {"model": MODEL, "input": "hi"},
+}
+Ask = Callable[..., Awaitable[Answer]]
+
+
+def message(
+    gateway: Gateway, body: object, *, key: str, path: str, api_key: str | None = None
+) -> bytes:
+    raw = post(gateway, json.dumps(body).encode(), key=api_key, idempotency_key=key)
+    return raw.replace(b"/v1/chat/completions", path.encode())
+
+
+async def ask(
+    gateway: Gateway,
+    body: object = CASES["/v1/chat/completions"],
+    *,
+    key: str = "k",
+    path: str = "/v1/chat/completions",
+    api_key: str | None = None,
+) -> Answer:
+    return await exchange(gateway, message(gateway, body, key=key, path=path, api_key=api_key))
+
+
+@pytest_asyncio.fixture
+async def quick(model_dir: Path) -> AsyncIterator[tuple[Gateway, EngineDouble]]:
+    """What nobody waits for is soon given up."""
+    async with served_double(model_dir, resume_grace_s=0.2) as pair:
+        yield pair
+
+
+def speak(double: EngineDouble, *, interval_s: float = 0.001) -> None:
+    double.script = lambda prompt: Play(text=TEXT, interval_s=interval_s)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", CASES)
+async def test_the_same_answer_again(
+    gateway: Gateway, double: EngineDouble, path: str, stream: bool
+) -> None:
+    speak(double)
+    body = CASES[path] | {"stream": stream}
+    together = await asyncio.gather(*(ask(gateway, body, path=path) for _ in range(4)))
+    later = await ask(gateway, body, path=path)
+    assert {answer.status for answer in (*together, later)} == {200}
+    assert {answer.body for answer in (*together, later)} == {later.body}
+    assert len(later.body) > len(TEXT.encode())
+    kinds = {answer.headers["content-type"] for answer in (*together, later)}
+    assert len(kinds) == 1
+    replays = [answer.headers.get("idempotent-replayed") for answer in (*together, later)]
+    assert sorted(map(str, replays)) == ["None", *["true"] * 4]
+    assert len({answer.headers["x-request-id"] for answer in together}) == 4
+    assert len(double.requests) == 1
+    assert (await gateway.usage()).requests == 1
+
+
+async def test_another_body_is_a_409(gateway: Gateway) -> None:
+    await ask(gateway)
+    for body, path in (
+        (chat_body("other"), "/v1/chat/completions"),
+        (CASES["/v1/responses"], "/v1/responses"),
+    ):
+        answer = await ask(gateway, body, path=path)
+        assert (answer.status, answer.error["code"]) == (409, "idempotency_key_reused")
+        assert answer.error["param"] == "idempotency-key"
+        assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_keys_are_a_tenants_own(gateway: Gateway, double: EngineDouble) -> None:
+    mine = await ask(gateway)
+    theirs = await ask(gateway, chat_body("theirs"), api_key=await stranger(gateway))
+    assert mine.body != theirs.body
+    assert len(double.requests) == 2
+    # Another key of the same tenant means the same request.
+    again = await ask(gateway, api_key=await gateway.key("chat"))
+    assert again.body == mine.body
+
+
+async def test_who_comes_back_in_time_finds_the_answer(
+    quick: tuple[Gateway, EngineDouble],
+) -> None:
+    gateway, double = quick
+    speak(double, interval_s=0.002)
+    for stream in (False, True):
+        body, key = chat_body(stream=stream), f"key {stream}"
+        client = await RawClient.connect(gateway)
+        client.send(message(gateway, body, key=key, path="/v1/chat/completions"))
+        await until(lambda: double.running)
+        await asyncio.sleep(0.05)
+        client.reset()
+        await asyncio.sleep(0.05)
+        answer = await ask(gateway, body, key=key)
+        assert answer.status == 200
+        assert TEXT[-20:] in _said(answer, stream=stream)
+    assert len(double.requests) == 2
+    assert double.aborted == {}
+    assert (await gateway.usage(2)).requests == 2
+
+
+def _said(answer: Answer, *, stream: bool) -> str:
+    if not stream:
+        content: str = answer.json()["choices"][0]["message"]["content"]
+        return content
+    chunks = [event for event in events(answer.body) if event != "[DONE]"]
+    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+
+
+async def test_what_nobody_waits_for_is_given_up_and_tried_again(
+    quick: tuple[Gateway, EngineDouble],
+) -> None:
+    gateway, double = quick
+    speak(double, interval_s=0.05)
+    for stream in (False, True):
+        body, key = chat_body(stream=stream), f"key {stream}"
+        client = await RawClient.connect(gateway)
+        client.send(message(gateway, body, key=key, path="/v1/chat/completions"))
+        await until(lambda: double.running)
+        client.reset()
+        await until(lambda: not double.running)
+        speak(double, interval_s=0)
+        answer = await ask(gateway, body, key=key)
+        assert TEXT[-20:] in _said(answer, stream=stream)
+        assert "idempotent-replayed" not in answer.headers
+        speak(double, interval_s=0.05)
+    assert len(double.aborted) == 2
+    assert (await gateway.usage(4)).requests == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_failures_are_not_kept(gateway: Gateway, double: EngineDouble, stream: bool) -> None:
+    body = chat_body(stream=stream)
+    double.script = lambda prompt: Play(error="too odd", error_code="invalid_request")
+    for _ in range(2):
+        assert (await ask(gateway, body)).error["message"] == "too odd"
+    speak(double, interval_s=0.005)
+    asking = asyncio.create_task(ask(gateway, body))
+    await until(lambda: double.running)
+    await asyncio.sleep(0.05)
+    double.crash()
+    failed = await asking
+    assert (failed.status == 500) != stream or failed.status == 503
+    await until(lambda: gateway.engine.ready)
+    speak(double, interval_s=0)
+    assert TEXT[-20:] in _said(await ask(gateway, body), stream=stream)
+    # The fields are wrong: nothing ran, and the mended request may use the key.
+    assert (await ask(gateway, chat_body(n=0), key="n")).status == 400
+    assert (await ask(gateway, chat_body(n=1), key="n")).status == 200
+
+
+async def test_keys_have_a_length(gateway: Gateway, double: EngineDouble) -> None:
+    answer = await ask(gateway, key="k" * 256)
+    assert (answer.status, answer.error["param"]) == (400, "idempotency-key")
+    assert (await ask(gateway, key="k" * 255)).status == 200
+    assert len(double.requests) == 1
+
+
+async def test_the_oldest_keys_make_room(
+    gateway: Gateway, double: EngineDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "MAX_KEYS", 20)
+    for number in range(60):
+        await ask(gateway, key=str(number))
+    await ask(gateway, key="59")
+    assert len(double.requests) == 60
+    await ask(gateway, key="0")
+    assert len(double.requests) == 61
+    assert 20 <= len(gateway.store.shared._claims._rows) <= 23  # type: ignore[attr-defined]
+
+
+async def test_an_answer_too_long_to_be_kept_is_made_again(model_dir: Path) -> None:
+    async with served_double(model_dir, max_stream_log_bytes=8000) as (gateway, double):
+        speak(double, interval_s=0.002)  # the client keeps up
+        body = chat_body(stream=True)
+        for _ in range(2):
+            answer = await ask(gateway, body)
+            assert answer.status == 200
+        assert len(double.requests) == 2
+
+
+async def test_the_package_retries_and_is_billed_once(
+    quick: tuple[Gateway, EngineDouble],
+) -> None:
+    gateway, double = quick
+    double.script = lambda prompt: Play(text="done", queued_s=0.3)
+    async with gateway.openai(max_retries=3, timeout=0.2) as client:
+        answer = await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "hi"}],
+            extra_headers={"idempotency-key": "one"},
+        )
+    assert answer.choices[0].message.content == "done"
+    assert len(double.requests) == 1
+    assert (await gateway.usage()).requests == 1
+
+
+@pytest.mark.pg
+async def test_any_worker_knows_the_key(model_dir: Path, pg_dsn: str) -> None:
+    async with workers(model_dir, pg_dsn) as (gateways, doubles):
+        for double in doubles:
+            speak(double)
+        for stream in (False, True):
+            body, key = chat_body(stream=stream), f"key {stream}"
+            answers = await asyncio.gather(
+                *(ask(gateway, body, key=key) for gateway in gateways * 3)
+            )
+            answers += [await ask(gateway, body, key=key) for gateway in gateways]
+            assert {answer.status for answer in answers} == {200}
+            assert len({answer.body for answer in answers}) == 1
+            other = await ask(gateways[1], chat_body("other"), key=key)
+            assert other.status == 409
+        assert sum(len(double.requests) for double in doubles) == 2
+        totals = await gateways[0].usage(2)
+        assert (totals.requests, totals.completion_tokens) == (2, 2 * len(TEXT.encode()))
+        # One whose worker has died is tried again.
+        dead, alive = gateways
+        speak(doubles[0], interval_s=0.5)
+        asking = asyncio.create_task(ask(dead, chat_body(), key="dies"))
+        await until(lambda: doubles[0].running)
+        worker_id = dead.app.state.services.peers.worker_id
+        await alive.store.shared.forget_worker(worker_id)
+        assert (await ask(alive, chat_body(), key="dies")).status == 200
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
