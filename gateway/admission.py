@@ -310,8 +310,9 @@ class Admission:
                 "Tools go together with a JSON format only, or set tool_choice to none.",
                 param=wanted.param,
             )
-        spec = self.tools.grammar(use, None if wanted is None else wanted.spec)
-        return None if spec is None else OutputFormat(spec, "tools")
+        answer = None if wanted is None else wanted.spec
+        spec = self.tools.grammar(use, answer)
+        return None if spec is None else OutputFormat(spec, "tools", answer)
 
     async def _compile(
         self, output: OutputFormat | None, use: ToolUse | None = None
@@ -325,6 +326,9 @@ class Admission:
             if use is not None:
                 raise tool_use.refusal(error, use.callable) from None
             raise output_format.refusal(error, output.param) from None
+        if output.answer is not None:
+            found = tool_use.about_the_answer(verdict.unenforced)
+            return Unenforced(output.answer, found) if found else None
         if not verdict.unenforced or output.spec.kind != "json_schema":
             return None
         return Unenforced(output.spec, verdict.unenforced)
