@@ -25,7 +25,7 @@ import msgspec
 from gateway import response_fields
 from gateway.admission import Admission
 from gateway.admitted import Admitted
-from gateway.config import TenantsConfig
+from gateway.config import Config
 from gateway.errors import InvalidRequestError, ResponseNotFound, to_api_error
 from gateway.generation import Generations
 from gateway.peer_wire import EndResponse, Part, RunningResponse
@@ -58,21 +58,19 @@ class Responses:
 
     def __init__(
         self,
+        config: Config,
         shared: SharedState,
-        *,
         peers: Peers,
-        model: str,
         admission: Admission,
         generations: Generations,
-        config: TenantsConfig,
     ) -> None:
         self._shared = shared
         self._peers = peers
-        self._model = model
+        self._model = config.model_name
         self._admission = admission
         self._generations = generations
-        self._retention = timedelta(seconds=config.response_retention_s)
-        self._max_bytes = config.max_response_bytes
+        self._retention = timedelta(seconds=config.tenants.response_retention_s)
+        self._max_bytes = config.tenants.max_response_bytes
         self._written: dict[UUID, int] = {}
         self._running: dict[str, ResponseRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
