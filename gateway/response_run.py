@@ -174,8 +174,10 @@ class ResponseRun:
 
     async def _end(self) -> None:
         self._has_ended = True
-        await self._on_end(self)
-        self._stored.set()
+        try:
+            await self._on_end(self)
+        finally:
+            self._stored.set()
 
 
 async def _nothing() -> AsyncGenerator[Delta, None]:

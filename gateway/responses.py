@@ -170,6 +170,11 @@ class Responses:
         line = await self._shared.lineage(
             tenant_id, response_id, max_length=MAX_LINEAGE, retention=self._retention
         )
+        if len(line) == MAX_LINEAGE and line[0].previous_response_id is not None:
+            raise InvalidRequestError(
+                f"There are {MAX_LINEAGE} responses before this one, the most there may be.",
+                param="previous_response_id",
+            )
         if not line or line[0].previous_response_id is not None:
             raise previous_not_found(line[0].previous_response_id or "" if line else response_id)
         if line[-1].status in _UNENDED:
