@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLD_PYTHON = Sluice needs Python 3.11 or newer, and "$(PYTHON)" is not; name one that is: make PYTHON=python3.12
 
-.PHONY: demo serve test lint bench screenshot clean
+.PHONY: demo serve test lint bench sanitize screenshot clean
 
 demo: $(STAMP)
 	@$(BIN)/sluice demo
@@ -25,6 +25,14 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m engine.bench
 	$(BIN)/sluice bench
+
+# On a machine with a GPU. Without torch's caching every tensor is an allocation of its own, whose
+# ends the checker knows.
+sanitize: $(STAMP)
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
+		$(BIN)/python -m pytest -m gpu -k "not random_batches and not many_sequences" tests/kernels
+	compute-sanitizer --tool racecheck --error-exitcode 1 \
+		$(BIN)/python -m pytest -m gpu -k "ragged or skinny or rms_norm" tests/kernels
 
 # The README's picture of the chat page, from a real demo in a real browser.
 screenshot: $(STAMP)

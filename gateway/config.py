@@ -108,6 +108,8 @@ class ServedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown
 
     policy: Policy = "fair_share"
     """Who goes first: by arrival, by ``priority``, or by the least service received so far."""
+    prefix_cache_tenant_floor: float = 0.05
+    """Share of the blocks that one tenant's cached prefixes keep while other tenants have more."""
     max_num_queued_reqs: int | None = 1024
     """Requests that may wait for their first admission; more are refused (``QueueFull``)."""
 

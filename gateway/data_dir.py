@@ -4,7 +4,7 @@
           secrets.json   pepper and salts of the server            mode 0600
           keys.json      the demo tenant's keys, in the clear      mode 0600
           ready.json     where a running demo is                   mode 0600
-          lock           held while a demo runs                    mode 0600
+          lock           held by the demo that ready.json is of    mode 0600
 """
 
 from __future__ import annotations
@@ -72,20 +72,17 @@ class DataDir:
             raise SetupError(f"{self.root} cannot be written to; choose another --data-dir")
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep others from running on this folder. Raises ``SetupError`` where somebody does."""
+    def owned(self) -> Iterator[bool]:
+        """Whether we are the first on this folder: several may share its database, but only one
+        ready file can stand in it. Ours until the block ends, or the process."""
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        is_first = True
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                running = self.running()
-                where = "" if running is None else f" at {running.url}, process {running.pid}"
-                raise SetupError(
-                    f"a demo runs on {self.root} already{where}; stop it, or choose another "
-                    "--data-dir"
-                ) from None
-            yield
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_first = False
+        try:
+            yield is_first
         finally:
             os.close(descriptor)
 

@@ -68,7 +68,7 @@ class Demo:
         """``replay_tokens_per_s``: answer with a fixed text at that pace, without the model."""
         self._listen = ServerConfig(host=host, port=port, shutdown_timeout_s=SHUTDOWN_TIMEOUT_S)
         self._folder = DataDir(data_dir)
-        self._ready_files = [self._folder.ready_file, *([ready_file] if ready_file else [])]
+        self._ready_files = [ready_file] if ready_file else []
         self._transport: MakeTransport = (
             EngineProcess
             if replay_tokens_per_s is None
@@ -97,8 +97,21 @@ class Demo:
         # A taken port is found before anything is started; the server binds it again itself.
         self._check_address()
         self._folder.create()
-        with self._folder.lock():
+        with self._folder.owned() as is_first:
+            if is_first:
+                self._ready_files.append(self._folder.ready_file)
+            else:
+                self._tell_of_the_first()
             await self._run()
+
+    def _tell_of_the_first(self) -> None:
+        running = self._folder.running()
+        where = "" if running is None else f" at {running.url}"
+        self._console.print(
+            f"Another demo runs on {self._folder.root}{where}: this one shares its database, and "
+            "commands that look for a demo find that one.",
+            style="dim",
+        )
 
     async def _run(self) -> None:
         # A demo that was killed leaves its ready file; nobody must take it for ours.
@@ -257,6 +270,7 @@ class Demo:
         self._console.print()
         for title, value, style in (
             ("Chat page", f"{running.url}/#key={running.api_key}", "bold cyan"),
+            ("Admin page", f"{running.url}/admin/#key={running.admin_key}", "cyan"),
             ("API key", running.api_key, "bold"),
             ("Try it", curl, ""),
         ):

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from tenants.changes import Change
+from tenants.changes import EVERYTHING, Change
 from tenants.errors import (
     AuthenticationFailed,
     DisabledTenant,
@@ -75,6 +75,7 @@ class Authenticator:
         self._known: OrderedDict[str, _Entry] = OrderedDict()
         self._unknown: OrderedDict[str, _Entry] = OrderedDict()
         self._away_until = -math.inf
+        self._distrusted_at = -math.inf
         # Many requests with one cold key ask the store once.
         self._lookups: dict[str, asyncio.Task[KeyRecord | None]] = {}
 
@@ -130,8 +131,16 @@ class Authenticator:
         self._unknown.pop(public_id, None)
         self._lookups.pop(public_id, None)
 
+    def distrust(self) -> None:
+        """Ask the store again for every key; while it is away, what is known goes on counting."""
+        self._distrusted_at = self._clock()
+        self._lookups.clear()
+
     def apply(self, change: Change) -> None:
         """Forget what changed: the ``on_change`` of a ``ChangeListener``."""
+        if change == EVERYTHING:
+            self.distrust()
+            return
         if change.tenant_id is None:
             self.forget(change.public_id)
             return
@@ -172,7 +181,9 @@ class Authenticator:
         """A fresh entry, if there is one; moves it to the young end."""
         for cache, ttl_s in ((self._known, self._ttl_s), (self._unknown, self._negative_ttl_s)):
             entry = cache.get(public_id)
-            if entry is not None and self._clock() - entry.fetched_at < ttl_s:
+            if entry is None or entry.fetched_at <= self._distrusted_at:
+                continue
+            if self._clock() - entry.fetched_at < ttl_s:
                 cache.move_to_end(public_id)
                 return entry
         return None

@@ -28,7 +28,7 @@ from tenants.authenticator import Authenticator
 from tenants.embedded import EmbeddedPostgres
 from tenants.limits import Limits
 from tenants.postgres import PostgresStore
-from tenants.quota import Quota
+from tenants.quota import Hold, Quota
 from tenants.types import Principal, UsageEvent
 from tenants.usage import Ledger
 
@@ -61,12 +61,12 @@ class Bench:
         self._seconds = seconds
         self._quota = Quota(store)
         self._ledger = Ledger(store)
+        self._authenticator = Authenticator(store, PEPPER, ttl_s=600)
         self._texts: list[str] = []
 
     async def furnish(self, num_tenants: int) -> list[Principal]:
         """Tenants with a key each, and limits on both."""
         self._texts = []
-        authenticator = Authenticator(self._store, PEPPER)
         people = []
         for _ in range(num_tenants):
             tenant = await self._store.create_tenant(str(uuid4()))
@@ -80,15 +80,13 @@ class Bench:
             )
             await self._store.put_limits(tenant.id, "tenant", tenant.id, AMPLE)
             await self._store.put_limits(tenant.id, "key", key.id, AMPLE)
-            people.append(await authenticator.authenticate(minted.text))
+            people.append(await self._authenticator.authenticate(minted.text))
             self._texts.append(minted.text)
         return people
 
     async def authentication(self) -> Measured:
         """From the text of a key to its principal, all of them cached."""
-        authenticator = Authenticator(self._store, PEPPER, ttl_s=600)
-        for text in self._texts:
-            await authenticator.authenticate(text)
+        authenticator = self._authenticator
         latencies: list[float] = []
         began = time.perf_counter()
         while time.perf_counter() - began < min(1.0, self._seconds):
@@ -97,6 +95,36 @@ class Bench:
                 await authenticator.authenticate(text)
                 latencies.append(time.perf_counter() - at)
         return _measured("authentication from cache", latencies, time.perf_counter() - began)
+
+    async def paced(self, what: str, per_s: float) -> Measured:
+        """Requests of all tenants that come by themselves, so many per second; latency is what
+        tenancy adds to the time to the first token: the key and the reservation.
+        """
+        latencies: list[float] = []
+
+        async def request(text: str) -> None:
+            at = time.perf_counter()
+            who = await self._authenticator.authenticate(text)
+            hold = await self._reserve(who)
+            latencies.append(time.perf_counter() - at)
+            await self._ledger.settle(_event(who, hold.request_id))
+            await hold.close()
+
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for number in range(int(per_s * self._seconds)):
+                group.create_task(request(self._texts[number % len(self._texts)]))
+                await asyncio.sleep(began + (number + 1) / per_s - time.perf_counter())
+        return _measured(what, latencies, time.perf_counter() - began)
+
+    async def _reserve(self, who: Principal) -> Hold:
+        return await self._quota.reserve(
+            who,
+            request_id=uuid4(),
+            model="bench",
+            prompt_tokens=NUM_PROMPT_TOKENS,
+            max_tokens=NUM_COMPLETION_TOKENS,
+        )
 
     async def pairs(self, what: str, people: Sequence[Principal], num_clients: int) -> Measured:
         """Clients that each reserve, settle durably, and begin anew; latency is the reservation's:
@@ -112,13 +140,7 @@ class Bench:
                 who = people[number % len(people)]
                 number += num_clients
                 at = time.perf_counter()
-                hold = await self._quota.reserve(
-                    who,
-                    request_id=uuid4(),
-                    model="bench",
-                    prompt_tokens=NUM_PROMPT_TOKENS,
-                    max_tokens=NUM_COMPLETION_TOKENS,
-                )
+                hold = await self._reserve(who)
                 latencies.append(time.perf_counter() - at)
                 await self._ledger.settle(_event(who, hold.request_id))
                 await hold.close()
@@ -162,7 +184,8 @@ async def run(dsn: str, *, num_tenants: int, num_clients: int, seconds: float) -
         people = await bench.furnish(num_tenants)
         return [
             await bench.authentication(),
-            await bench.pairs("quiet: one client", people, 1),
+            await bench.paced("100 requests/s", 100),
+            await bench.paced("500 requests/s", 500),
             await bench.pairs(f"{num_tenants:,} tenants", people, num_clients),
             await bench.pairs("one tenant", people[:1], num_clients),
         ]

@@ -1,8 +1,8 @@
 """What administrators change reaches every worker: PostgreSQL's LISTEN, on a connection of its own.
 
-A notification that is sent while nobody listens is lost. So after each connect everything counts
-as changed, and while connected a query proves once a second that the line is alive: ``age_s`` is
-how long ago it last was, for the metrics.
+A notification that is sent while nobody listens is lost. So when the line breaks, and again when
+there is a new one, everything counts as changed; and while connected a query proves once a second
+that the line is alive: ``age_s`` is how long ago it last was, for the metrics.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class ChangeListener:
                     await self._listen(connection)
                 finally:
                     connection.terminate()
+                    self._on_change(EVERYTHING)
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 reason = str(error) or type(error).__name__
                 logger.warning("Not listening to %s: %s", describe(self._dsn), reason)

@@ -382,7 +382,7 @@ class MemoryStore(Store):
         renewed = set()
         for request_id, num_generated in generated.items():
             held = self._quota.reservations.get(request_id)
-            if held is None or held.request.owner != owner or held.expires_at <= self._now():
+            if held is None or held.request.owner != owner:
                 continue
             held.expires_at = max(held.expires_at, self._now() + lease)
             held.generated_tokens = max(held.generated_tokens, num_generated)

@@ -171,12 +171,13 @@ SELECT quota_extend($1, tenant, $3, $4, $5, $6) AS granted FROM sluice_enter($2)
 SELECT quota_release($1, tenant, $3) AS found FROM sluice_enter($2) AS tenant;
 
 -- name: renew for operator
--- Leases that have not run out yet go on; rows are locked in one order by all callers.
+-- Leases go on, also those that ran out while nobody cleared them away; rows are locked in one order
+-- by all callers.
 WITH given AS (
     SELECT r.request_id, u.num_generated
     FROM unnest($2::uuid[], $3::integer[]) AS u (request_id, num_generated)
     JOIN reservation AS r ON r.request_id = u.request_id
-    WHERE r.owner = $1 AND r.expires_at > coalesce($5::timestamptz, clock_timestamp())
+    WHERE r.owner = $1
     ORDER BY r.request_id
     FOR UPDATE OF r
 )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -124,6 +125,7 @@ class Quota:
         self._usage_retention_months = usage_retention_months
         self._overdrawn: dict[UUID, int] = {}
         self._clock = clock
+        self._reaps_from = -math.inf
         self._holds: dict[UUID, Hold] = {}
         self._undoing: set[asyncio.Task[None]] = set()
 
@@ -206,6 +208,7 @@ class Quota:
     async def run(self) -> None:
         """Renew leases, clear away those of the dead and look after the ledger, until cancelled."""
         next_maintenance = self._clock()
+        self._spare_the_living()
         while True:
             try:
                 await self.beat()
@@ -214,6 +217,7 @@ class Quota:
                     next_maintenance = self._clock() + _MAINTENANCE_S
             except StoreUnavailable as error:
                 logger.warning("Leases are not renewed: %s", error)
+                self._spare_the_living()
             await asyncio.sleep(self._lease.total_seconds() / 3)
 
     async def beat(self) -> None:
@@ -221,8 +225,16 @@ class Quota:
         if self._holds:
             generated = {request_id: hold.generated for request_id, hold in self._holds.items()}
             await self._store.renew(self.owner, generated, self._lease)
+        if self._clock() < self._reaps_from:
+            return
         while (request_id := await self._store.reap()) is not None:
             logger.warning("Request %s was settled for its dead owner", request_id)
+
+    def _spare_the_living(self) -> None:
+        """After an outage all leases may have run out: give every owner the time to renew its own,
+        and dead ones' neighbours the time to settle what was really generated.
+        """
+        self._reaps_from = self._clock() + self._lease.total_seconds()
 
     async def _ask(self, request: QuotaRequest) -> QuotaAnswer:
         deadline = self._clock() + self._queue_timeout_s

@@ -159,6 +159,7 @@ class Store(Protocol):
     ) -> set[UUID]:
         """Renew the leases of an owner's requests; those that are still held.
 
+        One that ran out is held until ``reap`` comes for it: its owner may have waited for us.
         ``generated`` is by request id; it is what is charged should the owner die.
         """
 

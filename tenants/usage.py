@@ -154,7 +154,8 @@ class Ledger:
     async def drain(self, deadline_s: float) -> int:
         """Wait until all is written, ``deadline_s`` at most; return how many events are left.
 
-        What is left is logged in full and stays pending. Retries hurry while draining.
+        What is left is logged in full, stays pending and, with a journal, is on the disk. Retries
+        hurry while draining.
         """
         self._hurry.set()
         try:
@@ -164,6 +165,7 @@ class Ledger:
                     self._progress.clear()
                     await self._progress.wait()
         except TimeoutError:
+            self._keep(*self._pending.values())
             for pending in self._pending.values():
                 _log_unwritten("the store did not answer until the deadline", pending.event)
         finally:

@@ -71,15 +71,19 @@ class EvictionOrder:
 
     def pop(self) -> int:
         """Give up the block that is next."""
-        while True:
-            protected, released, entry, share = self._heap[0]
-            if entry != share.entry or not share.blocks:
-                heapq.heappop(self._heap)
+        heap = self._heap
+        while True:  # Written out, because a full cache comes here for every block handed out.
+            protected, released, entry, share = heap[0]
+            blocks = share.blocks
+            if entry != share.entry or not blocks:
+                heapq.heappop(heap)
                 continue
-            key = self._key(share)
-            if key == (protected, released):
-                return self._pop_oldest(share)
-            heapq.heapreplace(self._heap, (*key, entry, share))
+            block_id = next(iter(blocks))
+            oldest, within_floor = blocks[block_id], len(blocks) <= self._floor
+            if oldest == released and within_floor == protected:
+                self.remove(block_id)
+                return block_id
+            heapq.heapreplace(heap, (within_floor, oldest, entry, share))
 
     def pop_from(self, owner: str) -> int:
         """Give up the owner's block that was released longest ago."""

@@ -6,7 +6,6 @@ with transformers' defaults, and says in ``adapt`` what they change.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -18,8 +17,6 @@ from engine.errors import ModelLoadError
 from engine.layers.mlp import ACTIVATIONS
 from engine.layers.rope import SCALINGS, RopeConfig
 from engine.models.base import ModelConfig
-
-logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -35,8 +32,9 @@ _SCALING_PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 assert set(_SCALING_PARAMETERS) == set(SCALINGS)
 
+# Fields that change what some model computes, and the values of each that change nothing: where a
+# family does not know such a field, its code would compute something else than the checkpoint's.
 _MATTERS: Mapping[str, tuple[object, ...]] = {
-    # Fields that change what some model computes, and the values that change nothing.
     "activation_function": ("silu",),
     "alibi": (False,),
     "attention_chunk_size": (),
@@ -198,6 +196,8 @@ def _common(file: ConfigFile, eos: frozenset[int]) -> ModelConfig:
         raise ValueError(
             f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
         )
+    head_dim, rope = file.head_dim or file.hidden_size // heads, file.rope()
+    _check_rotation(rope, head_dim)
     return ModelConfig(
         architecture=file.architectures[0],
         vocab_size=file.vocab_size,
@@ -206,10 +206,10 @@ def _common(file: ConfigFile, eos: frozenset[int]) -> ModelConfig:
         num_layers=file.num_hidden_layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=file.head_dim or file.hidden_size // heads,
+        head_dim=head_dim,
         rms_norm_eps=file.rms_norm_eps,
         max_position_embeddings=file.max_position_embeddings,
-        rope=file.rope(),
+        rope=rope,
         tie_word_embeddings=file.tie_word_embeddings,
         attention_bias=file.attention_bias,
         mlp_bias=file.mlp_bias,
@@ -217,6 +217,18 @@ def _common(file: ConfigFile, eos: frozenset[int]) -> ModelConfig:
         eos_token_ids=eos,
         activation=file.hidden_act,
     )
+
+
+def _check_rotation(rope: RopeConfig, head_dim: int) -> None:
+    rotary_dim = int(head_dim * rope.rotary_fraction)
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise ValueError(
+            f"partial_rotary_factor: {rotary_dim} of {head_dim} dimensions cannot turn"
+        )
+    for name in ("short_factor", "long_factor") if rope.scaling == "longrope" else ():
+        given = len(rope.parameters[name])
+        if given != rotary_dim // 2:
+            raise ValueError(f"rope scaling: {name} has {given} numbers, not {rotary_dim // 2}")
 
 
 def _read(path: Path, kind: type[_File] | type[dict[str, Any]]) -> Any:

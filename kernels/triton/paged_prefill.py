@@ -74,13 +74,12 @@ def paged_prefill(
         seq_lens,
         cu_queries,
         tiles,
-        scale * 1.4426950408889634,
-        soft_cap,
         scale,
+        soft_cap,
+        window,
         q.stride(0),
         out.stride(0),
         block_table.stride(0),
-        window,
         GROUP=q.shape[1] // num_kv_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
@@ -97,19 +96,50 @@ def paged_prefill(
 
 
 @triton.jit
-def _scores(
-    qk,
-    scale_log2e,
-    soft_cap,
-    scale,
-    SOFT_CAP: tl.constexpr,
-):
-    """Base-2 logits of raw products."""
+def _logits(queries, k, scale, soft_cap, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr):
+    """Scores of all queries and keys, times log2(e)."""
+    qk = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
     if SOFT_CAP:
         x = qk * (scale / soft_cap)
         qk = soft_cap * (2.0 / (1.0 + tl.exp2(-2.8853900817779268 * x)) - 1.0)
         return qk * 1.4426950408889634
-    return qk * scale_log2e
+    return qk * (scale * 1.4426950408889634)
+
+
+@triton.jit
+def _hide(qk, slot, position, seq_len, window, WINDOW: tl.constexpr):
+    """-inf for what the query at ``position`` must not see of the keys at ``slot``."""
+    visible = (slot[None, :] <= position[:, None]) & (slot < seq_len)[None, :]
+    if WINDOW:
+        visible &= slot[None, :] > position[:, None] - window
+    return tl.where(visible, qk, float("-inf"))
+
+
+@triton.jit
+def _key_range(
+    computed,
+    num_queries,
+    first_row,
+    window,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """Keys before begin and from end on are hidden from all rows, up to whole_end from none."""
+    end = computed + min(num_queries, (first_row + ROWS - 1) // GROUP + 1)
+    whole_end = (computed + first_row // GROUP + 1) // KEYS * KEYS
+    begin = 0
+    if WINDOW:
+        begin = max(0, computed + first_row // GROUP - window + 1) // KEYS * KEYS
+        whole_end = begin
+    return begin, whole_end, end
+
+
+@triton.jit
+def _row_offsets(token, q_head, dim, stride, HEAD_DIM: tl.constexpr):
+    """Where the rows are in q or out."""
+    return token.to(tl.int64)[:, None] * stride + (q_head * HEAD_DIM)[:, None] + dim[None, :]
 
 
 @triton.jit
@@ -167,13 +197,12 @@ def _kernel(
     seq_lens,
     cu_queries,
     tiles,
-    scale_log2e,
-    soft_cap,
     scale,
+    soft_cap,
+    window,
     q_stride,
     out_stride,
     table_stride,
-    window,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -202,18 +231,13 @@ def _kernel(
     in_dim = dim < HEAD_DIM
     real = (token < num_queries)[:, None] & in_dim[None, :]
     q_head = head * GROUP + row % GROUP
-    at = (query_start + token).to(tl.int64)[:, None] * q_stride
-    at += (q_head * HEAD_DIM)[:, None] + dim[None, :]
+    at = _row_offsets(query_start + token, q_head, dim, q_stride, HEAD_DIM)
     queries = tl.load(q + at, mask=real, other=0.0)
     position = computed + token
 
-    # Keys below whole_end are visible to every row, keys from end on to none.
-    end = computed + min(num_queries, (first_row + ROWS - 1) // GROUP + 1)
-    whole_end = (computed + first_row // GROUP + 1) // KEYS * KEYS
-    begin = 0
-    if WINDOW:
-        begin = max(0, computed + first_row // GROUP - window + 1) // KEYS * KEYS
-        whole_end = begin
+    begin, whole_end, end = _key_range(
+        computed, num_queries, first_row, window, GROUP, ROWS, KEYS, WINDOW
+    )
     table = block_table + sequence.to(tl.int64) * table_stride
     key = tl.arange(0, KEYS)
     head_at = head * HEAD_DIM + dim
@@ -228,8 +252,7 @@ def _kernel(
         k, v = _load_block(
             k_cache, v_cache, table, slot, seq_len, head_at, in_dim, TOKEN, BLOCK_SIZE, True, PADDED
         )
-        qk = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
-        qk = _scores(qk, scale_log2e, soft_cap, scale, SOFT_CAP)
+        qk = _logits(queries, k, scale, soft_cap, SOFT_CAP, PRECISION)
         best, total, acc = _fold(qk, best, total, acc, v, PRECISION, True)
     for start in tl.range(whole_end, end, KEYS):
         slot = start + key
@@ -246,15 +269,10 @@ def _kernel(
             False,
             PADDED,
         )
-        qk = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
-        qk = _scores(qk, scale_log2e, soft_cap, scale, SOFT_CAP)
-        visible = (slot[None, :] <= position[:, None]) & (slot < seq_len)[None, :]
-        if WINDOW:
-            visible &= slot[None, :] > position[:, None] - window
-        qk = tl.where(visible, qk, float("-inf"))
+        qk = _logits(queries, k, scale, soft_cap, SOFT_CAP, PRECISION)
+        qk = _hide(qk, slot, position, seq_len, window, WINDOW)
         best, total, acc = _fold(qk, best, total, acc, v, PRECISION, False)
 
     acc = acc / total[:, None]
-    at = (query_start + token).to(tl.int64)[:, None] * out_stride
-    at += (q_head * HEAD_DIM)[:, None] + dim[None, :]
+    at = _row_offsets(query_start + token, q_head, dim, out_stride, HEAD_DIM)
     tl.store(out + at, acc.to(out.dtype.element_ty), mask=real)

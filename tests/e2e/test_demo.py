@@ -199,13 +199,17 @@ def test_a_killed_demo_leaves_no_engine_and_the_next_one_starts(
 def test_two_demos_share_a_folder(used_folder: tuple[Path, dict[str, Any]]) -> None:
     """The database is one; the first to end must not take it from the other."""
     folder = used_folder[0]
-    with DemoProcess(folder, name="one") as one, DemoProcess(folder, name="two") as two:
-        one.wait_ready()
-        ready = two.wait_ready()
-        assert one.stop() == 0
-        ask(ready)
-        assert two.stop() == 0
-        assert [p for p in (*one.survivors(), *two.survivors()) if p.name() == "postgres"] == []
+    with DemoProcess(folder, name="one") as one:
+        first = one.wait_ready()
+        with DemoProcess(folder, name="two") as two:
+            ready = two.wait_ready()
+            assert json.loads((folder / "ready.json").read_bytes()) == first
+            assert f"at {first['url']}: this one shares" in " ".join(two.output().split())
+            assert one.stop() == 0
+            ask(ready)
+            assert two.stop() == 0
+            left = (*one.survivors(), *two.survivors())
+            assert [process for process in left if process.name() == "postgres"] == []
 
 
 def test_an_engine_that_dies_comes_back(demo: dict[str, Any], demo_process: DemoProcess) -> None:

@@ -18,6 +18,7 @@ from engine.messages import (
     ClientMessage,
     FinishReason,
     GenerateRequest,
+    ParkRequest,
     Ping,
     Ready,
     RequestOutput,
@@ -25,6 +26,7 @@ from engine.messages import (
     Stats,
     StepOutputs,
     TokenLogprobs,
+    UnparkRequest,
 )
 from engine.tokenizer import Tokenizer
 from engine.transport import OnExit, OnMessage
@@ -91,6 +93,7 @@ class Life:
 
     def __init__(self, double: EngineDouble, on_message: OnMessage, on_exit: OnExit) -> None:
         self.plays: dict[str, asyncio.Task[None]] = {}
+        self.parked: set[str] = set()
         self._double = double
         self._on_message = on_message
         self._on_exit = on_exit
@@ -114,6 +117,10 @@ class Life:
                 self.plays[message.request_id] = task
             case AbortRequest():
                 self._loop.call_soon(self._abort, message.request_ids)
+            case ParkRequest():
+                self.parked.update(message.request_ids)
+            case UnparkRequest():
+                self.parked.difference_update(message.request_ids)
             case Ping():
                 stats = msgspec.structs.replace(self._double.stats, num_running=len(self.plays))
                 self._loop.call_soon(self._on_message, stats)
@@ -153,6 +160,8 @@ class Life:
             self._end(request.request_id, tokens[:limit], play, found)
             return
         for token in tokens[:limit]:
+            while request.request_id in self.parked:  # noqa: ASYNC110 (several may wait)
+                await asyncio.sleep(0.001)
             self._double.generated[request.request_id] = (
                 self._double.generated.get(request.request_id, 0) + 1
             )

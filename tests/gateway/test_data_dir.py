@@ -99,14 +99,17 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         DataDir(tmp_path / "file" / "x").create()
 
 
-def test_one_demo_on_a_folder(folder: DataDir) -> None:
-    folder.create()
-    running = Running(url="http://x:1", ws_url="", api_key="", admin_key="", pid=os.getpid())
-    with folder.lock():
-        with pytest.raises(SetupError, match="already; stop it"), folder.lock():
-            pass
-        running.write(folder.ready_file)
-        with pytest.raises(SetupError, match=r"at http://x:1, process \d+"), folder.lock():
-            pass
-    with folder.lock():
-        pass
+def test_the_first_on_a_folder_owns_it_until_it_ends(folder: DataDir) -> None:
+    with folder.owned() as first:
+        assert first
+        with folder.owned() as second:
+            assert not second
+        with folder.owned() as third:
+            assert not third
+    with folder.owned() as next_one:
+        assert next_one
+
+
+def test_an_owner_may_fail(folder: DataDir) -> None:
+    with pytest.raises(BlockingIOError, match="of the block"), folder.owned():
+        raise BlockingIOError("of the block")

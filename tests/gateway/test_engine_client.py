@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import pytest
+
+from engine.core import EngineCore
+from engine.messages import GenerateRequest, SamplingParams
+from engine.overload import ModelledRunner
 from gateway.config import ServerConfig, parse
 from gateway.engine_client import make_engine_client
 
@@ -35,3 +40,32 @@ def test_the_engine_alone_decides_how_much_may_wait() -> None:
 def test_a_client_that_takes_nothing_is_parked_before_it_is_dropped() -> None:
     server = ServerConfig()
     assert server.stall_timeout_s >= server.send_timeout_s
+
+
+@pytest.mark.parametrize(("floor", "survives"), [(None, True), (0.0, False)])
+def test_a_loud_tenant_leaves_a_quiet_one_its_cached_prefix(
+    floor: float | None, survives: bool
+) -> None:
+    """With the settings as they are unless told otherwise, and what the floor is there for."""
+    asked = {} if floor is None else {"prefix_cache_tenant_floor": floor}
+    config = parse({"engine": {"model": "any", **asked}}).engine
+    core = EngineCore(config, ModelledRunner(num_blocks=200), max_model_len=1000)
+
+    def serve(name: str, tenant: str, prompt: list[int]) -> int:
+        core.add_request(
+            GenerateRequest(
+                request_id=name,
+                prompt_token_ids=prompt,
+                params=SamplingParams(max_tokens=1),
+                cache_salt=tenant,
+                fair_key=tenant,
+            )
+        )
+        (last,) = [output for _ in range(9) for output in core.step() if output.finish_reason]
+        return last.num_cached_tokens
+
+    quiet = list(range(100))
+    serve("quiet", "quiet", quiet)
+    for number in range(30):
+        serve(f"loud {number}", "loud", [(7 * i + number) % 997 for i in range(300)])
+    assert (serve("quiet again", "quiet", quiet) >= 96) is survives

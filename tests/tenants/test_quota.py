@@ -283,6 +283,26 @@ class TestLeases:
         await asyncio.wait([running])
         assert running.cancelled()
 
+    async def test_after_an_outage_the_living_are_spared(self) -> None:
+        """All leases have run out meanwhile: who comes back first must not settle the others."""
+        store, now = WatchedStore(), 0.0
+        who = await make(store, max_concurrent=5)
+        mine, other = (Quota(store, lease_s=30, clock=lambda: now) for _ in range(2))
+        hold = await take(other, who)
+        dead = await take(Quota(store, lease_s=30), who)
+        other._spare_the_living()
+        mine._spare_the_living()
+        store.time.advance(seconds=100)
+        now += 1
+        await mine.beat()
+        await other.beat()
+        assert len(await store.list_running()) == 2
+        now += 30
+        store.time.advance(seconds=20)
+        await mine.beat()
+        assert [row.request_id for row in await store.list_running()] == [hold.request_id]
+        assert dead.generated == 0
+
 
 class TestOutage:
     async def test_overdraft_is_bounded_per_tenant_and_ends_with_the_outage(self) -> None:

@@ -304,7 +304,6 @@ class TestSlots:
         await timed.reserve(dead)
         assert await timed.renew(dead.owner, {dead.request_id: 7}, LEASE) == {dead.request_id}
         clock.advance(seconds=30)
-        assert await timed.renew(dead.owner, {dead.request_id: 9}, LEASE) == set()
         # Before anybody cleared it away.
         assert (await timed.reserve(ask(key))).state == "running"
         assert (await timed.reserve(ask(key))).state == "refused"
@@ -315,6 +314,22 @@ class TestSlots:
         assert await settle(timed, dead, completion=9) is False
         assert await timed.usage_totals(key.tenant_id) == totals
         assert (await timed.reserve(ask(key))).state == "refused"
+
+    async def test_an_owner_that_comes_late_keeps_what_nobody_cleared_away(
+        self, timed: Store, clock: Clock
+    ) -> None:
+        key = await limited(timed, max_concurrent=1)
+        late, dead = ask(key, prompt=10), ask(key)
+        await timed.reserve(late)
+        clock.advance(minutes=10)
+        assert await timed.renew(late.owner, {late.request_id: 9}, LEASE) == {late.request_id}
+        assert await timed.reap() is None
+        assert (await timed.reserve(dead)).state == "refused"
+        assert await settle(timed, late, completion=12)
+        await timed.reserve(dead)
+        clock.advance(minutes=10)
+        assert await timed.reap() == dead.request_id
+        assert await timed.renew(dead.owner, {dead.request_id: 9}, LEASE) == set()
 
     async def test_only_its_owner_renews_a_lease(self, timed: Store) -> None:
         request = ask(await limited(timed, max_concurrent=1))

@@ -1,8 +1,8 @@
 /**
  * What was said, kept in this tab's session storage so that a reload shows it again.
  *
- * A message is `{role: "user", content}` or `{role: "assistant", content, toolCalls, usage,
- * seconds, finishReason, fault}`; an assistant message with neither finishReason nor fault is being
+ * A message is `{role: "user", content}` or `{role: "assistant", content, reasoning,
+ * toolCalls, usage, seconds, finishReason, fault}`; an assistant message with neither finishReason nor fault is being
  * written.
  */
 

@@ -1,6 +1,7 @@
 /** The conversation on the page: one list item per message, the last answer updated in place. */
 import { copyText } from "./clipboard.js";
 import { MarkdownView } from "./markdown.js";
+import { Reasoning } from "./reasoning.js";
 import { toolCard } from "./tool_card.js";
 
 const REASONS = {
@@ -54,6 +55,7 @@ class AnswerView {
   #item;
   #message;
   #actions;
+  #reasoning = new Reasoning();
   #prose = document.createElement("div");
   #cards = document.createElement("div");
   #footer = document.createElement("div");
@@ -64,14 +66,15 @@ class AnswerView {
     this.#message = message;
     this.#actions = actions;
     this.#prose.className = "prose";
-    item.append(this.#prose, this.#cards, this.#footer);
+    item.append(this.#reasoning.element, this.#prose, this.#cards, this.#footer);
   }
 
   /** Bring the page up to date with the message. */
   update() {
-    const { content, toolCalls, finishReason, fault } = this.#message;
+    const { content, reasoning, toolCalls, finishReason, fault } = this.#message;
     const ended = Boolean(finishReason || fault);
-    this.#item.classList.toggle("pending", !ended && !content && toolCalls.length === 0);
+    this.#item.classList.toggle("pending", !ended && !content && !reasoning && toolCalls.length === 0);
+    this.#reasoning.update(reasoning, { ended: ended || Boolean(content) });
     this.#item.setAttribute("aria-busy", String(!ended));
     if (ended) this.#markdown.finish(content);
     else this.#markdown.update(content);

@@ -66,7 +66,8 @@ export class Turn {
     this.onContext(promptTokens);
   }
 
-  _delta({ content, tool_calls: toolCalls }) {
+  _delta({ content, reasoning_content: reasoning, tool_calls: toolCalls }) {
+    if (reasoning) this.message.reasoning = (this.message.reasoning ?? "") + reasoning;
     if (content) this.message.content += content;
     for (const fragment of toolCalls ?? []) this.#addToolCall(fragment);
     this.onContext((this.#usedTokens += 1)); // at least; `done` brings the exact count

@@ -90,6 +90,12 @@ def test_generation_config_decides_the_end_of_sequence(
         ({"rope_scaling": {"rope_type": "axial", "factor": 2}}, "rope scaling 'axial'"),
         ({"rope_scaling": {"rope_type": "longrope", "long_factor": 2}}, "the list 'short_factor'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "needs the number 'low_freq"),
+        ({"partial_rotary_factor": 0.4}, "partial_rotary_factor: 3 of 8 dimensions cannot turn"),
+        ({"partial_rotary_factor": 2.0}, "partial_rotary_factor: 16 of 8 dimensions"),
+        (
+            {"rope_scaling": {"type": "su", "short_factor": [1], "long_factor": [1]}},
+            "short_factor has 1 numbers, not 4",
+        ),
         ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads 3"),
     ],
 )

@@ -36,6 +36,13 @@ class Say:
 
 
 @dataclass
+class Think:
+    """One delta of reasoning."""
+
+    text: str
+
+
+@dataclass
 class Call:
     """One fragment of a tool call."""
 
@@ -79,7 +86,7 @@ class Done:
     )
 
 
-Step = Say | Call | Wait | Fail | Drop | Done
+Step = Say | Think | Call | Wait | Fail | Drop | Done
 
 
 class Gate:
@@ -217,6 +224,8 @@ class ScriptedServer:
                 match step:
                     case Say(text):
                         await send("delta", content=text)
+                    case Think(text):
+                        await send("delta", reasoning_content=text)
                     case Call(arguments, name, index):
                         named = {"id": "call_1", "type": "function"} if name else {}
                         function = {"name": name, "arguments": arguments}

@@ -10,7 +10,17 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.gateway.web.conftest import OpenPage
-from tests.gateway.web.scripted_server import KEY, Call, Done, Drop, Fail, Say, ScriptedServer, Wait
+from tests.gateway.web.scripted_server import (
+    KEY,
+    Call,
+    Done,
+    Drop,
+    Fail,
+    Say,
+    ScriptedServer,
+    Think,
+    Wait,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -340,6 +350,29 @@ def test_a_tool_call_is_a_card_and_goes_back_as_history(page: Page, server: Scri
             }
         ],
     }
+
+
+def test_reasoning_is_open_while_it_lasts_and_stays_out_of_the_history(
+    page: Page, server: ScriptedServer
+) -> None:
+    server.say(Think("Hm, <b>"), Wait(), Think("well."), Say("Yes."), Wait(), Done())
+    ask(page, "Is it?")
+    box = page.locator(".reasoning")
+    expect(box.locator("p")).to_have_text("Hm, <b>")
+    expect(box).to_have_attribute("open", "")
+    assert box.locator("summary").inner_text() == "Thinking"
+    server.gate.set()
+    expect(page.locator(".turn.assistant .prose")).to_have_text("Yes.")
+    expect(box).not_to_have_attribute("open", "")
+    expect(box.locator("summary")).to_have_text("Thought")
+    box.locator("summary").click()
+    server.gate.set()
+    ended(page)
+    expect(box.locator("p")).to_be_visible()
+    expect(box.locator("p")).to_have_text("Hm, <b>well.")
+    ask(page, "And?")
+    expect(page.locator(".turn")).to_have_count(4)
+    assert server.turns()[1]["messages"][1] == {"role": "assistant", "content": "Yes."}
 
 
 def test_the_gauge_reads_the_context_in_use(page: Page, server: ScriptedServer) -> None:
