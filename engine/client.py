@@ -89,6 +89,11 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._client._unpark(self)
         return output
 
+    async def wait(self) -> None:
+        """Return when there is something to read, be it the end; what follows is merged into it."""
+        while self._pending is None and not self._done:
+            await self._change()
+
     def close(self) -> None:
         """Abort the request unless it has finished. Idempotent, never blocks, never raises.
 

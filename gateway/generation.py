@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, aclosing
@@ -114,7 +115,7 @@ class Generation:
         """All that the choices gain, each choice's last one with its finish reason.
 
         After ``cancel`` that is ``cancelled``. Raises ``ApiError`` when the request fails; then
-        nothing more comes. At most one delta of a choice in ``flush_interval_s``.
+        nothing more comes. Deltas of a choice are ``flush_interval_s`` apart, but for the last.
         """
         try:
             outputs = self._outputs_of_one if len(self._choices) == 1 else self._outputs_of_many
@@ -262,15 +263,18 @@ class Generation:
     async def _outputs_of_one(self) -> AsyncGenerator[tuple[Choice, RequestOutput], None]:
         choice = self._choices[0]
         loop, interval_s = asyncio.get_running_loop(), self._owner.flush_interval_s
+        flushed_at = -math.inf
         while choice.finish_reason is None:
-            # The first output comes at once; while we sleep, the client merges those that follow.
+            # The first output leaves at once, and so does the last. In between, what comes too
+            # soon waits for more: the client merges. A slow stream needs no timer at all.
+            if self._heard is None:
+                await choice.stream.wait()
+            wait_s = flushed_at + interval_s - loop.time()
+            if wait_s > 0 and choice.stream.finish_reason is None:
+                await asyncio.sleep(wait_s)
             output = await self._next(choice)
             flushed_at = loop.time()
             yield choice, output
-            if choice.finish_reason is None and (
-                (wait_s := flushed_at + interval_s - loop.time()) > 0
-            ):
-                await asyncio.sleep(wait_s)
 
     async def _outputs_of_many(self) -> AsyncGenerator[tuple[Choice, RequestOutput], None]:
         loop, interval_s = asyncio.get_running_loop(), self._owner.flush_interval_s

@@ -20,6 +20,8 @@ from kernels.transfer import to_device
 
 MAX_QUERIES = 8
 """The longest chunk that counts as few tokens."""
+MIN_EARLY_BATCH = 8
+"""Sequences from which on decode gains by starting before the kernel in front of it has ended."""
 
 
 class CudaAttention:
@@ -131,7 +133,8 @@ class _ShortStepAttention:
         window: int | None = None,
         softcap: float | None = None,
     ) -> None:
-        if window not in self.scheduled:
+        fresh = window not in self.scheduled
+        if fresh:
             self._schedule(window, q.device)
         batch = self.batch
         if batch.shared is not None:
@@ -159,6 +162,7 @@ class _ShortStepAttention:
             window=window or 0,
             soft_cap=softcap or 0.0,
             shared=batch.shared,
+            wait_first=fresh or len(batch.seq_lens) < MIN_EARLY_BATCH,
         )
 
     def _schedule(self, window: int | None, device: torch.device) -> None:
