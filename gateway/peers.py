@@ -110,6 +110,8 @@ class Peers:
                 else:
                     host, _, port = address.rpartition(":")
                     streams = await asyncio.open_connection(host, int(port))
+        except TimeoutError as exc:  # it may be busy
+            raise _lost() from exc
         except OSError as exc:  # its lease is not over yet, but it does not listen
             logger.warning("the worker at %s does not answer: %s", address, exc)
             raise PeerGone(worker_id) from exc
@@ -267,5 +269,5 @@ class RemoteReader:
 
 def _lost() -> Unavailable:
     return Unavailable(
-        "The worker that has this went away; try again.", code="worker_lost", retry_after_s=1
+        "The worker that has this does not answer; try again.", code="worker_lost", retry_after_s=1
     )

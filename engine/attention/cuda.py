@@ -70,8 +70,14 @@ class CudaAttention:
             self._prepare_short(on_device, max_queries, block_size),
         )
 
-    def prepare_decode(self, batch: DeviceBatch, block_size: int) -> StepAttention:
-        return self._prepare_short(batch, 1, block_size)
+    @property
+    def max_decode_queries(self) -> int:
+        return self._max_queries
+
+    def prepare_decode(
+        self, batch: DeviceBatch, block_size: int, num_queries: int = 1
+    ) -> StepAttention:
+        return self._prepare_short(batch, num_queries, block_size)
 
     def _prepare_long(
         self, batch: AttentionBatch, sequences: cuda.Ints
