@@ -57,6 +57,7 @@ class Services:
     metrics: Metrics
     quota: Quota
     authenticator: Authenticator
+    revocations: Revocations
     generations: Generations
     admission: Admission
     lifecycle: Lifecycle
@@ -161,6 +162,7 @@ def create_services(
         metrics=metrics,
         quota=quota,
         authenticator=authenticator,
+        revocations=revocations,
         generations=generations,
         admission=admission,
         lifecycle=lifecycle,
