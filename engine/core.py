@@ -232,7 +232,7 @@ class EngineCore:
         self._prepare_drafts()
         num_due = self.scheduler.num_in_flight
         step = self.scheduler.schedule()
-        self._speculator.step_begins(None if step is None else step.plan)
+        self._speculator.planned(None if step is None else step.plan)
         if step is not None:
             self._runner.forward(step.plan)
             if not step.constrained:
@@ -260,6 +260,7 @@ class EngineCore:
 
     def _prepare_drafts(self) -> None:
         running = self.scheduler.running.values()
+        self._speculator.begin()
         if self.scheduler.num_in_flight and (
             self.scheduler.drafts_in_flight or self._speculator.foresees_drafts(running)
         ):

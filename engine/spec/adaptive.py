@@ -14,18 +14,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from engine.request import Request
 
 # Before anything is known, as if so many drafts had been checked, at this rate of hits.
 _PRIOR_CHANCE, _PRIOR_WEIGHT = 0.6, 4.0
-# What a check weighs against the next one.
-_DECAY = 0.9
-# Steps without drafts after which one tries again: what was learned may be out of date.
-_PROBE_INTERVAL = 128
+# What a check weighs against the next one: of the same request, and of any.
+_DECAY, _OVERALL_DECAY = 0.9, 0.995
+# Steps without drafts after which a few requests try again, as what was learned may be out of
+# date; then twice as many, and so on.
+_PROBE_INTERVAL, _MAX_PROBE_INTERVAL = 128, 4096
+PROBE_REQUESTS = 2
 # Measured times beyond this multiple of the expected ones tell of something else.
-_OUTLIER = 8.0
+_OUTLIER = 5.0
+_LEARNING_RATE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +64,10 @@ def _interpolate(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
 class _Chance:
     """A rate of hits, of which the latest count most."""
 
-    __slots__ = ("hits", "seen", "tries")
+    __slots__ = ("decay", "hits", "seen", "tries")
 
-    def __init__(self, prior: float) -> None:
+    def __init__(self, prior: float, decay: float = _DECAY) -> None:
+        self.decay = decay
         self.hits, self.tries = prior * _PRIOR_WEIGHT, _PRIOR_WEIGHT
         self.seen = (0, 0)
         """Drafts and accepted drafts of the request that were taken in."""
@@ -73,8 +77,8 @@ class _Chance:
         return self.hits / self.tries
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
-        self.hits = _DECAY * self.hits + num_accepted
-        self.tries = _DECAY * self.tries + min(num_accepted + 1, num_drafts)
+        self.hits = self.decay * self.hits + num_accepted
+        self.tries = self.decay * self.tries + min(num_accepted + 1, num_drafts)
 
 
 class AdaptiveLength:
@@ -83,13 +87,17 @@ class AdaptiveLength:
     def __init__(self, costs: StepCosts | None) -> None:
         self._costs = costs
         self._chances: dict[Request, _Chance] = {}
-        self._overall = _Chance(_PRIOR_CHANCE)
-        self._ratios = {False: 1.0, True: 1.0}
-        """Measured over expected time, of steps without and with drafts: what the start-up table
-        does not know, such as the time to draft, and the host's work that is no longer hidden."""
+        self._overall = _Chance(_PRIOR_CHANCE, _OVERALL_DECAY)
+        self._ratio = 1.0
+        """Measured over expected time of steps without drafts: what the start-up table does not
+        know, such as longer texts, and the host's work."""
+        self._drafting_ratio = 1.0
+        """By how much more those with drafts take longer: for drafting, and because the host's work
+        is no longer hidden."""
         self._expected: tuple[float, bool, float] | None = None
         """When the last step began, whether it has drafts, its seconds by the table."""
         self._num_idle_steps = 0
+        self._probe_interval = _PROBE_INTERVAL
 
     # ---- learning -------------------------------------------------------------------------------
 
@@ -111,17 +119,26 @@ class AdaptiveLength:
         self._chances.pop(request, None)
 
     def step_begins(self, now: float, batch: int, num_drafts: int) -> None:
-        """A step of this batch is planned; whatever was begun last is over."""
+        """A step of this batch began at ``now``, with the drafting; the one before was over."""
         if self._costs is None or batch == 0:
             self._expected = None
             return
         if self._expected is not None:
             began, has_drafts, seconds = self._expected
             ratio = (now - began) / seconds
-            if ratio < _OUTLIER * self._ratios[has_drafts]:
-                self._ratios[has_drafts] += 0.1 * (ratio - self._ratios[has_drafts])
+            if ratio < _OUTLIER and has_drafts:
+                ratio /= self._ratio
+                self._drafting_ratio += _LEARNING_RATE * (ratio - self._drafting_ratio)
+            elif ratio < _OUTLIER:
+                self._ratio += _LEARNING_RATE * (ratio - self._ratio)
         self._expected = now, num_drafts > 0, self._costs.seconds(batch, num_drafts)
-        self._num_idle_steps = 0 if num_drafts else self._num_idle_steps + 1
+        if num_drafts == 0:
+            self._num_idle_steps += 1
+        elif self._num_idle_steps >= self._probe_interval:
+            self._num_idle_steps = 0
+            self._probe_interval = min(2 * self._probe_interval, _MAX_PROBE_INTERVAL)
+        else:
+            self._num_idle_steps, self._probe_interval = 0, _PROBE_INTERVAL
 
     def forget_step(self) -> None:
         """The step that was begun last did other work, too: its time says nothing."""
@@ -129,12 +146,15 @@ class AdaptiveLength:
 
     # ---- deciding -------------------------------------------------------------------------------
 
+    @property
+    def is_probe(self) -> bool:
+        """Whether it is time to let ``PROBE_REQUESTS`` draft, whether that pays or not."""
+        return self._costs is not None and self._num_idle_steps >= self._probe_interval
+
     def lengths(self, asked: Mapping[Request, int], batch: int) -> dict[Request, int]:
         """Drafts for each request, at most as many as asked, of which those in a batch of
         ``batch`` requests pay that are not 0."""
-        if self._costs is None:
-            return dict(asked)
-        if self._num_idle_steps >= _PROBE_INTERVAL:
+        if self._costs is None or self.is_probe:
             return dict(asked)
         # The likeliest drafts first: a draft comes after those it depends on.
         chances = {request: self._chance(request) for request in asked}
@@ -161,7 +181,7 @@ class AdaptiveLength:
     def even_length(self, asked: Mapping[Request, int], batch: int) -> int:
         """One length for all, where all are drafted at once; 0 if drafts do not pay."""
         most = max(asked.values(), default=0)
-        if self._costs is None or self._num_idle_steps >= _PROBE_INTERVAL or most == 0:
+        if self._costs is None or self.is_probe or most == 0:
             return most
         chances = [self._chance(request) for request in asked]
         best, best_speed = 0, batch / self._seconds(batch, 0)
@@ -173,11 +193,11 @@ class AdaptiveLength:
                 best, best_speed = length, speed
         return best
 
-    def may_pay(self, batch: int) -> bool:
-        """Whether one request's drafts, of the usual chance, are worth a step that waits."""
-        if self._costs is None or self._num_idle_steps >= _PROBE_INTERVAL:
+    def may_pay(self, requests: Collection[Request], batch: int) -> bool:
+        """Whether drafts of the request with the best chance would pay, were it the only one."""
+        if self._costs is None or self.is_probe:
             return True
-        chance = self._overall.value
+        chance = max(map(self._chance, requests), default=0.0)
         gain = sum(chance**place for place in range(1, self._costs.num_drafts + 1))
         drafted = (batch + gain) / self._seconds(batch, self._costs.num_drafts)
         return drafted > batch / self._seconds(batch, 0)
@@ -187,4 +207,5 @@ class AdaptiveLength:
 
     def _seconds(self, batch: int, num_drafts: int) -> float:
         assert self._costs is not None
-        return self._ratios[num_drafts > 0] * self._costs.seconds(batch, num_drafts)
+        ratio = self._ratio * (self._drafting_ratio if num_drafts else 1.0)
+        return ratio * self._costs.seconds(batch, num_drafts)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from engine.spec.adaptive import AdaptiveLength
+from engine.spec.adaptive import PROBE_REQUESTS, AdaptiveLength
 from engine.spec.config import NETWORK_METHODS
 from engine.spec.network import NetworkProposer
 from engine.spec.ngram import NgramProposer
@@ -55,11 +56,16 @@ class Speculator:
         self._proposer = proposer
         self._adaptive = AdaptiveLength(runner.step_costs)
         self._clock = clock
+        self._began_s = 0.0
         self._max_tokens = 0
         self._max_forced = MAX_FORCED if drafts_forced else 0
         if config is not None:
             self._proposer = proposer or create_proposer(config, runner)
             self._max_tokens = self._max_forced = config.num_tokens
+
+    def begin(self) -> None:
+        """A step begins: what it takes includes the drafting."""
+        self._began_s = self._clock()
 
     def propose(self, running: Collection[Request]) -> None:
         """Drafts for the next step; every token of the requests that get some is known."""
@@ -82,7 +88,9 @@ class Speculator:
                 request.draft_token_ids = forced[: min(max_forced, room)]
             if not request.draft_token_ids:
                 asked[request] = min(self._max_tokens, room)
-        if asked and self._proposer is not None:
+        if asked and self._proposer is not None and self._adaptive.may_pay(asked, len(running)):
+            if self._adaptive.is_probe:
+                asked = dict(islice(asked.items(), PROBE_REQUESTS))
             self._ask(self._proposer, asked, len(running))
 
     def _ask(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
@@ -101,14 +109,14 @@ class Speculator:
             for request, length in self._adaptive.lengths(found, batch).items():
                 del request.draft_token_ids[length:]
 
-    def step_begins(self, plan: StepPlan | None) -> None:
-        """What was planned; learn what the step before took."""
+    def planned(self, plan: StepPlan | None) -> None:
+        """What the step does; learn what the one before took."""
         if self._proposer is None:
             return
         chunks = [] if plan is None else plan.chunks
         if all(c.num_scheduled_tokens == 1 + c.num_draft_tokens for c in chunks):
             num_drafts = sum(chunk.num_draft_tokens for chunk in chunks)
-            self._adaptive.step_begins(self._clock(), len(chunks), num_drafts)
+            self._adaptive.step_begins(self._began_s, len(chunks), num_drafts)
         else:
             self._adaptive.forget_step()
 
@@ -117,7 +125,7 @@ class Speculator:
 
         If so, its result is worth waiting for; otherwise the next step is planned beside it.
         """
-        if self._proposer is None or not self._adaptive.may_pay(len(running)):
+        if self._proposer is None or not self._adaptive.may_pay(running, len(running)):
             return False
         return any(
             self._foresees(self._proposer, request)

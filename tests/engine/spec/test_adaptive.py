@@ -42,7 +42,7 @@ def test_without_costs_every_draft_pays() -> None:
     first, second = requests(2)
     assert length.lengths({first: 3, second: 1}, 2) == {first: 3, second: 1}
     assert length.even_length({first: 3, second: 1}, 2) == 3
-    assert length.may_pay(500)
+    assert length.may_pay([first], 500)
 
 
 @pytest.mark.parametrize(("chance", "batch", "pays"), [(0.9, 1, True), (0.2, 64, False)])
@@ -53,7 +53,7 @@ def test_drafts_pay_where_they_are_right_and_cheap(chance: float, batch: int, pa
     asked = dict.fromkeys(group, 4)
     assert (length.even_length(asked, batch) > 0) == pays
     assert any(length.lengths(asked, batch).values()) == pays
-    assert length.may_pay(batch) == pays
+    assert length.may_pay(group, batch) == pays
 
 
 def test_whose_drafts_are_right_gets_more() -> None:
@@ -107,8 +107,15 @@ def test_it_tries_again_after_a_while() -> None:
         now += 10.0
         assert now < 10.0 * 2 * adaptive._PROBE_INTERVAL
     assert now >= 10.0 * (adaptive._PROBE_INTERVAL - 1)
-    teach(length, request, 1.0, times=10)
+    assert length.is_probe
     length.step_begins(now, 1, 4)
+    length.forget_step()
+    assert not length.is_probe
+    for _ in range(adaptive._PROBE_INTERVAL + 1):
+        length.step_begins(now, 1, 0)
+        length.forget_step()
+    assert not length.is_probe, "it was in vain, so the next one waits longer"
+    teach(length, request, 1.0, times=10)
     assert length.even_length({request: 4}, 1) == 4
 
 
@@ -117,9 +124,9 @@ def test_other_work_and_idle_times_teach_nothing() -> None:
     length.step_begins(0.0, 1, 0)
     length.forget_step()
     length.step_begins(70.0, 1, 0)
-    assert length._ratios[False] == 1.0
+    assert length._ratio == 1.0
     length.step_begins(1000.0, 1, 0)  # Nobody came for a long time.
-    assert length._ratios[False] == 1.0
+    assert length._ratio == 1.0
     length.observe(request)
     length.drop(request)
     assert not length._chances

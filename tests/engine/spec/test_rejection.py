@@ -87,7 +87,7 @@ def generate(
         places = range(len(drafts) + 1)
         logits = torch.stack([logits_after(tokens + drafts[:place]) for place in places])
         positions = np.array([len(tokens) + place for place in places])
-        table = torch.tensor([tokens + drafts])  # as the runner's: drafts behind known tokens
+        table = torch.tensor([tokens + drafts + [0]])  # as the runner's: drafts behind known tokens
         drawn = sampler.sample(table, logits, np.zeros(len(places), np.int64), positions, None)
         tokens += accept(chunk(drafts), drawn.tolist())
     return tuple(tokens[:LENGTH])
