@@ -179,9 +179,10 @@ def _register_kernels(device: torch.device) -> bool:
         return False
     kernels.register()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from kernels.triton import grouped_gemm
+        from kernels.triton import grouped_gemm, quantize
 
         grouped_gemm.register()
+        quantize.register()
     return True
 
 
@@ -201,7 +202,9 @@ def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> tor
 def _measure_products(model: Model) -> None:
     for module in model.modules():
         match module:
-            case GatedMLP():
+            case GatedMLP() if module.gate_up_proj.quantized is None:
                 products.measure(module.gate_up_proj.weight.data, gated=True)
+            case Linear() if module.quantized is not None:
+                pass
             case Linear() | TiedLinear():
                 products.measure(module.weight.data, gated=False)
