@@ -197,6 +197,7 @@ def paged_decode(
     soft_cap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     shared: SharedPrefixes | None = None,
+    wait_first: bool = True,
 ) -> None:
     """Causal attention of up to ``max_queries`` last tokens of each sequence, into ``out``.
 
@@ -204,7 +205,9 @@ def paged_decode(
     k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], block_size a multiple of 16.
     block_table: [batch, max_blocks] int32. ``decode_schedule`` must have run with the same lengths,
     heads, max_queries, window and shared. Rows of padding sequences are left untouched. shared:
-    ``shared_prefix`` has run; without a window, a soft cap or slopes.
+    ``shared_prefix`` has run; without a window, a soft cap or slopes. wait_first: False lets it
+    begin before the operation right before it has ended; that one then must make nothing but the
+    queries and the step's own keys and values.
     """
     torch.ops.sluice_cuda.paged_decode(
         out,
@@ -227,6 +230,7 @@ def paged_decode(
         window,
         scale,
         soft_cap,
+        wait_first,
     )
 
 

@@ -16,7 +16,15 @@ from engine.layers.mlp import GatedMLP
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.config import DTYPES
+from engine.runner.drafting import Drafting
 from engine.runner.graphs import DecodeGraphs
+from engine.runner.load_drafting import (
+    acceptance,
+    capture_verify_graphs,
+    create_drafting,
+    draft_block_bytes,
+    load_draft_network,
+)
 from engine.runner.memory import (
     PagedCache,
     count_blocks,
@@ -74,11 +82,14 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
             device=device,
         )
 
-    num_blocks = count_blocks(config, facts, dtype, device, activation_bytes)
+    network = load_draft_network(
+        config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
+    )
+    draft_bytes = 0 if network is None else draft_block_bytes(network, config.block_size, dtype)
+    num_blocks = count_blocks(config, facts, dtype, device, activation_bytes, draft_bytes)
     max_model_len = fit_max_model_len(config, facts, num_blocks)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
     cache = PagedCache(facts, num_blocks, config.block_size, dtype=dtype, device=device)
-    host_blocks = load_host_blocks(config.swap_space, cache.layers)
     table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device)
     sampler = (CudaSampler if has_kernels and device.type == "cuda" else Sampler)(
         config.max_num_seqs,
@@ -87,16 +98,24 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         seed=config.seed,
         device=device,
     )
+    drafting: Drafting | None = None
+    swapped = cache.layers
+    if network is not None:
+        made = create_drafting(network, model, config, cache, table, sampler, dtype)
+        model, drafting = made.model, made.drafting
+        swapped = [*swapped, *made.swapped]
+    host_blocks = load_host_blocks(config.swap_space, swapped)
     if device.type == "cuda" and has_kernels:
         report(LoadProgress("Measuring matrix products", 0.95))
         _measure_products(model)
-    graphs = None
+    graphs = verify_graphs = None
     if (
         isinstance(attention, CapturableBackend)
         and isinstance(facts, ModelConfig)  # others may look at what they compute
         and not config.enforce_eager
     ):
         graphs = _capture_graphs(config, model, cache, table, attention, report)
+        verify_graphs = capture_verify_graphs(config, model, cache, table, attention)
     runner = TorchRunner(
         model,
         cache,
@@ -105,12 +124,18 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         attention,
         graphs,
         host_blocks,
+        drafting,
+        verify_graphs,
+        acceptance(config),
         block_size=config.block_size,
         max_model_len=max_model_len,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
         device=device,
     )
+    if config.speculative_config is not None and config.speculative_config.adaptive:
+        num_drafts = config.speculative_config.num_tokens
+        runner.measure_step_costs(num_drafts, config.step_tokens)
     report(LoadProgress("Model loaded", 1.0))
     return runner
 

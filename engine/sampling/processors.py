@@ -214,7 +214,23 @@ class BadWords(_Prepared[tuple[int, tuple[tuple[int, ...], ...]], _Words]):
         logits.view(-1).scatter_add_(0, prepared.places, (begun * HELD_BACK).to(logits.dtype))
 
 
-class MinTokens(_ByRow[tuple[int, list[int]]]):
+@dataclass(frozen=True, slots=True)
+class _Stops:
+    """The stop tokens that are held back in a step."""
+
+    rows: Ints
+    """On the host: which of the rows have some,"""
+    row_ends: Ints
+    """and before which positions."""
+    indices: torch.Tensor
+    """[n] int64, for each stop token: which of the rows,"""
+    places: torch.Tensor
+    """where in all logits,"""
+    ends: torch.Tensor
+    """and before which positions."""
+
+
+class MinTokens(_Prepared[tuple[int, list[int]], _Stops]):
     """Holds back everything that would end a request before ``min_tokens``."""
 
     def __init__(
@@ -225,26 +241,35 @@ class MinTokens(_ByRow[tuple[int, list[int]]]):
         self._eos_token_ids = eos_token_ids
 
     def _read(self, params: SamplingParams, num_prompt_tokens: int) -> tuple[int, list[int]] | None:
-        if params.min_tokens == 0:
-            return None
         stops = sorted(self._eos_token_ids.union(params.stop_token_ids))
         held = [token_id for token_id in stops if 0 <= token_id < self._vocab_size]
+        if params.min_tokens == 0 or not held:
+            return None
         return num_prompt_tokens + params.min_tokens, held
 
-    def apply(
-        self, tokens: torch.Tensor, logits: torch.Tensor, rows: Ints, positions: Ints
-    ) -> None:
-        if not self._held:
-            return
-        places = [
-            (i, token_id)
-            for i, (until, held) in self._concerned(rows)
-            if positions[i] < until
-            for token_id in held
+    def _prepare(
+        self, concerned: list[tuple[int, tuple[int, list[int]]]], vocab_size: int
+    ) -> _Stops:
+        columns = [
+            (i, i * vocab_size + token_id, end) for i, (end, held) in concerned for token_id in held
         ]
-        if places:
-            where = self._tensor(np.array(places, np.int64).T)
-            logits[where[0], where[1]] = HELD_BACK
+        indices, places, ends = self._tensor(np.array(columns, np.int64).T)
+        rows = np.array([i for i, _ in concerned])
+        row_ends = np.array([end for _, (end, _) in concerned])
+        return _Stops(rows, row_ends, indices, places, ends)
+
+    def _apply(
+        self,
+        prepared: _Stops,
+        tokens: torch.Tensor,
+        logits: torch.Tensor,
+        rows: Ints,
+        positions: Ints,
+    ) -> None:
+        if (positions[prepared.rows] < prepared.row_ends).any():
+            short = self._tensor(positions)[prepared.indices] < prepared.ends
+            held_back = (short * HELD_BACK).to(logits.dtype)
+            logits.view(-1).scatter_add_(0, prepared.places, held_back)
 
 
 @dataclass(frozen=True, slots=True)
