@@ -25,6 +25,7 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m engine.bench
 	$(BIN)/sluice bench
+	$(BIN)/python -m tenants.bench
 
 # On a machine with a GPU. Without torch's caching every tensor is an allocation of its own, whose
 # ends the checker knows.

@@ -52,13 +52,15 @@ class RequestStream(AsyncIterator[RequestOutput]):
     While the reader is slow, outputs are merged into one, so a stream never holds more than the
     tokens of its request. A request with many tokens that nobody reads is parked in the engine: it
     gives its place in the batch to others until its reader goes on, or is aborted after a while.
-    The three attributes below count what the engine did, read or not.
+    The attributes below count what the engine did, read or not.
     """
 
     def __init__(self, client: EngineClient, request_id: str) -> None:
         self.request_id = request_id
         self.num_generated_tokens = 0
         self.num_cached_tokens = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
         self.finish_reason: FinishReason | None = None
         """None until the engine's last word: a closed stream gets it a moment later."""
         self.on_count: Callable[[], None] | None = None
@@ -86,6 +88,11 @@ class RequestStream(AsyncIterator[RequestOutput]):
         output, self._pending = self._pending, None
         self._client._unpark(self)
         return output
+
+    async def wait(self) -> None:
+        """Return when there is something to read, be it the end; what follows is merged into it."""
+        while self._pending is None and not self._done:
+            await self._change()
 
     def close(self) -> None:
         """Abort the request unless it has finished. Idempotent, never blocks, never raises.
@@ -117,6 +124,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         if output.new_token_ids:
             self._observe(len(output.new_token_ids))
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        self.num_draft_tokens = output.num_draft_tokens
+        self.num_accepted_tokens = output.num_accepted_tokens
         if self.on_count is not None:
             self.on_count()
         self.finish_reason = output.finish_reason
@@ -159,6 +168,8 @@ def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         prompt_logprobs=(
             second.prompt_logprobs if first.prompt_logprobs is None else first.prompt_logprobs
         ),
+        num_draft_tokens=second.num_draft_tokens,
+        num_accepted_tokens=second.num_accepted_tokens,
     )
 
 

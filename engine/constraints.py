@@ -176,10 +176,15 @@ class Constraints:
         return [] if self._must_not_end(request) else self._matchers[request].forced_tokens()
 
     def legal_prefix(self, request: Request, token_ids: list[int]) -> list[int]:
-        """The draft up to the first token that the grammar forbids."""
+        """The draft up to the first token that the grammar forbids, or that ends it."""
         if not token_ids or self._must_not_end(request):
             return []
-        return self._matchers[request].legal_prefix(token_ids)
+        legal = self._matchers[request].legal_prefix(token_ids)
+        assert self._compiler is not None
+        if legal and legal[-1] in self._compiler.vocabulary.eos_token_ids:
+            # Where it is right it is drawn anyway, and nothing can be drawn behind it.
+            legal.pop()
+        return legal
 
     def _must_not_end(self, request: Request) -> bool:
         """Until min_tokens it takes a look at each mask to see whether the grammar has to end."""

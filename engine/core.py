@@ -72,9 +72,18 @@ class EngineCore:
             create_policy(config, self._prefix_match),
             clock,
             swap_s_per_block=runner.swap_s_per_block,
+            num_lookahead_tokens=runner.num_lookahead_tokens,
         )
         self._constraints = Constraints(grammar, runner.vocab_size)
-        self._speculator = Speculator(config.speculative_config, self._constraints, proposer)
+        self._speculator = Speculator(
+            config.speculative_config,
+            self._constraints,
+            runner,
+            proposer,
+            clock,
+            # Beside a device that works on alone, waiting for the last token would cost more.
+            drafts_forced=grammar is not None and not self._overlap,
+        )
         self._requests: dict[str, Request] = {}
         """All that are not finished."""
         self._parked: set[str] = set()
@@ -223,6 +232,7 @@ class EngineCore:
         self._prepare_drafts()
         num_due = self.scheduler.num_in_flight
         step = self.scheduler.schedule()
+        self._speculator.planned(None if step is None else step.plan)
         if step is not None:
             self._runner.forward(step.plan)
             if not step.constrained:
@@ -250,6 +260,7 @@ class EngineCore:
 
     def _prepare_drafts(self) -> None:
         running = self.scheduler.running.values()
+        self._speculator.begin()
         if self.scheduler.num_in_flight and (
             self.scheduler.drafts_in_flight or self._speculator.foresees_drafts(running)
         ):

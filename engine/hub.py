@@ -50,11 +50,13 @@ def weight_files(model_dir: Path) -> list[Path]:
 
 
 @cache
-def fetch(model: str, revision: str | None) -> Path:
+def fetch(model: str, revision: str | None, also: tuple[str, ...] = ()) -> Path:
     """The model's folder: itself, or in the cache, downloaded if it is not there yet.
 
-    revision: a branch, tag or commit of a hub repository. ``ModelLoadError`` names the cause.
+    revision: a branch, tag or commit of a hub repository; also: patterns of more files to fetch.
+    ``ModelLoadError`` names the cause.
     """
+    patterns = [*_FILES, *also]
     folder = Path(model)
     if folder.is_dir() or not is_hub_id(model):
         return folder
@@ -65,7 +67,7 @@ def fetch(model: str, revision: str | None) -> Path:
     try:
         cached = Path(
             snapshot_download(
-                model, revision=revision, allow_patterns=_FILES, local_files_only=True
+                model, revision=revision, allow_patterns=patterns, local_files_only=True
             )
         )
         weight_files(cached)
@@ -73,7 +75,7 @@ def fetch(model: str, revision: str | None) -> Path:
     except (LocalEntryNotFoundError, ModelLoadError):
         pass
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         at = "" if revision is None else f" at revision {revision!r}"
         reason = " ".join(str(error).split()) or type(error).__name__

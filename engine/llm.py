@@ -26,6 +26,7 @@ from engine.messages import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    Stats,
     StructuredOutputs,
 )
 from engine.outputs import CompletionOutput, GenerationOutput, GenerationProgress, Logprob
@@ -85,6 +86,10 @@ class LLM:
     @cached_property
     def _chat_template(self) -> ChatTemplate:
         return ChatTemplate.load(self.config.model_dir)
+
+    def stats(self) -> Stats:
+        """Running totals since the model was loaded."""
+        return self._core.stats()
 
     def get_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:

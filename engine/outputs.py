@@ -43,6 +43,10 @@ class CompletionOutput:
     """If asked for: at the place of each of ``token_ids``, that token and the likeliest ones."""
     cumulative_logprob: float | None = None
     """With ``logprobs``: of all tokens so far together."""
+    num_draft_tokens: int = 0
+    """Drafted tokens that were checked so far (speculative decoding)."""
+    num_accepted_tokens: int = 0
+    """Of these, the right ones: part of ``token_ids``."""
 
 
 @dataclass(slots=True)
@@ -88,6 +92,8 @@ class CompletionProgress:
             output.new_token_ids,
             output.finish_reason,
             output.stop_reason,
+            num_draft_tokens=output.num_draft_tokens,
+            num_accepted_tokens=output.num_accepted_tokens,
         )
         records = output.logprobs
         if self._detokenizer is not None:
@@ -110,6 +116,8 @@ class CompletionProgress:
         self._texts.append(delta.text)
         whole.token_ids += delta.token_ids
         whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
+        whole.num_draft_tokens = delta.num_draft_tokens
+        whole.num_accepted_tokens = delta.num_accepted_tokens
         if whole.logprobs is not None and delta.logprobs is not None:
             whole.logprobs += delta.logprobs
 

@@ -43,6 +43,8 @@ class ModelledRunner:
         self.num_blocks = num_blocks
         self.num_swap_blocks = num_swap_blocks
         self.swap_s_per_block = swap_s_per_block
+        self.num_lookahead_tokens = 0
+        self.step_costs = None
         self.now = 0.0
         self._results: deque[StepResult] = deque()
 
@@ -51,6 +53,9 @@ class ModelledRunner:
         self.now += STEP_S + TOKEN_S * plan.num_tokens + self.swap_s_per_block * num_copies
         tokens = [[7] if chunk.samples else [] for chunk in plan.chunks]
         self._results.append(StepResult(plan.step_id, tokens))
+
+    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+        raise AssertionError("no draft network was asked for")
 
     def sample(self, mask: TokenMask | None) -> None:
         assert mask is None

@@ -1,13 +1,14 @@
 """An engine without a model: every answer is the same text, at a fixed pace.
 
 To measure the gateway by itself, and to build front ends against answers that take their time.
-Started by ``ReplayProcess`` as ``python -m engine.replay TOKENS_PER_S``.
+Started by ``transport.ReplayProcess`` as ``python -m engine.replay TOKENS_PER_S``.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import os
 import sys
 import time
@@ -28,7 +29,6 @@ from engine.messages import (
 )
 from engine.process import Engine, OnProgress, main
 from engine.tokenizer import Tokenizer
-from engine.transport import EngineProcess, OnExit, OnMessage
 
 TEXT = """\
 The quick brown fox jumps over the lazy dog. A stream of words is best when it neither stalls nor \
@@ -39,8 +39,8 @@ after the other, as steadily as a clock ticks, and says nothing that would distr
 2. It goes on evenly.
 3. It ends when it has been told to, or here.
 """
-LONGEST_NAP_S = 0.002
-"""How long a new request may wait for an engine that waits for the next token."""
+STEP_S = 0.002
+"""Least time from one step to the next: as an engine's steps do, each serves many requests."""
 
 
 class _ModelConfig(msgspec.Struct):
@@ -70,6 +70,7 @@ class ReplayCore:
         self._arrivals = itertools.count()
         self._outputs: list[RequestOutput] = []
         self._parked: set[str] = set()
+        self._stepped_at = -math.inf
         self._num_steps = 0
         self._generation_tokens = 0
 
@@ -104,14 +105,12 @@ class ReplayCore:
             heapq.heappush(self._due, (self._clock(), next(self._arrivals), request_id))
 
     def step(self) -> list[RequestOutput]:
-        """All tokens that are due; waits a moment when there are none."""
-        outputs, self._outputs = self._outputs, []
-        now = self._clock()
-        if not outputs and (not self._due or self._due[0][0] > now):
-            until_due_s = self._due[0][0] - now if self._due else LONGEST_NAP_S
-            self._sleep(min(until_due_s, LONGEST_NAP_S))
-            now = self._clock()
+        """All tokens that are due; ``STEP_S`` after the step before at the earliest."""
+        if (early_s := self._stepped_at + STEP_S - self._clock()) > 0:
+            self._sleep(early_s)
+        now = self._stepped_at = self._clock()
         self._num_steps += 1
+        outputs, self._outputs = self._outputs, []
         while self._due and self._due[0][0] <= now:
             due_s, arrival, request_id = heapq.heappop(self._due)
             if request_id not in self._running or request_id in self._parked:
@@ -165,24 +164,6 @@ def build(tokens_per_s: float, config: EngineConfig, on_progress: OnProgress) ->
     )
     text = tokenizer.encode(TEXT, add_special_tokens=False)
     return Engine(ReplayCore(text, tokens_per_s), ready)
-
-
-class ReplayProcess(EngineProcess):
-    """An engine process that replays ``tokens_per_s`` to each request."""
-
-    module = "engine.replay"
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        on_message: OnMessage,
-        on_exit: OnExit,
-        *,
-        tokens_per_s: float,
-        shared_address: str | None = None,
-    ) -> None:
-        self.arguments = (repr(tokens_per_s),)
-        super().__init__(config, on_message, on_exit, shared_address=shared_address)
 
 
 if __name__ == "__main__":

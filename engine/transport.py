@@ -212,6 +212,24 @@ class EngineProcess:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+class ReplayProcess(EngineProcess):
+    """As ``EngineProcess``, but without a model: it replays ``tokens_per_s`` to each request."""
+
+    module = "engine.replay"
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_message: OnMessage,
+        on_exit: OnExit,
+        *,
+        tokens_per_s: float,
+        shared_address: str | None = None,
+    ) -> None:
+        self.arguments = (repr(tokens_per_s),)
+        super().__init__(config, on_message, on_exit, shared_address=shared_address)
+
+
 def private_socket_path(name: str) -> tuple[Path, Path]:
     """A new folder that only this user may enter, and a path in it that fits a socket's name."""
     for parent in (None, "/tmp"):

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
-from engine.messages import StructuredOutputs
+from engine.messages import SamplingParams, StructuredOutputs
 from engine.tokenizer import Tokenizer
 from gateway import output_format, text_prompt, tool_use, unsupported
 from gateway.admitted import Admitted, Unenforced
@@ -140,7 +140,6 @@ class Admission:
             principal=principal,
             prompts=[prompt.token_ids for prompt in prompts],
             params=params,
-            stop=stop_strings(request.stop),
             num_choices=num_choices,
             make_parser=None,
             skip_special_tokens=params.skip_special_tokens,
@@ -202,7 +201,6 @@ class Admission:
             principal=principal,
             prompts=[prompt.token_ids],
             params=params,
-            stop=stop_strings(fields.stop),
             num_choices=num_choices,
             make_parser=self._parser_maker(fields, use, prompt),
             skip_special_tokens=params.skip_special_tokens and not self._has_special_marks(use),
@@ -212,28 +210,48 @@ class Admission:
         )
 
     async def _admitted(
-        self, fields: SamplingFields, *, request_id: UUID, principal: Principal, **given: Any
+        self,
+        fields: SamplingFields,
+        *,
+        request_id: UUID,
+        principal: Principal,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        num_choices: int,
+        make_parser: Callable[[], AnswerParser] | None,
+        skip_special_tokens: bool,
+        end_user: str | None,
+        unenforced: Unenforced | None,
+        service_tier: str | None = None,
     ) -> Admitted:
         """Takes its part of the limits, last of all."""
-        shift = self._priorities.shift(given.get("service_tier"), fields.priority)
+        assert params.max_tokens is not None
+        stop = stop_strings(fields.stop)
+        priority = principal.priority + self._priorities.shift(service_tier, fields.priority)
         salt = _cache_salt(self._salt_root, principal, fields.cache_salt)
-        num_prompt_tokens = sum(map(len, given["prompts"]))
-        num_answers = len(given["prompts"]) * given["num_choices"]
         hold = await self._reserve(
             principal,
             request_id,
-            prompt_tokens=num_prompt_tokens,
-            max_tokens=given["params"].max_tokens * num_answers,
+            prompt_tokens=sum(map(len, prompts)),
+            max_tokens=params.max_tokens * len(prompts) * num_choices,
         )
         return Admitted(
             id=request_id,
             principal=principal,
             model=self._model,
+            prompts=prompts,
+            params=params,
+            stop=stop,
+            num_choices=num_choices,
+            make_parser=make_parser,
+            skip_special_tokens=skip_special_tokens,
             cache_salt=salt,
             hold=hold,
             price=self._price,
-            priority=principal.priority + shift,
-            **given,
+            priority=priority,
+            service_tier=service_tier,
+            unenforced=unenforced,
+            end_user=end_user,
         )
 
     def _check_open(self, principal: Principal, scope: Scope = "chat") -> None:
@@ -292,8 +310,9 @@ class Admission:
                 "Tools go together with a JSON format only, or set tool_choice to none.",
                 param=wanted.param,
             )
-        spec = self.tools.grammar(use, None if wanted is None else wanted.spec)
-        return None if spec is None else OutputFormat(spec, "tools")
+        answer = None if wanted is None else wanted.spec
+        spec = self.tools.grammar(use, answer)
+        return None if spec is None else OutputFormat(spec, "tools", answer)
 
     async def _compile(
         self, output: OutputFormat | None, use: ToolUse | None = None
@@ -307,6 +326,9 @@ class Admission:
             if use is not None:
                 raise tool_use.refusal(error, use.callable) from None
             raise output_format.refusal(error, output.param) from None
+        if output.answer is not None:
+            found = tool_use.about_the_answer(verdict.unenforced)
+            return Unenforced(output.answer, found) if found else None
         if not verdict.unenforced or output.spec.kind != "json_schema":
             return None
         return Unenforced(output.spec, verdict.unenforced)

@@ -79,7 +79,9 @@ def _routes(services: Services) -> list[BaseRoute]:
         tickets_route(services.tickets),
         *tokenize_routes(services.admission, engine, services.tokenizer),
         *document_routes(),
-        *TenantRoutes(services.store, services.secrets.key_pepper).routes(),
+        *TenantRoutes(
+            services.store, services.secrets.key_pepper, services.revocations.on_change
+        ).routes(),
         *usage_routes(services.store),
         *live_routes(services.store, services.generations, engine),
         *model_routes(config.model_name, engine),

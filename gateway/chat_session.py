@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -15,6 +16,7 @@ from engine.errors import EngineDead
 from gateway import bodies
 from gateway.admission import Admission
 from gateway.assembler import TurnFrames
+from gateway.client_notes import client_notes
 from gateway.config import ServerConfig
 from gateway.context import RequestContext
 from gateway.errors import (
@@ -34,6 +36,8 @@ from gateway.turn import Turn, frames_of, is_last, logged_frames_of
 from tenants.access import visible_models
 from tenants.authenticator import Authenticator
 from tenants.types import Principal
+
+logger = logging.getLogger(__name__)
 
 _TURN_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _decoder: msgspec.json.Decoder[ws.ClientMessage] = msgspec.json.Decoder(ws.ClientMessage)
@@ -143,6 +147,9 @@ class ChatSession(SocketSession):
         admitted = await self._admission.admit(
             message, model=message.model, request_id=uuid4(), principal=principal
         )
+        if notes := client_notes(message):
+            fields = {"request_id": str(admitted.id), **notes}
+            logger.info("turn", extra={"fields": fields})
         generation = self._generations.begin(admitted)
         turn.on_cancel(generation.cancel)
         if message.resumable:

@@ -315,9 +315,14 @@ def _model(model: str, folder: Path) -> str:
 
 def _resolve(config: Config, folder: Path) -> Config:
     engine, tenants = config.engine, config.tenants
+    speculative = engine.speculative_config
+    if speculative is not None and speculative.model is not None:
+        speculative = msgspec.structs.replace(speculative, model=_model(speculative.model, folder))
     return msgspec.structs.replace(
         config,
-        engine=msgspec.structs.replace(engine, model=_model(engine.model, folder)),
+        engine=msgspec.structs.replace(
+            engine, model=_model(engine.model, folder), speculative_config=speculative
+        ),
         tenants=msgspec.structs.replace(
             tenants,
             secrets_file=str(folder / tenants.secrets_file),

@@ -32,8 +32,7 @@ from rich.text import Text
 
 import migrations
 from engine.demo import MODEL_DIR
-from engine.replay import ReplayProcess
-from engine.transport import EngineProcess, MakeTransport
+from engine.transport import EngineProcess, MakeTransport, ReplayProcess
 from gateway import logs, provisioning, server
 from gateway.config import Config, ModelsConfig, ServedEngineConfig, ServerConfig, TenantsConfig
 from gateway.data_dir import DataDir, Keys, Running

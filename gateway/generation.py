@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, aclosing
@@ -114,7 +115,7 @@ class Generation:
         """All that the choices gain, each choice's last one with its finish reason.
 
         After ``cancel`` that is ``cancelled``. Raises ``ApiError`` when the request fails; then
-        nothing more comes. At most one delta of a choice in ``flush_interval_s``.
+        nothing more comes. Deltas of a choice are ``flush_interval_s`` apart, but for the last.
         """
         try:
             outputs = self._outputs_of_one if len(self._choices) == 1 else self._outputs_of_many
@@ -156,6 +157,8 @@ class Generation:
             prompt_tokens=self.admitted.num_prompt_tokens,
             cached_tokens=self._num_cached_tokens,
             completion_tokens=self.num_generated_tokens,
+            draft_tokens=sum(choice.stream.num_draft_tokens for choice in self._choices),
+            accepted_tokens=sum(choice.stream.num_accepted_tokens for choice in self._choices),
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )
 
@@ -260,15 +263,18 @@ class Generation:
     async def _outputs_of_one(self) -> AsyncGenerator[tuple[Choice, RequestOutput], None]:
         choice = self._choices[0]
         loop, interval_s = asyncio.get_running_loop(), self._owner.flush_interval_s
+        flushed_at = -math.inf
         while choice.finish_reason is None:
-            # The first output comes at once; while we sleep, the client merges those that follow.
+            # The first output leaves at once, and so does the last. In between, what comes too
+            # soon waits for more: the client merges. A slow stream needs no timer at all.
+            if self._heard is None:
+                await choice.stream.wait()
+            wait_s = flushed_at + interval_s - loop.time()
+            if wait_s > 0 and choice.stream.finish_reason is None:
+                await asyncio.sleep(wait_s)
             output = await self._next(choice)
             flushed_at = loop.time()
             yield choice, output
-            if choice.finish_reason is None and (
-                (wait_s := flushed_at + interval_s - loop.time()) > 0
-            ):
-                await asyncio.sleep(wait_s)
 
     async def _outputs_of_many(self) -> AsyncGenerator[tuple[Choice, RequestOutput], None]:
         loop, interval_s = asyncio.get_running_loop(), self._owner.flush_interval_s
@@ -476,12 +482,22 @@ class Generations:
 
 
 def usage_of(
-    *, prompt_tokens: int, cached_tokens: int, completion_tokens: int, reasoning_tokens: int = 0
+    *,
+    prompt_tokens: int,
+    cached_tokens: int,
+    completion_tokens: int,
+    draft_tokens: int = 0,
+    accepted_tokens: int = 0,
+    reasoning_tokens: int = 0,
 ) -> Usage:
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning_tokens),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=reasoning_tokens,
+            accepted_prediction_tokens=accepted_tokens,
+            rejected_prediction_tokens=draft_tokens - accepted_tokens,
+        ),
     )

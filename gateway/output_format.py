@@ -34,6 +34,8 @@ class OutputFormat(NamedTuple):
 
     spec: GrammarSpec
     param: str
+    answer: GrammarSpec | None = None
+    """What an answer without calls must look like, where ``spec`` allows calls in its place."""
 
 
 def read(fields: SamplingFields) -> OutputFormat | None:

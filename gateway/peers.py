@@ -16,7 +16,9 @@ import asyncio
 import contextlib
 import logging
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -46,6 +48,7 @@ logger = logging.getLogger(__name__)
 LEASE = timedelta(seconds=30)
 CONNECT_S = 5.0
 _UNIX = "unix:"
+_PREFIX, _SOCKET = "sluice-peer-", "socket"
 
 
 class PeerGone(Exception):
@@ -110,6 +113,8 @@ class Peers:
                 else:
                     host, _, port = address.rpartition(":")
                     streams = await asyncio.open_connection(host, int(port))
+        except TimeoutError as exc:  # it may be busy
+            raise _lost() from exc
         except OSError as exc:  # its lease is not over yet, but it does not listen
             logger.warning("the worker at %s does not answer: %s", address, exc)
             raise PeerGone(worker_id) from exc
@@ -141,8 +146,9 @@ class Peers:
     async def _listening(self) -> AsyncIterator[str]:
         folder = None
         if self._host is None:
-            folder = Path(tempfile.mkdtemp(prefix="sluice-peer-"))  # its owner's only
-            path = folder / "socket"
+            await asyncio.to_thread(sweep, Path(tempfile.gettempdir()))
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # its owner's only
+            path = folder / _SOCKET
             server = await asyncio.start_unix_server(self._serve, path)
             address = f"{_UNIX}{path}"
         else:
@@ -227,6 +233,24 @@ class Peers:
                     raise WireError(f"{type(other).__name__} from a follower")
 
 
+def sweep(folder: Path, *, min_age_s: float = 60.0) -> int:
+    """Remove what workers that were killed left in ``folder``; how many of them.
+
+    Younger ones may be about to listen.
+    """
+    num_removed = 0
+    for left in folder.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            if time.time() - (left / _SOCKET).stat().st_mtime < min_age_s:
+                continue
+            try:
+                probe.connect(str(left / _SOCKET))
+            except ConnectionRefusedError:
+                shutil.rmtree(left)
+                num_removed += 1
+    return num_removed
+
+
 class RemoteReader:
     """Yields a stream's items that another worker sends. ``close`` it, in a ``finally``."""
 
@@ -267,5 +291,5 @@ class RemoteReader:
 
 def _lost() -> Unavailable:
     return Unavailable(
-        "The worker that has this went away; try again.", code="worker_lost", retry_after_s=1
+        "The worker that has this does not answer; try again.", code="worker_lost", retry_after_s=1
     )

@@ -36,7 +36,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory",),
     "response_format": (),
-    "truncation": ("disabled",),
 }
 """Fields that are refused unless null or one of these values, at which they change nothing."""
 

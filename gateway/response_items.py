@@ -193,3 +193,25 @@ def place_of(call_outputs: Sequence[Item]) -> int | None:
         elif isinstance(item, FunctionCallOutputItem) and item.call_id not in called:
             return index
     return None
+
+
+def without_oldest(items: Sequence[Item], number: int) -> list[Item]:
+    """All but the first ``number`` items that are not instructions; none if the last one is hit.
+
+    Outputs whose calls are left out go with them.
+    """
+    kept: list[Item] = []
+    called: set[str] = set()
+    for index, item in enumerate(items):
+        is_instruction = isinstance(item, MessageItem) and item.role in ("system", "developer")
+        if not is_instruction and number > 0:
+            number -= 1
+            if index == len(items) - 1:
+                return []
+            continue
+        if isinstance(item, FunctionCallItem):
+            called.add(item.call_id)
+        elif isinstance(item, FunctionCallOutputItem) and item.call_id not in called:
+            continue
+        kept.append(item)
+    return kept if kept and kept[-1] is items[-1] else []

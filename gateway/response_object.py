@@ -58,7 +58,7 @@ def response_object(
         "tools": [msgspec.to_builtins(tool) for tool in tools],
         "top_logprobs": fields.top_logprobs or 0,
         "top_p": fields.top_p if params is None else params.top_p,
-        "truncation": "disabled",
+        "truncation": fields.truncation or "disabled",
         "usage": None,
         "user": fields.user,
     }

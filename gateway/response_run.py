@@ -72,11 +72,6 @@ class ResponseRun:
         response_id: str = self._events.response["id"]
         return response_id
 
-    @property
-    def input(self) -> Sequence[Item]:
-        """Its own items; those of earlier responses are not among them."""
-        return self._own
-
     def body(self) -> bytes:
         """The response object as it stands."""
         return self._events.body()
@@ -174,8 +169,10 @@ class ResponseRun:
 
     async def _end(self) -> None:
         self._has_ended = True
-        await self._on_end(self)
-        self._stored.set()
+        try:
+            await self._on_end(self)
+        finally:
+            self._stored.set()
 
 
 async def _nothing() -> AsyncGenerator[Delta, None]:

@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -25,16 +26,28 @@ import msgspec
 from gateway import response_fields
 from gateway.admission import Admission
 from gateway.admitted import Admitted
-from gateway.config import TenantsConfig
-from gateway.errors import InvalidRequestError, ResponseNotFound, to_api_error
+from gateway.config import Config
+from gateway.errors import (
+    ContextLengthExceeded,
+    InvalidRequestError,
+    ResponseNotFound,
+    to_api_error,
+)
 from gateway.generation import Generations
 from gateway.peer_wire import EndResponse, Part, RunningResponse
 from gateway.peers import PeerGone, Peers
-from gateway.response_items import decode_input, name_items, plain_items, token_of
+from gateway.response_items import (
+    decode_input,
+    name_items,
+    plain_items,
+    token_of,
+    without_oldest,
+)
 from gateway.response_object import response_object
 from gateway.response_run import ResponseRun
 from gateway.routed_ids import mint, worker_of
-from gateway.schemas.responses import Item, ItemReference, ResponseFields
+from gateway.schemas.chat import ChatFields
+from gateway.schemas.responses import FunctionTool, Item, ItemReference, ResponseFields
 from tenants.errors import TenantsError
 from tenants.shared import SharedState, StoredResponse
 from tenants.types import Principal
@@ -58,21 +71,19 @@ class Responses:
 
     def __init__(
         self,
+        config: Config,
         shared: SharedState,
-        *,
         peers: Peers,
-        model: str,
         admission: Admission,
         generations: Generations,
-        config: TenantsConfig,
     ) -> None:
         self._shared = shared
         self._peers = peers
-        self._model = model
+        self._model = config.model_name
         self._admission = admission
         self._generations = generations
-        self._retention = timedelta(seconds=config.response_retention_s)
-        self._max_bytes = config.max_response_bytes
+        self._retention = timedelta(seconds=config.tenants.response_retention_s)
+        self._max_bytes = config.tenants.max_response_bytes
         self._written: dict[UUID, int] = {}
         self._running: dict[str, ResponseRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,17 +119,17 @@ class Responses:
                 param="input",
                 code="missing_required_parameter",
             )
-        admitted = None
+        admit = None
+        if generate:
+            admit = partial(
+                self._admission.admit,
+                model=fields.model,
+                request_id=request_id,
+                principal=principal,
+                scope="responses",
+            )
         try:
-            chat = response_fields.chat_fields(fields, tools, [*earlier.items, *own])
-            if generate:
-                admitted = await self._admission.admit(
-                    chat,
-                    model=fields.model,
-                    request_id=request_id,
-                    principal=principal,
-                    scope="responses",
-                )
+            admitted = await _admitted(fields, tools, [*earlier.items, *own], admit)
         except Exception as exc:
             raise response_fields.in_our_words(
                 to_api_error(exc), num_earlier=len(earlier.items)
@@ -172,6 +183,11 @@ class Responses:
         line = await self._shared.lineage(
             tenant_id, response_id, max_length=MAX_LINEAGE, retention=self._retention
         )
+        if len(line) == MAX_LINEAGE and line[0].previous_response_id is not None:
+            raise InvalidRequestError(
+                f"There are {MAX_LINEAGE} responses before this one, the most there may be.",
+                param="previous_response_id",
+            )
         if not line or line[0].previous_response_id is not None:
             raise previous_not_found(line[0].previous_response_id or "" if line else response_id)
         if line[-1].status in _UNENDED:
@@ -360,6 +376,30 @@ def _part_of(response: StoredResponse, part: Part) -> bytes:
 
 def _not_found(response_id: str) -> ResponseNotFound:
     return ResponseNotFound(f"There is no response {response_id!r}.")
+
+
+async def _admitted(
+    fields: ResponseFields,
+    tools: Sequence[FunctionTool],
+    items: Sequence[Item],
+    admit: Callable[[ChatFields], Awaitable[Admitted]] | None,
+) -> Admitted | None:
+    """With ``truncation`` "auto", items that do not fit are left out, the oldest first.
+
+    Twice as many at each try: it is rendered a few times at most, and at most half of what is left
+    out would have fit.
+    """
+    num_dropped = 0
+    while True:
+        chat = response_fields.chat_fields(fields, tools, items)
+        try:
+            return None if admit is None else await admit(chat)
+        except ContextLengthExceeded:
+            num_dropped = max(1, 2 * num_dropped)
+            shorter = without_oldest(items, num_dropped)
+            if fields.truncation != "auto" or not shorter:
+                raise
+            items = shorter
 
 
 class _Output(msgspec.Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from starlette.websockets import WebSocket
@@ -56,6 +57,7 @@ class Services:
     metrics: Metrics
     quota: Quota
     authenticator: Authenticator
+    revocations: Revocations
     generations: Generations
     admission: Admission
     lifecycle: Lifecycle
@@ -110,17 +112,8 @@ def create_services(
     quota = Quota(store, usage_retention_months=config.tenants.usage_retention_months)
     last_used = LastUsed(store)
     authenticator = Authenticator(store, secrets.key_pepper, last_used=last_used)
-    generations = Generations(
-        engine=engine,
-        tokenizer=tokenizer,
-        ledger=ledger,
-        quota=quota,
-        metrics=metrics,
-        flush_interval_s=config.server.flush_interval_ms / 1000,
-        validate=compiler.validate,
-        public_prefixes=PublicPrefixes(
-            config.models.public_prefixes, template=template, tokenizer=tokenizer
-        ),
+    generations = _create_generations(
+        config, engine, tokenizer, template, ledger, quota, metrics, compiler
     )
     admission = Admission(
         config,
@@ -132,18 +125,9 @@ def create_services(
         tokenizer=tokenizer,
         template=template,
         compiler=compiler,
-        sampling_defaults=(
-            sampling_defaults.load(config.engine.model_dir)
-            if config.models.generation_config == "auto"
-            else None
-        ),
+        sampling_defaults=_sampling_defaults(config),
     )
-    peers = Peers(
-        store.shared,
-        worker_id=new_worker_id(),
-        secret=derive_secret(secrets.key_pepper),
-        host=config.server.peer_host,
-    )
+    peers = _create_peers(config, store, secrets)
     streams = _create_streams(config, store, peers)
     sessions: set[Session] = set()
     revocations = Revocations(authenticator, generations=generations, sessions=sessions)
@@ -151,14 +135,10 @@ def create_services(
         "quota leases": quota.run,
         "settlements of the dead": ledger.run,
         "last uses of keys": last_used.run,
-        "revocations": revocations.run,
         "line to other workers": peers.run,
         "retention": Retention(store.shared).run,
+        **_revoking(config, revocations, metrics),
     }
-    if config.tenants.session_dsn is not None:
-        listener = ChangeListener(config.tenants.session_dsn, revocations.on_change)
-        work["changes"] = listener.run
-        metrics.watch_changes(listener)
     engine.on_tokens = metrics.observe_inter_token
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
     lifecycle = Lifecycle(
@@ -182,19 +162,13 @@ def create_services(
         metrics=metrics,
         quota=quota,
         authenticator=authenticator,
+        revocations=revocations,
         generations=generations,
         admission=admission,
         lifecycle=lifecycle,
         peers=peers,
         streams=streams,
-        responses=Responses(
-            store.shared,
-            peers=peers,
-            model=config.model_name,
-            admission=admission,
-            generations=generations,
-            config=config.tenants,
-        ),
+        responses=Responses(config, store.shared, peers, admission, generations),
         tickets=Tickets(peers),
         answers=Answers(streams, heartbeat_s=config.server.heartbeat_s),
     )
@@ -206,6 +180,57 @@ def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
         tokenizer.eos_token_ids,
         tokenizer.special_ids,
         tokenizer.vocab_size,
+    )
+
+
+def _create_generations(
+    config: Config,
+    engine: EngineClient,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    ledger: Ledger,
+    quota: Quota,
+    metrics: Metrics,
+    compiler: GrammarChecker,
+) -> Generations:
+    return Generations(
+        engine=engine,
+        tokenizer=tokenizer,
+        ledger=ledger,
+        quota=quota,
+        metrics=metrics,
+        flush_interval_s=config.server.flush_interval_ms / 1000,
+        validate=compiler.validate,
+        public_prefixes=PublicPrefixes(
+            config.models.public_prefixes, template=template, tokenizer=tokenizer
+        ),
+    )
+
+
+def _sampling_defaults(config: Config) -> Mapping[str, float | int] | None:
+    if config.models.generation_config == "ignore":
+        return None
+    return sampling_defaults.load(config.engine.model_dir)
+
+
+def _revoking(
+    config: Config, revocations: Revocations, metrics: Metrics
+) -> dict[str, Callable[[], Awaitable[None]]]:
+    """The work of revocations; only a database tells of changes elsewhere."""
+    work: dict[str, Callable[[], Awaitable[None]]] = {"revocations": revocations.run}
+    if config.tenants.session_dsn is not None:
+        listener = ChangeListener(config.tenants.session_dsn, revocations.on_change)
+        metrics.watch_changes(listener)
+        work["changes"] = listener.run
+    return work
+
+
+def _create_peers(config: Config, store: Store, secrets: Secrets) -> Peers:
+    return Peers(
+        store.shared,
+        worker_id=new_worker_id(),
+        secret=derive_secret(secrets.key_pepper),
+        host=config.server.peer_host,
     )
 
 

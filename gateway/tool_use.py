@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,6 +23,7 @@ from gateway.schemas.chat import (
 )
 from grammar.errors import GrammarError
 from grammar.schema.document import Schema
+from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec
 from grammar.structural_tag import (
     AnyText,
@@ -39,6 +41,7 @@ from grammar.structural_tag import Sequence as InOrder
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NO_SCHEMA: Schema = {"type": "object"}
+_ANSWER = "$.format.elements[1].json_schema"
 _IN_TAG = re.compile(r"\.tags\[(\d+)\]\.content\.json_schema")
 
 
@@ -186,6 +189,15 @@ class Tools:
     def _after_opening(self, calls: Format) -> Format:
         assert isinstance(calls, InOrder)
         return InOrder(calls.elements[1:])
+
+
+def about_the_answer(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Those of ``Tools.grammar`` that are about the answer's schema, by their path in that."""
+    return tuple(
+        replace(finding, path=f"${finding.path.removeprefix(_ANSWER)}")
+        for finding in findings
+        if finding.path.startswith(_ANSWER)
+    )
 
 
 def refusal(error: GrammarError, tools: Sequence[FunctionTool]) -> InvalidRequestError:

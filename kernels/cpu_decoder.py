@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -105,12 +106,19 @@ class Decoder:
         step: ctypes.Structure,
         positions: torch.Tensor,
         slots: torch.Tensor,
+        taps: Mapping[int, torch.Tensor] = MappingProxyType({}),
     ) -> torch.Tensor:
         """hidden: [num_tokens, hidden], the embeddings, overwritten; returns that shape, normed.
 
         kv_cache, positions, slots: as for the ops; step: ``AttentionSequences.struct`` of all
-        sequences of the step, one after another.
+        sequences of the step, one after another. taps: layer number to [num_tokens, hidden], which
+        becomes what goes into that layer.
         """
+        tapped = None
+        if taps:
+            tapped = (ctypes.c_void_p * len(self._layers))()
+            for layer, tensor in taps.items():
+                tapped[layer] = tensor.data_ptr()
         if kv_cache is not self._cache:
             pointers = [tensor.data_ptr() for layer in kv_cache for tensor in layer]
             self._cache, self._cache_pointers = (
@@ -127,6 +135,7 @@ class Decoder:
             ctypes.addressof(step),
             positions.data_ptr(),
             slots.data_ptr(),
+            None if tapped is None else ctypes.addressof(tapped),
             torch.get_num_threads(),
         )
         return out

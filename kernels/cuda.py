@@ -197,6 +197,7 @@ def paged_decode(
     soft_cap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     shared: SharedPrefixes | None = None,
+    wait_first: bool = True,
 ) -> None:
     """Causal attention of up to ``max_queries`` last tokens of each sequence, into ``out``.
 
@@ -204,7 +205,9 @@ def paged_decode(
     k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], block_size a multiple of 16.
     block_table: [batch, max_blocks] int32. ``decode_schedule`` must have run with the same lengths,
     heads, max_queries, window and shared. Rows of padding sequences are left untouched. shared:
-    ``shared_prefix`` has run; without a window, a soft cap or slopes.
+    ``shared_prefix`` has run; without a window, a soft cap or slopes. wait_first: False lets it
+    begin before the operation right before it has ended; that one then must make nothing but the
+    queries and the step's own keys and values.
     """
     torch.ops.sluice_cuda.paged_decode(
         out,
@@ -227,6 +230,7 @@ def paged_decode(
         window,
         scale,
         soft_cap,
+        wait_first,
     )
 
 
@@ -359,10 +363,48 @@ def skinny_linear(
     x: [tokens, k] bfloat16 or float16; weight: [features, k], k a multiple of 64, features of 16.
     gated: the features are [gate | up], and the result is ``silu(gate) * up``.
     """
-    features = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = torch.empty(x.shape[0], features, dtype=x.dtype, device=x.device)
+    out = _skinny_output(x, weight, gated)
     torch.ops.sluice_cuda.skinny_linear(out, x, weight, bias, gated)
     return out
+
+
+def skinny_fp8_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+) -> torch.Tensor:
+    """As ``skinny_linear``, with ``weight * scale`` for the weight.
+
+    weight: [features, k] float8_e4m3fn; scale: [features, 1] float32.
+    """
+    out = _skinny_output(x, weight, gated)
+    torch.ops.sluice_cuda.skinny_fp8_linear(out, x, weight, scale, bias, gated)
+    return out
+
+
+def skinny_int4_linear(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    groups: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+) -> torch.Tensor:
+    """As ``skinny_linear``, with the weight of ``reference.dequantize_int4``.
+
+    k is a multiple of 128, a group has a multiple of 32 elements.
+    """
+    out = _skinny_output(x, packed, gated)
+    torch.ops.sluice_cuda.skinny_int4_linear(out, x, packed, groups, bias, gated)
+    return out
+
+
+def _skinny_output(x: torch.Tensor, weight: torch.Tensor, gated: bool) -> torch.Tensor:
+    features = weight.shape[0] // 2 if gated else weight.shape[0]
+    return torch.empty(x.shape[0], features, dtype=x.dtype, device=x.device)
 
 
 def step_inputs(

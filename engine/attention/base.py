@@ -99,5 +99,10 @@ class CapturableBackend(AttentionBackend, Protocol):
     sharing: AttentionShape | None
     """What it serves, if ``prepare_decode`` takes a batch with ``shared``."""
 
-    def prepare_decode(self, batch: DeviceBatch, block_size: int) -> StepAttention:
-        """Like ``prepare`` for one token a sequence, without looking at the data."""
+    max_decode_queries: int
+    """Tokens of a sequence that ``prepare_decode`` takes."""
+
+    def prepare_decode(
+        self, batch: DeviceBatch, block_size: int, num_queries: int = 1
+    ) -> StepAttention:
+        """Like ``prepare`` for so many tokens of each sequence, without looking at the data."""

@@ -20,6 +20,8 @@ from kernels.transfer import to_device
 
 MAX_QUERIES = 8
 """The longest chunk that counts as few tokens."""
+MIN_EARLY_BATCH = 8
+"""Sequences from which on decode gains by starting before the kernel in front of it has ended."""
 
 
 class CudaAttention:
@@ -68,8 +70,14 @@ class CudaAttention:
             self._prepare_short(on_device, max_queries, block_size),
         )
 
-    def prepare_decode(self, batch: DeviceBatch, block_size: int) -> StepAttention:
-        return self._prepare_short(batch, 1, block_size)
+    @property
+    def max_decode_queries(self) -> int:
+        return self._max_queries
+
+    def prepare_decode(
+        self, batch: DeviceBatch, block_size: int, num_queries: int = 1
+    ) -> StepAttention:
+        return self._prepare_short(batch, num_queries, block_size)
 
     def _prepare_long(
         self, batch: AttentionBatch, sequences: cuda.Ints
@@ -125,7 +133,8 @@ class _ShortStepAttention:
         window: int | None = None,
         softcap: float | None = None,
     ) -> None:
-        if window not in self.scheduled:
+        fresh = window not in self.scheduled
+        if fresh:
             self._schedule(window, q.device)
         batch = self.batch
         if batch.shared is not None:
@@ -153,6 +162,7 @@ class _ShortStepAttention:
             window=window or 0,
             soft_cap=softcap or 0.0,
             shared=batch.shared,
+            wait_first=fresh or len(batch.seq_lens) < MIN_EARLY_BATCH,
         )
 
     def _schedule(self, window: int | None, device: torch.device) -> None:

@@ -22,6 +22,7 @@ class FlashAttention:
     name = "flash_attn"
     block_size_multiple = 256
     sharing = None
+    max_decode_queries = 1
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -57,7 +58,10 @@ class FlashAttention:
             int(batch.seq_lens.max()),
         )
 
-    def prepare_decode(self, batch: DeviceBatch, block_size: int) -> StepAttention:
+    def prepare_decode(
+        self, batch: DeviceBatch, block_size: int, num_queries: int = 1
+    ) -> StepAttention:
+        assert num_queries <= self.max_decode_queries
         return _DecodeStep(batch)
 
 

@@ -24,6 +24,7 @@ class TritonAttention:
     name = "triton"
     block_size_multiple = 1
     sharing = None
+    max_decode_queries = 8
 
     def __init__(self, device: torch.device, shape: AttentionShape) -> None:
         self._device = device
@@ -57,12 +58,15 @@ class TritonAttention:
         tiles[:, 0] = sequences[tiles[:, 0]]
         return TritonStepAttention(batch.on_device, to_device(tiles, self._device), how)
 
-    def prepare_decode(self, batch: DeviceBatch, block_size: int) -> TritonStepAttention:
+    def prepare_decode(
+        self, batch: DeviceBatch, block_size: int, num_queries: int = 1
+    ) -> TritonStepAttention:
         from kernels.triton import paged_prefill
 
-        how = paged_prefill.tiling(self._shape.head_dim, self._shape.dtype, self._group)
+        num_rows = self._group * num_queries
+        how = paged_prefill.tiling(self._shape.head_dim, self._shape.dtype, num_rows)
         sequences = torch.arange(len(batch.seq_lens), dtype=torch.int32, device=self._device)
-        num_tiles = -(-self._group // how.rows)
+        num_tiles = -(-num_rows // how.rows)
         tiles = torch.arange(num_tiles, dtype=torch.int32, device=self._device)
         return TritonStepAttention(batch, torch.cartesian_prod(sequences, tiles), how)
 

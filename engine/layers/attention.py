@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -27,6 +28,8 @@ class StepContext:
     """[num_tokens] int64: where each token's key and value go; -1 for padding."""
     attend: StepAttention
     kv_cache: KVCache
+    taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """What goes into the layers with these numbers is copied here: [num_tokens, hidden]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

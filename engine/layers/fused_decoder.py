@@ -79,7 +79,9 @@ class FusedDecoder:
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """x: [num_tokens, hidden], the embeddings, overwritten; returns that shape, normed."""
         assert isinstance(step.attend, CpuStepAttention)
-        return self._decoder(x, step.kv_cache, step.attend.struct, step.positions, step.slots)
+        return self._decoder(
+            x, step.kv_cache, step.attend.struct, step.positions, step.slots, step.taps
+        )
 
 
 def _weights(layer: DecoderLayer) -> LayerWeights | None:

@@ -6,6 +6,7 @@ with transformers' defaults, and says in ``adapt`` what they change.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -58,7 +59,6 @@ _MATTERS: Mapping[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1,),
     "qk_layernorm": (False,),
     "query_pre_attn_scalar": (),
-    "quantization_config": (),
     "residual_multiplier": (1,),
     "rope_interleaved": (False,),
     "rope_local_base_freq": (),
@@ -255,7 +255,8 @@ def _refuse_unsupported(file: ConfigFile, fields: dict[str, Any]) -> None:
         harmless = _MATTERS.get(name)
         if name in known_fields or harmless is None or value is None or value in harmless:
             continue
-        raise ValueError(f"{name}: not supported by {file.architectures[0]}: {value!r}")
+        shown = textwrap.shorten(repr(value), 80)
+        raise ValueError(f"{name}: not supported by {file.architectures[0]}: {shown}")
 
 
 def eos_token_ids(model_dir: Path, from_config: int | list[int] | None) -> frozenset[int]:

@@ -135,7 +135,9 @@ class LlamaModel(Module):
         if self._fused is not None and self._fused.serves(step):
             return self._fused(x, step)
         residual: torch.Tensor | None = None
-        for layer, cos_sin in zip(self.layers, self._tables, strict=True):
+        for index, (layer, cos_sin) in enumerate(zip(self.layers, self._tables, strict=True)):
+            if index in step.taps:
+                step.taps[index].copy_(x if residual is None else x + residual)
             x, residual = layer(x, residual, cos_sin, step)
         return self.norm(x, residual)
 

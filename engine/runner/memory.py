@@ -27,8 +27,9 @@ def count_blocks(
     dtype: torch.dtype,
     device: torch.device,
     activation_bytes: Callable[[], int],
+    draft_bytes: int = 0,
 ) -> int:
-    """Blocks in the KV cache.
+    """Blocks in the KV cache; ``draft_bytes`` come to each block for drafting.
 
     ``num_gpu_blocks_override`` wins, then ``kv_cache_memory_bytes``. Else a CPU takes a fixed
     amount, a GPU what ``gpu_memory_utilization`` leaves beside all memory in use and the
@@ -44,7 +45,7 @@ def count_blocks(
             needed = activation_bytes()
             free, total = torch.cuda.mem_get_info(device)
             budget = int(total * config.gpu_memory_utilization) - (total - free) - needed
-    num_blocks = budget // block_bytes(model, config.block_size, dtype)
+    num_blocks = budget // (block_bytes(model, config.block_size, dtype) + draft_bytes)
     if num_blocks < 1:
         raise ConfigError(
             f"{max(budget, 0)} bytes hold no block of the KV cache: raise kv_cache_memory_bytes "

@@ -29,7 +29,7 @@ def measure_activation_bytes(
     """Run one step of ``max_num_batched_tokens`` on a GPU and read the allocator's peak.
 
     The step's tokens are one prompt as long as the model takes, or several; then the logits of
-    ``max_num_seqs`` rows are computed, as when everybody decodes.
+    ``max_num_seqs`` rows are computed, as when everybody decodes, and of their drafts.
     """
     lengths = _split(config.step_tokens, max_model_len)
     blocks_each = -(-lengths[0] // config.block_size)
@@ -60,7 +60,10 @@ def measure_activation_bytes(
         cache.layers,
     )
     hidden = model.hidden_states(inputs.token_ids, step)
-    model.logits(hidden[:1].expand(config.max_num_seqs, -1))
+    speculative = config.speculative_config
+    places = 1 if speculative is None else 1 + speculative.num_tokens
+    num_sampled = min(config.max_num_seqs * places, config.step_tokens)
+    model.logits(hidden[:1].expand(num_sampled, -1))
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
     del cache, table, inputs, step, hidden

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,14 +12,18 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.layers.attention import StepContext
 from engine.models.base import Model
+from engine.runner.drafting import Drafting
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.inputs import ChunkFields, StepInputs, build_inputs
 from engine.runner.logprobs import LogprobRows, Reading
 from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
+from engine.runner.step_costs import measure_step_costs
 from engine.runner.swap import HostBlocks
+from engine.runner.verify_graphs import VerifyGraphs
 from engine.sampling.sampler import RowMask, Sampler
-from engine.scheduler.plan import StepPlan, StepResult, TokenMask
+from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
+from engine.spec.adaptive import StepCosts
 from engine.spec.rejection import accept
 from kernels.transfer import pinned
 
@@ -60,6 +65,9 @@ class TorchRunner:
         attention: AttentionBackend,
         graphs: DecodeGraphs | None = None,
         host_blocks: HostBlocks | None = None,
+        drafting: Drafting | None = None,
+        verify_graphs: VerifyGraphs | None = None,
+        accept: Callable[[Chunk, list[int]], list[int]] = accept,
         *,
         block_size: int,
         max_model_len: int,
@@ -74,6 +82,10 @@ class TorchRunner:
         self._attention = attention
         self._graphs = graphs
         self._host_blocks = host_blocks
+        self._drafting = drafting
+        self._verify_graphs = verify_graphs
+        self._accept = accept
+        self.step_costs: StepCosts | None = None
         self._block_size = block_size
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -97,6 +109,15 @@ class TorchRunner:
     def swap_s_per_block(self) -> float:
         return 0.0 if self._host_blocks is None else self._host_blocks.s_per_block
 
+    @property
+    def num_lookahead_tokens(self) -> int:
+        return 0 if self._drafting is None else self._drafting.num_lookahead_tokens
+
+    @torch.inference_mode()
+    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+        assert self._drafting is not None, "no draft network was loaded"
+        return self._drafting.draft(asked, num_tokens) if asked else []
+
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         assert self._launched is None, "forward before the last step was sampled"
@@ -105,11 +126,26 @@ class TorchRunner:
         if not plan.chunks:
             self._launched = _Launched(plan, None, None)
             return
-        fields = ChunkFields.read(plan.chunks)
+        self._launched = self._compute(plan, ChunkFields.read(plan.chunks))
+
+    def _compute(self, plan: StepPlan, fields: ChunkFields) -> _Launched:
         if self._graphs is not None and self._graphs.fits(fields):
-            self._launched = _Launched(plan, *self._graphs.run(fields))
-        else:
-            self._launched = self._run_eagerly(plan, fields)
+            return _Launched(plan, *self._graphs.run(fields))
+        if self._verify_graphs is not None and self._verify_graphs.fits(fields):
+            return _Launched(plan, *self._verify_graphs.run(fields))
+        return self._run_eagerly(plan, fields)
+
+    def measure_step_costs(self, num_drafts: int, max_num_tokens: int) -> None:
+        """Fill ``step_costs``. Before the first plan."""
+        self.step_costs = measure_step_costs(
+            lambda fields: self._compute(StepPlan(-1), fields),
+            max_num_seqs=len(self._table.tokens),
+            max_num_tokens=max_num_tokens,
+            max_model_len=self.max_model_len,
+            num_drafts=num_drafts,
+            device=self.device,
+            all_or_none=self._verify_graphs is not None,
+        )
 
     def _run_eagerly(self, plan: StepPlan, fields: ChunkFields) -> _Launched:
         inputs = build_inputs(fields, self._table, self._block_size)
@@ -170,7 +206,7 @@ class TorchRunner:
                 token_ids[chunk].append(token_id)
         return StepResult(
             step.plan.step_id,
-            list(map(accept, step.plan.chunks, token_ids)),
+            list(map(self._accept, step.plan.chunks, token_ids)),
             {} if step.logprobs is None else step.logprobs.by_chunk(),
             {} if step.prompt_logprobs is None else step.prompt_logprobs.by_chunk(),
         )
@@ -195,6 +231,8 @@ class TorchRunner:
         for source, target, num_slots in plan.block_copies:
             self._cache.copy_block(source, target, num_slots)
         self._table.write_drafts(plan.chunks)
+        if self._drafting is not None:
+            self._drafting.apply(plan)
 
     def _swap(self, host_blocks: HostBlocks, plan: StepPlan) -> None:
         if plan.swap_outs:

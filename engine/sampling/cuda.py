@@ -25,14 +25,16 @@ class CudaSampler(Sampler):
         device: torch.device,
     ) -> None:
         super().__init__(max_num_rows, vocab_size, eos_token_ids, seed=seed, device=device)
-        self._table: torch.Tensor | None = None
-        """``cuda.SAMPLING_ROW`` of each row; None: out of date."""
+        shape = (max_num_rows, cuda.SAMPLING_ROW.itemsize)
+        self._table = torch.zeros(shape, dtype=torch.uint8, device=device)
+        """``cuda.SAMPLING_ROW`` of each row, if it ``_is_current``."""
+        self._is_current = False
 
     def admit(
         self, row: int, request_id: str, params: SamplingParams, num_prompt_tokens: int
     ) -> None:
         super().admit(row, request_id, params, num_prompt_tokens)
-        self._table = None
+        self._is_current = False
 
     def sample(
         self,
@@ -78,9 +80,14 @@ class CudaSampler(Sampler):
     def _draw_rows(
         self, tokens: torch.Tensor | None, logits: torch.Tensor, at: DeviceRows
     ) -> torch.Tensor:
-        if self._table is None:
-            self._table = self._upload()
-        return cuda.sample_rows(logits, self._table, at.rows, at.positions, tokens)
+        return cuda.sample_rows(logits, self.table(), at.rows, at.positions, tokens)
+
+    def table(self) -> torch.Tensor:
+        """How each row draws now, for ``cuda.sample_rows``. Always the same memory."""
+        if not self._is_current:
+            self._table.copy_(self._upload())
+            self._is_current = True
+        return self._table
 
     def _upload(self) -> torch.Tensor:
         table = np.zeros(len(self._temperature), cuda.SAMPLING_ROW)

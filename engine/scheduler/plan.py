@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from engine.messages import SamplingParams, TokenLogprobs
+    from engine.spec.adaptive import StepCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,18 @@ class Runner(Protocol):
     @property
     def vocab_size(self) -> int:
         """Width of the logits, padding included."""
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Slots behind those of a step that ``draft`` makes use of."""
+
+    @property
+    def step_costs(self) -> StepCosts | None:
+        """What steps with and without drafts take; None where that was not measured."""
+
+    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+        """Guesses by a draft network, if the config names one: at most ``num_tokens`` for each
+        (row, number of known tokens). All steps of these rows were collected."""
 
     def forward(self, plan: StepPlan) -> None: ...
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from engine.messages import QUEUE_TIME_BUCKETS_S
 from engine.request import Request, RequestState
 from engine.scheduler.costs import PreemptionCosts
+from engine.scheduler.drafts import fitting_drafts, judge_drafts
 from engine.scheduler.followers import Followers
 from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
 from engine.scheduler.queue_limits import QueueLimits
@@ -62,11 +63,13 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         *,
         swap_s_per_block: float = 0.0,
+        num_lookahead_tokens: int = 0,
     ) -> None:
         self.cache = cache
         self.policy = policy
         self._clock = clock
         self._costs = PreemptionCosts(swap_s_per_block)
+        self._num_lookahead_tokens = num_lookahead_tokens
         self._updated_s = 0.0
         self.queue = QueueLimits(config)
         self.stats = SchedulerStats()
@@ -250,10 +253,12 @@ class Scheduler:
                 num_tokens = limit
             drafts: tuple[int, ...] = ()
             if request.draft_token_ids:
-                drafts = self._fitting_drafts(request, limit - num_tokens, num_missing)
+                drafts = fitting_drafts(request, self.cache, limit - num_tokens, num_missing)
                 num_tokens += len(drafts)
             end = request.num_computed_tokens + num_tokens
             num_fresh = -(-end // block_size) - len(request.block_table.block_ids)
+            if self._num_lookahead_tokens:
+                num_fresh = self._look_ahead(request, end, num_fresh, num_missing)
             if num_fresh > 0:
                 if not self._make_room(step, num_fresh + num_missing, request, order):
                     num_missing += num_fresh
@@ -282,12 +287,11 @@ class Scheduler:
                 num_needed += lacking
         return num_needed > num_free
 
-    def _fitting_drafts(self, request: Request, limit: int, num_missing: int) -> tuple[int, ...]:
-        """The guesses there is room for: nobody is preempted for their sake."""
-        num_free = max(0, self.cache.num_free_blocks - num_missing)
-        num_slots = (len(request.block_table.block_ids) + num_free) * self.cache.block_size
-        limit = min(limit, request.draft_room, num_slots - len(request.token_ids))
-        return tuple(request.draft_token_ids[: max(0, limit)])
+    def _look_ahead(self, request: Request, end: int, num_fresh: int, num_missing: int) -> int:
+        """``num_fresh``, and the blocks that drafting behind ``end`` needs, if there are any."""
+        end = min(end + self._num_lookahead_tokens, request.max_total_tokens)
+        more = self.cache.num_blocks_for(end) - len(request.block_table.block_ids)
+        return more if more + num_missing <= self.cache.num_free_blocks else num_fresh
 
     def _make_room(
         self, step: Step, num_blocks: int, request: Request, order: list[Request]
@@ -467,7 +471,12 @@ class Scheduler:
                 moved.append((request, taken))
             num_written = chunk.num_computed_tokens + chunk.num_scheduled_tokens
             if chunk.draft_token_ids:
-                num_written -= self._judge_drafts(request, chunk, token_ids, taken)
+                tenant = self.tenants.of(request.fair_key)
+                num_wrong, num_right = judge_drafts(
+                    request, chunk, len(token_ids), len(taken), tenant
+                )
+                self.stats.drafts.observe(chunk.num_draft_tokens, num_right)
+                num_written -= num_wrong
             # A request that ended may have dropped tokens this chunk computed.
             num_written = min(num_written, len(request.token_ids))
             table = request.block_table
@@ -497,26 +506,6 @@ class Scheduler:
         if step.num_tokens and not step.plan.swap_outs and not step.plan.swap_ins:
             self._costs.observe(step.num_tokens, now - max(step.planned_s, self._updated_s))
         self._updated_s = now
-
-    def _judge_drafts(
-        self, request: Request, chunk: Chunk, token_ids: list[int], taken: list[int]
-    ) -> int:
-        """Take back what wrong guesses computed; how many were wrong. Right guesses behind a stop
-        are no part of the output, and do not count as accepted."""
-        num_drafts = chunk.num_draft_tokens
-        num_rejected = num_drafts + 1 - len(token_ids)
-        num_accepted = min(num_drafts - num_rejected, len(taken))
-        request.num_drafts_in_flight = 0
-        if request.state is RequestState.RUNNING:
-            request.num_computed_tokens -= num_rejected
-        request.num_draft_tokens += num_drafts
-        request.num_accepted_tokens += num_accepted
-        self.stats.drafts.observe(num_drafts, num_accepted)
-        totals = self.tenants.of(request.fair_key)
-        totals.num_drafts += 1
-        totals.num_draft_tokens += num_drafts
-        totals.num_accepted_tokens += num_accepted
-        return num_rejected
 
     def _append(
         self, request: Request, token_ids: list[int]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
 
+from engine import hub
 from engine.errors import ConfigError
 
-Method = Literal["ngram", "suffix"]
+Method = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa"]
+RejectionSampleMethod = Literal["standard", "synthetic"]
+NETWORK_METHODS: tuple[Method, ...] = ("draft_model", "eagle", "eagle3", "medusa")
 MAX_SPECULATIVE_TOKENS = 32
 
 _DEFAULT_TOKENS: dict[str, int] = {"suffix": 24}
@@ -30,8 +34,23 @@ class SpeculativeConfig(
     """Who proposes drafts, and how many. Checked on construction (``ConfigError``)."""
 
     method: Method
+    model: str | None = None
+    """``draft_model``, ``eagle``, ``eagle3``, ``medusa``: the network that drafts, a folder or the
+    id of a repository on the hub."""
+    revision: str | None = None
+    """Of that repository: branch, tag or commit."""
     num_speculative_tokens: int | None = None
     """Drafts for a request in a step, at most. Needed by all methods but ``suffix`` (24)."""
+    adaptive: bool = True
+    """Draft fewer tokens, or none, where checking them takes more time than it saves: judged from
+    what was accepted before and from what steps cost, which is measured when the engine starts."""
+    rejection_sample_method: RejectionSampleMethod = "standard"
+    """``synthetic`` accepts drafts by chance at given rates, whatever they are: to measure speed
+    without a trained draft network. What is generated means nothing then."""
+    synthetic_acceptance_rates: tuple[float, ...] | None = None
+    """``synthetic``: for each place of a draft, how often all up to it are accepted."""
+    synthetic_acceptance_length: float | None = None
+    """``synthetic``: or the mean number of tokens a step, the model's own included."""
     prompt_lookup_min: int | None = None
     """``ngram``: the shortest repeated run of tokens that is worth a draft (5, or the maximum)."""
     prompt_lookup_max: int | None = None
@@ -52,12 +71,23 @@ class SpeculativeConfig(
                     f"speculative_config.{name} has no effect with method {self.method!r}:"
                     f" it belongs to {method!r}"
                 )
+        if self.method in NETWORK_METHODS and not self.model:
+            raise ConfigError(
+                f"speculative_config.model is missing: method {self.method!r} needs the folder of a"
+                " draft network"
+            )
+        for name in ("model", "revision"):
+            if self.method not in NETWORK_METHODS and getattr(self, name) is not None:
+                raise ConfigError(
+                    f"speculative_config.{name} has no effect with method {self.method!r}"
+                )
         if self.num_speculative_tokens is None and self.method not in _DEFAULT_TOKENS:
             raise ConfigError(
                 "speculative_config.num_speculative_tokens is missing:"
                 " say how many tokens to draft, such as 3"
             )
         _in_range("num_speculative_tokens", self.num_tokens, 1, MAX_SPECULATIVE_TOKENS)
+        self._check_synthetic()
         low, high = self.lookup
         _in_range("prompt_lookup_min", low, 1, high, "prompt_lookup_max")
         _in_range("suffix_decoding_max_tree_depth", self.max_tree_depth, 1, 1024)
@@ -65,7 +95,40 @@ class SpeculativeConfig(
         _in_range("suffix_decoding_max_spec_factor", self.max_spec_factor, 0, 1024)
         _in_range("suffix_decoding_min_token_prob", self.min_token_prob, 0, 1)
 
+    def _check_synthetic(self) -> None:
+        rates, length = self.synthetic_acceptance_rates, self.synthetic_acceptance_length
+        given = (rates is not None) + (length is not None)
+        if self.rejection_sample_method == "standard":
+            if given:
+                raise ConfigError(
+                    "speculative_config.synthetic_acceptance_rates and _length have no effect"
+                    " unless rejection_sample_method is 'synthetic'"
+                )
+            return
+        if given != 1:
+            raise ConfigError(
+                "speculative_config: rejection_sample_method 'synthetic' needs either"
+                " synthetic_acceptance_rates or synthetic_acceptance_length"
+            )
+        if length is not None:
+            _in_range("synthetic_acceptance_length", length, 1, self.num_tokens + 1)
+        elif rates is not None and (
+            len(rates) != self.num_tokens
+            or not all(0 <= rate <= 1 for rate in rates)
+            or sorted(rates, reverse=True) != list(rates)
+        ):
+            raise ConfigError(
+                f"speculative_config.synthetic_acceptance_rates must be {self.num_tokens} numbers"
+                f" in [0, 1], none above the one before, got {list(rates)}"
+            )
+
     # ---- with the defaults filled in ------------------------------------------------------------
+
+    @property
+    def model_dir(self) -> Path:
+        """Downloads a hub repository when it is first asked for (``ModelLoadError``)."""
+        assert self.model is not None, "the method has no model"
+        return hub.fetch(self.model, self.revision, also=("*.bin", "*.pt"))
 
     @property
     def num_tokens(self) -> int:
@@ -78,6 +141,20 @@ class SpeculativeConfig(
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         low = low if low is not None else (_DEFAULT_LOOKUP if high is None else high)
         return low, low if high is None else high
+
+    @property
+    def synthetic_rates(self) -> tuple[float, ...] | None:
+        """``synthetic_acceptance_rates``, or those of a constant chance that give the length."""
+        if self.synthetic_acceptance_length is None:
+            return self.synthetic_acceptance_rates
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            chance = (low + high) / 2
+            length = sum(chance**place for place in range(self.num_tokens + 1))
+            low, high = (
+                (chance, high) if length < self.synthetic_acceptance_length else (low, chance)
+            )
+        return tuple(high**place for place in range(1, self.num_tokens + 1))
 
     @property
     def max_tree_depth(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.spec.base import TextProposer
 from engine.spec.token_index import TokenIndex, match_length
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 _MAX_CANDIDATES = 16
 
 
-class NgramProposer:
+class NgramProposer(TextProposer):
     """Copies what followed the longest earlier occurrence of a request's last tokens.
 
     Of equally long ones the latest counts. A copy that reaches the end of the known tokens goes on
@@ -26,7 +27,7 @@ class NgramProposer:
         self._max_length = max_length
         self._indexes: dict[Request, TokenIndex] = {}
 
-    def propose(self, request: Request, max_tokens: int) -> list[int]:
+    def continue_text(self, request: Request, max_tokens: int) -> list[int]:
         token_ids = request.token_ids
         index = self._indexes.get(request)
         if index is None:

@@ -23,9 +23,12 @@ its absence.
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.scheduler.plan import Chunk
 
 
@@ -38,3 +41,17 @@ def accept(chunk: Chunk, drawn: list[int]) -> list[int]:
         if draft != token_id:
             return drawn[:count]
     return drawn
+
+
+class SyntheticAcceptance:
+    """In place of ``accept``: drafts stay by chance. For measuring speed, not for use."""
+
+    def __init__(self, rates: Sequence[float]) -> None:
+        """rates: for each place, how often all drafts up to it stay."""
+        self._rates = rates
+        self._rng = random.Random(0)
+
+    def __call__(self, chunk: Chunk, drawn: list[int]) -> list[int]:
+        chance = self._rng.random()
+        rates = self._rates[: chunk.num_draft_tokens]
+        return drawn[: 1 + sum(chance < rate for rate in rates)]

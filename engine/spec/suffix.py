@@ -12,6 +12,7 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.spec.base import TextProposer
 from engine.spec.token_index import TokenIndex, match_length
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Corpus:
         self.young.add(output)
 
 
-class SuffixProposer:
+class SuffixProposer(TextProposer):
     """Nobody's drafts come from another's outputs: there is a corpus for each cache salt."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
@@ -79,7 +80,7 @@ class SuffixProposer:
         self._corpora: OrderedDict[str, Corpus] = OrderedDict()
         """By salt, the one used last at the end."""
 
-    def propose(self, request: Request, max_tokens: int) -> list[int]:
+    def continue_text(self, request: Request, max_tokens: int) -> list[int]:
         """The drafts with the highest expected number of hits, over all lengths of the match."""
         occurrences = self._occurrences(request)
         best: list[int] = []

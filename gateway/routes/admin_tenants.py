@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from uuid import UUID
 
@@ -24,6 +25,7 @@ from gateway.schemas.admin import (
     TenantObject,
     UpdateTenant,
 )
+from tenants.changes import Change
 from tenants.errors import KeyNotFound, ProjectNotFound
 from tenants.limits import Limits, ScopeKind
 from tenants.store import Store
@@ -40,9 +42,13 @@ _LIMITS = msgspec.json.Decoder(Limits)
 class TenantRoutes:
     """Tenants and what they own."""
 
-    def __init__(self, store: Store, pepper: bytes) -> None:
+    def __init__(self, store: Store, pepper: bytes, on_change: Callable[[Change], None]) -> None:
+        """``on_change``: told of what is changed here, before the answer. Other workers learn it
+        from the database a moment later.
+        """
         self._store = store
         self._pepper = pepper
+        self._on_change = on_change
 
     def routes(self) -> list[Route]:
         one, project = "/tenants/{tenant_id}", "/tenants/{tenant_id}/projects/{project_id}"
@@ -90,6 +96,7 @@ class TenantRoutes:
             priority=body.priority,
             disabled=body.disabled,
         )
+        self._on_change(Change(tenant_id=tenant.id))
         return answer(TenantObject.of(tenant))
 
     async def create_project(self, request: Request) -> Response:
@@ -135,8 +142,9 @@ class TenantRoutes:
         return answer(KeyObject.of(await self._key(request)))
 
     async def revoke_key(self, request: Request) -> Response:
-        key = await self._key(request)
-        return answer(KeyObject.of(await self._store.revoke_key(key.public_id)))
+        key = await self._store.revoke_key((await self._key(request)).public_id)
+        self._on_change(Change(public_id=key.public_id))
+        return answer(KeyObject.of(key))
 
     async def rotate_key(self, request: Request) -> Response:
         body = await body_of(request, _ROTATE_KEY)
@@ -146,6 +154,7 @@ class TenantRoutes:
         new, text = await provisioning.replace_key(
             self._store, self._pepper, key.public_id, grace=timedelta(seconds=body.grace_seconds)
         )
+        self._on_change(Change(public_id=key.public_id))
         return answer(KeyObject.of(new, text), 201)
 
     async def list_limits(self, request: Request) -> Response:
@@ -181,6 +190,7 @@ class TenantRoutes:
         """Replaces all of them: what is left out is not limited any more."""
         limits = await body_of(request, _LIMITS)
         await self._store.put_limits(tenant_id, kind, scope_id, limits)
+        self._on_change(Change(tenant_id=tenant_id))
         return answer(LimitsObject(scope_kind=kind, scope_id=str(scope_id), limits=limits))
 
     async def _key(self, request: Request) -> ApiKey:

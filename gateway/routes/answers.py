@@ -8,15 +8,12 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admission import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
 from gateway.assembler import Delta
-from gateway.context import RequestContext
 from gateway.disconnect import until_disconnect
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedMediaType, to_api_error
 from gateway.generation import Generation
-from gateway.schemas.chat import ChatCompletionRequest, StreamOptions
+from gateway.schemas.chat import StreamOptions
 from gateway.schemas.common import Usage
-from gateway.schemas.completions import CompletionRequest
 from gateway.streaming import Chunks, EventStream, open_event_stream
 from gateway.streams import Streams
 
@@ -100,20 +97,6 @@ def has_usage(options: StreamOptions | None) -> bool:
 
 def is_obfuscated(options: StreamOptions | None) -> bool:
     return options is not None and bool(options.include_obfuscation)
-
-
-def note(known: RequestContext, body: ChatCompletionRequest | CompletionRequest) -> None:
-    """What the client says of the request for its log line."""
-    if body.user is not None:
-        known.notes["user"] = body.user
-    if not isinstance(body, ChatCompletionRequest):
-        return
-    if body.safety_identifier is not None:
-        known.notes["user"] = body.safety_identifier
-    if body.prompt_cache_key is not None:
-        known.notes["prompt_cache_key"] = body.prompt_cache_key
-    for key, value in list((body.metadata or {}).items())[:MAX_METADATA]:
-        known.notes[f"metadata.{key[:MAX_METADATA_KEY]}"] = value[:MAX_METADATA_VALUE]
 
 
 def error_response(error: Exception, *, began: bool = False) -> Response:

@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from gateway import bodies, context, rate_limits
 from gateway.admission import Admission
+from gateway.client_notes import client_notes
 from gateway.disconnect import until_disconnect
 from gateway.generation import Generations
 from gateway.routes import answers
@@ -26,7 +27,7 @@ def completions_route(admission: Admission, generations: Generations, sender: An
         body = bodies.decode(_decoder, await request.body())
         resumable = answers.is_resumable(request, field=body.resumable, stream=body.stream)
         known = context.of(request.scope)
-        answers.note(known, body)
+        known.notes.update(client_notes(body))
         admitted, prompts = await until_disconnect(
             request.receive,
             admission.admit_text_completion(

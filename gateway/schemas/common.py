@@ -50,6 +50,10 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    """Of the completion's tokens, those that speculative decoding had drafted."""
+    rejected_prediction_tokens: int = 0
+    """Drafted in vain: part of no count above, and billed to nobody."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -109,7 +109,7 @@ class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tools: list[FunctionTool]
     top_logprobs: int
     top_p: float | None
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
     user: str | None
     structured_outputs: Compliance | msgspec.UnsetType = msgspec.UNSET

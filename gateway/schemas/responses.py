@@ -207,6 +207,8 @@ class ResponseFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     """Of no use here: every prefix of a tenant's prompts is cached without a hint."""
+    truncation: Literal["auto", "disabled"] | None = None
+    """Whether the oldest items are left out where they do not fit; else that is an error."""
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """As in Chat Completions."""
@@ -220,7 +222,6 @@ class ResponseFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     prompt: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    truncation: Any = None
 
 
 class ResponseRequest(ResponseFields, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -129,7 +129,7 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
                   const std::optional<Tensor>& skipped, const std::optional<Tensor>& shared_splits,
                   const std::optional<Tensor>& shared_out,
                   const std::optional<Tensor>& shared_stats, int64_t max_queries, int64_t window,
-                  double scale, double soft_cap) {
+                  double scale, double soft_cap, bool wait_first) {
   check_attention(out, q, k_cache, v_cache);
   check_batch(seq_lens, cu_queries, block_table, k_cache.size(1));
   check_schedule(schedule);
@@ -189,6 +189,7 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
   p.group = split.group;
   p.scale = scale;
   p.soft_cap = soft_cap;
+  p.wait_first = wait_first;
   const c10::cuda::CUDAGuard guard(q.device());
   check(sluice::paged_decode(p, q.scalar_type() == at::kBFloat16, head_dim,
                              split.group * max_queries, num_ctas / split.columns * split.columns,
@@ -283,7 +284,7 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
       "Tensor seq_lens, Tensor cu_queries, Tensor schedule, Tensor(b!) partial_out, "
       "Tensor(c!) partial_stats, Tensor(d!) arrivals, Tensor? alibi_slopes, Tensor? skipped, "
       "Tensor? shared_splits, Tensor? shared_out, Tensor? shared_stats, int max_queries, "
-      "int window, float scale, float soft_cap) -> ()");
+      "int window, float scale, float soft_cap, bool wait_first) -> ()");
   m.def(
       "paged_prefill(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, "
       "Tensor block_table, Tensor seq_lens, Tensor cu_queries, Tensor tiles, int window, "

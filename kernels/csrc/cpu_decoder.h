@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "cpu_attention.h"
@@ -95,7 +96,7 @@ void attend_share(const Decoder& decoder, const LayerCache& cache, int64_t block
 
 void decode_share(float* out, float* hidden, const Decoder& decoder, const LayerCache* caches,
                   int64_t block_size, const AttentionStep& step, const int64_t* positions,
-                  const int64_t* slots, const Share& share, Attend attend,
+                  const int64_t* slots, float* const* taps, const Share& share, Attend attend,
                   DecoderScratch& scratch) {
   const int64_t rows = share.rows, width = decoder.layers[0].qkv.in_features;
   scratch.resize(rows, decoder.layers[0]);
@@ -113,6 +114,8 @@ void decode_share(float* out, float* hidden, const Decoder& decoder, const Layer
       norm(normed, residual, nullptr, layer.input_norm);
     else
       norm(normed, delta, residual, layer.input_norm);
+    if (taps && taps[i])
+      std::copy_n(residual, rows * width, taps[i] + share.first_token * width);
     linear_rows(wide, normed, layer.qkv, rows);
     attend_share(decoder, caches[i], block_size, step, positions, slots, share, attend, scratch);
     linear_rows(delta, narrow, layer.output, rows);

@@ -66,13 +66,19 @@ class Decoder {
   }
 
   __device__ void run() {
+    // Nothing but the newest tokens and the queries comes from the kernel right before.
+    bool waited = p.wait_first;
+    if (waited) wait_for_inputs();
     const DecodeStart& start = p.starts[blockIdx.x / p.columns];
     Cursor work = start.cursor;
     int block = start.blocks[warp], next_block = start.blocks[kWarps + warp];
     const int total = p.line->total, span = p.line->span;
     const int begin = blockIdx.x / p.columns * span;
     const int end = min(begin + span, total);
-    if (begin >= end) return;
+    if (begin >= end) {
+      if (!waited) wait_for_inputs();  // a kernel must not end before the one before it
+      return;
+    }
     if (threadIdx.x == 0) prefetch_l2(&p.arrivals[work.seq * p.num_kv_items + head_of(work)]);
 
     Cursor load = work;
@@ -82,9 +88,14 @@ class Decoder {
       // The blocks of the first two tiles come with the start, which saves a dependent load.
       const Source source =
           next_source(load, to_load, s == 0 ? block : s == 1 ? next_block : kLookUp);
+      if (!waited && source.tokens - source.new_tokens < kWarpTokens) {
+        wait_for_inputs();
+        waited = true;
+      }
       copy(source, source.k, s, 0);
       copy(source, source.v, s, 1);
     }
+    if (!waited) wait_for_inputs();
 
     int stage = 0;
     for (int i = begin; i < end;) {
@@ -126,14 +137,15 @@ class Decoder {
   struct Source {
     const T* k;
     const T* v;
-    int tokens;  // how many of the 16 exist; slots past a sequence's end may even hold NaN
+    int tokens;      // from the first of the 16 to the sequence's end, past which may be NaN
+    int new_tokens;  // of these, computed in this step
   };
 
   static constexpr int kLookUp = -1;
 
   // This warp's tokens of the tile under the cursor; moves the cursor on.
   __device__ Source next_source(Cursor& c, int& to_load, int block = kLookUp) {
-    if (to_load == 0) return {static_cast<const T*>(p.k_cache), static_cast<const T*>(p.v_cache), 0};
+    if (to_load == 0) return {static_cast<const T*>(p.k_cache), static_cast<const T*>(p.v_cache), 0, 0};
     const int token0 = (c.first_tile + c.tile) * kTile + warp * kWarpTokens;
     if (block == kLookUp) block = block_of(p.table, c, token0);
     const int64_t base = static_cast<int64_t>(block) * p.block_stride +
@@ -142,9 +154,10 @@ class Decoder {
     if (c.tile == 0 && warp == 0 && lane < c.num_queries * p.group) {
       prefetch_l2(query_row(c, lane));  // open_item will want it in a moment
     }
-    const int tokens = c.seq_len - token0;
+    const int tokens = c.seq_len - token0, new_tokens = c.num_queries;
     if (--to_load > 0) advance(p.line_shape, c);
-    return {static_cast<const T*>(p.k_cache) + base, static_cast<const T*>(p.v_cache) + base, tokens};
+    return {static_cast<const T*>(p.k_cache) + base, static_cast<const T*>(p.v_cache) + base, tokens,
+            new_tokens};
   }
 
   // Starts the copy of one half (K = 0, V = 1) of a stage, as one group.
@@ -568,7 +581,6 @@ class Decoder {
 template <typename T, int D, int kRowTiles, int kStages, Extras kExtras>
 __global__ void __launch_bounds__(kThreads) paged_decode_kernel(const DecodeParams params) {
   extern __shared__ __align__(128) unsigned char raw[];
-  wait_for_inputs();
   Decoder<T, D, kRowTiles, kStages, kExtras> decoder(
       params, *reinterpret_cast<Shared<D, kRowTiles, kStages>*>(raw));
   decoder.run();

@@ -52,7 +52,7 @@ struct Shared {
 
 inline constexpr int kBoxBytes = kBoxTokens * kPanelBytes;
 inline constexpr float kLog2e = 1.4426950408889634f;
-enum NamedBarrier { kTurn = 1, kFilled = kTurn + kGroups };
+inline constexpr int kFilled = 1;  // the named barrier of the warpgroups that multiply
 
 template <bool kShared>
 class Work {

@@ -313,10 +313,12 @@ async def check_the_books(here: Site) -> int:
         assert len(ledger) == len(rows), "a request is there twice"
         assert await connection.fetchval("SELECT count(*) FROM usage_seen") == len(rows)
         assert await connection.fetchval("SELECT count(*) FROM reservation") == 0
+        lost = {request_id for request_id, count in tokens.items() if count} - ledger.keys()
+        assert not lost, "requests that the ledger does not know"
         differing = {
-            request_id: (tokens.get(request_id, 0), ledger.get(request_id, 0))
-            for request_id in tokens.keys() | ledger.keys()
-            if tokens.get(request_id, 0) != ledger.get(request_id, 0)
+            request_id: (tokens.get(request_id, 0), count)
+            for request_id, count in ledger.items()
+            if count != tokens.get(request_id, 0)
         }
         assert len(differing) <= here.outcomes["killed worker"], differing
         for was, is_ in differing.values():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import re
 import time
 from concurrent.futures import BrokenExecutor, Future
@@ -12,6 +13,7 @@ from engine.constraints import Constraints, Ending, grammar_spec
 from engine.errors import InvalidRequest
 from engine.messages import GenerateRequest, SamplingParams, Stats, StructuredOutputs
 from engine.request import Request
+from engine.spec.base import TextProposer
 from grammar.compiler import CompiledGrammar, GrammarCompiler
 from grammar.errors import MatcherFailed
 from grammar.spec import GrammarSpec
@@ -269,6 +271,7 @@ class TestDrafts:
         assert constraints.legal_prefix(request, ids("abxd")) == ids("ab")
         assert constraints.legal_prefix(request, ids("abd!")) == ids("abd")
         assert constraints.legal_prefix(request, []) == []
+        assert constraints.legal_prefix(request, [*ids("abc"), EOS, 7]) == ids("abc")
         assert constraints.forced_tokens(request) == ids("ab")
 
     def test_before_min_tokens_there_are_no_drafts(self, compiler: GrammarCompiler) -> None:
@@ -279,6 +282,24 @@ class TestDrafts:
         request.append(ids("a")[0])
         constraints.accept(request, ids("a"))
         assert constraints.forced_tokens(request) == ids("b")
+
+
+class Playback(TextProposer):
+    """Drafts what the same requests said before; a token in so many is another one."""
+
+    def __init__(self, before: Harness, hits: float) -> None:
+        self._tokens, self._hits = before.tokens, hits
+        self._rng = random.Random(0)
+
+    def continue_text(self, request: Request, max_tokens: int) -> list[int]:
+        future = self._tokens[request.request_id][request.num_generated_tokens :]
+        return [
+            token_id if self._rng.random() < self._hits else self._rng.randrange(len(VOCAB))
+            for token_id in future[:max_tokens]
+        ]
+
+    def drop(self, request: Request) -> None:
+        """Nothing is kept."""
 
 
 class SlowCompiler:
@@ -340,9 +361,54 @@ class TestInTheEngine:
         assert all(tokens == outcomes[0] for tokens in outcomes)
 
     @OVERLAP
+    @pytest.mark.parametrize("hits", [1.0, 0.7])
+    def test_reasoning_may_end_in_the_middle_of_a_draft(
+        self, compiler: GrammarCompiler, overlap: bool, hits: float
+    ) -> None:
+        end = tuple(ids("!"))
+        outputs = StructuredOutputs(regex="[ab]{4,9}(done)?", reasoning_end_token_ids=end)
+
+        def harness() -> Harness:
+            made = self.harness(compiler, async_scheduling=overlap, speculative_config=FIVE_DRAFTS)
+            for i in range(12):
+                made.add(str(i), 3 + i, max_tokens=80, structured_outputs=outputs)
+            return made
+
+        plain = harness()
+        plain.core._speculator._max_forced = plain.core._speculator._max_tokens = 0
+        plain.run()
+        drafted = harness()
+        drafted.core._speculator._proposer = Playback(plain, hits)
+        drafted.run()
+        assert drafted.tokens == plain.tokens
+        said = [text(tokens) for tokens in plain.tokens.values()]
+        ended = [answer.split("!", 1)[1] for answer in said if "!" in answer]
+        assert len(ended) > 2
+        assert all(re.fullmatch("[ab]*(done|don|do|d)?", answer) for answer in ended)
+        accepted = drafted.core.stats().spec_decode_num_accepted_tokens
+        assert accepted > 0.3 * drafted.core.stats().generation_tokens
+
+    def test_forced_tokens_are_drafted_without_a_config(self, compiler: GrammarCompiler) -> None:
+        regex = "(the beginning [ab] the end)"
+        texts = []
+        for overlap in (False, True):
+            harness = self.harness(compiler, async_scheduling=overlap)
+            outputs = StructuredOutputs(regex=regex)
+            harness.add("a", 3, max_tokens=40, structured_outputs=outputs)
+            harness.run()
+            texts.append(text(harness.tokens["a"]))
+            assert re.fullmatch(regex, texts[-1])
+            stats = harness.core.stats()
+            # Beside a device that works on alone, nobody waits for them.
+            assert (stats.spec_decode_num_accepted_tokens > 10) == (not overlap)
+        assert texts[0] == texts[1]
+
+    @OVERLAP
     def test_drafts_change_nothing(self, compiler: GrammarCompiler, overlap: bool) -> None:
         def tokens(**options: Any) -> tuple[dict[str, list[int]], Stats]:
             harness = self.harness(compiler, async_scheduling=overlap, **options)
+            if not options:
+                harness.core._speculator._max_forced = 0
             for i, name in enumerate("abcd"):
                 outputs = StructuredOutputs(regex="(name: [a-f]{2}, ){4}(end of the list)?")
                 harness.add(name, 4 + i, max_tokens=60, min_tokens=i, structured_outputs=outputs)

@@ -15,8 +15,9 @@ from engine.messages import (
     SamplingParams,
     StructuredOutputs,
 )
-from engine.replay import TEXT, ReplayCore, ReplayProcess
+from engine.replay import TEXT, ReplayCore
 from engine.tokenizer import Tokenizer
+from engine.transport import ReplayProcess
 
 WORDS = [11, 12, 13]
 

@@ -139,6 +139,14 @@ def test_prices(tmp_path: Path) -> None:
         load(tmp_path, MINIMAL + prices.format(5))
 
 
+def test_a_draft_network_is_found_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    table = '{ method = "eagle", model = "head", num_speculative_tokens = 3 }'
+    text = MINIMAL.replace("[engine]", f"[engine]\nspeculative_config = {table}")
+    speculative = load(tmp_path, text).engine.speculative_config
+    assert speculative is not None
+    assert speculative.model_dir == tmp_path / "head"
+
+
 def test_a_model_that_is_no_folder_may_be_on_the_hub(tmp_path: Path) -> None:
     loaded = load(tmp_path, '[engine]\nmodel = "Qwen/Qwen3-0.6B"\nrevision = "main"\n')
     assert loaded.engine.model == "Qwen/Qwen3-0.6B"

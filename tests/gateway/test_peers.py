@@ -1,22 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from gateway.errors import InvalidApiKey, RateLimited, StreamNotFound, Unavailable
 from gateway.peer_wire import RedeemTicket, StopStream
-from gateway.peers import PeerGone
+from gateway.peers import PeerGone, sweep
 from gateway.stream_log import MemoryStreamLog, StreamReader
 from gateway.streams import Streams
 from tenants.memory import MemoryStore
 from tenants.shared import SharedState
 from tests.gateway.peering import listening, make_archive, make_peers
 from tests.gateway.serving import until
-
-pytestmark = pytest.mark.asyncio
 
 ITEMS = [b"%d" % number * 50 for number in range(600)]
 
@@ -89,6 +89,7 @@ async def read(reader: StreamReader, count: int) -> list[bytes]:
     return items
 
 
+@pytest.mark.asyncio
 async def test_a_stream_is_read_stopped_and_kept_from_another_worker() -> None:
     site = Site()
     async with listening(site.peers[0], site.shared):
@@ -118,6 +119,7 @@ async def test_a_stream_is_read_stopped_and_kept_from_another_worker() -> None:
         await site.follow(stream_id)
 
 
+@pytest.mark.asyncio
 async def test_a_follower_that_leaves_counts_as_a_reader_that_leaves() -> None:
     site = Site()
     async with listening(site.peers[0], site.shared):
@@ -128,6 +130,7 @@ async def test_a_follower_that_leaves_counts_as_a_reader_that_leaves() -> None:
         await site.streams[0].close()
 
 
+@pytest.mark.asyncio
 async def test_stopping_through_the_reader() -> None:
     site = Site()
     async with listening(site.peers[0], site.shared):
@@ -138,6 +141,7 @@ async def test_stopping_through_the_reader() -> None:
         await site.streams[0].close()
 
 
+@pytest.mark.asyncio
 async def test_ids_are_nothing_to_another_tenant() -> None:
     site = Site()
     async with listening(site.peers[0], site.shared):
@@ -157,6 +161,7 @@ async def test_ids_are_nothing_to_another_tenant() -> None:
         await site.streams[0].close()
 
 
+@pytest.mark.asyncio
 async def test_a_worker_that_dies_cuts_its_followers_off() -> None:
     site = Site()
     async with listening(site.peers[0], site.shared):
@@ -168,6 +173,7 @@ async def test_a_worker_that_dies_cuts_its_followers_off() -> None:
     await site.streams[0].close()
 
 
+@pytest.mark.asyncio
 async def test_errors_arrive_as_they_were_raised() -> None:
     shared = MemoryStore().shared
     here, there = make_peers(shared), make_peers(shared)
@@ -192,6 +198,7 @@ async def test_errors_arrive_as_they_were_raised() -> None:
         await here.ask(there.worker_id, RedeemTicket("x"))
 
 
+@pytest.mark.asyncio
 async def test_who_does_not_know_the_secret_gets_nothing() -> None:
     shared = MemoryStore().shared
     there, stranger = make_peers(shared), make_peers(shared, secret=b"a guess")
@@ -214,6 +221,7 @@ async def test_who_does_not_know_the_secret_gets_nothing() -> None:
     assert asked == []
 
 
+@pytest.mark.asyncio
 async def test_hosts_reach_each_other_over_tcp() -> None:
     shared = MemoryStore().shared
     here, there = make_peers(shared), make_peers(shared, host="127.0.0.1")
@@ -227,3 +235,24 @@ async def test_hosts_reach_each_other_over_tcp() -> None:
         assert address is not None
         assert address.startswith("127.0.0.1:")
         assert await here.ask(there.worker_id, RedeemTicket("x")) == b"x"
+
+
+def test_what_killed_workers_left_is_swept_away(tmp_path: Path) -> None:
+    def make(name: str) -> socket.socket:
+        (tmp_path / name).mkdir()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(tmp_path / name / "socket"))
+        listener.listen()
+        return listener
+
+    with make("sluice-peer-alive"):
+        make("sluice-peer-dead").close()
+        make("another").close()
+        (tmp_path / "sluice-peer-empty").mkdir()
+        assert sweep(tmp_path) == 0  # they may have begun just now
+        assert sweep(tmp_path, min_age_s=0) == 1
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "another",
+            "sluice-peer-alive",
+            "sluice-peer-empty",
+        ]

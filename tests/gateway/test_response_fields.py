@@ -34,7 +34,7 @@ def test_every_field_goes_somewhere_or_is_refused() -> None:
     handled = {
         "model", "input", "instructions", "previous_response_id", "store", "include", "text",
         "tools", "tool_choice", "reasoning", "stream_options", "max_output_tokens",
-        "max_tool_calls", "top_logprobs",
+        "max_tool_calls", "top_logprobs", "truncation",
     }  # fmt: skip
     from gateway import response_fields
 

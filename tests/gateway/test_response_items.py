@@ -16,6 +16,7 @@ from gateway.response_items import (
     place_of,
     plain_items,
     token_of,
+    without_oldest,
 )
 from gateway.schemas.responses import FunctionCallOutputItem, Item, ItemReference, MessageItem
 
@@ -124,3 +125,19 @@ def test_outputs_answer_calls() -> None:
     assert place_of(items(CALL, OUTPUT)) is None
     assert place_of(items(OUTPUT, CALL)) == 0
     assert place_of([*items(CALL), FunctionCallOutputItem(call_id="d", output="x")]) == 1
+
+
+def test_the_oldest_are_left_out_with_what_needs_them() -> None:
+    system = {"role": "system", "content": "s"}
+    user, last = {"role": "user", "content": "u"}, {"role": "user", "content": "last"}
+    given = items(system, user, CALL, OUTPUT, user, last)
+
+    def left(number: int) -> list[Item]:
+        return without_oldest(given, number)
+
+    assert left(0) == given
+    assert left(1) == [given[0], *given[2:]]
+    assert left(2) == [given[0], *given[4:]]  # the call, and so its output
+    assert left(4) == [given[0], given[5]]
+    assert left(5) == left(99) == []
+    assert without_oldest(items(CALL, OUTPUT), 1) == []

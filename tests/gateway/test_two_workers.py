@@ -68,7 +68,7 @@ async def test_cut_at_a_hundred_points_and_read_on_anywhere(model_dir: Path, pg_
             client, stream_id = await start(gateways[rounds % 2], request(gateways[0]))
             body, ended = b"", False
             while not ended:
-                some, ended = await read_some(client, luck.randrange(20_000))
+                some, ended = await read_some(client, luck.randrange(5_000))
                 cuts += not ended
                 body += whole_events(some)
                 if not ended:
@@ -97,7 +97,7 @@ async def test_a_response_is_cut_and_read_on_anywhere(model_dir: Path, pg_dsn: s
             )
             text, ended = b"", False
             while not ended:
-                some, ended = await read_some(client, luck.randrange(20_000))
+                some, ended = await read_some(client, luck.randrange(5_000))
                 cuts += not ended
                 text += whole_events(some)
                 if not ended:

@@ -276,3 +276,52 @@ def test_wrong_arguments_are_refused_by_name() -> None:
     case.seq_lens = case.seq_lens.long()
     with pytest.raises(RuntimeError, match="seq_lens must be"):
         run(case)
+
+
+def test_begins_before_the_newest_keys_are_written() -> None:
+    """With ``wait_first=False`` it runs beside the kernel that writes them and the queries."""
+    from kernels import cuda
+
+    lens = [1, 16, 17, 300, 2049, *range(500, 530)]
+    case = make_case(lens, [1] * len(lens))
+    batch = len(lens)
+    last = case.seq_lens.long() - 1
+    slots = case.block_table.gather(1, (last // 16)[:, None])[:, 0].long() * 16 + last % 16
+    k, v = case.k_cache.view(-1, 8, 128)[slots], case.v_cache.view(-1, 8, 128)[slots]
+    fused = torch.cat((case.q, k, v), 1)
+    unrotated = torch.cat((torch.ones(1, 64), torch.zeros(1, 64)), 1).cuda()
+    positions = torch.zeros(batch, dtype=torch.int64, device="cuda")
+    workspace = cuda.DecodeWorkspace.create(batch, 32, 128, case.q.device)
+    cuda.decode_schedule(
+        workspace,
+        case.seq_lens,
+        case.cu_queries,
+        case.block_table,
+        block_size=16,
+        num_q_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+    )
+    out = torch.empty_like(case.q)
+    for _ in range(20):
+        case.k_cache.view(-1, 8, 128)[slots] = float("nan")
+        case.v_cache.view(-1, 8, 128)[slots] = float("nan")
+        made = fused.clone()
+        q, new_k, new_v = made.split_with_sizes((32, 8, 8), 1)
+        cuda.rope_and_cache(
+            q, new_k, new_v, case.k_cache, case.v_cache, unrotated, positions, slots
+        )
+        cuda.paged_decode(
+            out,
+            q,
+            case.k_cache,
+            case.v_cache,
+            case.block_table,
+            case.seq_lens,
+            case.cu_queries,
+            workspace,
+            scale=128**-0.5,
+            wait_first=False,
+        )
+        error = (out.double() - case.expected).norm() / case.expected.norm()
+        assert error < 6e-3

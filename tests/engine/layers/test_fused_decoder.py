@@ -66,7 +66,10 @@ def model(
 
 
 def run(
-    of: LlamaModel, shapes: list[tuple[int, int]], backend: AttentionBackend
+    of: LlamaModel,
+    shapes: list[tuple[int, int]],
+    backend: AttentionBackend,
+    taps: dict[int, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, KVCache]:
     """shapes: (tokens of the step, tokens before it) of each sequence, at most 8 of them."""
     gen = torch.Generator().manual_seed(1)
@@ -81,7 +84,8 @@ def run(
     token_rows = torch.from_numpy(rows.repeat(query_lens))
     slots = table[token_rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
     batch = AttentionBatch(query_lens, query_lens + past, rows, table)
-    step = StepContext(positions, slots.long(), backend.prepare(batch, BLOCK_SIZE), cache)
+    attend = backend.prepare(batch, BLOCK_SIZE)
+    step = StepContext(positions, slots.long(), attend, cache, taps or {})
     token_ids = torch.randint(50, (len(positions),), generator=gen)
     return of(token_ids, step), cache
 
@@ -125,6 +129,26 @@ def test_gives_the_bits_of_the_layers_one_by_one(
         assert_same_bits(made, shapes)
     finally:
         torch.set_num_threads(before)
+
+
+def test_what_goes_into_a_layer_can_be_tapped() -> None:
+    made = model()
+    made.pack()
+    shapes = [(2, 3), (8, 0), (1, 20)]
+    tapped = []
+    for fused in (True, False):
+        taps = {layer: torch.full((11, 42), torch.nan) for layer in (0, 2)}
+        if not fused:
+            made._fused = None
+        run(made, shapes, CpuAttention(), taps)
+        tapped.append(taps)
+    for layer in (0, 2):
+        assert torch.equal(tapped[0][layer], tapped[1][layer])
+    gen = torch.Generator().manual_seed(1)
+    torch.randn(3, 2, NUM_BLOCKS, BLOCK_SIZE, 2, 16, generator=gen)
+    torch.randperm(NUM_BLOCKS, generator=gen)
+    token_ids = torch.randint(50, (11,), generator=gen)
+    assert torch.equal(tapped[0][0], made.embed_tokens(token_ids)), "the embeddings"
 
 
 def test_a_new_cache_is_noticed() -> None:

@@ -16,6 +16,8 @@ from engine.config import EngineConfig
 from engine.llm import LLM, TokensPrompt
 from engine.messages import SamplingParams
 from engine.runner import load_runner
+from engine.runner.shared_inputs import SharedInputs
+from kernels import cuda
 from tests.engine.runner.conftest import BLOCK_SIZE, MAX_ROWS
 from tests.engine.runner.harness import Generation, Harness
 from tests.engine.runner.test_runner import MIXED, even_tokens, generations, prompt
@@ -244,6 +246,43 @@ def test_graphs_change_no_sampled_token_where_products_are_exact(wide_dir: Path)
     params = SamplingParams(temperature=0.9, top_k=30, top_p=0.9, seed=3)
     with_graphs = wide_outputs(wide_dir, params, dtype="float32")
     assert wide_outputs(wide_dir, params, dtype="float32", enforce_eager=True) == with_graphs
+
+
+def shared_outputs(folder: Path, **options: object) -> list[list[int]]:
+    """Twenty requests that start like a first one, which outlives them."""
+    rng = random.Random(3)
+    base = [rng.randrange(1000) for _ in range(300)]
+    first = Generation("first", base, 200)
+    rest = [
+        Generation(
+            str(i), base + [rng.randrange(1000) for _ in range(1 + 3 * i)], 40, shares=(first, 300)
+        )
+        for i in range(20)
+    ]
+    runner = load_runner(wide_config(folder, **options))
+    Harness(runner, block_size=16, max_rows=40).run([first, *rest], overlap=True)
+    return [generation.output for generation in (first, *rest)]
+
+
+def test_reading_a_shared_prefix_once_changes_only_near_ties(
+    wide_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not cuda.has_shared_prefix(torch.device("cuda"), 64, torch.bfloat16):
+        pytest.skip("not for this GPU")
+    apart = shared_outputs(wide_dir, enforce_eager=True)
+    sizes: list[int] = []
+    send = SharedInputs.send
+
+    def spy(self: SharedInputs, size: int) -> None:
+        sizes.append(size)
+        send(self, size)
+
+    monkeypatch.setattr(SharedInputs, "send", spy)
+    monkeypatch.setattr("engine.runner.shared_inputs.MIN_SAVED_TOKENS", 1)
+    together = shared_outputs(wide_dir)
+    assert {32} <= set(sizes) <= {32, 16, 8, 40}
+    common = [first_difference(a, b) for a, b in zip(apart, together, strict=True)]
+    assert sum(common[1:]) > 0.5 * 40 * 20
 
 
 def test_dummy_weights_need_no_checkpoint(wide_dir: Path, tmp_path: Path) -> None:

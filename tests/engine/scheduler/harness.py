@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import GenerateRequest, RequestOutput, SamplingParams
+from engine.spec.base import TextProposer
 from engine.spec.config import SpeculativeConfig
 from tests.engine.scheduler.toy_runner import ToyRunner, alone, toy_logprobs
 
@@ -30,7 +31,7 @@ FIVE_DRAFTS = SpeculativeConfig(
 )
 
 
-class Seer:
+class Seer(TextProposer):
     """Drafts what will come; each token is replaced by a random one if it is out of luck."""
 
     def __init__(self, harness: Harness, hits: float) -> None:
@@ -39,7 +40,7 @@ class Seer:
         self._rng = random.Random(0)
         self.alive: set[str] = set()
 
-    def propose(self, request: Request, max_tokens: int) -> list[int]:
+    def continue_text(self, request: Request, max_tokens: int) -> list[int]:
         assert max_tokens > 0
         self.alive.add(request.request_id)
         vocab_size = self._harness.runner.vocab_size

@@ -110,6 +110,8 @@ class ToyRunner:
         swap_s_per_block: float = 0.0,
     ) -> None:
         self.num_blocks = num_blocks
+        self.num_lookahead_tokens = 0
+        self.step_costs = None
         self.num_swap_blocks = num_swap_blocks
         self.swap_s_per_block = swap_s_per_block
         self.vocab_size = vocab_size
@@ -236,6 +238,9 @@ class ToyRunner:
     def _slot(self, row: Row, position: int) -> int:
         block_id = row.block_ids[position // self._block_size]
         return block_id * self._block_size + position % self._block_size
+
+    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+        raise AssertionError("no draft network was asked for")
 
     def sample(self, mask: TokenMask | None) -> None:
         step = self._in_flight[-1]

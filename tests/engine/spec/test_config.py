@@ -68,6 +68,46 @@ def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], message: str
         SpeculativeConfig(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"synthetic_acceptance_length": 2.0}, "no effect unless rejection_sample_method"),
+        ({"rejection_sample_method": "synthetic"}, "needs either synthetic_acceptance_rates"),
+        (
+            {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 4.5},
+            r"synthetic_acceptance_length must be in \[1, 4\], got 4.5",
+        ),
+        (
+            {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": (0.5, 0.7, 0)},
+            "must be 3 numbers in .* none above the one before",
+        ),
+    ],
+)
+def test_synthetic_acceptance_is_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SpeculativeConfig(method="ngram", num_speculative_tokens=3, **options)
+
+
+def test_a_length_becomes_rates() -> None:
+    config = SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=4,
+        rejection_sample_method="synthetic",
+        synthetic_acceptance_length=3.2,
+    )
+    rates = config.synthetic_rates
+    assert rates is not None
+    assert 1 + sum(rates) == pytest.approx(3.2)
+    assert rates[1] == pytest.approx(rates[0] ** 2)
+
+
+def test_a_draft_network_needs_a_folder_and_a_lookup_has_none() -> None:
+    with pytest.raises(ConfigError, match=r"speculative_config.model is missing: .*'eagle3'"):
+        SpeculativeConfig(method="eagle3", num_speculative_tokens=3)
+    with pytest.raises(ConfigError, match="model has no effect with method 'ngram'"):
+        SpeculativeConfig(method="ngram", model="m", num_speculative_tokens=3)
+
+
 def test_an_unknown_key_or_method_is_refused() -> None:
     for table in ({"method": "magic"}, {"method": "suffix", "tokens": 3}):
         with pytest.raises(msgspec.ValidationError, match="speculative_config"):

@@ -28,13 +28,13 @@ def request_of(token_ids: list[int], number: int = 0) -> Request:
     ],
 )
 def test_it_drafts(token_ids: list[int], drafts: list[int]) -> None:
-    assert NgramProposer(2, 3).propose(request_of(token_ids), 3) == drafts
+    assert NgramProposer(2, 3).continue_text(request_of(token_ids), 3) == drafts
 
 
 def test_a_shorter_run_than_the_minimum_says_nothing() -> None:
     request = request_of([1, 2, 9, 3, 2])
-    assert NgramProposer(2, 4).propose(request, 3) == []
-    assert NgramProposer(1, 4).propose(request, 3) == [9, 3, 2]
+    assert NgramProposer(2, 4).continue_text(request, 3) == []
+    assert NgramProposer(1, 4).continue_text(request, 3) == [9, 3, 2]
 
 
 def naive(token_ids: list[int], low: int, high: int, count: int) -> list[int]:
@@ -63,19 +63,19 @@ def test_it_finds_what_a_search_of_everything_finds(
     for token_id in [None, *grown]:
         if token_id is not None:
             request.token_ids.append(token_id)
-        drafts = proposer.propose(request, count)
+        drafts = proposer.continue_text(request, count)
         assert drafts == naive(request.token_ids, low, low + more, count)
 
 
 def test_requests_do_not_see_each_other() -> None:
     proposer = NgramProposer(2, 3)
-    assert proposer.propose(request_of([1, 2, 3, 1, 2], 0), 2) == [3, 1]
-    assert proposer.propose(request_of([9, 1, 2], 1), 2) == []
+    assert proposer.continue_text(request_of([1, 2, 3, 1, 2], 0), 2) == [3, 1]
+    assert proposer.continue_text(request_of([9, 1, 2], 1), 2) == []
 
 
 def test_a_finished_request_is_forgotten() -> None:
     proposer, request = NgramProposer(2, 3), request_of([1, 2, 3, 1, 2])
-    proposer.propose(request, 2)
+    proposer.continue_text(request, 2)
     proposer.drop(request)
     proposer.drop(request)
     assert not proposer._indexes

@@ -12,8 +12,8 @@ from engine.llm import LLM, Logprob, SamplingParams, TokensPrompt
 from engine.messages import RequestOutput
 from tests.engine.runner.tiny_llama import save_tiny_llama
 
-NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-SUFFIX = {"method": "suffix", "suffix_decoding_max_spec_factor": 2.0}
+NGRAM = {"adaptive": False, "method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+SUFFIX = {"adaptive": False, "method": "suffix", "suffix_decoding_max_spec_factor": 2.0}
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +106,11 @@ def test_the_same_however_it_is_scheduled(
     stats = llm._core.stats()
     assert stats.spec_decode_num_accepted_tokens > 0
     assert "num_gpu_blocks_override" not in options or stats.num_preemptions > 0
+
+
+def test_the_same_when_it_decides_itself_how_many(model: Path, plain: list[Output]) -> None:
+    llm = engine(model, speculative_config={**NGRAM, "adaptive": True, "num_speculative_tokens": 5})
+    assert outputs(llm) == plain
 
 
 def test_what_a_request_accepted_is_reported(model: Path) -> None:

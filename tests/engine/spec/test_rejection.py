@@ -15,7 +15,7 @@ import torch
 from engine.messages import SamplingParams
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import Chunk
-from engine.spec.rejection import accept
+from engine.spec.rejection import SyntheticAcceptance, accept
 
 VOCAB = 4
 LENGTH = 3
@@ -87,7 +87,7 @@ def generate(
         places = range(len(drafts) + 1)
         logits = torch.stack([logits_after(tokens + drafts[:place]) for place in places])
         positions = np.array([len(tokens) + place for place in places])
-        table = torch.tensor([tokens + drafts])  # as the runner's: drafts behind known tokens
+        table = torch.tensor([tokens + drafts + [0]])  # as the runner's: drafts behind known tokens
         drawn = sampler.sample(table, logits, np.zeros(len(places), np.int64), positions, None)
         tokens += accept(chunk(drafts), drawn.tolist())
     return tuple(tokens[:LENGTH])
@@ -166,3 +166,12 @@ def test_all_that_follows_a_miss_is_dropped() -> None:
     assert accept(chunk([1, 2, 3]), [1, 2, 3, 4]) == [1, 2, 3, 4]
     assert accept(chunk([]), [7]) == [7]
     assert accept(Chunk(0, "r", 0, 4, False), []) == []
+
+
+def test_synthetic_acceptance_keeps_its_rates() -> None:
+    judge = SyntheticAcceptance([0.8, 0.5, 0.1])
+    counts = Counter(len(judge(chunk([1, 2, 3]), [9, 9, 9, 9])) for _ in range(4000))
+    for place, rate in enumerate((0.8, 0.5, 0.1)):
+        kept = sum(count for length, count in counts.items() if length > place + 1)
+        assert abs(kept / 4000 - rate) < 0.03
+    assert judge(chunk([]), [7]) == [7]

@@ -22,57 +22,57 @@ def request_of(number: int, prompt: list[int], output: list[int], salt: str = ""
 def teach(suffix: SuffixProposer, *outputs: list[int], salt: str = "") -> None:
     for number, output in enumerate(outputs):
         request = request_of(1000 + number, [7], output, salt)
-        suffix.propose(request, 1)
+        suffix.continue_text(request, 1)
         suffix.drop(request)
 
 
 def test_a_draft_is_as_long_as_the_repetition_behind_it() -> None:
     request = request_of(0, [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3], [])
-    assert proposer().propose(request, 9) == [4, 5, 6]
-    assert proposer(max_spec_factor=2.0).propose(request, 9) == [4, 5, 6, 7, 8, 9]
-    assert proposer(max_spec_factor=2.0).propose(request, 4) == [4, 5, 6, 7]
-    assert proposer(max_tree_depth=2).propose(request, 9) == [4, 5]
+    assert proposer().continue_text(request, 9) == [4, 5, 6]
+    assert proposer(max_spec_factor=2.0).continue_text(request, 9) == [4, 5, 6, 7, 8, 9]
+    assert proposer(max_spec_factor=2.0).continue_text(request, 4) == [4, 5, 6, 7]
+    assert proposer(max_tree_depth=2).continue_text(request, 9) == [4, 5]
 
 
 def test_the_commonest_continuation_wins() -> None:
     prompt = [1, 2, 5, 0, 1, 2, 6, 0, 1, 2, 6, 0, 1, 2]
-    assert proposer().propose(request_of(0, prompt, []), 1) == [6]
+    assert proposer().continue_text(request_of(0, prompt, []), 1) == [6]
 
 
 def test_unlikely_tokens_are_not_drafted() -> None:
     prompt = [8, 1, 2, 3, 9, 1, 2, 4, 7, 1, 2]
-    assert proposer(min_token_prob=0.6).propose(request_of(0, prompt, []), 2) == []
-    assert len(proposer(min_token_prob=0.5).propose(request_of(0, prompt, []), 2)) == 2
+    assert proposer(min_token_prob=0.6).continue_text(request_of(0, prompt, []), 2) == []
+    assert len(proposer(min_token_prob=0.5).continue_text(request_of(0, prompt, []), 2)) == 2
 
 
 def test_it_learns_from_finished_outputs() -> None:
     suffix = proposer()
     request = request_of(0, [9], [1, 2, 3])
-    assert suffix.propose(request, 3) == []
+    assert suffix.continue_text(request, 3) == []
     teach(suffix, [1, 2, 3, 4, 5, 6, 7])
-    assert suffix.propose(request, 3) == [4, 5, 6]
+    assert suffix.continue_text(request, 3) == [4, 5, 6]
 
 
 def test_an_output_ends_where_it_ends() -> None:
     suffix = proposer()
     teach(suffix, [1, 2, 3], [4, 5, 6])
-    assert suffix.propose(request_of(0, [9], [1, 2, 3]), 3) == []
-    assert suffix.propose(request_of(1, [9], [1, 2]), 3) == [3]
+    assert suffix.continue_text(request_of(0, [9], [1, 2, 3]), 3) == []
+    assert suffix.continue_text(request_of(1, [9], [1, 2]), 3) == [3]
 
 
 def test_no_salt_learns_from_another() -> None:
     suffix = proposer()
     teach(suffix, [1, 2, 3, 4, 5], salt="one")
-    assert suffix.propose(request_of(0, [9], [1, 2, 3], salt="two"), 3) == []
-    assert suffix.propose(request_of(1, [9], [1, 2, 3], salt="one"), 3) == [4, 5]
+    assert suffix.continue_text(request_of(0, [9], [1, 2, 3], salt="two"), 3) == []
+    assert suffix.continue_text(request_of(1, [9], [1, 2, 3], salt="one"), 3) == [4, 5]
 
 
 def test_prompts_are_not_kept() -> None:
     suffix = proposer()
     done = request_of(0, [1, 2, 3, 4, 5], [6, 7, 8])
-    suffix.propose(done, 1)
+    suffix.continue_text(done, 1)
     suffix.drop(done)
-    assert suffix.propose(request_of(1, [9], [1, 2, 3]), 3) == []
+    assert suffix.continue_text(request_of(1, [9], [1, 2, 3]), 3) == []
 
 
 def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
@@ -80,8 +80,8 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
     teach(suffix, *([10 * i + 1, 10 * i + 2, 10 * i + 3, 10 * i + 4] for i in range(9)))
     (corpus,) = suffix._corpora.values()
     assert 2 <= corpus.count <= 4
-    assert suffix.propose(request_of(0, [9], [81, 82, 83]), 3) == [84]
-    assert suffix.propose(request_of(1, [9], [1, 2, 3]), 3) == []
+    assert suffix.continue_text(request_of(0, [9], [81, 82, 83]), 3) == [84]
+    assert suffix.continue_text(request_of(1, [9], [1, 2, 3]), 3) == []
     teach(suffix, [1, 2, 3, 4], [5, 6, 7, 8], salt="other")
     assert sum(corpus.count for corpus in suffix._corpora.values()) <= 4
 

@@ -220,7 +220,7 @@ async def test_the_package_retries_and_is_billed_once(
 
 @pytest.mark.pg
 async def test_any_worker_knows_the_key(model_dir: Path, pg_dsn: str) -> None:
-    async with workers(model_dir, pg_dsn) as (gateways, doubles):
+    async with workers(model_dir, pg_dsn, shutdown_timeout_s=0.2) as (gateways, doubles):
         for double in doubles:
             speak(double)
         for stream in (False, True):

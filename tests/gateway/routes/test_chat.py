@@ -48,7 +48,11 @@ async def test_answers_with_a_chat_completion(gateway: Gateway, double: EngineDo
         "completion_tokens": 15,
         "total_tokens": num_prompt + 15,
         "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
 
 

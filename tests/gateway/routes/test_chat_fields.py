@@ -216,6 +216,21 @@ async def test_what_is_not_enforced_is_checked_and_told(
     assert not outputs.strict
 
 
+async def test_beside_tools_the_answer_is_checked_as_well(
+    gateway: Gateway, double: EngineDouble
+) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    double.script = lambda prompt: Play(text="[1, 1]")
+    report = (await choice_of(gateway, tools=TOOLS, response_format=wanted))["structured_outputs"]
+    assert report["unenforced"] == [{"keyword": "uniqueItems", "path": "$.uniqueItems"}]
+    assert report["valid"] is False
+    double.script = lambda prompt: Play(text=CALL)
+    choice = await choice_of(gateway, tools=TOOLS, response_format=wanted)
+    assert choice["finish_reason"] == "tool_calls"
+    assert "structured_outputs" not in choice
+
+
 async def test_models_without_tools_in_their_template(model_dir: Path, tmp_path: Path) -> None:
     plain = "{{ messages[0].content }}<|im_start|>assistant\n"
     async with served_template(model_dir, tmp_path, plain) as (gateway, _):

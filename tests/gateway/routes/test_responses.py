@@ -378,7 +378,8 @@ async def test_refusals_of_the_engine_are_statuses(gateway: Gateway, double: Eng
         ({"input": "x", "tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
         ({"input": "x", "conversation": "conv_1"}, "conversation"),
         ({"input": "x", "prompt": {"id": "p"}}, "prompt"),
-        ({"input": "x", "truncation": "auto"}, "truncation"),
+        ({"input": "x", "truncation": "some"}, "truncation"),
+        ({"input": "x" * 3000, "truncation": "auto"}, "input"),
         ({"input": "x", "max_tool_calls": 0}, "max_tool_calls"),
         ({"input": "x", "include": ["message.output_text.secrets"]}, "include[0]"),
         ({"input": "x", "top_logprobs": 21}, "top_logprobs"),
@@ -534,3 +535,57 @@ async def test_reasoning_is_told_apart_and_comes_back(model_dir: Path) -> None:
             model=MODEL, input=[*items, {"role": "user", "content": "Sure?"}]
         )
         await client.responses.create(model=MODEL, input="And?", previous_response_id=again.id)
+
+
+async def test_what_does_not_fit_is_left_out_if_asked(
+    gateway: Gateway, double: EngineDouble
+) -> None:
+    items: Any = [{"role": "developer", "content": "Be kind."}]
+    items += [{"role": "user", "content": f"{number} " + "x" * 500} for number in range(10)]
+    async with gateway.openai() as client:
+        with pytest.raises(BadRequestError) as caught:
+            await client.responses.create(model=MODEL, input=items)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+        response = await client.responses.create(
+            model=MODEL, input=items, truncation="auto", max_output_tokens=20
+        )
+        assert response.truncation == "auto"
+        prompt = double.prompt()
+        assert "Be kind." in prompt
+        kept = [number for number in range(10) if f"{number} x" in prompt]
+        assert kept == [7, 8, 9]
+        # It is continued with everything, and shortened again.
+        pages = client.responses.input_items.list(response.id, limit=100)
+        assert len([item async for item in pages]) == 11
+        await client.responses.create(
+            model=MODEL, input="x", truncation="auto", previous_response_id=response.id
+        )
+
+
+async def test_turns_as_the_ai_sdk_sends_them(gateway: Gateway, double: EngineDouble) -> None:
+    """It refers to stored items by their ids, calls among them, and streams always."""
+    double.script = lambda prompt: Play(text=f"Let me see.{CALL}")
+    system = {"role": "system", "content": "Be kind."}
+    user = {"role": "user", "content": [{"type": "input_text", "text": "Rain?"}]}
+    asked: dict[str, Any] = {
+        "input": [system, user],
+        "tools": [TOOL],
+        "tool_choice": "auto",
+        "include": ["reasoning.encrypted_content"],
+        "stream": True,
+    }
+    first = events_of((await create(gateway, **asked)).body)[-1]["response"]
+    double.script = lambda prompt: Play(text="It rains.")
+    references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+    output = {
+        "type": "function_call_output",
+        "call_id": first["output"][-1]["call_id"],
+        "output": '{"sky":"grey"}',
+    }
+    asked["input"] = [system, user, *references, output]
+    answer = await create(gateway, **asked)
+    assert answer.status == 200, answer.body
+    assert events_of(answer.body)[-1]["response"]["status"] == "completed"
+    prompt = double.prompt()
+    assert "Let me see.<tool_call>" in prompt
+    assert '{"sky":"grey"}' in prompt

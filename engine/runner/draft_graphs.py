@@ -1,0 +1,120 @@
+"""Drafting as CUDA graphs: all drafts of a step in one launch.
+
+A graph runs the network over the last ``k + 1`` known tokens of each sequence, of which at most the
+last few lack their keys (the others get the same ones again), and then ``k - 1`` times over a token
+that it drew itself.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention.base import CapturableBackend
+from engine.layers.attention import KVCache, StepContext
+from engine.runner.features import FeatureCache
+from engine.runner.rows import Ints, RowTable
+from engine.runner.verify_graphs import Captured, SentRows, SequenceBuffers, capture_sizes
+from engine.sampling.cuda import CudaSampler
+from engine.spec.draft_network import ChainNetwork
+from kernels import cuda
+
+
+class DraftGraphs:
+    """Drawn without penalties and the like, which live on the host: that only costs hits."""
+
+    def __init__(
+        self,
+        network: ChainNetwork,
+        features: FeatureCache | None,
+        kv_cache: KVCache,
+        table: RowTable,
+        sampler: CudaSampler,
+        attention: CapturableBackend,
+        *,
+        block_size: int,
+        max_num_seqs: int,
+        num_drafts: int,
+    ) -> None:
+        assert num_drafts < attention.max_decode_queries
+        self._network = network
+        self._features = features
+        self._kv_cache = kv_cache
+        self._table = table
+        self._sampler = sampler
+        self._attention = attention
+        self._block_size = block_size
+        self.num_drafts = num_drafts
+        self.window = num_drafts + 1
+        """Known tokens that a graph goes over."""
+        sizes = self._sizes = capture_sizes(max_num_seqs)
+        self.max_batch = sizes[-1]
+        self._sent = SentRows(sizes, table.tokens.device)
+        self._over_window = SequenceBuffers(table, block_size, sizes[-1], self.window)
+        self._one_each = SequenceBuffers(table, block_size, sizes[-1], 1)
+        self._captured: dict[int, Captured] = {}
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Record all graphs."""
+        pool = torch.cuda.graph_pool_handle()
+        for size in reversed(self._sizes):
+            self._sent.pad(size)
+            self._forward(size)  # whatever is compiled or chosen at first use
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                drafts = self._forward(size)
+            self._captured[size] = Captured(graph, drafts)
+
+    def run(self, rows: Ints, known: Ints) -> torch.Tensor:
+        """[num_rows, num_drafts] int64, overwritten by the next run. Each row must know at least
+        ``window`` tokens, lack keys of no others, and have slots for the drafts."""
+        self._sampler.table()
+        captured = self._captured[self._sent.send(rows, known)]
+        captured.graph.replay()
+        return captured.out[: len(rows)]
+
+    def _forward(self, size: int) -> torch.Tensor:
+        rows, known = self._sent.of(size)
+        hidden = self._run(self._over_window, rows, known - self.window, self.window)
+        hidden = hidden.view(size, self.window, -1)[:, -1].contiguous()
+        drafts = [self._draw(hidden, rows, known)]
+        for step in range(self.num_drafts - 1):
+            fed_back = hidden[:, : self._network.feature_size]
+            hidden = self._run(self._one_each, rows, known + step, 1, fed_back)
+            drafts.append(self._draw(hidden, rows, known + step + 1))
+        return torch.stack(drafts, 1)
+
+    def _run(
+        self,
+        buffers: SequenceBuffers,
+        rows: torch.Tensor,
+        computed: torch.Tensor,
+        num_queries: int,
+        features: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``features``: None for those of computed tokens."""
+        size = len(rows)
+        buffers.look_up(rows, computed)
+        token_ids, positions, slots = buffers.tokens(size)
+        if features is None and self._features is not None:
+            token_rows = rows.long().repeat_interleave(num_queries)
+            features = self._features.read(self._slots_before(token_rows, positions))
+        elif features is None:
+            features = torch.empty(0, device=token_ids.device)
+        attend = self._attention.prepare_decode(buffers.batch(size), self._block_size, num_queries)
+        step = StepContext(positions, slots, attend, self._kv_cache)
+        return self._network.hidden_states(token_ids, features, step)
+
+    def _slots_before(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Of the position before each, -1 before the first and for padding."""
+        before = (positions - 1).clamp(min=0)
+        blocks = self._table.block_table[rows.clamp(min=0), before // self._block_size].long()
+        slots = blocks * self._block_size + before % self._block_size
+        return slots.masked_fill((positions == 0) | (rows < 0), -1)
+
+    def _draw(
+        self, hidden: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        logits = self._network.logits(hidden)
+        return cuda.sample_rows(logits, self._sampler.table(), rows, positions, self._table.tokens)

@@ -1,0 +1,241 @@
+"""Running a draft network beside the target: its features, its keys, its drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.layers.attention import StepContext
+from engine.runner.draft_graphs import DraftGraphs
+from engine.runner.drafted_slots import DraftedSlots
+from engine.runner.features import FeatureCache
+from engine.runner.inputs import ChunkFields, StepInputs, build_inputs
+from engine.runner.memory import PagedCache
+from engine.runner.rows import Ints, RowTable
+from engine.sampling.sampler import Sampler
+from engine.scheduler.plan import StepPlan
+from engine.spec.draft_network import ChainNetwork, ParallelNetwork
+from kernels.transfer import to_device
+
+
+class Drafting:
+    """What the runner does for drafts, with the table and the sampler that it has anyway.
+
+    Drafts are drawn as the target draws: by the same parameters and the same noise of (seed,
+    position), so that the two agree as often as their distributions let them.
+    """
+
+    num_lookahead_tokens: int = 0
+    """Slots behind the known tokens that it writes to."""
+
+    def __init__(
+        self, features: FeatureCache | None, table: RowTable, sampler: Sampler, block_size: int
+    ) -> None:
+        self._features = features
+        self._table = table
+        self._sampler = sampler
+        self._block_size = block_size
+
+    def apply(self, plan: StepPlan) -> None:
+        """Hear what a plan does to rows and blocks, before its forward pass."""
+        if self._features is not None:
+            for source, target, num_slots in plan.block_copies:
+                self._features.copy_block(source, target, num_slots)
+
+    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+        """At most ``num_tokens`` tokens for each (row, number of known tokens)."""
+        raise NotImplementedError
+
+    def _draw(self, logits: torch.Tensor, rows: Ints, positions: Ints) -> torch.Tensor:
+        """[num_rows] int64; in the table they are at their positions, too."""
+        return self._sampler.sample_into(self._table.tokens, logits, rows, positions, None)
+
+    def _slots(self, rows: Ints, positions: Ints) -> torch.Tensor:
+        """Of these positions, -1 for position -1: [n] int64 on the device."""
+        at = to_device(np.stack((rows, positions)), self._table.tokens.device)
+        blocks = self._table.block_table[at[0], at[1].clamp(min=0) // self._block_size].long()
+        slots = blocks * self._block_size + at[1] % self._block_size
+        return slots.masked_fill(at[1] < 0, -1)
+
+
+class ParallelDrafting(Drafting):
+    """Medusa: all drafts at once, from the feature of the last token that was computed."""
+
+    def __init__(
+        self,
+        network: ParallelNetwork,
+        features: FeatureCache,
+        table: RowTable,
+        sampler: Sampler,
+        block_size: int,
+    ) -> None:
+        super().__init__(features, table, sampler, block_size)
+        self._network = network
+
+    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+        rows, known = np.array(asked, np.int64).T
+        assert self._features is not None
+        features = self._features.read(self._slots(rows, known - 2))
+        drawn = []
+        limit = self._table.tokens.shape[1]
+        for index, logits in enumerate(self._network.all_logits(features)[:num_tokens]):
+            positions = np.minimum(known + index, limit - 1)
+            drawn.append(self._draw(logits, rows, positions))
+        drafts: list[list[int]] = torch.stack(drawn, 1).tolist()
+        return drafts
+
+
+class ChainDrafting(Drafting):
+    """EAGLE heads and draft models: token after token, over keys of their own.
+
+    The keys of a token need its feature and those before it, which are at hand for every token
+    that the target has computed. So they are made late: when drafts are asked for, for all places
+    since the last time. Steps without drafts cost nothing.
+    """
+
+    def __init__(
+        self,
+        network: ChainNetwork,
+        features: FeatureCache | None,
+        attention: AttentionBackend,
+        cache: PagedCache,
+        table: RowTable,
+        sampler: Sampler,
+        block_size: int,
+        graphs: DraftGraphs | None = None,
+        *,
+        max_num_tokens: int,
+        num_lookahead_tokens: int,
+    ) -> None:
+        """max_num_tokens: in one pass over known tokens."""
+        super().__init__(features, table, sampler, block_size)
+        self.num_lookahead_tokens = num_lookahead_tokens
+        self._network = network
+        self._attention = attention
+        self._cache = cache
+        self._graphs = graphs
+        self._max_num_tokens = max_num_tokens
+        self._drafted = DraftedSlots(cache.num_blocks, block_size, len(table.tokens))
+
+    def apply(self, plan: StepPlan) -> None:
+        super().apply(plan)
+        self._drafted.apply(plan)
+        for source, target, num_slots in plan.block_copies:
+            self._cache.copy_block(source, target, num_slots)
+
+    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in asked]
+        # Without a slot for the last known token there is nowhere to begin.
+        able = [i for i, (row, known) in enumerate(asked) if self._drafted.room(row) >= known]
+        if not able or num_tokens == 0:
+            return drafts
+        rows, known = np.array([asked[i] for i in able], np.int64).T
+        members = np.array(able)
+        rest = np.ones(len(rows), np.bool_)
+        if self._graphs is not None:
+            rest = ~self._fits(self._graphs, rows, known)
+            if not rest.all():
+                found = self._replay(self._graphs, rows[~rest], known[~rest])
+                for index, draft in zip(members[~rest].tolist(), found.tolist(), strict=True):
+                    drafts[index] = draft[:num_tokens]
+        if rest.any():
+            for index, token_id in self._chain(members[rest], rows[rest], known[rest], num_tokens):
+                drafts[index].append(token_id)
+        return drafts
+
+    def _chain(
+        self, members: Ints, rows: Ints, known: Ints, num_tokens: int
+    ) -> list[tuple[int, int]]:
+        """Drafts one launch at a time, in their order, each with its member."""
+        hidden = self._catch_up(rows, known)
+        drawn = [self._draw(self._network.logits(hidden), rows, known)]
+        drafted_by = [members]
+        room = self._room(rows)
+        for step in range(num_tokens - 1):
+            kept = np.flatnonzero(known + step < room)
+            if len(kept) == 0:
+                break
+            if len(kept) < len(rows):
+                hidden = hidden[to_device(kept, hidden.device)]
+                members, rows, known, room = members[kept], rows[kept], known[kept], room[kept]
+            ones = np.ones(len(rows), np.int64)
+            fields = ChunkFields(rows, known + step, ones, ones)
+            hidden = self._run(fields, hidden[:, : self._network.feature_size])
+            drawn.append(self._draw(self._network.logits(hidden), rows, known + step + 1))
+            drafted_by.append(members)
+        values = torch.cat(drawn).tolist()
+        return list(zip(np.concatenate(drafted_by).tolist(), values, strict=True))
+
+    def _room(self, rows: Ints) -> Ints:
+        """Places that each row has for tokens that drafts follow."""
+        # A draft is written behind the token it follows, which must not be the table's last.
+        width = self._table.tokens.shape[1]
+        return np.array([min(self._drafted.room(row), width - 1) for row in rows.tolist()])
+
+    def _fits(self, graphs: DraftGraphs, rows: Ints, known: Ints) -> npt.NDArray[np.bool_]:
+        """[num_rows]: which of the rows a graph can draft for."""
+        enough = known + graphs.num_drafts - 1 <= self._room(rows)
+        fits: npt.NDArray[np.bool_] = (
+            enough & (known >= graphs.window) & (len(rows) <= graphs.max_batch)
+        )
+        return fits
+
+    def _replay(self, graphs: DraftGraphs, rows: Ints, known: Ints) -> torch.Tensor:
+        starts = np.array([self._drafted.start(row) for row in rows.tolist()])
+        behind = starts < known - graphs.window
+        if behind.any():
+            self._catch_up(rows[behind], known[behind])
+        self._drafted.fill(rows, known)
+        return graphs.run(rows, known)
+
+    def _catch_up(self, rows: Ints, known: Ints) -> torch.Tensor:
+        """Compute what known tokens lack; [num_rows, n] of the last token of each row."""
+        starts = np.array([self._drafted.start(row) for row in rows.tolist()])
+        starts = np.minimum(starts, known - 1)
+        found: list[torch.Tensor | None] = [None] * len(rows)
+        while True:
+            ends = self._within_budget(starts, known)
+            busy = np.flatnonzero(ends > starts)
+            if len(busy) == 0:
+                break
+            lens = (ends - starts)[busy]
+            fields = ChunkFields(rows[busy], starts[busy], lens, np.ones(len(busy), np.int64))
+            token_rows = rows[busy].repeat(lens)
+            offsets = np.arange(lens.sum()) - (lens.cumsum() - lens).repeat(lens)
+            features = None
+            if self._features is not None:
+                before = starts[busy].repeat(lens) + offsets - 1
+                features = self._features.read(self._slots(token_rows, before))
+            hidden = self._run(fields, features)
+            if len(busy) == len(rows) and (ends == known).all():
+                last = to_device(lens.cumsum() - 1, hidden.device)
+                self._drafted.fill(rows, known)
+                return hidden.index_select(0, last)
+            for place, index in zip((lens.cumsum() - 1).tolist(), busy.tolist(), strict=True):
+                found[index] = hidden[place]
+            starts = ends
+        self._drafted.fill(rows, known)
+        return torch.stack([last for last in found if last is not None])
+
+    def _within_budget(self, starts: Ints, known: Ints) -> Ints:
+        """How far each row gets in one pass."""
+        lacking = known - starts
+        left = np.maximum(self._max_num_tokens - (lacking.cumsum() - lacking), 0)
+        ends: Ints = starts + np.minimum(lacking, left)
+        return ends
+
+    def _run(self, fields: ChunkFields, features: torch.Tensor | None) -> torch.Tensor:
+        inputs: StepInputs = build_inputs(fields, self._table, self._block_size)
+        step = StepContext(
+            inputs.positions,
+            inputs.slots,
+            self._attention.prepare(inputs.attention, self._block_size),
+            self._cache.layers,
+        )
+        if features is None:
+            features = torch.empty(0, device=inputs.token_ids.device)
+        return self._network.hidden_states(inputs.token_ids, features, step)

@@ -1,0 +1,47 @@
+"""Drafts in a step: how many fit, and what becomes of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.request import RequestState
+
+if TYPE_CHECKING:
+    from engine.cache.manager import CacheManager
+    from engine.request import Request
+    from engine.scheduler.plan import Chunk
+    from engine.scheduler.tenants import Totals
+
+
+def fitting_drafts(
+    request: Request, cache: CacheManager, limit: int, num_missing: int
+) -> tuple[int, ...]:
+    """The guesses there is room for: nobody is preempted for their sake."""
+    drafts = request.draft_token_ids
+    if not drafts:
+        return ()
+    num_free = max(0, cache.num_free_blocks - num_missing)
+    num_slots = (len(request.block_table.block_ids) + num_free) * cache.block_size
+    limit = min(limit, request.draft_room, num_slots - len(request.token_ids))
+    return tuple(drafts[: max(0, limit)])
+
+
+def judge_drafts(
+    request: Request, chunk: Chunk, num_sampled: int, num_taken: int, tenant: Totals
+) -> tuple[int, int]:
+    """Take back what wrong guesses computed: (how many were wrong, how many were of use).
+
+    Right guesses behind a stop are no part of the output, and do not count as accepted.
+    """
+    num_drafts = chunk.num_draft_tokens
+    num_rejected = num_drafts + 1 - num_sampled
+    num_accepted = min(num_drafts - num_rejected, num_taken)
+    request.num_drafts_in_flight = 0
+    if request.state is RequestState.RUNNING:
+        request.num_computed_tokens -= num_rejected
+    request.num_draft_tokens += num_drafts
+    request.num_accepted_tokens += num_accepted
+    tenant.num_drafts += 1
+    tenant.num_draft_tokens += num_drafts
+    tenant.num_accepted_tokens += num_accepted
+    return num_rejected, num_accepted

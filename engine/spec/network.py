@@ -1,0 +1,32 @@
+"""Drafts of a network that the runner runs beside the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.request import Request
+    from engine.scheduler.plan import Runner
+
+
+class NetworkProposer:
+    """Always has an idea."""
+
+    is_free = False
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def propose(self, asked: Sequence[tuple[Request, int]]) -> list[list[int]]:
+        most = max((max_tokens for _, max_tokens in asked), default=0)
+        rows = [(request.row, request.num_tokens) for request, _ in asked]
+        drafts = self._runner.draft(rows, most)
+        return [draft[:max_tokens] for draft, (_, max_tokens) in zip(drafts, asked, strict=True)]
+
+    def foresees(self, request: Request) -> bool:
+        return True
+
+    def drop(self, request: Request) -> None:
+        """It keeps nothing of a request."""

@@ -1,0 +1,28 @@
+"""What a client says about its own request: named in its log line, and nowhere acted on else."""
+
+from __future__ import annotations
+
+import json
+
+from gateway.schemas.chat import ChatFields
+from gateway.schemas.completions import CompletionRequest
+
+MAX_CHARS = 512
+MAX_METADATA_CHARS = 2048
+
+
+def client_notes(body: ChatFields | CompletionRequest) -> dict[str, str]:
+    """Fields for a log record; cut, because nothing is checked yet. Names are ours alone: a
+    client's own, which metadata has, could forge a field."""
+    notes: dict[str, str] = {}
+    if body.user is not None:
+        notes["user"] = body.user[:MAX_CHARS]
+    if not isinstance(body, ChatFields):
+        return notes
+    if body.safety_identifier is not None:
+        notes["user"] = body.safety_identifier[:MAX_CHARS]
+    if body.prompt_cache_key is not None:
+        notes["prompt_cache_key"] = body.prompt_cache_key[:MAX_CHARS]
+    if body.metadata:
+        notes["metadata"] = json.dumps(body.metadata, ensure_ascii=False)[:MAX_METADATA_CHARS]
+    return notes

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import numpy as np
+
+from engine.messages import SamplingParams
+from engine.runner.drafted_slots import DraftedSlots
+from engine.scheduler.plan import Admission, Chunk, StepPlan
+
+SIZE = 4
+
+
+def slots() -> DraftedSlots:
+    return DraftedSlots(num_blocks=20, block_size=SIZE, max_num_rows=3)
+
+
+def admission(row: int, block_ids: list[int], num_tokens: int = 8) -> Admission:
+    return Admission(row, "r", [0] * num_tokens, num_tokens, block_ids, SamplingParams())
+
+
+def chunk(row: int, start: int, num_tokens: int) -> Chunk:
+    return Chunk(row, "r", start, num_tokens, True)
+
+
+def fill(slots: DraftedSlots, row: int, end: int) -> None:
+    slots.fill(np.array([row]), np.array([end]))
+
+
+def test_a_new_row_has_nothing() -> None:
+    made = slots()
+    made.apply(StepPlan(0, admissions=[admission(0, [3, 4])], chunks=[chunk(0, 0, 8)]))
+    assert made.start(0) == 0
+    assert made.room(0) == 8
+    made.apply(StepPlan(1, new_blocks=[(0, [7])], chunks=[chunk(0, 8, 1)]))
+    assert made.room(0) == 12
+
+
+def test_a_row_goes_on_where_it_was() -> None:
+    made = slots()
+    made.apply(StepPlan(0, admissions=[admission(0, [3, 4, 5])], chunks=[chunk(0, 0, 8)]))
+    fill(made, 0, 9)
+    assert made.start(0) == 9
+    # The ninth token is computed now; its keys were made when it was known.
+    made.apply(StepPlan(1, chunks=[chunk(0, 8, 3)]))
+    assert made.start(0) == 9
+
+
+def test_a_shared_prefix_is_known_by_its_blocks() -> None:
+    made = slots()
+    made.apply(StepPlan(0, admissions=[admission(0, [3, 4, 5])], chunks=[chunk(0, 0, 8)]))
+    fill(made, 0, 9)
+    shared = StepPlan(1, admissions=[admission(1, [3, 4, 9])], chunks=[chunk(1, 8, 2)])
+    made.apply(shared)
+    assert made.start(1) == 8
+    half = StepPlan(2, admissions=[admission(2, [3, 10])], chunks=[chunk(2, 4, 2)])
+    made.apply(half)
+    assert made.start(2) == 4
+
+
+def test_a_prefix_whose_keys_were_never_made_is_made_late() -> None:
+    made = slots()
+    made.apply(StepPlan(0, admissions=[admission(0, [3, 4, 5])], chunks=[chunk(0, 0, 8)]))
+    fill(made, 0, 6)
+    made.apply(StepPlan(1, admissions=[admission(1, [3, 4, 9])], chunks=[chunk(1, 8, 2)]))
+    assert made.start(1) == 6
+
+
+def test_a_block_that_changes_hands_starts_at_zero() -> None:
+    made = slots()
+    made.apply(StepPlan(0, admissions=[admission(0, [3, 4])], chunks=[chunk(0, 0, 8)]))
+    fill(made, 0, 8)
+    made.apply(StepPlan(1, admissions=[admission(1, [4, 3])], chunks=[chunk(1, 0, 8)]))
+    assert made.start(1) == 0
+    made.apply(StepPlan(2, admissions=[admission(2, [4])], chunks=[chunk(2, 4, 1)]))
+    assert made.start(2) == 0
+
+
+def test_a_copied_block_has_what_its_source_has() -> None:
+    made = slots()
+    made.apply(StepPlan(0, admissions=[admission(0, [3, 4])], chunks=[chunk(0, 0, 8)]))
+    fill(made, 0, 8)
+    plan = StepPlan(
+        1,
+        admissions=[admission(1, [3, 9])],
+        block_copies=[(4, 9, 3)],
+        chunks=[chunk(1, 7, 1)],
+    )
+    made.apply(plan)
+    assert made.start(1) == 7
+
+
+def test_what_was_swapped_in_is_made_anew() -> None:
+    made = slots()
+    made.apply(StepPlan(0, admissions=[admission(0, [3, 4])], chunks=[chunk(0, 0, 8)]))
+    fill(made, 0, 8)
+    plan = StepPlan(
+        1, admissions=[admission(0, [3, 4])], swap_ins=[(3, 0), (4, 1)], chunks=[chunk(0, 8, 1)]
+    )
+    made.apply(plan)
+    assert made.start(0) == 0

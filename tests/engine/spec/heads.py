@@ -1,0 +1,69 @@
+"""Draft networks for the demo model: random ones in the published layouts, and what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from engine.demo import MODEL_DIR
+from engine.demo.heads.answers import Batch
+from engine.demo.heads.networks import Eagle3
+from engine.demo.heads.train import Heads, Target, save
+
+
+def options(out: Path) -> Any:
+    return SimpleNamespace(
+        out=out, model=MODEL_DIR, device="cpu", num_passes=4, medusa_heads=3, draft_vocab_size=900
+    )
+
+
+def random_heads(out: Path) -> Heads:
+    """Written to ``out``; float32 values that bfloat16 holds, so that files lose nothing."""
+    torch.manual_seed(3)
+    chosen = options(out)
+    target = Target(chosen)
+    draft_ids = torch.randperm(4096)[:900].sort().values
+    heads = Heads(target, draft_ids, chosen)
+    with torch.no_grad():
+        for name, parameter in heads.named_parameters():
+            if "norm" not in name and not name.startswith("medusa"):
+                parameter.normal_(0, 0.08)
+            if ".0.linear" in name:
+                parameter.normal_(0, 0.05)
+            parameter.copy_(parameter.bfloat16().float())
+    save(heads, chosen)
+    return heads.eval()
+
+
+@torch.no_grad()
+def chain(heads: Heads, method: str, known: list[int], num_tokens: int) -> list[int]:
+    """What an EAGLE head drafts greedily, by the network as it is trained."""
+    drafts: list[int] = []
+    for index in range(num_tokens):
+        # The last row says what the passes read; tokens behind it change nothing.
+        tokens = torch.tensor([known + drafts])
+        seen = heads.target.see(Batch(tokens.numpy(), torch.zeros_like(tokens).bool().numpy()))
+        if method == "eagle3":
+            passes = heads.eagle3.unroll(seen.embeds, seen.aux, index + 1)
+        else:
+            lm_head = heads.target.lm_head
+            passes = heads.eagle.unroll(seen.embeds, seen.features, lm_head, index + 1)
+        best = int(passes[index][0][0, len(known) - 1 + index].argmax())
+        drafts.append(_target_id(heads.eagle3, best) if method == "eagle3" else best)
+    return drafts
+
+
+def _target_id(head: Eagle3, token_id: int) -> int:
+    return token_id + int(head.d2t[token_id])
+
+
+@torch.no_grad()
+def parallel(heads: Heads, known: list[int]) -> list[int]:
+    """What the Medusa heads draft greedily."""
+    tokens = torch.tensor([known])
+    seen = heads.target.see(Batch(tokens.numpy(), torch.zeros_like(tokens).bool().numpy()))
+    feature = seen.features[0, len(known) - 2]
+    return [int(head(feature).argmax()) for head in heads.medusa]

@@ -1,0 +1,137 @@
+"""Draft networks in the engine: they draft what they were trained to, and change no output."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.demo import MODEL_DIR
+from engine.demo.heads.train import Heads
+from engine.llm import LLM, SamplingParams, TokensPrompt
+from tests.engine.spec.heads import chain, parallel, random_heads
+
+METHODS = ("eagle3", "eagle", "medusa")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("heads")
+
+
+@pytest.fixture(scope="module")
+def heads(folder: Path) -> Heads:
+    return random_heads(folder)
+
+
+def engine(folder: Path | None, method: str, num_tokens: int = 3, **options: Any) -> LLM:
+    if method != "plain":
+        options["speculative_config"] = {
+            "method": method,
+            "model": str(MODEL_DIR if method == "draft_model" else folder / method),
+            "num_speculative_tokens": num_tokens,
+            "adaptive": False,
+        }
+    defaults = {"device": "cpu", "num_threads": 1, "max_num_seqs": 6, "block_size": 4}
+    return LLM(MODEL_DIR, skip_tokenizer_init=True, **{**defaults, **options})
+
+
+def workload() -> tuple[list[TokensPrompt], list[SamplingParams]]:
+    rng = random.Random(4)
+    shared = [rng.randrange(4096) for _ in range(13)]
+    lengths = (3, 30, 12, 1, 8, 17, 40, 6)
+    prompts = [
+        shared[: 5 * (i % 3) + 2 * (i % 2)] + [rng.randrange(4096) for _ in range(n)]
+        for i, n in enumerate(lengths)
+    ]
+    params = [
+        SamplingParams(
+            max_tokens=6 + 4 * i, temperature=0.0 if i % 2 else 0.8, seed=i, ignore_eos=i % 3 > 0
+        )
+        for i in range(len(prompts))
+    ]
+    return [TokensPrompt(prompt_token_ids=p) for p in prompts + prompts[:2]], params + params[:2]
+
+
+def outputs(llm: LLM) -> list[list[int]]:
+    prompts, params = workload()
+    found = [r.outputs[0].token_ids for r in llm.generate(prompts, params)]
+    llm._core.check_integrity()
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    return outputs(engine(None, "plain"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 16},
+        {"num_gpu_blocks_override": 40, "max_model_len": 110, "forecast_admission": False},
+        {"async_scheduling": True, "enable_prefix_caching": False},
+        {
+            "num_gpu_blocks_override": 40,
+            "max_model_len": 110,
+            "forecast_admission": False,
+            "swap_space": 0.05,
+        },
+    ],
+    ids=["alone", "chunked", "crowded", "overlap", "swap"],
+)
+@pytest.mark.parametrize("method", [*METHODS, "draft_model"])
+def test_outputs_are_those_without_drafts(
+    folder: Path, heads: Heads, plain: list[list[int]], method: str, options: dict[str, Any]
+) -> None:
+    llm = engine(folder, method, **options)
+    assert outputs(llm) == plain
+    stats = llm._core.stats()
+    assert stats.spec_decode_num_draft_tokens > 50
+    assert outputs(llm) == plain, "now with prefixes of the first time"
+    if method == "draft_model":
+        # The target itself: it is nearly always right, also when it samples.
+        stats = llm._core.stats()
+        rate = stats.spec_decode_num_accepted_tokens / stats.spec_decode_num_draft_tokens
+        assert rate > 0.9
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("budget", [2048, 9], ids=["whole", "chunked"])
+def test_drafts_are_those_of_the_trained_network(
+    folder: Path, heads: Heads, method: str, budget: int
+) -> None:
+    llm = engine(folder, method, max_num_batched_tokens=budget)
+    checked = 0
+    speculator = llm._core._speculator
+    propose = speculator.propose
+
+    def spy(running: Any) -> None:
+        nonlocal checked
+        propose(running)
+        for request in running:
+            drafts = request.draft_token_ids
+            if not drafts:
+                continue
+            known = list(request.token_ids)
+            expected = (
+                parallel(heads, known)
+                if method == "medusa"
+                else chain(heads, method, known, len(drafts))
+            )
+            assert drafts == expected[: len(drafts)]
+            checked += 1
+
+    speculator.propose = spy  # type: ignore[method-assign]
+    rng = random.Random(0)
+    first = [rng.randrange(4096) for _ in range(21)]
+    prompts = [first, [rng.randrange(4096) for _ in range(6)]]
+    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+    llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], params)
+    # A second request goes on from the first one's blocks.
+    llm.generate([TokensPrompt(prompt_token_ids=[*first[:18], 5, 6])], params)
+    assert llm._core.stats().prefix_cache_hits > 10
+    assert checked > 15

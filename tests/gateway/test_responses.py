@@ -1,0 +1,103 @@
+"""What becomes of responses when the store is away, or full; over HTTP: ``routes``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway import config as configuration
+from gateway.responses import MAX_LINEAGE
+from tenants.errors import StoreUnavailable
+from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.serving import (
+    MODEL,
+    Gateway,
+    double_client,
+    make_config,
+    served,
+    until,
+)
+
+pytestmark = pytest.mark.asyncio
+
+
+async def away(*args: object, **kwargs: object) -> Any:
+    raise StoreUnavailable("away")
+
+
+async def test_an_answer_is_given_and_says_that_it_is_not_stored(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway.store.shared, "put_response", away)
+    async with gateway.openai() as client:
+        response = await client.responses.create(model=MODEL, input="hi")
+        assert response.output_text == "You said: hi"
+        assert response.to_dict()["store"] is False
+        async with client.responses.stream(model=MODEL, input="hi") as stream:
+            async for _ in stream:
+                pass
+            assert (await stream.get_final_response()).to_dict()["store"] is False
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(response.id)
+        # One in the background would be of no use: it is refused, and nothing runs on.
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.responses.create(model=MODEL, input="hi", background=True)
+        assert caught.value.status_code == 503
+    await gateway.usage(3)
+    await until(lambda: not gateway.app.state.services.responses._running)
+
+
+async def test_what_cannot_be_looked_up_is_a_503(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("find_response", "lineage", "delete_response"):
+        monkeypatch.setattr(gateway.store.shared, name, away)
+    async with gateway.openai() as client:
+        for call in (
+            client.responses.retrieve("resp_1"),
+            client.responses.delete("resp_1"),
+            client.responses.create(model=MODEL, input="x", previous_response_id="resp_1"),
+        ):
+            with pytest.raises(openai.InternalServerError) as caught:
+                await call
+            assert caught.value.status_code == 503
+
+
+async def test_a_tenant_has_so_much_room(model_dir: Path, double: EngineDouble) -> None:
+    config = make_config(model_dir)
+    tenants = configuration.TenantsConfig(max_response_bytes=100_000)
+    config = configuration.Config(
+        engine=config.engine, server=config.server, tenants=tenants, models=config.models
+    )
+    double.script = lambda prompt: Play(text="x" * 1000, at_once=True)
+    async with (
+        served(config, double_client(config, double)) as gateway,
+        gateway.openai() as client,
+    ):
+        made = [await client.responses.create(model=MODEL, input="hi") for _ in range(80)]
+        kept = []
+        for response in made:
+            try:
+                kept.append(await client.responses.retrieve(response.id))
+            except openai.NotFoundError:
+                assert not kept, "the oldest go first"
+        assert 30 < len(kept) < 60
+
+
+async def test_a_line_has_an_end(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_LINEAGE == 1000
+    monkeypatch.setattr("gateway.responses.MAX_LINEAGE", 2)
+    async with gateway.openai() as client:
+        previous: Any = openai.omit
+        for _ in range(3):
+            response = await client.responses.create(
+                model=MODEL, input="hi", previous_response_id=previous
+            )
+            previous = response.id
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(model=MODEL, input="x", previous_response_id=previous)
+        assert caught.value.param == "previous_response_id"
+        assert "the most there may be" in caught.value.message
