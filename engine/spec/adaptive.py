@@ -204,6 +204,8 @@ class AdaptiveLength:
         """Whether drafts of the request with the best chance would pay, were it the only one."""
         if self._costs is None or self.is_probe:
             return True
+        if batch == 0:
+            return False  # All left while a step was in flight.
         chance = max(map(self._chance, requests), default=0.0)
         gain = sum(chance**place for place in range(1, self._costs.num_drafts + 1))
         drafted = (batch + gain) / self._seconds(batch, self._costs.num_drafts)

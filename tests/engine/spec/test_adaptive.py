@@ -29,6 +29,11 @@ def teach(length: AdaptiveLength, request: Request, chance: float, times: int = 
         length.observe(request)
 
 
+def test_an_empty_batch_needs_no_drafts() -> None:
+    """Where everything was aborted or parked while a step was in flight."""
+    assert not AdaptiveLength(COSTS).may_pay([], 0)
+
+
 def test_costs_between_and_beyond_what_was_measured() -> None:
     assert COSTS.seconds(1, 0) == 10.0
     assert COSTS.seconds(1, 4) == 10.5
