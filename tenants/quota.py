@@ -45,7 +45,7 @@ class Hold:
         self._max_tokens = max_tokens
         self._allowed = answer.completion_tokens
         self._generated = 0
-        self._ended = False
+        self._ended = self._allowed < request.completion_tokens
         self._extending: asyncio.Task[None] | None = None
 
     @property
@@ -61,6 +61,11 @@ class Hold:
     def allowed(self) -> int:
         """Tokens of completion that are paid for by now."""
         return self._allowed
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the budget ends at ``allowed``: no more will be asked for."""
+        return self._ended
 
     def note(self, generated: int) -> bool:
         """So many tokens are generated; False when the budget ends here: stop with ``length``.
