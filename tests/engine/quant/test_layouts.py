@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import QuantizationMethod
+from engine.architectures import QuantizationMethod
 from engine.llm import LLM, SamplingParams, TokensPrompt
 from tests.engine.quant import checkpoints
 from tests.engine.quant.checkpoints import FP8_NUMBERS, GROUP, INT4_NUMBERS, Quantize, compressed
