@@ -125,7 +125,7 @@ def _is_skinny(x: torch.Tensor, features: int, k: int, k_multiple: int) -> bool:
 
 @functools.cache
 def _multiplies_fp8(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (8, 9)
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _scaled_product(
