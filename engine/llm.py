@@ -6,7 +6,7 @@ The same core, scheduler and runner as behind the gateway, stepped by the callin
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -45,6 +45,9 @@ __all__ = [
 
 Message: TypeAlias = dict[str, Any]
 
+_STREAM_OPEN = "a stream of this LLM is still open: read it to its end or close it"
+_STEP_BROKEN = "an earlier call broke off in the middle of a step: make a new LLM"
+
 
 class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
@@ -72,7 +75,8 @@ class LLM:
         self._core = engine.core
         self.info: Ready = engine.ready
         self._ids = count()
-        self._is_busy = False
+        self._obstacle: str | None = None
+        """Why no call can begin now."""
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
@@ -171,7 +175,7 @@ class LLM:
         if isinstance(prompt, str):
             ids = self.get_tokenizer().encode(prompt, add_special_tokens=add_special_tokens)
         else:
-            ids = list(prompt["prompt_token_ids"])
+            ids = _token_ids(prompt)
         request_id = str(next(self._ids))
         if not ids:
             raise InvalidRequest(f"prompt {request_id} is empty: give at least one token")
@@ -215,9 +219,9 @@ class LLM:
         self, jobs: list[GenerationProgress], kind: RequestOutputKind | None = None
     ) -> Generator[GenerationOutput, None, None]:
         """Runs the jobs. ``kind`` instead of their own."""
-        if self._is_busy:
-            raise EngineError("a stream of this LLM is still open: read it to its end or close it")
-        self._is_busy = True
+        if self._obstacle is not None:
+            raise EngineError(self._obstacle)
+        self._obstacle = _STREAM_OPEN
         live: dict[str, tuple[GenerationProgress, int]] = {}
         try:
             for job in jobs:
@@ -237,11 +241,16 @@ class LLM:
                     if result is not None:
                         yield result
         finally:
-            # After an error, Ctrl-C or a closed stream the next call must find an idle core.
-            self._core.abort(list(live))
+            self._clear(list(live))
+
+    def _clear(self, request_ids: list[str]) -> None:
+        """After an error, Ctrl-C or a closed stream the next call must find an idle core."""
+        self._obstacle = _STEP_BROKEN
+        with suppress(Exception):  # It has no more to say than the one that broke the step.
+            self._core.abort(request_ids)
             while self._core.has_unfinished:
                 self._core.step()
-            self._is_busy = False
+            self._obstacle = None
 
     def _submit(
         self, job: GenerationProgress, live: dict[str, tuple[GenerationProgress, int]]
@@ -279,6 +288,23 @@ def _broadcast(
 ) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
-    if len(params) != num_prompts:
-        raise InvalidRequest(f"{len(params)} sampling_params for {num_prompts} prompts")
-    return list(params)
+    many = list(params) if isinstance(params, Sequence) else [params]
+    wrong = [each for each in many if not isinstance(each, SamplingParams)]
+    if wrong:
+        raise InvalidRequest(f"sampling_params must be SamplingParams, got {wrong[0]!r}")
+    if len(many) != num_prompts:
+        raise InvalidRequest(f"{len(many)} sampling_params for {num_prompts} prompts")
+    return many
+
+
+def _token_ids(prompt: object) -> list[int]:
+    """Of a ``TokensPrompt``, whose ids may be in any sequence or array."""
+    if not isinstance(prompt, Mapping) or "prompt_token_ids" not in prompt:
+        raise InvalidRequest(
+            f'a prompt must be a text or {{"prompt_token_ids": [...]}}, got {prompt!r}'
+        )
+    ids = prompt["prompt_token_ids"]
+    try:
+        return msgspec.convert(ids.tolist() if hasattr(ids, "tolist") else ids, list[int])
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"prompt_token_ids must hold integers: {error}") from None
