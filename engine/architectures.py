@@ -6,6 +6,8 @@ To add one: write its file in ``engine/models``, add its line here.
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import msgspec
 
 
@@ -37,8 +39,9 @@ NATIVE = {
 }
 """By the name in a checkpoint's ``architectures``."""
 
-QUANTIZATIONS = ("fp8", "awq", "gptq", "compressed-tensors")
+QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors"]
 """Of weights, by vLLM's names: what a ``quantizable`` family can be loaded with."""
+QUANTIZATIONS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 
 FALLBACK_TESTED = (
     "GPT2LMHeadModel",

@@ -8,13 +8,13 @@ from typing import Literal
 import msgspec
 
 from engine import hub
+from engine.architectures import QuantizationMethod
 from engine.errors import ConfigError
 from engine.spec.config import SpeculativeConfig
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ModelImpl = Literal["auto", "native", "transformers"]
-QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors"]
 LoadFormat = Literal["auto", "dummy"]
 AttentionBackendName = Literal["auto", "cuda", "flash_attn", "triton", "cpu", "torch"]
 Policy = Literal["fcfs", "priority", "fair_share"]

@@ -28,7 +28,7 @@ OPS = (
     "rope_and_cache",
     "apply_experts",
     "quantize_rows",
-    "dequantize_int4",
+    "linear_int4",
     "apply_token_bitmask",
     "apply_penalties",
     "token_logprobs",
@@ -132,8 +132,8 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return out
 
 
-def dequantize_int4(packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = resolve("dequantize_int4", groups.device.type, groups.dtype)(packed, groups)
+def linear_int4(x: torch.Tensor, packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = resolve("linear_int4", x.device.type, x.dtype)(x, packed, groups)
     return out
 
 

@@ -1,7 +1,7 @@
 """Products with quantized weights on a GPU.
 
 Few rows go through our own kernels, which read the weights as they are stored and compute in 16
-bits; more rows through the library's, in FP8 or with dequantized weights.
+bits; more rows through the library's, in FP8 or with dequantized weights, or Triton's.
 """
 
 from __future__ import annotations
@@ -86,11 +86,12 @@ class Int4Matrix:
 
 
 def int4_linear(x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:
-    """``x @ dequantize_int4(matrix).T + bias``; x: [rows, k]."""
+    """``ops.linear_int4`` plus ``bias``; x: [rows, k]."""
     x = _ordered(x, matrix)
     if _serves_int4(x, matrix):
         return cuda.skinny_int4_linear(x, matrix.packed, matrix.groups, bias)
-    return F.linear(x, ops.dequantize_int4(matrix.packed, matrix.groups), bias)
+    out = ops.linear_int4(x, matrix.packed, matrix.groups)
+    return out if bias is None else out.add_(bias)
 
 
 def int4_gated_linear(
@@ -124,7 +125,7 @@ def _is_skinny(x: torch.Tensor, features: int, k: int, k_multiple: int) -> bool:
 
 @functools.cache
 def _multiplies_fp8(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (8, 9)
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _scaled_product(

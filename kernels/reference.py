@@ -118,6 +118,11 @@ def dequantize_int4(packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     return ((nibbles - zero) * scale).to(groups.dtype).flatten(1)
 
 
+def linear_int4(x: torch.Tensor, packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """``x @ dequantize_int4(packed, groups).T``; x: [rows, k] of groups' dtype."""
+    return F.linear(x, dequantize_int4(packed, groups))
+
+
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half = cos.shape[-1]
     first, second, rest = x.float().tensor_split((half, 2 * half), -1)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.config import QuantizationMethod
+from engine.architectures import QuantizationMethod
 from engine.errors import ConfigError, ModelLoadError
 from engine.quant.awq import Awq
 from engine.quant.base import Quantization

@@ -179,9 +179,10 @@ def _register_kernels(device: torch.device) -> bool:
         return False
     kernels.register()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from kernels.triton import grouped_gemm, quantize
+        from kernels.triton import grouped_gemm, int4_linear, quantize
 
         grouped_gemm.register()
+        int4_linear.register()
         quantize.register()
     return True
 

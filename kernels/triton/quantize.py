@@ -14,9 +14,8 @@ FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def register() -> None:
-    """Serve ``ops.quantize_rows`` and ``ops.dequantize_int4`` on GPUs."""
+    """Serve ``ops.quantize_rows`` on GPUs."""
     ops.register("quantize_rows", "triton", quantize_rows, dtypes=FLOATS)
-    ops.register("dequantize_int4", "triton", dequantize_int4, dtypes=FLOATS)
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

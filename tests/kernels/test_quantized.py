@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from kernels import ops, quantized, reference
 
 pytest.importorskip("triton")
-from kernels.triton import quantize
+from kernels.triton import int4_linear, quantize
 
 LIMIT = {torch.bfloat16: 4e-3, torch.float16: 6e-4}
 
@@ -87,6 +87,11 @@ def check_triton(device: str) -> None:
     for features, k, group_size in ((5, 64, 32), (3, 4608, 512)):
         matrix, meant = draw_int4(features, k, group_size, torch.float32, device)
         assert torch.equal(quantize.dequantize_int4(matrix.packed, matrix.groups).double(), meant)
+    for features, k, group_size, rows in ((40, 128, 32, 5), (33, 384, 64, 40), (8, 48, 16, 3)):
+        matrix, meant = draw_int4(features, k, group_size, torch.float32, device)
+        x = randn(2 * rows, k, seed=4, device=device)[::2]
+        got = int4_linear.linear_int4(x, matrix.packed, matrix.groups)
+        assert relative_error(got, x.double() @ meant.T) < 1e-5
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves run here")
@@ -161,7 +166,7 @@ def test_many_rows_in_fp8(tokens: int, round_x: bool, dtype: torch.dtype) -> Non
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("tokens", [1, 7, 9, 16, 40])
+@pytest.mark.parametrize("tokens", [1, 7, 9, 16, 40, 300])
 @pytest.mark.parametrize("group_size", [32, 64, 128, -1])
 @pytest.mark.parametrize(("features", "k"), SHAPES)
 def test_int4(features: int, k: int, group_size: int, tokens: int, dtype: torch.dtype) -> None:

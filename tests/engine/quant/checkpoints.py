@@ -67,11 +67,18 @@ def awq(weight: torch.Tensor, _rng: np.random.Generator) -> tuple[Tensors, torch
 
 
 def gptq(
-    weight: torch.Tensor, rng: np.random.Generator, *, zero_offset: int = 1, desc_act: bool = False
+    weight: torch.Tensor,
+    rng: np.random.Generator,
+    *,
+    zero_offset: int = 1,
+    desc_act: bool = False,
+    groups: np.ndarray | None = None,
 ) -> tuple[Tensors, torch.Tensor]:
-    groups = np.arange(weight.shape[1]) // GROUP
-    if desc_act:
-        rng.shuffle(groups)
+    """groups: of each input; by default of neighbours, or with desc_act of any."""
+    if groups is None:
+        groups = np.arange(weight.shape[1]) // GROUP
+        if desc_act:
+            rng.shuffle(groups)
     nibbles, scales, zeros, meant = rounded(weight, groups)
     tensors = {
         "qweight": pack(nibbles).T.contiguous(),

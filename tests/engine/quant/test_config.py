@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import QuantizationMethod
+from engine.architectures import QuantizationMethod
 from engine.errors import ConfigError, ModelLoadError
 from engine.quant.awq import Awq
 from engine.quant.compressed_tensors import PackQuantized

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from engine.architectures import NATIVE, QUANTIZATIONS
-from engine.config import QuantizationMethod
+from engine.architectures import NATIVE, QuantizationMethod
 from engine.errors import ConfigError, ModelLoadError
 from engine.llm import LLM, SamplingParams
 from tests.engine.models.families import CASES, FALLBACK_CASES, Case, write
@@ -57,7 +55,3 @@ def test_what_transformers_computes_is_not_quantized(tmp_path: Path) -> None:
     folder = write(FALLBACK_CASES[0], tmp_path)
     with pytest.raises(ConfigError, match="'fp8' needs an architecture with a native"):
         load(folder, "fp8")
-
-
-def test_the_option_takes_what_is_listed() -> None:
-    assert get_args(QuantizationMethod) == QUANTIZATIONS

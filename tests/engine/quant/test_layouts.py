@@ -6,10 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from engine.config import QuantizationMethod
+from engine.architectures import QuantizationMethod
 from engine.llm import LLM, SamplingParams, TokensPrompt
+from kernels import quantized
 from tests.engine.quant import checkpoints
 from tests.engine.quant.checkpoints import FP8_NUMBERS, GROUP, INT4_NUMBERS, Quantize, compressed
 
@@ -93,6 +96,28 @@ def test_it_writes_the_text_of_its_dequantized_twin(layout: str, tmp_path: Path)
     written = texts(stored)
     assert written == texts(twin)
     assert texts(stored, config["quant_method"]) == written
+
+
+@pytest.mark.parametrize(
+    "layout", ["awq", "gptq desc_act", "compressed-tensors int4 per channel", "fp8"]
+)
+def test_the_weights_as_a_gpu_keeps_them(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed for its kernels, multiplied in plain torch."""
+    quantize, config = LAYOUTS[layout]
+    sizes = {"intermediate_size": 48} if "channel" in layout else {}
+    if "desc_act" in layout:  # one order for all that share their input
+        rng = np.random.default_rng(0)
+        order = {width: rng.permutation(np.arange(width) // GROUP) for width in (48, 96)}
+
+        def quantize(weight: torch.Tensor, _rng: np.random.Generator) -> Any:
+            return checkpoints.gptq(weight, _rng, groups=order[weight.shape[1]])
+
+    stored, twin = checkpoints.write(tmp_path, quantize, config, **sizes)
+    want = texts(twin)
+    monkeypatch.setattr(quantized, "serves", lambda tensor: True)
+    assert texts(stored) == want
 
 
 @pytest.mark.gpu
