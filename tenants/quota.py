@@ -7,7 +7,8 @@
 
 Settling is the ledger's: its transaction gives back what the hold has too much. A hold is a lease
 of this process: ``run`` renews all of them with what was generated so far, and settles requests
-whose process died. Principals without any policy are not asked about: that costs no round trip.
+whose process died. Principals without any policy are not asked about: that costs no round trip,
+but for a request that runs so long that an administrator may look for it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 SLICE_TOKENS = 256
 MAX_POLL_S = 0.25
+SHOW_AFTER_S = 1.0
+"""Shorter requests without limits cost the store nothing but their settlement."""
 _MAINTENANCE_S = 6 * 3600.0
 
 
@@ -55,6 +58,8 @@ class Hold:
         self._generated = 0
         self._ended = is_last
         self._extending: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._showing: asyncio.Task[None] | None = None
 
     @property
     def request_id(self) -> UUID:
@@ -103,8 +108,30 @@ class Hold:
         self._ended = granted < wanted
         self._extending = None
 
+    def show_later(self) -> None:
+        """Nothing is held: have it listed all the same if it runs for long, to be found and ended
+        from any process.
+        """
+        self._timer = asyncio.get_running_loop().call_later(SHOW_AFTER_S, self._show)
+
+    def _show(self) -> None:
+        self._showing = asyncio.create_task(
+            self._quota.show(self, self._request), name=f"show {self.request_id}"
+        )
+
+    async def _hide(self) -> None:
+        """Showing may have come after the settlement, which takes away what it finds."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._showing is not None:
+            showing, self._showing = self._showing, None
+            await asyncio.wait([showing])
+            self._quota.forget(self.request_id)
+            await self._quota.undo(self._request)
+
     async def close(self) -> None:
         """Renew the lease no more. Call it after ``Ledger.settle``; idempotent."""
+        await self._hide()
         self._quota.forget(self._request.request_id)
         if self._extending is not None:
             self._extending.cancel()
@@ -178,7 +205,9 @@ class Quota:
         )
         if not principal.policies:
             answer = QuotaAnswer(state="running", completion_tokens=max_tokens)
-            return Hold(self, request, max_tokens, answer)
+            hold = Hold(self, request, max_tokens, answer)
+            hold.show_later()
+            return hold
         try:
             answer = await self._ask(request)
         except StoreUnavailable:
@@ -186,7 +215,7 @@ class Quota:
                 raise
             answer = QuotaAnswer(state="running", completion_tokens=request.completion_tokens)
         except asyncio.CancelledError:
-            await self._undo(request)
+            await self.undo(request)
             raise
         else:
             self._overdrawn.pop(request.tenant_id, None)
@@ -201,9 +230,24 @@ class Quota:
 
     async def release(self, hold: Hold) -> None:
         """Undo a hold whose request never reached the engine: nothing will be settled for it."""
-        if hold.request_id in self._holds:
-            await hold.close()
-            await self._undo(hold._request)
+        is_held = hold.request_id in self._holds
+        await hold.close()
+        if is_held:
+            await self.undo(hold._request)
+
+    async def show(self, hold: Hold, request: QuotaRequest) -> None:
+        """Enter a request that no policy concerns among those that run; never raises for a store
+        that is away, nor when a policy made meanwhile has no room for it.
+        """
+        try:
+            answer = await self._store.reserve(request)
+        except StoreUnavailable as error:
+            logger.warning("Request %s runs unlisted: %s", request.request_id, error)
+            return
+        if answer.state == "running":
+            self._holds[request.request_id] = hold
+        else:
+            await self.undo(request)
 
     async def extend(self, request: QuotaRequest, tokens: int, generated: int) -> int:
         """How many of ``tokens`` more the months' limits allow. Raises ``StoreUnavailable``."""
@@ -265,8 +309,11 @@ class Quota:
             await asyncio.sleep(pause_s)
             pause_s = min(MAX_POLL_S, pause_s * 1.5)
 
-    async def _undo(self, request: QuotaRequest) -> None:
-        """The caller may be cancelled while it waits; the work goes on."""
+    async def undo(self, request: QuotaRequest) -> None:
+        """Take back what is reserved for it, if anything is.
+
+        The caller may be cancelled while it waits; the work goes on.
+        """
         task = asyncio.create_task(self._release(request), name=f"release {request.request_id}")
         self._undoing.add(task)
         task.add_done_callback(self._undoing.discard)

@@ -89,6 +89,35 @@ class TestReserve:
         await quota.release(hold)
         assert (store.num_reserves, store.num_extends, quota.num_held) == (0, 0, 0)
 
+    async def test_without_policies_a_long_request_is_listed_until_it_is_settled(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.01)
+        who = await make(store)
+        quota = Quota(store)
+        hold = await take(quota, who, most=5000)
+        async with asyncio.timeout(5):
+            while quota.num_held == 0:  # noqa: ASYNC110 - the condition is another object's state
+                await asyncio.sleep(0.001)
+        (running,) = await store.list_running(who.tenant.id)
+        assert (running.request_id, running.key_id) == (hold.request_id, who.key.id)
+        assert hold.allowed == 5000
+        hold.note(4000)
+        await settle(store, who, hold)
+        assert quota.num_held == 0
+        assert await store.list_running() == []
+        assert (await store.usage_totals(who.tenant.id)).completion_tokens == 4000
+
+    async def test_a_request_that_never_ran_is_never_listed(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.01)
+        quota = Quota(store)
+        who = await make(store)
+        await quota.release(await take(quota, who))
+        await asyncio.sleep(0.05)
+        assert await store.list_running() == []
+
     async def test_takes_a_slice_and_never_more_than_asked(self, store: Store) -> None:
         who = await make(store, tokens_per_minute=10_000)
         quota = Quota(store)
