@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from uuid import uuid4
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -160,6 +161,12 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._send_deadline.stop()
         super().connection_lost(exc)
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            # uvicorn logs an error for every upgrade that was refused, though it was answered.
+            self.handshake_complete = True
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -36,6 +37,15 @@ async def test_a_key_in_the_header_makes_the_socket_ready(gateway: Gateway) -> N
         assert (await client.receive())["type"] == "ready"
         await client.chat("t", "hello")
         assert text_of(await client.turn("t")) == "You said: hello"
+
+
+@pytest.mark.asyncio
+async def test_a_refusal_is_no_error_of_the_servers(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (await refused(gateway, Authorization="Bearer nonsense"))[0] == 401
+    await asyncio.sleep(0.05)
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
 
 
 @pytest.mark.asyncio
