@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -43,7 +44,17 @@ def _missing_browser() -> str | None:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_PROBES = {"gpu": _missing_gpu, "pg": _missing_postgres, "browser": _missing_browser}
+
+def _missing_time() -> str | None:
+    return None if os.environ.get("SLUICE_LONG_TESTS") else "takes minutes: SLUICE_LONG_TESTS=1"
+
+
+_PROBES = {
+    "gpu": _missing_gpu,
+    "pg": _missing_postgres,
+    "browser": _missing_browser,
+    "long": _missing_time,
+}
 
 
 @functools.cache
