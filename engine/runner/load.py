@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mlp import GatedMLP
+from engine.lora.slots import AdapterSlots
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.config import DTYPES
@@ -52,6 +53,8 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     report = on_progress or (lambda _progress: None)
     report(LoadProgress(f"Reading {config.model}", 0.0))
     facts = read_facts(config)
+    if config.enable_lora and not isinstance(facts, ModelConfig):
+        raise ConfigError("enable_lora needs a native model: this one runs with transformers' code")
     asked_len = requested_max_model_len(config, facts)
     if isinstance(facts, ModelConfig):
         facts = replace(facts, max_position_embeddings=asked_len)
@@ -68,18 +71,26 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
     )
 
+    adapters = _adapter_slots(config, model, dtype, device)
+
     def activation_bytes() -> int:
         report(LoadProgress("Measuring the largest step", 0.9))
         # CUDA graphs keep memory of their own, for a step that is no larger.
         copies = 1 if config.enforce_eager else 2
-        return LATE_BYTES + copies * measure_activation_bytes(
-            model,
-            facts,
-            config,
-            attention,
-            max_model_len=asked_len,
-            dtype=dtype,
-            device=device,
+        added = 0 if adapters is None else adapters.step_bytes(config.step_tokens)
+        return (
+            LATE_BYTES
+            + added
+            + copies
+            * measure_activation_bytes(
+                model,
+                facts,
+                config,
+                attention,
+                max_model_len=asked_len,
+                dtype=dtype,
+                device=device,
+            )
         )
 
     network = load_draft_network(
@@ -127,6 +138,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         drafting,
         verify_graphs,
         acceptance(config),
+        adapters,
         block_size=config.block_size,
         max_model_len=max_model_len,
         vocab_size=facts.vocab_size,
@@ -138,6 +150,21 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         runner.measure_step_costs(num_drafts, config.step_tokens)
     report(LoadProgress("Model loaded", 1.0))
     return runner
+
+
+def _adapter_slots(
+    config: EngineConfig, model: Model, dtype: torch.dtype, device: torch.device
+) -> AdapterSlots | None:
+    if not config.enable_lora:
+        return None
+    return AdapterSlots(
+        model,
+        max_loras=config.max_loras,
+        max_lora_rank=config.max_lora_rank,
+        max_num_rows=config.max_num_seqs,
+        dtype=dtype,
+        device=device,
+    )
 
 
 def _attention_shape(config: EngineConfig, model: ModelFacts, dtype: torch.dtype) -> AttentionShape:
