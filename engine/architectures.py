@@ -6,6 +6,8 @@ To add one: write its file in ``engine/models``, add its line here.
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import msgspec
 
 
@@ -16,6 +18,8 @@ class Family(msgspec.Struct, frozen=True):
     """It defines ``ConfigFile`` and ``ForCausalLM``."""
     name: str
     """As people call it."""
+    quantizable: bool = True
+    """Whether its weights may be quantized. Those of mixtures of experts may not."""
 
 
 NATIVE = {
@@ -28,12 +32,16 @@ NATIVE = {
     "Gemma2ForCausalLM": Family("gemma2", "Gemma 2"),
     "Gemma3ForCausalLM": Family("gemma3", "Gemma 3 (text)"),
     "Gemma3ForConditionalGeneration": Family("gemma3", "Gemma 3 (text)"),
-    "MixtralForCausalLM": Family("mixtral", "Mixtral"),
-    "Qwen3MoeForCausalLM": Family("qwen3_moe", "Qwen 3 MoE"),
-    "DeepseekV2ForCausalLM": Family("deepseek_v2", "DeepSeek V2"),
-    "DeepseekV3ForCausalLM": Family("deepseek_v3", "DeepSeek V3, R1"),
+    "MixtralForCausalLM": Family("mixtral", "Mixtral", False),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", "Qwen 3 MoE", False),
+    "DeepseekV2ForCausalLM": Family("deepseek_v2", "DeepSeek V2", False),
+    "DeepseekV3ForCausalLM": Family("deepseek_v3", "DeepSeek V3, R1", False),
 }
 """By the name in a checkpoint's ``architectures``."""
+
+QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors"]
+"""Of weights, by vLLM's names: what a ``quantizable`` family can be loaded with."""
+QUANTIZATIONS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 
 FALLBACK_TESTED = (
     "GPT2LMHeadModel",

@@ -246,6 +246,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine = parser.add_argument_group("engine")
     engine.add_argument("--device", default="auto")
     engine.add_argument("--dtype", default="auto")
+    engine.add_argument("--quantization")
     engine.add_argument("--max-model-len", type=int)
     engine.add_argument("--max-num-seqs", type=int, default=256)
     engine.add_argument("--max-num-batched-tokens", type=int)
@@ -259,6 +260,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 ENGINE_OPTIONS = (
     "device",
     "dtype",
+    "quantization",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",

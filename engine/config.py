@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from engine import hub
+from engine.architectures import QuantizationMethod
 from engine.errors import ConfigError
 from engine.spec.config import SpeculativeConfig
 
@@ -38,6 +39,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Where the model runs; ``auto`` takes a GPU when there is one."""
     dtype: Dtype = "auto"
     """``auto``: float32 on a CPU, the checkpoint's own on a GPU."""
+    quantization: QuantizationMethod | None = None
+    """How the weights of linear layers are stored. None: as the checkpoint's quantization_config
+    says; ``fp8`` quantizes a checkpoint that has none while it loads."""
     load_format: LoadFormat = "auto"
     """``auto`` reads safetensors files; ``dummy`` draws random weights, to measure speed without a
     checkpoint (a config.json is enough)."""

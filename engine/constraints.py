@@ -79,6 +79,7 @@ class Constraints:
         self._matchers: dict[Request, TokenMatcher] = {}
         # Ids that the sampler withholds while a request has fewer than min_tokens, as a mask.
         self._withheld: dict[Request, npt.NDArray[np.int32]] = {}
+        self._allowed: dict[Request, npt.NDArray[np.int32]] = {}
 
     @property
     def num_compiling(self) -> int:
@@ -87,7 +88,7 @@ class Constraints:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is held for any request."""
-        return not (self._compiling or self._matchers or self._withheld)
+        return not (self._compiling or self._matchers or self._withheld or self._allowed)
 
     def begin(self, request: Request) -> None:
         """Start compiling. The request comes out of ``compiled`` when that is done."""
@@ -130,6 +131,12 @@ class Constraints:
             return _failure(request, error, "internal")
         if request.params.min_tokens > 0:
             self._withheld[request] = _bitmask(request.stop_token_ids, self._num_words)
+        if request.params.allowed_token_ids is not None:
+            assert self._compiler is not None
+            # As ``engine.sampling.processors.AllowedTokens`` has it: the grammar decides about EOS.
+            eos = self._compiler.vocabulary.eos_token_ids
+            allowed = eos.union(request.params.allowed_token_ids)
+            self._allowed[request] = _bitmask(allowed, self._num_words)
         return None
 
     def _matcher(self, request: Request, grammar: CompiledGrammar) -> TokenMatcher:
@@ -149,6 +156,7 @@ class Constraints:
             future.cancel()
         self._matchers.pop(request, None)
         self._withheld.pop(request, None)
+        self._allowed.pop(request, None)
 
     def accept(self, request: Request, token_ids: Sequence[int]) -> Ending | None:
         """Advance by tokens the request took; an ending if its grammar says so."""
@@ -156,28 +164,23 @@ class Constraints:
         try:
             for token_id in token_ids:
                 if not matcher.accept(token_id):
-                    if request.params.allowed_token_ids is not None:
-                        return _contradiction(request)
                     message = f"the grammar refuses the sampled id {token_id}"
                     return Ending(request, "error", message, "internal")
         except MatcherFailed as error:
             return _failure(request, error, "internal")
-        if matcher.is_terminated:
-            return Ending(request, "stop")
-        allowed = request.params.allowed_token_ids
-        if allowed is not None and not set(allowed).issuperset(token_ids):
-            return _contradiction(request)
-        return None
+        return Ending(request, "stop") if matcher.is_terminated else None
 
     # ---- drafts ---------------------------------------------------------------------------------
 
     def forced_tokens(self, request: Request) -> list[int]:
         """What the grammar says must come next, cut into tokens in one of the ways there are."""
-        return [] if self._must_not_end(request) else self._matchers[request].forced_tokens()
+        if request in self._allowed or self._must_not_end(request):
+            return []
+        return self._matchers[request].forced_tokens()
 
     def legal_prefix(self, request: Request, token_ids: list[int]) -> list[int]:
         """The draft up to the first token that the grammar forbids, or that ends it."""
-        if not token_ids or self._must_not_end(request):
+        if not token_ids or request in self._allowed or self._must_not_end(request):
             return []
         legal = self._matchers[request].legal_prefix(token_ids)
         assert self._compiler is not None
@@ -224,14 +227,19 @@ class Constraints:
         except MatcherFailed as error:
             return _failure(request, error, "internal")
         assert num_legal == len(drafts), "a draft that the grammar forbids was planned"
-        if self._must_not_end(request) and not (rows[0] & ~self._withheld[request]).any():
+        left = rows[0]
+        if request in self._allowed:
+            left = left & self._allowed[request]
+            if not left.any():
+                return _contradiction(request)
+        if self._must_not_end(request) and not (left & ~self._withheld[request]).any():
             # The grammar has to end before min_tokens. Its promise is the stronger one.
             return Ending(request, "stop")
         return None
 
 
 def _contradiction(request: Request) -> Ending:
-    """Another token is drawn only where the grammar forbids all those of the list."""
+    """Drawing from nothing would yield some token, maybe EOS, as if the answer were whole."""
     message = "structured_outputs and allowed_token_ids have no token in common here"
     return Ending(request, "error", message, "invalid_request")
 

@@ -34,11 +34,24 @@ class Detokenizer:
         self._held = ""
         self.stopped: str | None = None
         """The stop string that was hit; from then on there is no more text."""
+        self.num_tokens = 0
+        """Tokens pushed, up to the one with the end of the stop string."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that is safe to emit now, possibly empty."""
-        if self.stopped is not None:
-            return ""
+        if not self._stops:
+            self.num_tokens += len(token_ids)
+            return self._push(token_ids)
+        # One by one: a step of speculative decoding may go on behind a stop string.
+        texts = []
+        for token_id in token_ids:
+            if self.stopped is not None:
+                break
+            self.num_tokens += 1
+            texts.append(self._push([token_id]))
+        return "".join(texts)
+
+    def _push(self, token_ids: Sequence[int]) -> str:
         free = ""
         if self._tokens_to_ignore:
             free = self._decoder.push(token_ids[: self._tokens_to_ignore])

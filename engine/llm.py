@@ -6,7 +6,7 @@ The same core, scheduler and runner as behind the gateway, stepped by the callin
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -17,7 +17,8 @@ import msgspec
 from engine import sampling_defaults
 from engine.chat_template import ChatTemplate
 from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineError, InvalidRequest
+from engine.errors import ConfigError, EngineError, InvalidRequest, QueueFull
+from engine.interrupts import interrupts_held_back
 from engine.lora.request import LoRARequest
 from engine.messages import (
     GenerateRequest,
@@ -46,6 +47,9 @@ __all__ = [
 ]
 
 Message: TypeAlias = dict[str, Any]
+
+_STREAM_OPEN = "a stream of this LLM is still open: read it to its end or close it"
+_STEP_BROKEN = "an earlier call broke off in the middle of a step: make a new LLM"
 
 
 class TokensPrompt(TypedDict):
@@ -79,7 +83,8 @@ class LLM:
         self._ids = count()
         self._adapter_paths: dict[str, Path] = {}
         """Of the adapters that are loaded."""
-        self._is_busy = False
+        self._obstacle: str | None = None
+        """Why no call can begin now."""
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
@@ -215,7 +220,7 @@ class LLM:
         if isinstance(prompt, str):
             ids = self.get_tokenizer().encode(prompt, add_special_tokens=add_special_tokens)
         else:
-            ids = list(prompt["prompt_token_ids"])
+            ids = _token_ids(prompt)
         request_id = str(next(self._ids))
         if not ids:
             raise InvalidRequest(f"prompt {request_id} is empty: give at least one token")
@@ -261,15 +266,18 @@ class LLM:
         self, jobs: list[GenerationProgress], kind: RequestOutputKind | None = None
     ) -> Generator[GenerationOutput, None, None]:
         """Runs the jobs. ``kind`` instead of their own."""
-        if self._is_busy:
-            raise EngineError("a stream of this LLM is still open: read it to its end or close it")
-        self._is_busy = True
+        if self._obstacle is not None:
+            raise EngineError(self._obstacle)
+        self._obstacle = _STREAM_OPEN
         live: dict[str, tuple[GenerationProgress, int]] = {}
         try:
-            for job in jobs:
-                self._submit(job, live)
+            with interrupts_held_back():
+                for job in jobs:
+                    self._submit(job, live)
             while live:
-                for output in self._core.step():
+                with interrupts_held_back():
+                    outputs = self._core.step()
+                for output in outputs:
                     if output.request_id not in live:
                         continue
                     job, index = live[output.request_id]
@@ -278,16 +286,23 @@ class LLM:
                     if job.is_finished(index):
                         del live[output.request_id]
                         if output.finish_reason is None:  # a stop string, which only we know
-                            self._core.abort([output.request_id])
+                            with interrupts_held_back():
+                                self._core.abort([output.request_id])
                     result = job.result(kind or job.params.output_kind, index, delta)
                     if result is not None:
                         yield result
         finally:
-            # After an error, Ctrl-C or a closed stream the next call must find an idle core.
-            self._core.abort(list(live))
+            self._clear(list(live))
+
+    def _clear(self, request_ids: list[str]) -> None:
+        """After an error, Ctrl-C or a closed stream the next call must find an idle core."""
+        self._obstacle = _STEP_BROKEN
+        # An error here has no more to say than the one that broke the step.
+        with interrupts_held_back(), suppress(Exception):
+            self._core.abort(request_ids)
             while self._core.has_unfinished:
                 self._core.step()
-            self._is_busy = False
+            self._obstacle = None
 
     def _submit(
         self, job: GenerationProgress, live: dict[str, tuple[GenerationProgress, int]]
@@ -308,7 +323,8 @@ class LLM:
 
 def _raise_error(job: GenerationProgress, output: RequestOutput) -> None:
     if output.finish_reason == "error":
-        error = InvalidRequest if output.error_code == "invalid_request" else EngineError
+        errors = {"invalid_request": InvalidRequest, "queue_full": QueueFull}
+        error = errors.get(output.error_code or "", EngineError)
         raise error(f"prompt {job.request_id}: {output.error}")
 
 
@@ -326,6 +342,23 @@ def _broadcast(
 ) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
-    if len(params) != num_prompts:
-        raise InvalidRequest(f"{len(params)} sampling_params for {num_prompts} prompts")
-    return list(params)
+    many = list(params) if isinstance(params, Sequence) else [params]
+    wrong = [each for each in many if not isinstance(each, SamplingParams)]
+    if wrong:
+        raise InvalidRequest(f"sampling_params must be SamplingParams, got {wrong[0]!r}")
+    if len(many) != num_prompts:
+        raise InvalidRequest(f"{len(many)} sampling_params for {num_prompts} prompts")
+    return many
+
+
+def _token_ids(prompt: object) -> list[int]:
+    """Of a ``TokensPrompt``, whose ids may be in any sequence or array."""
+    if not isinstance(prompt, Mapping) or "prompt_token_ids" not in prompt:
+        raise InvalidRequest(
+            f'a prompt must be a text or {{"prompt_token_ids": [...]}}, got {prompt!r}'
+        )
+    ids = prompt["prompt_token_ids"]
+    try:
+        return msgspec.convert(ids.tolist() if hasattr(ids, "tolist") else ids, list[int])
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"prompt_token_ids must hold integers: {error}") from None

@@ -16,6 +16,9 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+MAX_N = 16384
+"""Completions of one prompt at most, as in vLLM: each is a request of its own."""
+
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the output must match. Exactly one of the first six is set; names as in vLLM."""
@@ -41,8 +44,10 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             if value is not None and not isinstance(value, str):
                 text = msgspec.json.encode(value).decode()
                 msgspec.structs.force_setattr(self, name, text)
-        if self.choice is not None:
-            msgspec.structs.force_setattr(self, "choice", tuple(self.choice))
+        msgspec.structs.force_setattr(self, "choice", _tuple(self.choice))
+        end = _tuple(self.reasoning_end_token_ids)
+        msgspec.structs.force_setattr(self, "reasoning_end_token_ids", end)
+        _check_types(self)
 
 
 class RequestOutputKind(enum.Enum):
@@ -99,7 +104,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def __post_init__(self) -> None:
         self._normalize()
-        _require(self.n >= 1, "n", "must be at least 1", self.n)
+        _check_types(self)
+        _require(1 <= self.n <= MAX_N, "n", f"must be in [1, {MAX_N}]", self.n)
         self._check_distribution()
         self._check_penalties()
         self._check_token_ids()
@@ -107,13 +113,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check_end()
 
     def _normalize(self) -> None:
-        """As in vLLM, callers may write stop="x", and lists or None for the tuples."""
-        self._set("stop", _strings(self.stop))
-        self._set("bad_words", _strings(self.bad_words))
-        self._set("stop_token_ids", tuple(self.stop_token_ids or ()))
-        self._set("bad_words_token_ids", tuple(map(tuple, self.bad_words_token_ids or ())))
-        if self.allowed_token_ids is not None:
-            self._set("allowed_token_ids", tuple(self.allowed_token_ids))
+        """As in vLLM, callers may write stop="x", and other sequences or None for the tuples."""
+        for name in ("stop", "bad_words"):
+            value = getattr(self, name)
+            self._set(name, (value,) if isinstance(value, str) else _tuple(value or ()))
+        self._set("stop_token_ids", _tuple(self.stop_token_ids or ()))
+        self._set("allowed_token_ids", _tuple(self.allowed_token_ids))
+        words = _tuple(self.bad_words_token_ids or ())
+        self._set(
+            "bad_words_token_ids", tuple(map(_tuple, words)) if isinstance(words, tuple) else words
+        )
         if not self.logit_bias:
             self._set("logit_bias", None)
 
@@ -148,9 +157,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def _check_token_ids(self) -> None:
         for token_id, bias in (self.logit_bias or {}).items():
-            _require(
-                isinstance(token_id, int), "logit_bias", "must map token ids (integers)", token_id
-            )
+            _require(token_id >= 0, "logit_bias", "must map token ids", token_id)
             _require(-100 <= bias <= 100, "logit_bias", "must have values in [-100, 100]", bias)
         _require(
             self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
@@ -210,8 +217,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return msgspec.structs.replace(self, n=1, seed=seed, prompt_logprobs=None)
 
 
-def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value or ())
+def _tuple(value: object) -> object:
+    """Whatever holds items as a tuple; the rest, and text, as it is."""
+    is_text = isinstance(value, str | bytes)
+    return tuple(value) if isinstance(value, Iterable) and not is_text else value
+
+
+def _check_types(struct: msgspec.Struct) -> None:
+    """What crosses a socket was checked there; what a caller writes only here."""
+    for field in msgspec.structs.fields(type(struct)):
+        value = getattr(struct, field.name)
+        if value is field.default or type(value) is field.type:
+            continue
+        # Numbers of NumPy and torch, but no lists of them.
+        plain = value.item() if hasattr(value, "item") else value
+        try:
+            checked = msgspec.convert(plain, field.type)
+        except msgspec.ValidationError as error:
+            message = f"{field.name} has the wrong type: {error}, got {value!r}"
+            raise ValueError(message) from None
+        msgspec.structs.force_setattr(struct, field.name, checked)
 
 
 def _require(ok: bool, field: str, rule: str, got: object) -> None:

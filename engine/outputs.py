@@ -92,16 +92,20 @@ class CompletionProgress:
             output.new_token_ids,
             output.finish_reason,
             output.stop_reason,
-            named(output.logprobs, self._tokenizer),
             num_draft_tokens=output.num_draft_tokens,
             num_accepted_tokens=output.num_accepted_tokens,
         )
+        records = output.logprobs
         if self._detokenizer is not None:
             delta.text = self._detokenizer.push_output(output)
             if self._detokenizer.stopped is not None:
                 delta.finish_reason, delta.stop_reason = "stop", self._detokenizer.stopped
+                num_tokens = self._detokenizer.num_tokens - len(self._whole.token_ids)
+                delta.token_ids = delta.token_ids[:num_tokens]
+                records = None if records is None else records[:num_tokens]
+        delta.logprobs = named(records, self._tokenizer)
         if self._whole.cumulative_logprob is not None:
-            self._whole.cumulative_logprob += sum(found.logprob for found in output.logprobs or ())
+            self._whole.cumulative_logprob += sum(found.logprob for found in records or ())
         delta.cumulative_logprob = self._whole.cumulative_logprob
         self.finished = delta.finish_reason is not None
         self._take(delta)

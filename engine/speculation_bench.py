@@ -122,7 +122,13 @@ def copy(options: argparse.Namespace) -> None:
 
     def load(**speculative: Any) -> LLM:
         how: dict[str, Any] = {"speculative_config": speculative} if speculative else {}
-        return LLM(MODEL_DIR, device=options.device, num_threads=options.num_threads, **how)
+        return LLM(
+            MODEL_DIR,
+            device=options.device,
+            num_threads=options.num_threads,
+            kv_cache_memory_bytes=512 << 20,  # several engines share a device
+            **how,
+        )
 
     engines = {"plain": load()}
     for num_tokens in options.drafts:

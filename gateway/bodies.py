@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from gateway.errors import ApiError, InvalidRequestError
+from tenants.errors import InvalidValue
 
 T = TypeVar("T")
 
@@ -23,7 +24,8 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes, *, what: str = "body")
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as exc:
-        raise _invalid(str(exc), what) from None
+        cause = exc.__cause__ if isinstance(exc.__cause__, InvalidValue) else None
+        raise _invalid(str(exc), what, cause) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise InvalidRequestError(
             f"The {what} is not valid JSON: {exc}", code="invalid_json"
@@ -34,10 +36,15 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes, *, what: str = "body")
         ) from None
 
 
-def _invalid(message: str, what: str) -> ApiError:
-    """msgspec writes ``<rule> - at `$.path```, without the latter at the root."""
+def _invalid(message: str, what: str, cause: InvalidValue | None) -> ApiError:
+    """msgspec writes ``<rule> - at `$.path```, without the latter at the root.
+
+    ``cause``: the struct at that path refused one of its own fields.
+    """
     rule, _, at = message.partition(" - at `$")
     path = at.rstrip("`").lstrip(".")
+    if cause is not None:
+        path, rule = _join(path, cause.field), cause.reason
     if (found := _UNKNOWN.fullmatch(rule)) is not None:
         param = _join(path, found[1])
         return InvalidRequestError(

@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -118,7 +119,11 @@ class ApiError(Exception):
         self.extra_headers = headers or {}
 
     def object(self) -> ErrorObject:
-        return ErrorObject(message=self.message, type=self.type, param=self.param, code=self.code)
+        """As the client gets it. SDKs show people the message alone: it names the field too."""
+        message = self.message
+        if self.param is not None and not _is_named(self.param, message):
+            message = f"{self.param}: {message}"
+        return ErrorObject(message=message, type=self.type, param=self.param, code=self.code)
 
     def body(self) -> bytes:
         return msgspec.json.encode(ErrorBody(self.object()))
@@ -136,6 +141,12 @@ class ApiError(Exception):
         if (self.status >= 500 or self.status == 429) and (began or not self.retryable):
             headers["x-should-retry"] = "false"
         return headers
+
+
+def _is_named(param: str, message: str) -> bool:
+    """Whether ``message`` has the last name on the path."""
+    name = re.sub(r"\[.*?\]", "", param).rpartition(".")[2]
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message) is not None
 
 
 class InvalidRequestError(ApiError):

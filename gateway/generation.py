@@ -177,13 +177,16 @@ class Generation:
         self._running = ledger.begin(
             self._event("error", self.admitted.num_prompt_tokens, 0, 0), self.admitted.price
         )
-        if self._running is not None:
-            for choice in self._choices:
-                choice.stream.on_count = self._count
+        for choice in self._choices:
+            choice.stream.on_count = self._count
 
     def _count(self) -> None:
-        assert self._running is not None
-        self._running.count(self.num_generated_tokens, self._num_cached_tokens)
+        """As tokens arrive, not as they are read: a budget waits for no reader."""
+        if self._running is not None:
+            self._running.count(self.num_generated_tokens, self._num_cached_tokens)
+        if not self._is_spent and not self.admitted.hold.note(self.num_generated_tokens):
+            self._is_spent = True
+            self._abort()
 
     def stop_counting(self) -> None:
         """The settlement is kept elsewhere."""
@@ -243,9 +246,6 @@ class Generation:
         if not self._has_tokens and output.new_token_ids:
             self._has_tokens = True
             self._owner.metrics.observe_first_token(time.monotonic() - self._began_at)
-        if not self._is_spent and not self.admitted.hold.note(self.num_generated_tokens):
-            self._is_spent = True
-            self._abort()
         if output.finish_reason == "abort" and choice.finish_reason is None:
             if self._failure is not None:
                 raise self._failure

@@ -66,7 +66,9 @@ def _asked(fields: SamplingFields) -> dict[str, OutputFormat]:
     """What each of the fields asks for."""
     found: dict[str, OutputFormat] = {}
     if fields.response_format is not None and not isinstance(fields.response_format, TextFormat):
-        found["response_format"] = _response_format(fields.response_format)
+        found["response_format"] = wanted = _response_format(fields.response_format)
+        if wanted.spec.kind == "json_schema" and wanted.spec.strict:
+            _refuse_cuts(fields)
     if fields.structured_outputs is not None:
         found["structured_outputs"] = _structured_outputs(fields.structured_outputs)
     older = StructuredOutputsField(
@@ -78,6 +80,16 @@ def _asked(fields: SamplingFields) -> dict[str, OutputFormat]:
     for name, spec in _specs(older, "guided_{}").items():
         found[f"guided_{name}"] = OutputFormat(spec, f"guided_{name}")
     return found
+
+
+def _refuse_cuts(fields: SamplingFields) -> None:
+    for name in ("stop", "stop_token_ids"):
+        if getattr(fields, name):
+            raise InvalidRequestError(
+                f"{name} could end the answer inside its document; leave it out, or the "
+                "response_format's strict.",
+                param=name,
+            )
 
 
 def _response_format(wanted: JsonObjectFormat | JsonSchemaFormat) -> OutputFormat:

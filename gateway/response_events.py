@@ -342,4 +342,4 @@ def error_object(error: ApiError) -> dict[str, Any]:
         code = "rate_limit_exceeded"
     elif error.status < 500:
         code = "invalid_prompt"
-    return {"code": code, "message": error.message}
+    return {"code": code, "message": error.object().message}

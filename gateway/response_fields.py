@@ -101,16 +101,16 @@ def decode_tools(given: Sequence[msgspec.Raw] | None) -> list[FunctionTool]:
     tools: list[FunctionTool] = []
     for index, raw in enumerate(given or ()):
         try:
-            kind = bodies.decode(_probe, bytes(raw)).type
+            kind = bodies.decode(_probe, bytes(raw), what="tool").type
             if kind != "function":
                 raise UnsupportedParameter(
                     f"Tools of type {kind!r} are not hosted by this server.", param="type"
                 )
             tools.append(bodies.decode(_tool_decoder, bytes(raw)))
         except ApiError as exc:
-            raise type(exc)(
-                exc.message, param=f"tools[{index}].{exc.param}", code=exc.code
-            ) from None
+            path = f"tools[{index}]"
+            param = path if exc.param is None else f"{path}.{exc.param}"
+            raise type(exc)(exc.message, param=param, code=exc.code) from None
     return tools
 
 
@@ -206,6 +206,7 @@ def in_our_words(error: ApiError, *, num_earlier: int) -> ApiError:
     """
     if error.param is None:
         return error
+    theirs = error.param
     head, dot, rest = error.param.partition(".")
     name, bracket, place = head.partition("[")
     if name == "tools" and rest.startswith("function"):
@@ -223,4 +224,6 @@ def in_our_words(error: ApiError, *, num_earlier: int) -> ApiError:
         error.param = f"input[{own}]{dot}{rest}" if own >= 0 else "previous_response_id"
     else:
         error.param = _PARAMS.get(error.param, error.param)
+        if error.message.startswith(f"{theirs} "):
+            error.message = error.param + error.message.removeprefix(theirs)
     return error

@@ -78,7 +78,7 @@ def plain_items(raw: Sequence[msgspec.Raw]) -> list[Item]:
 
 def _decode(raw: msgspec.Raw, path: str) -> Item | ItemReference:
     try:
-        probe = bodies.decode(_probe, bytes(raw))
+        probe = bodies.decode(_probe, bytes(raw), what="item")
         kind = probe.type or ("message" if probe.role is not None else "item_reference")
         decoder = _DECODERS.get(kind)
         if decoder is None:

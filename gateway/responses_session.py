@@ -116,7 +116,7 @@ class ResponsesSession(SocketSession):
 
     async def _handle(self, text: str) -> None:
         try:
-            message = bodies.decode(_decoder, text.encode())
+            message = bodies.decode(_decoder, text.encode(), what="message")
             if isinstance(message, Create):
                 self._enqueue(message, await self._authenticate())
             else:

@@ -41,7 +41,7 @@ def load(path: Path) -> Secrets:
             raise SecretsError(f"{path}: others can read it; run `chmod 600 {path}`")
         return msgspec.json.decode(path.read_bytes(), type=Secrets)
     except FileNotFoundError:
-        raise SecretsError(f"{path}: no such file; `sluice demo` makes one") from None
+        raise SecretsError(f"{path}: no such file; `sluice migrate` makes one") from None
     except OSError as exc:
         raise SecretsError(f"{path}: cannot be read: {exc.strerror}") from None
     except msgspec.DecodeError as exc:

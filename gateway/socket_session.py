@@ -182,7 +182,7 @@ class SocketSession(ABC):
         try:
             async with asyncio.timeout(self._config.ws_auth_timeout_s):
                 text = await self._receive()
-            return bodies.decode(_auth_decoder, text.encode()).api_key
+            return bodies.decode(_auth_decoder, text.encode(), what="message").api_key
         except TimeoutError:
             raise Close(4401, "no authentication in time") from None
         except ApiError as exc:

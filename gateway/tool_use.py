@@ -41,6 +41,8 @@ from grammar.structural_tag import Sequence as InOrder
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NO_SCHEMA: Schema = {"type": "object"}
+_NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+"""What a function without ``parameters`` takes, as in OpenAI's API."""
 _ANSWER = "$.format.elements[1].json_schema"
 _IN_TAG = re.compile(r"\.tags\[(\d+)\]\.content\.json_schema")
 
@@ -176,7 +178,8 @@ class Tools:
         content: Format = AnyText()
         if format.has_json_arguments:
             is_held = bool(function.strict) or not strict
-            content = JsonSchema((is_held and function.parameters) or _NO_SCHEMA, "$")
+            wanted = _NO_PARAMETERS if function.parameters is None else function.parameters
+            content = JsonSchema((is_held and wanted) or _NO_SCHEMA, "$")
         return Tag(format.begin.replace("%s", function.name), content, (format.end,))
 
     def _calls(self, tags: tuple[Tag, ...], use: ToolUse) -> Format:

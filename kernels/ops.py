@@ -27,6 +27,8 @@ OPS = (
     "silu_mul",
     "rope_and_cache",
     "apply_experts",
+    "quantize_rows",
+    "linear_int4",
     "apply_token_bitmask",
     "apply_penalties",
     "token_logprobs",
@@ -122,6 +124,16 @@ def apply_experts(
     out: torch.Tensor = resolve("apply_experts", x.device.type, x.dtype)(
         x, gate_up, down, experts, weights
     )
+    return out
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    out: tuple[torch.Tensor, torch.Tensor] = resolve("quantize_rows", x.device.type, x.dtype)(x)
+    return out
+
+
+def linear_int4(x: torch.Tensor, packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = resolve("linear_int4", x.device.type, x.dtype)(x, packed, groups)
     return out
 
 

@@ -7,6 +7,9 @@ from torch.nn import functional as F
 
 from kernels import philox
 
+FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
+MIN_SCALE = 1e-12
+"""Of a row of zeros."""
 _NEG_INF = float("-inf")
 
 
@@ -89,6 +92,35 @@ def apply_experts(
         weighted = F.linear(inner, down[expert]) * weights[tokens, places].unsqueeze(1)
         out.index_add_(0, tokens, weighted.to(x.dtype))
     return out
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row in FP8 (e4m3), scaled so that its largest element is the largest there is.
+
+    x: [rows, width]; returns [rows, width] float8_e4m3fn and the scales, [rows, 1] float32, with
+    which it is to be multiplied.
+    """
+    x32 = x.float()
+    scale = (x32.abs().amax(-1, keepdim=True) / FP8_MAX).clamp_(min=MIN_SCALE)
+    return (x32 / scale).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
+
+
+def dequantize_int4(packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """``(nibble - zero) * scale``, the product rounded once.
+
+    packed: [features, k / 8] int32, of eight neighbours the even ones in the low nibbles 0 to 3,
+    the odd ones in 4 to 7; groups: [features, num_groups, 2], scale and zero of each k / num_groups
+    neighbours. Returns [features, k] of groups' dtype.
+    """
+    shifts = torch.tensor([0, 16, 4, 20, 8, 24, 12, 28], device=packed.device, dtype=torch.int32)
+    nibbles = ((packed.unsqueeze(-1) >> shifts) & 15).view(*groups.shape[:2], -1)
+    scale, zero = groups.float().unsqueeze(-1).unbind(2)
+    return ((nibbles - zero) * scale).to(groups.dtype).flatten(1)
+
+
+def linear_int4(x: torch.Tensor, packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """``x @ dequantize_int4(packed, groups).T``; x: [rows, k] of groups' dtype."""
+    return F.linear(x, dequantize_int4(packed, groups))
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from uuid import UUID, uuid4
 
@@ -37,7 +37,15 @@ _MAINTENANCE_S = 6 * 3600.0
 class Hold:
     """What one request may generate so far. Made by ``Quota.reserve``; ends with ``close``."""
 
-    def __init__(self, quota: Quota, request: QuotaRequest, max_tokens: int, answer: QuotaAnswer):
+    def __init__(
+        self,
+        quota: Quota,
+        request: QuotaRequest,
+        max_tokens: int,
+        answer: QuotaAnswer,
+        *,
+        is_last: bool = False,
+    ) -> None:
         self.answer = answer
         """For ``x-ratelimit-*``; without windows when no policy limits the rate."""
         self._quota = quota
@@ -45,7 +53,7 @@ class Hold:
         self._max_tokens = max_tokens
         self._allowed = answer.completion_tokens
         self._generated = 0
-        self._ended = False
+        self._ended = is_last
         self._extending: asyncio.Task[None] | None = None
 
     @property
@@ -61,6 +69,11 @@ class Hold:
     def allowed(self) -> int:
         """Tokens of completion that are paid for by now."""
         return self._allowed
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the budget ends at ``allowed``: no more will be asked for."""
+        return self._ended
 
     def note(self, generated: int) -> bool:
         """So many tokens are generated; False when the budget ends here: stop with ``length``.
@@ -179,7 +192,10 @@ class Quota:
             self._overdrawn.pop(request.tenant_id, None)
         if answer.state != "running":
             raise QuotaExceeded(answer)
-        hold = Hold(self, request, max_tokens, answer)
+        # A minute's worth bounds the first slice too, but not the answer.
+        wanted = min([request.completion_tokens, *_minutes_worth(principal, prompt_tokens)])
+        is_last = answer.completion_tokens < wanted
+        hold = Hold(self, request, max_tokens, answer, is_last=is_last)
         self._holds[request_id] = hold
         return hold
 
@@ -270,3 +286,10 @@ class Quota:
             return False
         self._overdrawn[request.tenant_id] = drawn
         return True
+
+
+def _minutes_worth(principal: Principal, prompt_tokens: int) -> Iterator[int]:
+    """What each rate leaves to a completion after so long a prompt."""
+    for policy in principal.policies:
+        if policy.limits.tokens_per_minute is not None:
+            yield policy.limits.tokens_per_minute - prompt_tokens

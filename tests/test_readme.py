@@ -1,4 +1,4 @@
-"""The README's settings table says what the code does."""
+"""The table of settings says what the code does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gateway.config import settings
 
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).parent.parent / "gateway" / "README.md"
 
 
 def settings_table() -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -24,6 +25,27 @@ class Addition(Protocol):
         """``out``, with the addition for the inputs ``x`` made in place."""
 
 
+class QuantizedWeight(Module, ABC):
+    """What stands for the weight of a ``Linear``: tensors with a checkpoint's names, and the
+    product with them."""
+
+    @abstractmethod
+    def prepare(self) -> bool:
+        """For products, once loaded. False where ``dequantize`` is the best that can be done."""
+
+    @abstractmethod
+    def dequantize(self) -> torch.Tensor:
+        """[out_features, in_features] of the layer's dtype."""
+
+    @abstractmethod
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x @ dequantize().T + bias``; x: [rows, in_features]. Once prepared."""
+
+    def gated_linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``silu_mul`` of ``linear``."""
+        return ops.silu_mul(self.linear(x, bias))
+
+
 class Linear(Module):
     """``x @ weight.T + bias``; ``parts`` maps checkpoint names to their output features."""
 
@@ -36,17 +58,33 @@ class Linear(Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.in_features, self.parts = in_features, parts
         self.addition: Addition | None = None
         out_features = sum(parts.values())
-        shape = (out_features, in_features)
-        self.weight = Weight(torch.empty(shape, dtype=dtype, device=device), parts)
+        self.in_features, self.parts = in_features, parts
+        shape = out_features, in_features
+        self.weight: Weight = Weight.empty(shape, parts, dtype=dtype, device=device)
+        self.dtype, self.device = dtype, device
+        self.quantized: QuantizedWeight | None = None
         self.bias: Weight | None = None
         if bias:
             self.bias = Weight(torch.empty(out_features, dtype=dtype, device=device), parts)
         self.packed: PackedLinear | None = None
 
+    def children(self) -> Iterator[tuple[str, Module | Weight]]:
+        """The tensors of a quantized weight stand in the checkpoint where the weight would."""
+        if self.quantized is None:
+            yield from super().children()
+            return
+        yield from self.quantized.children()
+        if self.bias is not None:
+            yield "bias", self.bias
+
     def pack(self) -> None:
+        if self.quantized is not None:
+            if self.quantized.prepare():
+                return
+            self.weight.data = self.quantized.dequantize()
+            self.quantized = None
         self.packed = _pack(self.weight.data, self._bias())
         if self.packed is not None:
             self.weight.data = self.weight.data.new_empty(0)
@@ -58,6 +96,8 @@ class Linear(Module):
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed is not None:
             return self.packed(x)
+        if self.quantized is not None:
+            return self.quantized.linear(x, self._bias())
         return products.linear(x, self.weight.data, self._bias())
 
     def gated(self, x: torch.Tensor) -> torch.Tensor:
@@ -66,6 +106,8 @@ class Linear(Module):
             return ops.silu_mul(self(x))
         if self.packed is not None:
             return ops.silu_mul(self.packed(x))
+        if self.quantized is not None:
+            return self.quantized.gated_linear(x, self._bias())
         return products.gated_linear(x, self.weight.data, self._bias())
 
     def _bias(self) -> torch.Tensor | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
-Index = slice | tuple[int, slice]
+Index = slice | tuple[int, slice] | tuple[slice, slice]
 
 
 class Weight:
@@ -15,12 +15,37 @@ class Weight:
     A fused QKV weight, say, has the parts q_proj, k_proj and v_proj; a plain one has the part "".
     """
 
-    __slots__ = ("data", "parts")
+    __slots__ = ("_unallocated", "data", "parts")
+    _unallocated: tuple[torch.Size, torch.dtype, torch.device]
 
     def __init__(self, data: torch.Tensor, parts: Mapping[str, int] | None = None) -> None:
         """parts: rows of each part, in their order; None: one part, the whole."""
         self.data = data
         self.parts: dict[str, Index] = dict(_ranges(parts or {"": data.shape[0]}))
+
+    @classmethod
+    def empty(
+        cls,
+        shape: Sequence[int],
+        parts: Mapping[str, int] | None = None,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Weight:
+        """One that takes its memory at first use: something smaller may come in its place."""
+        weight = cls(torch.empty(shape, device="meta"), parts)
+        del weight.data
+        weight._unallocated = torch.Size(shape), dtype, device
+        return weight
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        """Called for an attribute that is not set: of ``data`` the first use."""
+        if name != "data":
+            raise AttributeError(name)
+        shape, dtype, device = self._unallocated
+        with torch.inference_mode(False):  # usable outside of that mode, too
+            self.data = torch.empty(shape, dtype=dtype, device=device)
+        return self.data
 
     @classmethod
     def stacked(cls, data: torch.Tensor, parts: Mapping[str, int]) -> Weight:
@@ -33,9 +58,39 @@ class Weight:
         }
         return weight
 
+    @classmethod
+    def by_column(cls, data: torch.Tensor, parts: Mapping[str, int]) -> Weight:
+        """data: [rows, columns]; parts: columns of each part, in their order."""
+        weight = cls(data)
+        weight.parts = {name: (slice(None), columns) for name, columns in _ranges(parts).items()}
+        return weight
+
     def part(self, name: str) -> torch.Tensor:
         """The view a checkpoint tensor is copied to. Raises ``KeyError`` for an unknown part."""
         return self.data[self.parts[name]]
+
+    def shapes(self, part: str) -> list[list[int]]:
+        """The shapes that the checkpoint's tensor may have, the usual one first."""
+        return [list(self.part(part).shape)]
+
+    @property
+    def stored_dtype(self) -> torch.dtype | None:
+        """The dtype that the checkpoint's tensor must have; None: any float, to be converted."""
+        dtype = self.data.dtype
+        return None if dtype.is_floating_point and dtype.itemsize > 1 else dtype
+
+    def load(self, part: str, tensor: torch.Tensor) -> None:
+        """Copy with conversion to the parameter's dtype and device. tensor: of ``shapes``."""
+        place = self.part(part)
+        assert place.shape == tensor.shape, (place.shape, tensor.shape)
+        place.copy_(tensor)
+
+    def draw(self, deviation: float, generator: torch.Generator) -> None:
+        """Matrices from a normal distribution, vectors (norms, biases) ones."""
+        if self.data.dim() == 1:
+            self.data.fill_(1)
+        else:
+            self.data.normal_(0, deviation, generator=generator)
 
 
 def _ranges(parts: Mapping[str, int]) -> dict[str, slice]:

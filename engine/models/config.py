@@ -59,7 +59,6 @@ _MATTERS: Mapping[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1,),
     "qk_layernorm": (False,),
     "query_pre_attn_scalar": (),
-    "quantization_config": (),
     "residual_multiplier": (1,),
     "rope_interleaved": (False,),
     "rope_local_base_freq": (),

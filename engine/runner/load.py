@@ -17,7 +17,6 @@ from engine.lora.slots import AdapterSlots
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.config import DTYPES
-from engine.runner.drafting import Drafting
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.load_drafting import (
     acceptance,
@@ -53,8 +52,6 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     report = on_progress or (lambda _progress: None)
     report(LoadProgress(f"Reading {config.model}", 0.0))
     facts = read_facts(config)
-    if config.enable_lora and not isinstance(facts, ModelConfig):
-        raise ConfigError("enable_lora needs a native model: this one runs with transformers' code")
     asked_len = requested_max_model_len(config, facts)
     if isinstance(facts, ModelConfig):
         facts = replace(facts, max_position_embeddings=asked_len)
@@ -64,78 +61,56 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     has_kernels = _register_kernels(device)
-    attention = select_backend(
-        config.attention_backend, device, _attention_shape(config, facts, dtype)
-    )
+    shape = _attention_shape(config, facts, dtype)
+    attention = select_backend(config.attention_backend, device, shape)
     model = load_model(
         config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
     )
-
     adapters = _adapter_slots(config, model, dtype, device)
 
     def activation_bytes() -> int:
         report(LoadProgress("Measuring the largest step", 0.9))
         # CUDA graphs keep memory of their own, for a step that is no larger.
         copies = 1 if config.enforce_eager else 2
-        added = 0 if adapters is None else adapters.step_bytes(config.step_tokens)
-        return (
-            LATE_BYTES
-            + added
-            + copies
-            * measure_activation_bytes(
-                model,
-                facts,
-                config,
-                attention,
-                max_model_len=asked_len,
-                dtype=dtype,
-                device=device,
-            )
+        return _late_bytes(config, adapters) + copies * measure_activation_bytes(
+            model,
+            facts,
+            config,
+            attention,
+            max_model_len=asked_len,
+            dtype=dtype,
+            device=device,
         )
 
     network = load_draft_network(
         config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
     )
-    draft_bytes = 0 if network is None else draft_block_bytes(network, config.block_size, dtype)
+    draft_bytes = draft_block_bytes(network, config.block_size, dtype)
     num_blocks = count_blocks(config, facts, dtype, device, activation_bytes, draft_bytes)
     max_model_len = fit_max_model_len(config, facts, num_blocks)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
     cache = PagedCache(facts, num_blocks, config.block_size, dtype=dtype, device=device)
     table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device)
-    sampler = (CudaSampler if has_kernels and device.type == "cuda" else Sampler)(
-        config.max_num_seqs,
-        facts.vocab_size,
-        facts.eos_token_ids,
-        seed=config.seed,
-        device=device,
-    )
-    drafting: Drafting | None = None
-    swapped = cache.layers
-    if network is not None:
-        made = create_drafting(network, model, config, cache, table, sampler, dtype)
-        model, drafting = made.model, made.drafting
-        swapped = [*swapped, *made.swapped]
-    host_blocks = load_host_blocks(config.swap_space, swapped)
+    sampler = _create_sampler(config, facts, device, has_kernels=has_kernels)
+    made = create_drafting(network, model, config, cache, table, sampler, dtype)
+    host_blocks = load_host_blocks(config.swap_space, [*cache.layers, *made.swapped])
     if device.type == "cuda" and has_kernels:
-        report(LoadProgress("Measuring matrix products", 0.95))
-        _measure_products(model)
-    graphs = verify_graphs = None
-    if (
-        isinstance(attention, CapturableBackend)
-        and isinstance(facts, ModelConfig)  # others may look at what they compute
-        and not config.enforce_eager
-    ):
-        graphs = _capture_graphs(config, model, cache, table, attention, report)
-        verify_graphs = capture_verify_graphs(config, model, cache, table, attention)
+        _measure_products(made.model, report)
+    graphs, verify_graphs = None, None
+    # Models that are not our own may look at what they compute.
+    capturable = isinstance(facts, ModelConfig) and not config.enforce_eager
+    if capturable and isinstance(attention, CapturableBackend):
+        graphs = _capture_graphs(config, made.model, cache, table, attention, report)
+        verify_graphs = capture_verify_graphs(config, made.model, cache, table, attention)
     runner = TorchRunner(
-        model,
+        made.model,
         cache,
         table,
         sampler,
         attention,
         graphs,
         host_blocks,
-        drafting,
+        made.drafting,
         verify_graphs,
         acceptance(config),
         adapters,
@@ -145,11 +120,14 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         eos_token_ids=facts.eos_token_ids,
         device=device,
     )
-    if config.speculative_config is not None and config.speculative_config.adaptive:
-        num_drafts = config.speculative_config.num_tokens
-        runner.measure_step_costs(num_drafts, config.step_tokens)
+    if (speculative := config.speculative_config) is not None and speculative.adaptive:
+        runner.measure_step_costs(speculative.num_tokens, config.step_tokens)
     report(LoadProgress("Model loaded", 1.0))
     return runner
+
+
+def _late_bytes(config: EngineConfig, adapters: AdapterSlots | None) -> int:
+    return LATE_BYTES + (0 if adapters is None else adapters.step_bytes(config.step_tokens))
 
 
 def _adapter_slots(
@@ -163,6 +141,19 @@ def _adapter_slots(
         max_lora_rank=config.max_lora_rank,
         max_num_rows=config.max_num_seqs,
         dtype=dtype,
+        device=device,
+    )
+
+
+def _create_sampler(
+    config: EngineConfig, facts: ModelFacts, device: torch.device, *, has_kernels: bool
+) -> Sampler:
+    sampler = CudaSampler if has_kernels and device.type == "cuda" else Sampler
+    return sampler(
+        config.max_num_seqs,
+        facts.vocab_size,
+        facts.eos_token_ids,
+        seed=config.seed,
         device=device,
     )
 
@@ -208,9 +199,11 @@ def _register_kernels(device: torch.device) -> bool:
         return False
     kernels.register()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from kernels.triton import grouped_gemm
+        from kernels.triton import grouped_gemm, int4_linear, quantize
 
         grouped_gemm.register()
+        int4_linear.register()
+        quantize.register()
     return True
 
 
@@ -227,10 +220,13 @@ def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> tor
     return torch.float32 if device.type == "cpu" else model.dtype
 
 
-def _measure_products(model: Model) -> None:
+def _measure_products(model: Model, report: OnProgress) -> None:
+    report(LoadProgress("Measuring matrix products", 0.95))
     for module in model.modules():
         match module:
-            case GatedMLP():
+            case GatedMLP() if module.gate_up_proj.quantized is None:
                 products.measure(module.gate_up_proj.weight.data, gated=True)
+            case Linear() if module.quantized is not None:
+                pass
             case Linear() | TiedLinear():
                 products.measure(module.weight.data, gated=False)

@@ -89,8 +89,10 @@ def acceptance(config: EngineConfig) -> Callable[[Chunk, list[int]], list[int]]:
     return accept if rates is None else SyntheticAcceptance(rates)
 
 
-def draft_block_bytes(network: DraftNetwork, block_size: int, dtype: torch.dtype) -> int:
+def draft_block_bytes(network: DraftNetwork | None, block_size: int, dtype: torch.dtype) -> int:
     """What drafting adds to each block of the KV cache."""
+    if network is None:
+        return 0
     features = block_size * network.feature_size * dtype.itemsize
     if isinstance(network, ChainNetwork):
         return features + block_bytes(network.config, block_size, dtype)
@@ -101,13 +103,13 @@ def draft_block_bytes(network: DraftNetwork, block_size: int, dtype: torch.dtype
 class Made:
     model: Model
     """The target, watched if the network needs its features."""
-    drafting: Drafting
+    drafting: Drafting | None
     swapped: KVCache
     """What must be swapped along with the target's blocks."""
 
 
 def create_drafting(
-    network: DraftNetwork,
+    network: DraftNetwork | None,
     model: Model,
     config: EngineConfig,
     cache: PagedCache,
@@ -115,7 +117,9 @@ def create_drafting(
     sampler: Sampler,
     dtype: torch.dtype,
 ) -> Made:
-    """cache: the target's."""
+    """cache: the target's. Without a network the model stays as it is."""
+    if network is None:
+        return Made(model, None, [])
     device, block_size = table.tokens.device, config.block_size
     features: FeatureCache | None = None
     if network.feature_size:

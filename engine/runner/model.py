@@ -8,12 +8,16 @@ import torch
 
 from engine.architectures import NATIVE
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.config import read_architecture
 from engine.models.registry import create_model, read_config
+from engine.quant.base import Quantization, quantize
+from engine.quant.config import read_quantization
 from engine.weights.dummy import draw_weights
 from engine.weights.load import load_weights
+from engine.weights.names import targets
 
 OnProgress = Callable[[LoadProgress], None]
 
@@ -26,6 +30,8 @@ def read_facts(config: EngineConfig) -> ModelFacts:
     architecture = read_architecture(config.model_dir)
     if config.model_impl == "native" or (config.model_impl == "auto" and architecture in NATIVE):
         return read_config(config.model_dir)
+    if config.enable_lora:
+        raise ConfigError(f"enable_lora needs a native model, and {architecture} is served by none")
     from engine.models import transformers_fallback
 
     return transformers_fallback.read_config(
@@ -46,11 +52,19 @@ def load_model(
 ) -> Model:
     """facts: of ``read_facts``. ``report`` hears of the shares [0.05, 0.9]."""
     if isinstance(facts, ModelConfig):
+        quantization = read_quantization(config.model_dir, config.quantization)
         model = create_model(facts, max_model_len=max_model_len, dtype=dtype, device=device)
-        _fill(model, facts, config, report)
+        if quantization is not None:
+            quantize(model, quantization)
+        _fill(model, facts, quantization, config, report)
         return model
     from engine.models import transformers_fallback
 
+    if config.quantization is not None:
+        raise ConfigError(
+            f"quantization: {config.quantization!r} needs an architecture with a native "
+            "implementation (sluice models lists them)"
+        )
     report(LoadProgress("Loading with transformers", 0.05))
     assert isinstance(facts, transformers_fallback.FallbackConfig)
     return transformers_fallback.load_model(
@@ -63,7 +77,21 @@ def load_model(
     )
 
 
-def _fill(model: Model, facts: ModelConfig, config: EngineConfig, report: OnProgress) -> None:
+def _fill(
+    model: Model,
+    facts: ModelConfig,
+    quantization: Quantization | None,
+    config: EngineConfig,
+    report: OnProgress,
+) -> None:
+    known = targets(model)
+
+    def place_of(name: str) -> str | None:
+        place = model.place_of(name)
+        if place is None or quantization is None:
+            return place
+        return None if quantization.skips(place, known.__contains__) else place
+
     def scaled(progress: LoadProgress) -> None:
         report(LoadProgress(progress.message, 0.05 + 0.85 * progress.fraction))
 
@@ -75,7 +103,7 @@ def _fill(model: Model, facts: ModelConfig, config: EngineConfig, report: OnProg
                 model,
                 config.model_dir,
                 tied=facts.tie_word_embeddings,
-                place_of=model.place_of,
+                place_of=place_of,
                 on_progress=scaled,
             )
         model.pack()

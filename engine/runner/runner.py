@@ -150,6 +150,7 @@ class TorchRunner:
             max_model_len=self.max_model_len,
             num_drafts=num_drafts,
             device=self.device,
+            all_or_none=self._verify_graphs is not None,
         )
 
     def _run_eagerly(

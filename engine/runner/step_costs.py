@@ -25,6 +25,7 @@ def measure_step_costs(
     max_model_len: int,
     num_drafts: int,
     device: torch.device,
+    all_or_none: bool = False,
 ) -> StepCosts:
     """``run`` executes a step up to its logits. Call it before any request has a row: the steps
     write into blocks that nobody holds."""
@@ -49,6 +50,7 @@ def measure_step_costs(
         [seconds(batch, 1) for batch in batches],
         [seconds(batch, 1 + num_drafts) for batch in batches],
         num_drafts,
+        all_or_none,
     )
 
 

@@ -42,6 +42,8 @@ class StepCosts:
     checking_s: Sequence[float]
     """With ``num_drafts`` for each request."""
     num_drafts: int
+    all_or_none: bool = False
+    """Whether steps with fewer drafts save nothing, as they run without a graph."""
 
     def seconds(self, batch: int, num_drafts: int) -> float:
         """Of a step that checks ``num_drafts`` in all."""
@@ -162,7 +164,7 @@ class AdaptiveLength:
         heapq.heapify(heap)
         lengths = dict.fromkeys(asked, 0)
         best, best_speed = dict(lengths), batch / self._seconds(batch, 0)
-        tokens, num_drafts = float(batch), 0
+        tokens, num_drafts, speed = float(batch), 0, 0.0
         while heap:
             gain, index, request, length = heap[0]
             tokens -= gain
@@ -176,6 +178,11 @@ class AdaptiveLength:
                 heapq.heapreplace(heap, (following, index, request, length + 1))
             else:
                 heapq.heappop(heap)
+        if self._costs.all_or_none and any(best.values()):
+            # Here tokens and speed are those of all drafts there are.
+            return (
+                dict(asked) if speed > batch / self._seconds(batch, 0) else dict.fromkeys(asked, 0)
+            )
         return best
 
     def even_length(self, asked: Mapping[Request, int], batch: int) -> int:
@@ -189,7 +196,7 @@ class AdaptiveLength:
         for length in range(1, most + 1):
             tokens += sum(chance**length for chance in chances)
             speed = tokens / self._seconds(batch, length * len(asked))
-            if speed > best_speed:
+            if speed > best_speed and (length == most or not self._costs.all_or_none):
                 best, best_speed = length, speed
         return best
 
@@ -197,6 +204,8 @@ class AdaptiveLength:
         """Whether drafts of the request with the best chance would pay, were it the only one."""
         if self._costs is None or self.is_probe:
             return True
+        if batch == 0:
+            return False  # All left while a step was in flight.
         chance = max(map(self._chance, requests), default=0.0)
         gain = sum(chance**place for place in range(1, self._costs.num_drafts + 1))
         drafted = (batch + gain) / self._seconds(batch, self._costs.num_drafts)

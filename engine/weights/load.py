@@ -25,6 +25,9 @@ from engine.weights.shard import load_shard
 OnProgress = Callable[[LoadProgress], None]
 
 _PROGRESS_STEP = 0.01
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32}
+"""By safetensors' names, those of quantized weights."""
 _NOT_TOGETHER = "config.json and the weights do not belong together"
 
 
@@ -80,7 +83,7 @@ def _check(
                         + _NOT_TOGETHER
                     )
                 missing.discard(parameter)
-                _check_shape(name, wanted[parameter], list(file.get_slice(name).get_shape()))
+                _check_form(name, wanted[parameter], file.get_slice(name))
     if missing:
         raise ModelLoadError(
             f"{files[0].parent} lacks tensor {min(missing)!r}"
@@ -89,11 +92,18 @@ def _check(
         )
 
 
-def _check_shape(name: str, target: Target, shape: list[int]) -> None:
-    place = list(target.weight.part(target.part).shape)
-    if place != shape:
+def _check_form(name: str, target: Target, stored: Any) -> None:
+    shape, shapes = list(stored.get_shape()), target.weight.shapes(target.part)
+    if shape not in shapes:
         raise ModelLoadError(
-            f"tensor {name!r} has shape {shape}, the config asks for {place}: {_NOT_TOGETHER}"
+            f"tensor {name!r} has shape {shape}, the config asks for {shapes[0]}: {_NOT_TOGETHER}"
+        )
+    dtype, wanted = stored.get_dtype(), target.weight.stored_dtype
+    fits = dtype in _FLOATS if wanted is None else _DTYPES.get(dtype) == wanted
+    if not fits:
+        asked = "a float dtype" if wanted is None else str(wanted).removeprefix("torch.")
+        raise ModelLoadError(
+            f"tensor {name!r} has dtype {dtype}, the config asks for {asked}: {_NOT_TOGETHER}"
         )
 
 

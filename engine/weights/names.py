@@ -25,7 +25,7 @@ def targets(model: Module) -> dict[str, Target]:
     found = {}
     for name, weight in model.named_weights():
         for part in weight.parts:
-            found[_checkpoint_name(name, part)] = Target(weight, part)
+            found[checkpoint_name(name, part)] = Target(weight, part)
     return found
 
 
@@ -37,7 +37,8 @@ def is_ignored(name: str, *, tied: bool) -> bool:
     return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
 
 
-def _checkpoint_name(parameter_name: str, part: str) -> str:
+def checkpoint_name(parameter_name: str, part: str) -> str:
+    """What the checkpoint calls ``part`` of the parameter."""
     if not part:
         return parameter_name
     *parents, _fused, leaf = parameter_name.split(".")

@@ -8,7 +8,5 @@ from engine.weights.names import Target
 
 
 def load_shard(target: Target, tensor: torch.Tensor) -> None:
-    """Copy with conversion to the parameter's dtype and device. The shapes are equal."""
-    place = target.weight.part(target.part)
-    assert place.shape == tensor.shape, (place.shape, tensor.shape)
-    place.copy_(tensor)
+    """Copy with conversion to the parameter's form and device. The shapes are equal."""
+    target.weight.load(target.part, tensor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from engine.architectures import FALLBACK_TESTED, NATIVE
+from engine.architectures import FALLBACK_TESTED, NATIVE, QUANTIZATIONS
 from gateway.commands.tables import show
 
 
@@ -14,9 +14,10 @@ def models() -> None:
     Any other causal language model runs, too, if its attention goes through transformers'
     attention interface; one that cannot is refused with the reason when it is loaded.
     """
-    table = Table("architecture", "family", "runs on")
+    methods = ", ".join(QUANTIZATIONS)
+    table = Table("architecture", "family", "runs on", "quantization")
     for architecture, family in NATIVE.items():
-        table.add_row(architecture, family.name, "native")
+        table.add_row(architecture, family.name, "native", methods if family.quantizable else "")
     for architecture in FALLBACK_TESTED:
-        table.add_row(architecture, "", "transformers")
+        table.add_row(architecture, "", "transformers", "")
     show(table)

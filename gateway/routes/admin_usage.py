@@ -58,8 +58,11 @@ def usage_routes(store: Store) -> list[Route]:
     async def audit_log(request: Request) -> Response:
         limit = query_number(request, "limit", 100, most=MAX_LIST)
         assert limit is not None
+        tenant_id = query_id(request, "tenant_id")
+        if tenant_id is not None:
+            await store.get_tenant(tenant_id)
         entries = await store.list_audit(
-            query_id(request, "tenant_id"),
+            tenant_id,
             before=query_number(request, "before", None, most=2**63 - 1),
             limit=limit + 1,
         )

@@ -105,9 +105,18 @@ def error_response(error: Exception, *, began: bool = False) -> Response:
 
 
 def check_media_type(request: Request) -> None:
-    """Raises ``UnsupportedMediaType``; a body without a type is taken for JSON."""
+    """Raises ``UnsupportedMediaType``; a body without a type is taken for JSON.
+
+    Compressed bodies are refused: their limits would be those of what they unpack to.
+    """
     media_type = request.headers.get("content-type", "application/json").partition(";")[0]
     if media_type.strip().lower() != "application/json":
         raise UnsupportedMediaType(
             "Send the body as JSON, with the header content-type: application/json."
+        )
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMediaType(
+            "Send the body as it is, without the header content-encoding.",
+            param="content-encoding",
         )

@@ -28,6 +28,10 @@ using namespace prefill;
 
 #ifdef SLUICE_HOPPER
 
+// Tells the compiler that a value is the same in the whole warp, so that what follows from it is worked
+// out once, in the registers that descriptors are read from.
+__device__ __forceinline__ uint32_t uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
+
 template <typename T, int D, bool kSoftCap, bool kShared>
 class Consumer {
   using Memory = Shared<D>;
@@ -135,7 +139,8 @@ class Consumer {
 
   // s = Q K
   __device__ void multiply_keys() {
-    const uint32_t q = address(sm.q[q_place.stage][group]), k = address(sm.k[k_place.stage]);
+    const uint32_t q = uniform(address(sm.q[q_place.stage][group]));
+    const uint32_t k = uniform(address(sm.k[k_place.stage]));
     pin(s);
     wgmma_fence();
 #pragma unroll
@@ -152,7 +157,7 @@ class Consumer {
 
   // o += P V
   __device__ void multiply_values() {
-    const uint32_t v = address(sm.v[v_place.stage]);
+    const uint32_t v = uniform(address(sm.v[v_place.stage]));
     pin(o);
     wgmma_fence();
 #pragma unroll

@@ -10,6 +10,7 @@
 #include "dependent_launch.cuh"
 #include "mma.cuh"
 #include "skinny_linear.cuh"
+#include "skinny_output.cuh"
 #include "vector.cuh"
 
 namespace sluice {
@@ -17,7 +18,6 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
-constexpr int kFeatures = 16;
 constexpr int kChunk = 64;  // elements of k that a warp takes at a time
 constexpr int kUnroll = 2;  // chunks under way per warp
 
@@ -35,12 +35,12 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
 
 template <typename T, int kGroups>  // groups of 8 tokens
 __global__ void __launch_bounds__(kThreads, 2) skinny_linear_kernel(const SkinnyLinear p) {
-  __shared__ float partial[kWarps][kFeatures][kGroups * 8 + 1];
+  __shared__ float partial[kWarps][kSkinnyFeatures][kGroups * 8 + 1];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
   const int num_chunks = p.k / kChunk;
-  const int low = p.gated ? blockIdx.x * 8 + g : blockIdx.x * kFeatures + g;
-  const int high = p.gated ? p.features / 2 + low : low + 8;
+  const int low = skinny_feature(g, p.features, p.gated);
+  const int high = skinny_feature(g + 8, p.features, p.gated);
   const T* low_row = static_cast<const T*>(p.weight) + static_cast<int64_t>(low) * p.k + t * 8;
   const T* high_row = static_cast<const T*>(p.weight) + static_cast<int64_t>(high) * p.k + t * 8;
 
@@ -93,37 +93,22 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_linear_kernel(const Skinny
     for (int i = 0; i < 4; ++i) partial[warp][i / 2 * 8 + g][group * 8 + t * 2 + i % 2] = sum[group][i];
   }
   __syncthreads();
-  auto feature = [&](int row, int token) {
+  store_skinny<T>(p.out, p.tokens, p.features, p.gated, [&](int row, int token) {
     float total = 0.f;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) total += partial[w][row][token];
     if (p.bias) {
-      const int at = !p.gated ? blockIdx.x * kFeatures + row
-                              : (row < 8 ? 0 : p.features / 2) + blockIdx.x * 8 + row % 8;
+      const int at = skinny_feature(row, p.features, p.gated);
       total += to_float(static_cast<const T*>(p.bias)[at]);
     }
     return rounded<T>(total);
-  };
-  T* out = static_cast<T*>(p.out);
-  if (p.gated) {
-    const int row = threadIdx.x % 8, token = threadIdx.x / 8;
-    if (token >= p.tokens) return;
-    const float gate = feature(row, token);
-    const float silu = rounded<T>(gate / (1.f + __expf(-gate)));
-    out[static_cast<int64_t>(token) * (p.features / 2) + blockIdx.x * 8 + row] =
-        from_float<T>(silu * feature(row + 8, token));
-  } else {
-    const int row = threadIdx.x % kFeatures, token = threadIdx.x / kFeatures;
-    if (token >= p.tokens) return;
-    out[static_cast<int64_t>(token) * p.features + blockIdx.x * kFeatures + row] =
-        from_float<T>(feature(row, token));
-  }
+  });
 }
 
 template <typename T>
 cudaError_t launch(const SkinnyLinear& p, cudaStream_t stream) {
   auto kernel = p.tokens <= 8 ? skinny_linear_kernel<T, 1> : skinny_linear_kernel<T, 2>;
-  return launch_dependent(kernel, p.features / kFeatures, kThreads, 0, stream, p);
+  return launch_dependent(kernel, p.features / kSkinnyFeatures, kThreads, 0, stream, p);
 }
 
 }  // namespace

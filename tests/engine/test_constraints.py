@@ -144,17 +144,35 @@ class TestEndings:
         assert ending.reason == "error"
         assert "refuses" in str(ending.error)
 
-    def test_a_token_outside_the_allowed_ones_is_the_clients_error(
+    def test_no_token_in_common_with_the_allowed_ones_is_the_clients_error(
         self, compiler: GrammarCompiler
     ) -> None:
         constraints = Constraints(compiler, len(VOCAB))
-        request = make("[ab]x?", allowed_token_ids=ids("ac"))
+        request = make("[ab]xx?", allowed_token_ids=ids("ac"))
         ready(constraints, request)
+        mask, endings = constraints.mask([(0, request, ())])
+        assert mask is not None
+        assert not endings
         assert constraints.accept(request, ids("a")) is None
-        ending = constraints.accept(request, ids("x"))
-        assert ending is not None
+        assert constraints.forced_tokens(request) == []
+        assert constraints.legal_prefix(request, ids("x")) == []
+        mask, (ending,) = constraints.mask([(0, request, ())])
+        assert mask is None
         assert (ending.reason, ending.error_code) == ("error", "invalid_request")
         assert "allowed_token_ids have no token in common" in str(ending.error)
+        constraints.drop(request)
+        assert constraints.is_idle
+
+    def test_eos_needs_no_allowance(self, compiler: GrammarCompiler) -> None:
+        constraints, request = (
+            Constraints(compiler, len(VOCAB)),
+            make("a", allowed_token_ids=ids("a")),
+        )
+        ready(constraints, request)
+        assert constraints.accept(request, ids("a")) is None
+        mask, endings = constraints.mask([(0, request, ())])
+        assert mask is not None
+        assert not endings
         assert constraints.accept(request, [EOS]) == Ending(request, "stop")
 
     def test_a_matcher_that_fails_on_a_token_is_an_error(

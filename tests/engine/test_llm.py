@@ -3,16 +3,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.errors import ConfigError, EngineError, InvalidRequest, ModelLoadError
+from engine.errors import ConfigError, EngineError, InvalidRequest, ModelLoadError, QueueFull
 from engine.llm import (
     LLM,
     CompletionOutput,
@@ -310,14 +312,57 @@ class TestRefusals:
             ({"prompt_token_ids": [3] * 256}, GREEDY, "max_model_len = 256"),
             ({"prompt_token_ids": [3] * 250}, GREEDY, "max_tokens is 24"),
             ({"prompt_token_ids": [-1]}, GREEDY, "prompt_token_ids must be in"),
+            ({"prompt_token_ids": ["a"]}, GREEDY, "prompt_token_ids must hold integers"),
+            ({"prompt_token_ids": [1.5]}, GREEDY, "prompt_token_ids must hold integers"),
+            ({"prompt_token_ids": "abc"}, GREEDY, "prompt_token_ids must hold integers"),
+            ({"token_ids": [1]}, GREEDY, "must be a text or"),
+            (5, GREEDY, "must be a text or"),
+            ("good", {"temperature": 0}, "must be SamplingParams, got"),
+            ("good", None, "must be SamplingParams, got None"),
         ],
     )
     def test_a_bad_prompt_is_named_and_leaves_nothing_behind(
         self, llm: LLM, prompt: object, params: SamplingParams, message: str
     ) -> None:
         with pytest.raises(InvalidRequest, match=message):
-            llm.generate(["good", prompt, "good"], params)  # type: ignore[list-item]
+            llm.generate(["good", prompt, "good"], [GREEDY, params, GREEDY])  # type: ignore[list-item]
         assert len(llm.generate("good", GREEDY)[0].outputs[0].token_ids) == 24
+
+    def test_what_is_too_much_for_the_queue(self, model_dir: Path) -> None:
+        llm = LLM(model_dir, max_num_queued_reqs=2)
+        with pytest.raises(QueueFull, match="max_num_queued_reqs = 2"):
+            llm.generate(["good"] * 3, GREEDY)
+        assert len(llm.generate(["good"] * 2, GREEDY)) == 2
+
+    def test_ctrl_c_in_the_middle_of_a_step_leaves_nothing_behind(
+        self, llm: LLM, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole = llm.generate("good", GREEDY)[0].outputs
+        runner = llm._core._runner  # type: ignore[attr-defined]
+        forward = runner.forward
+
+        def interrupted(plan: object) -> None:
+            signal.raise_signal(signal.SIGINT)
+            forward(plan)
+
+        monkeypatch.setattr(runner, "forward", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("good", GREEDY)
+        monkeypatch.undo()
+        llm._core.check_integrity()  # type: ignore[attr-defined]
+        assert llm.generate("good", GREEDY)[0].outputs == whole
+
+    def test_a_broken_step_is_not_taken_for_an_open_stream(
+        self, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        llm = LLM(model_dir)
+        # Between the two halves of a step: nothing can go on from there.
+        runner = llm._core._runner  # type: ignore[attr-defined]
+        monkeypatch.setattr(runner, "sample", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            llm.generate("good", GREEDY)
+        with pytest.raises(EngineError, match="make a new LLM"):
+            llm.generate("good", GREEDY)
 
     def test_an_interrupt_leaves_nothing_behind(self, llm: LLM) -> None:
         def interrupt(result: GenerationOutput) -> None:

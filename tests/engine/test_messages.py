@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.messages import (
@@ -18,7 +19,8 @@ from engine.messages import (
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n": 0}, "n must be at least 1, got 0"),
+        ({"n": 0}, r"n must be in \[1, 16384\], got 0"),
+        ({"n": 10**9}, r"n must be in \[1, 16384\], got 1000000000"),
         ({"temperature": -0.1}, "temperature must be a number of at least 0, got -0.1"),
         ({"temperature": math.inf}, "temperature must be a number of at least 0"),
         ({"temperature": math.nan}, "temperature must be a number of at least 0"),
@@ -31,7 +33,7 @@ from engine.messages import (
         ({"repetition_penalty": 0.0}, "repetition_penalty must be a number above 0"),
         ({"repetition_penalty": math.inf}, "repetition_penalty must be a number above 0"),
         ({"logit_bias": {5: 101.0}}, r"logit_bias must have values in \[-100, 100\], got 101.0"),
-        ({"logit_bias": {"5": 1.0}}, r"logit_bias must map token ids \(integers\), got '5'"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias must map token ids, got -1"),
         ({"allowed_token_ids": []}, "allowed_token_ids must name at least one token"),
         ({"bad_words": ["a", " "]}, "bad_words must not hold an empty string"),
         ({"bad_words_token_ids": [[1], []]}, "bad_words_token_ids must not hold an empty"),
@@ -46,6 +48,64 @@ from engine.messages import (
 def test_a_value_out_of_range_is_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         SamplingParams(**options)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2.5),
+        ("n", True),
+        ("temperature", "0"),
+        ("temperature", None),
+        ("top_k", 1.5),
+        ("seed", 1.5),
+        ("logit_bias", [1, 2]),
+        ("logit_bias", {"5": 1.0}),
+        ("logit_bias", {5: "much"}),
+        ("allowed_token_ids", 5),
+        ("allowed_token_ids", "abc"),
+        ("allowed_token_ids", [1.5]),
+        ("bad_words", [5]),
+        ("bad_words_token_ids", [5]),
+        ("bad_words_token_ids", "word"),
+        ("max_tokens", 1.5),
+        ("min_tokens", None),
+        ("stop", 5),
+        ("stop", b"x"),
+        ("stop", [None]),
+        ("stop_token_ids", ["a"]),
+        ("ignore_eos", "yes"),
+        ("skip_special_tokens", None),
+        ("logprobs", True),
+        ("structured_outputs", "{}"),
+        ("output_kind", "delta"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{field} has the wrong type: Expected .*, got "):
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("regex", 5), ("choice", "ab"), ("choice", [1]), ("grammar", b"x"), ("json_object", "yes")],
+)
+def test_a_constraint_of_the_wrong_type_is_named(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{field} has the wrong type: Expected "):
+        StructuredOutputs(**{field: value})  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_and_any_iterable_will_do() -> None:
+    how = SamplingParams(
+        temperature=np.float64(0.5),
+        seed=np.int64(7),  # type: ignore[arg-type]
+        allowed_token_ids=range(3),  # type: ignore[arg-type]
+        stop_token_ids={5},  # type: ignore[arg-type]
+    )
+    assert how == SamplingParams(
+        temperature=0.5, seed=7, allowed_token_ids=(0, 1, 2), stop_token_ids=(5,)
+    )
+    assert type(how.seed) is int
 
 
 def test_callers_may_write_strings_lists_and_none() -> None:

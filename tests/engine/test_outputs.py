@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from engine.messages import RequestOutput, RequestOutputKind, SamplingParams, TokenLogprobs
 from engine.outputs import CompletionOutput, GenerationProgress, Logprob, named
 from engine.tokenizer import Tokenizer
@@ -110,3 +112,20 @@ def test_prompt_logprobs_come_with_all_later_results() -> None:
         assert result.prompt_logprobs is not None
         assert result.prompt_logprobs[0] is None
         assert [*(result.prompt_logprobs[1] or ())] == [6]
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_tokens_behind_a_stop_string_are_no_part_of_the_output(include: bool) -> None:
+    """However many come at once, as they do when drafts are accepted."""
+    params = {"stop": "c", "logprobs": 0, "include_stop_str_in_output": include}
+    tokens = ids("abcde")
+    records = [TokenLogprobs(token_id, -1.0, 1) for token_id in tokens]
+    for split in range(len(tokens)):
+        job = progress(**params)
+        for part in (slice(0, split), slice(split, None)):
+            if not job.is_finished(0):
+                job.push(0, RequestOutput("7", tokens[part], logprobs=records[part]))
+        whole = job.final().outputs[0]
+        assert (whole.text, whole.token_ids) == ("abc" if include else "ab", tokens[:3])
+        assert (whole.stop_reason, whole.cumulative_logprob) == ("c", -3.0)
+        assert [list(entry) for entry in whole.logprobs or ()] == [[each] for each in tokens[:3]]

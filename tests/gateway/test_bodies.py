@@ -7,6 +7,7 @@ import pytest
 
 from gateway import bodies
 from gateway.errors import InvalidRequestError
+from tenants.errors import InvalidValue
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):
@@ -17,6 +18,14 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
     inner: list[Inner]
     names: dict[str, int] = {}
     anything: Any = None
+
+
+class Bounded(msgspec.Struct):
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise InvalidValue("count", "must not be negative")
 
 
 _decoder = msgspec.json.Decoder(Outer)
@@ -48,6 +57,17 @@ def test_a_bad_body_names_the_field(body: bytes, param: str | None, code: str) -
         bodies.decode(_decoder, body)
     assert (caught.value.param, caught.value.code) == (param, code)
     assert caught.value.message.endswith(".") or code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "param"),
+    [(Bounded, b'{"count": -1}', "count"), (list[Bounded], b'[{"count": -1}]', "[0].count")],
+)
+def test_a_field_that_its_struct_refuses_is_named(kind: Any, body: bytes, param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        bodies.decode(msgspec.json.Decoder(kind), body)
+    assert (caught.value.param, caught.value.code) == (param, "invalid_value")
+    assert caught.value.message == f"Invalid value for {param}: must not be negative."
 
 
 @pytest.mark.parametrize("data", [b"{", b"3", b"[" * 100_000])

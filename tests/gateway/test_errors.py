@@ -23,9 +23,26 @@ def test_every_error_is_an_openai_error_object(kind: type[ApiError]) -> None:
     error = kind("why", param="p")
     body = json.loads(error.body())["error"]
     assert set(body) == {"message", "type", "param", "code"}
-    assert body["message"] == "why"
+    assert body["message"] == "p: why"
     assert body["param"] == "p"
     assert 400 <= error.status < 600
+
+
+@pytest.mark.parametrize(
+    ("param", "message", "told"),
+    [
+        ("n", "Must be from 1 to 8.", "n: Must be from 1 to 8."),
+        ("top_p", "top_p must be in (0, 1].", "top_p must be in (0, 1]."),
+        ("tools[1].name", "There are two tools 'a'.", "tools[1].name: There are two tools 'a'."),
+        ("messages[0].role", "Invalid value for messages[0].role.", None),
+        ("max_tokens", "Set max_completion_tokens or this.", "max_tokens: Set max_c"),
+        (None, "No.", "No."),
+    ],
+)
+def test_a_message_alone_names_the_field(param: str | None, message: str, told: str | None) -> None:
+    error = errors.InvalidRequestError(message, param=param)
+    assert error.object().message.startswith(told or message)
+    assert error.object().message.endswith(message)
 
 
 @pytest.mark.parametrize("kind", KINDS)

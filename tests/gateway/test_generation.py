@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
+import msgspec
 import pytest
 
 from engine.client import EngineClient
@@ -21,6 +22,7 @@ from gateway.generation import Generation, Generations
 from gateway.metrics import Metrics
 from tenants.errors import StoreUnavailable
 from tenants.keys import mint
+from tenants.limits import Limits, ScopePolicy
 from tenants.memory import MemoryStore
 from tenants.quota import Quota
 from tenants.types import Principal, UsageEvent
@@ -142,6 +144,30 @@ async def test_an_answer_that_nobody_takes_is_given_up(model_dir: Path) -> None:
         event = await here.event()
         assert event.status == "disconnected"
         assert 10 < event.completion_tokens < 800
+
+
+async def test_a_budget_ends_an_answer_that_nobody_reads(model_dir: Path) -> None:
+    async with bench(model_dir) as here:
+        here.double.script = lambda prompt: Play(text="x" * 1500, interval_s=0.001)
+        tenant, key, request_id = here.principal.tenant, here.principal.key, uuid4()
+        limits = Limits(monthly_tokens=len(here.tokens) + 300)
+        await here.store.put_limits(tenant.id, "tenant", tenant.id, limits)
+        policy = ScopePolicy(scope_kind="tenant", scope_id=tenant.id, limits=limits)
+        hold = await here.quota.reserve(
+            msgspec.structs.replace(here.principal, policies=(policy,)),
+            request_id=request_id,
+            model="tiny",
+            prompt_tokens=len(here.tokens),
+            max_tokens=1000,
+        )
+        generation = here.begin(id=request_id, hold=hold)
+        await until(lambda: here.double.aborted, within_s=5)
+        (last,) = (await read(generation))[-1:]
+        assert last.finish_reason == "length"
+        generation.close()
+        event = await here.event()
+        assert (event.status, event.key_id) == ("length", key.id)
+        assert 300 <= event.completion_tokens < 310
 
 
 async def test_a_whole_answer(model_dir: Path) -> None:

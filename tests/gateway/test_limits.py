@@ -177,6 +177,22 @@ async def test_a_budget_that_ends_meanwhile_ends_the_answer_with_length(
         await until(lambda: not here.double.running)
 
 
+async def test_not_one_token_goes_beyond_a_budget_that_ends_in_the_first_slice(
+    model_dir: Path, pg_dsn: str
+) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        here.double.script = lambda prompt: Play(text="x" * 1500, interval_s=0.001)
+        await here.limit(monthly_tokens=100)
+        async with here.gateway.openai() as client:
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=HELLO, max_tokens=1500, extra_body={"min_tokens": 200}
+            )
+        assert answer.choices[0].finish_reason == "length"
+        assert answer.usage is not None
+        assert answer.usage.total_tokens == 100
+        assert sum(here.double.generated.values()) == answer.usage.completion_tokens
+
+
 async def test_of_two_at_once_the_second_is_refused_until_the_first_has_ended(
     model_dir: Path, pg_dsn: str
 ) -> None:

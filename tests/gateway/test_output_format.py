@@ -35,6 +35,14 @@ def test_any_text_needs_no_grammar() -> None:
     assert read(guided_json=None) is None
 
 
+@pytest.mark.parametrize(
+    "wanted", [{"type": "json_object"}, json_schema(STRICT, strict=False), json_schema(STRICT)]
+)
+def test_what_promises_no_whole_document_may_be_cut(wanted: dict[str, Any]) -> None:
+    assert read(response_format=wanted, stop=["}"], stop_token_ids=[3]) is not None
+    assert read(response_format=json_schema(STRICT, strict=True), stop=[]) is not None
+
+
 @pytest.mark.parametrize("strict", [None, False, True])
 def test_a_schema_is_strict_only_when_it_says_so(strict: bool | None) -> None:
     found = read(response_format=json_schema(STRICT, strict=strict))
@@ -74,6 +82,11 @@ def test_each_way_to_ask(fields: dict[str, Any], kind: str, param: str) -> None:
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
         ({"response_format": json_schema([], strict=True)}, "response_format"),
+        ({"response_format": json_schema(STRICT, strict=True), "stop": "}"}, "stop"),
+        (
+            {"response_format": json_schema(STRICT, strict=True), "stop_token_ids": [3]},
+            "stop_token_ids",
+        ),
         ({"response_format": json_schema({"type": "array"}, strict=True)}, "response_format"),
     ],
 )

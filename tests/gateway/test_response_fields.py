@@ -114,3 +114,11 @@ def test_a_choice_among_some_tools() -> None:
 def test_errors_of_chats_in_the_words_of_responses(param: str | None, ours: str | None) -> None:
     error = InvalidRequestError("x", param=param)
     assert in_our_words(error, num_earlier=2).param == ours
+
+
+def test_a_message_that_begins_with_a_field_gets_its_name_in_a_response() -> None:
+    error = InvalidRequestError(
+        "max_completion_tokens must be at least 1.", param="max_completion_tokens"
+    )
+    found = in_our_words(error, num_earlier=0)
+    assert found.object().message == "max_output_tokens must be at least 1."

@@ -52,7 +52,7 @@ def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SecretsError, match="no such file"):
+    with pytest.raises(SecretsError, match="no such file; `sluice migrate` makes one"):
         secrets.load(tmp_path / "none.json")
 
 

@@ -132,6 +132,15 @@ def test_loose_tools_are_held_to_what_can_be(fixture: Fixture) -> None:
     assert not spec.strict
 
 
+def test_a_function_without_parameters_takes_none(fixture: Fixture) -> None:
+    use = fixture.use(function("f", parameters=None), function("g", parameters={}))
+    calls = fixture.tools.grammar(use._replace(is_required=True), None)
+    assert calls is not None
+    none, any_object = json.loads(calls.source)["format"]["tags"]
+    assert none["content"]["json_schema"]["additionalProperties"] is False
+    assert any_object["content"]["json_schema"] == {"type": "object"}
+
+
 def test_a_call_or_a_document(fixture: Fixture) -> None:
     spec = fixture.tools.grammar(fixture.use(), GrammarSpec("json_object"))
     assert spec is not None

@@ -229,6 +229,18 @@ class TestExtension:
         with pytest.raises(QuotaExceeded):
             await take(Quota(store), who, prompt=1)
 
+    async def test_says_when_the_first_slice_is_the_last(self, store: Store) -> None:
+        who = await make(store, "project", monthly_tokens=110)
+        hold = await take(Quota(store), who, prompt=10, most=1000)
+        assert (hold.allowed, hold.is_last) == (100, True)
+        await settle(store, who, hold)
+
+    async def test_a_slice_cut_by_the_rate_is_not_the_last(self, store: Store) -> None:
+        who = await make(store, "project", monthly_tokens=10_000, tokens_per_minute=110)
+        hold = await take(Quota(store), who, prompt=10, most=1000)
+        assert (hold.allowed, hold.is_last) == (100, False)
+        await settle(store, who, hold)
+
     async def test_store_away_does_not_cut_a_stream(self) -> None:
         store = WatchedStore()
         who = await make(store, monthly_tokens=10_000)

@@ -82,7 +82,6 @@ def test_generation_config_decides_the_end_of_sequence(
         ({"hidden_size": "big"}, r"Expected `int`, got `str` - at `\$.hidden_size`"),
         ({"architectures": []}, "architectures: is missing or empty"),
         ({"hidden_act": "gelu"}, "hidden_act: not supported: 'gelu', only 'silu'"),
-        ({"quantization_config": {}}, "quantization_config: not supported by LlamaForCausalLM"),
         ({"sliding_window": 512}, "sliding_window: not supported by LlamaForCausalLM: 512"),
         ({"qk_layernorm": True}, "qk_layernorm: not supported"),
         ({"num_local_experts": 4}, "num_local_experts: not supported"),
@@ -158,7 +157,6 @@ def test_every_familys_defaults_are_those_of_transformers(
         ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob: not supported"),
         ("DeepseekV2ForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq: not supported: 2"),
         ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func: not supported"),
-        ("DeepseekV3ForCausalLM", {"quantization_config": {"quant_method": "fp8"}}, "quantization"),
     ],
 )
 def test_what_a_family_does_not_have_is_refused_by_name(

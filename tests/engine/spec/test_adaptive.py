@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -26,6 +27,11 @@ def teach(length: AdaptiveLength, request: Request, chance: float, times: int = 
         request.num_draft_tokens += 4
         request.num_accepted_tokens += hits
         length.observe(request)
+
+
+def test_an_empty_batch_needs_no_drafts() -> None:
+    """Where everything was aborted or parked while a step was in flight."""
+    assert not AdaptiveLength(COSTS).may_pay([], 0)
 
 
 def test_costs_between_and_beyond_what_was_measured() -> None:
@@ -85,6 +91,17 @@ def test_no_other_choice_of_one_length_is_faster(batch: int) -> None:
     even = length.even_length(asked, batch)
     best = max(goodput(chances, [n] * batch, batch) for n in range(5))
     assert goodput(chances, [even] * batch, batch) == pytest.approx(best)
+
+
+def test_all_or_none_where_fewer_drafts_save_nothing() -> None:
+    costs = dataclasses.replace(COSTS, all_or_none=True)
+    for chance, batch, drafts in ((0.9, 16, 4), (0.35, 64, 0)):
+        length, group = AdaptiveLength(costs), requests(batch)
+        for request in group:
+            teach(length, request, chance)
+        asked = dict.fromkeys(group, 4)
+        assert length.even_length(asked, batch) == drafts
+        assert set(length.lengths(asked, batch).values()) == {drafts}
 
 
 def test_it_learns_that_drafting_is_slower_than_the_table_says() -> None:

@@ -203,6 +203,7 @@ async def test_ids_of_others_and_of_nobody_are_not_found(gateway: Gateway) -> No
             await admin.error(404, "PUT", f"{tenant}/limits", {})
             await admin.error(404, "POST", f"{tenant}/projects", {"name": "x"})
     await admin.error(404, "GET", f"/usage?tenant_id={uuid4()}")
+    await admin.error(404, "GET", f"/audit_log?tenant_id={uuid4()}")
     await admin.error(404, "DELETE", f"/streams/{uuid4()}")
     assert await admin.ok("GET", "/audit_log") == before
 

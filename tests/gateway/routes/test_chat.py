@@ -554,6 +554,8 @@ async def test_the_body_must_be_json(gateway: Gateway) -> None:
     answer = await exchange(gateway, post(gateway, body, content_type=form))
     assert answer.status == 415
     assert answer.error["code"] == "unsupported_media_type"
+    answer = await exchange(gateway, post(gateway, body, content_encoding="gzip"))
+    assert (answer.status, answer.error["param"]) == (415, "content-encoding")
     for fine in ("application/json; charset=utf-8", ""):
         assert (await exchange(gateway, post(gateway, body, content_type=fine))).status == 200
 

@@ -373,6 +373,7 @@ async def test_refusals_of_the_engine_are_statuses(gateway: Gateway, double: Eng
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
          "input[0].content[0]"),
         ({"input": [3]}, "input[0]"),
+        ({"input": "x", "tools": [3]}, "tools[0]"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
         ({"input": "x", "tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),

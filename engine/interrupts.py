@@ -1,0 +1,36 @@
+"""Ctrl-C, for what must not break off halfway."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """The first Ctrl-C (SIGINT) takes effect when the block is over, a second one at once.
+
+    Signals reach the main thread alone: in any other there is nothing to do.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous is None:
+        yield
+        return
+    held = False
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        nonlocal held
+        if held:
+            signal.default_int_handler(number, frame)
+        held = True
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if held:
+            signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,1 @@
+"""Quantized weights: how checkpoints store them, and products with them."""

@@ -1,0 +1,68 @@
+"""What every quantization of weights offers, and putting it in the place of a model's weights."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+
+from engine.errors import ModelLoadError
+from engine.layers.linear import Linear, QuantizedWeight
+from engine.layers.module import Module
+from engine.layers.moe import SparseMoE
+from engine.weights.names import checkpoint_name
+
+
+class Quantization(ABC):
+    """How the linear layers of one checkpoint are stored."""
+
+    unquantized: Sequence[str] = ()
+    """Layers left alone: whole components of their checkpoint names, or ``re:`` and a regex."""
+    skipped: Sequence[str] = ()
+    """Ends of the names of tensors that a checkpoint may hold and nobody needs."""
+
+    @abstractmethod
+    def weight(self, linear: Linear) -> QuantizedWeight:
+        """For a layer whose own weight is not loaded. ``ValueError`` says what does not fit."""
+
+    def quantizes(self, name: str) -> bool:
+        """name: of a layer in the checkpoint."""
+        return not any(_matches(pattern, name) for pattern in self.unquantized)
+
+    def skips(self, tensor: str, known: Callable[[str], bool]) -> bool:
+        """known: whether the model has a place for a tensor of this name."""
+        return tensor.endswith(tuple(self.skipped)) and not known(tensor)
+
+
+def quantize(model: Module, quantization: Quantization) -> None:
+    """Before the weights are loaded. ``ModelLoadError`` names a layer that cannot be quantized."""
+    for path, module in _named_modules(model):
+        if isinstance(module, SparseMoE):
+            raise ModelLoadError(f"quantization: not supported for mixtures of experts ({path})")
+        if not isinstance(module, Linear):
+            continue
+        names = [checkpoint_name(f"{path}.weight", part) for part in module.parts]
+        chosen = {quantization.quantizes(name.removesuffix(".weight")) for name in names}
+        if len(chosen) > 1:
+            raise ModelLoadError(
+                f"quantization_config: {path} is one matrix here: quantize all of "
+                f"{', '.join(module.parts)} or none"
+            )
+        if chosen == {True}:
+            try:
+                module.quantized = quantization.weight(module)
+            except ValueError as error:
+                raise ModelLoadError(f"quantization: {path}: {error}") from error
+
+
+def _named_modules(module: Module, prefix: str = "") -> Iterator[tuple[str, Module]]:
+    for name, child in module.children():
+        if isinstance(child, Module):
+            yield prefix + name, child
+            yield from _named_modules(child, f"{prefix}{name}.")
+
+
+def _matches(pattern: str, name: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], name) is not None
+    return pattern == name or f".{pattern}." in f".{name}."

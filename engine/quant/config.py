@@ -1,0 +1,173 @@
+"""From config.json's quantization_config and the option ``quantization`` to what reads the weights.
+
+What is not implemented is refused by name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from engine.architectures import QuantizationMethod
+from engine.errors import ConfigError, ModelLoadError
+from engine.quant.awq import Awq
+from engine.quant.base import Quantization
+from engine.quant.compressed_tensors import PackQuantized
+from engine.quant.fp8 import Fp8
+from engine.quant.gptq import Gptq
+
+
+class _Fp8Config(msgspec.Struct):
+    activation_scheme: Literal["dynamic", "static"] = "dynamic"
+    weight_block_size: list[int] | None = None
+    ignored_layers: list[str] | None = None
+    modules_to_not_convert: list[str] | None = None
+
+    def quantization(self) -> Quantization:
+        _require("weight_block_size", self.weight_block_size, None)
+        ignored = self.ignored_layers or self.modules_to_not_convert or []
+        return Fp8(per_tensor=True, unquantized=("lm_head", *ignored))
+
+
+class _AwqConfig(msgspec.Struct):
+    bits: int
+    group_size: int
+    zero_point: bool = True
+    version: str = "gemm"
+    modules_to_not_convert: list[str] | None = None
+
+    def quantization(self) -> Quantization:
+        _require("bits", self.bits, 4)
+        _require("zero_point", self.zero_point, True)
+        _require("version", self.version.lower(), "gemm")
+        return Awq(self.group_size, unquantized=self.modules_to_not_convert or ())
+
+
+class _GptqConfig(msgspec.Struct):
+    bits: int
+    group_size: int
+    checkpoint_format: Literal["gptq", "gptq_v2"] = "gptq"
+    lm_head: bool = False
+    dynamic: dict[str, Any] | None = None
+
+    def quantization(self) -> Quantization:
+        _require("bits", self.bits, 4)
+        _require("dynamic", self.dynamic or None, None)
+        return Gptq(
+            self.group_size,
+            zero_offset=int(self.checkpoint_format == "gptq"),
+            unquantized=() if self.lm_head else ("lm_head",),
+        )
+
+
+class _Numbers(msgspec.Struct):
+    """How compressed-tensors describes weights or activations."""
+
+    num_bits: int
+    type: Literal["int", "float"] = "int"
+    symmetric: bool = True
+    strategy: str | None = None
+    group_size: int | None = None
+    actorder: str | bool | None = None
+
+
+class _Group(msgspec.Struct):
+    targets: list[str]
+    weights: _Numbers
+    input_activations: _Numbers | None = None
+    output_activations: _Numbers | None = None
+
+
+class _CompressedTensorsConfig(msgspec.Struct):
+    config_groups: dict[str, _Group]
+    ignore: list[str] = []
+    sparsity_config: dict[str, Any] | None = None
+    transform_config: dict[str, Any] | None = None
+
+    def quantization(self) -> Quantization:
+        _require("sparsity_config", self.sparsity_config or None, None)
+        _require("transform_config", self.transform_config or None, None)
+        _require("config_groups: number of groups", len(self.config_groups), 1)
+        (group,) = self.config_groups.values()
+        _require("targets", group.targets, ["Linear"])
+        _require("output_activations", group.output_activations, None)
+        if group.weights.type == "float":
+            return self._fp8(group)
+        return self._int4(group)
+
+    def _fp8(self, group: _Group) -> Quantization:
+        weights, activations = group.weights, group.input_activations
+        _require("weights: num_bits", weights.num_bits, 8)
+        _require("weights: symmetric", weights.symmetric, True)
+        _require("weights: strategy", weights.strategy, "tensor", "channel")
+        if activations is not None:
+            _require("input_activations: type", activations.type, "float")
+            _require("input_activations: num_bits", activations.num_bits, 8)
+            _require("input_activations: strategy", activations.strategy, "tensor", "token", None)
+        return Fp8(
+            per_tensor=weights.strategy == "tensor",
+            activations=activations is not None,
+            unquantized=self.ignore,
+        )
+
+    def _int4(self, group: _Group) -> Quantization:
+        weights = group.weights
+        _require("weights: num_bits", weights.num_bits, 4)
+        _require("weights: strategy", weights.strategy, "group", "channel")
+        _require("weights: actorder", weights.actorder, None, False, "weight", "static", "group")
+        _require("input_activations", group.input_activations, None)
+        return PackQuantized(
+            weights.group_size or -1,
+            symmetric=weights.symmetric,
+            ordered=weights.actorder == "group",
+            unquantized=self.ignore,
+        )
+
+
+_Reader = type[_Fp8Config] | type[_AwqConfig] | type[_GptqConfig] | type[_CompressedTensorsConfig]
+_READERS: dict[str, _Reader] = {
+    "fp8": _Fp8Config,
+    "awq": _AwqConfig,
+    "gptq": _GptqConfig,
+    "compressed-tensors": _CompressedTensorsConfig,
+}
+
+
+def read_quantization(model_dir: Path, method: QuantizationMethod | None) -> Quantization | None:
+    """None: nothing is quantized. ``ConfigError`` where option and checkpoint do not agree,
+    ``ModelLoadError`` names a field that is wrong or not supported."""
+    path = model_dir / "config.json"
+    fields: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    found = fields.get("quantization_config") or (fields.get("text_config") or {}).get(
+        "quantization_config"
+    )
+    if found is None:
+        if method not in (None, "fp8"):
+            raise ConfigError(
+                f"quantization is {method!r}, but {path} has no quantization_config: only 'fp8' "
+                "can quantize while loading"
+            )
+        return None if method is None else Fp8(online=True, unquantized=("lm_head",))
+    stored = found.get("quant_method") if isinstance(found, dict) else None
+    reader = _READERS.get(str(stored))
+    if reader is None:
+        raise ModelLoadError(
+            f"{path}: quantization_config: quant_method: not supported: {stored!r}, only "
+            + ", ".join(_READERS)
+        )
+    if method not in (None, stored):
+        raise ConfigError(
+            f"quantization is {method!r}, but the checkpoint's quantization_config says {stored!r}"
+        )
+    try:
+        return msgspec.convert(found, reader).quantization()
+    except ValueError as error:  # msgspec's are such, too
+        raise ModelLoadError(f"{path}: quantization_config: {error}") from error
+
+
+def _require(field: str, value: object, *supported: object) -> None:
+    if value not in supported:
+        only = ", ".join(map(repr, supported))
+        raise ValueError(f"{field}: not supported: {value!r}, only {only}")

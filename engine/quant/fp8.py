@@ -1,0 +1,153 @@
+"""FP8 weights (e4m3) with one scale an output channel or tensor (arXiv 2209.05433).
+
+Either a checkpoint's own, or rounded while a 16-bit checkpoint loads. On a GPU activations are
+scaled by token and rounded alike where tensor cores for FP8 pay off; a CPU computes with the
+dequantized weights. A checkpoint's own static scales of activations are not needed for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from engine.layers.linear import Linear, QuantizedWeight
+from engine.layers.parameter import Weight
+from engine.quant.base import Quantization
+from kernels import ops, quantized
+
+FP8 = torch.float8_e4m3fn
+
+
+class Fp8(Quantization):
+    skipped = (".input_scale", ".k_scale", ".v_scale", ".kv_scale", ".output_scale")
+
+    def __init__(
+        self,
+        *,
+        online: bool = False,
+        per_tensor: bool = False,
+        activations: bool = True,
+        unquantized: Sequence[str] = (),
+    ) -> None:
+        """online: the checkpoint is not quantized. per_tensor: its scales are, not per channel.
+        activations: round activations, too, where that is faster."""
+        self._online, self._per_tensor, self._activations = online, per_tensor, activations
+        self.unquantized = unquantized
+
+    def weight(self, linear: Linear) -> QuantizedWeight:
+        if self._online:
+            return OnlineFp8Weight(linear, activations=self._activations)
+        return Fp8Weight(linear, per_tensor=self._per_tensor, activations=self._activations)
+
+
+class _Fp8Product(QuantizedWeight):
+    weight: Weight
+
+    def __init__(self, linear: Linear, *, activations: bool) -> None:
+        self._dtype = linear.dtype
+        self._activations = activations
+        self._shape = sum(linear.parts.values()), linear.in_features
+
+    @property
+    def scale(self) -> torch.Tensor:
+        """[out_features, 1] float32"""
+        raise NotImplementedError
+
+    def prepare(self) -> bool:
+        return quantized.serves(self.weight.data)
+
+    def dequantize(self) -> torch.Tensor:
+        return (self.weight.data.float() * self.scale).to(self._dtype)
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return quantized.fp8_linear(
+            x, self.weight.data, self.scale, bias, round_x=self._activations
+        )
+
+    def gated_linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return quantized.fp8_gated_linear(
+            x, self.weight.data, self.scale, bias, round_x=self._activations
+        )
+
+
+class Fp8Weight(_Fp8Product):
+    """A checkpoint's."""
+
+    def __init__(self, linear: Linear, *, per_tensor: bool, activations: bool) -> None:
+        super().__init__(linear, activations=activations)
+        data = torch.empty(self._shape, dtype=FP8, device=linear.device)
+        self.weight = _Drawn(data, linear.parts)
+        scale = torch.empty(self._shape[0], 1, dtype=torch.float32, device=linear.device)
+        kind = TensorScale if per_tensor else ChannelScale
+        self.weight_scale = kind(scale, linear.parts)
+
+    @property
+    def scale(self) -> torch.Tensor:
+        return self.weight_scale.data
+
+
+class OnlineFp8Weight(_Fp8Product):
+    """Rounded as it is loaded: the 16-bit weight is never there as a whole."""
+
+    def __init__(self, linear: Linear, *, activations: bool) -> None:
+        super().__init__(linear, activations=activations)
+        data = torch.empty(self._shape, dtype=FP8, device=linear.device)
+        self.weight: _Rounded = _Rounded(data, linear.parts)
+
+    @property
+    def scale(self) -> torch.Tensor:
+        return self.weight.scale
+
+
+class _Drawn(Weight):
+    def draw(self, deviation: float, generator: torch.Generator) -> None:
+        wide = torch.empty(self.data.shape, dtype=torch.bfloat16, device=self.data.device)
+        self.data.copy_(wide.normal_(generator=generator))
+
+
+class _Rounded(Weight):
+    __slots__ = ("scale",)
+
+    def __init__(self, data: torch.Tensor, parts: Mapping[str, int]) -> None:
+        super().__init__(data, parts)
+        self.scale = torch.empty(len(data), 1, dtype=torch.float32, device=data.device)
+
+    @property
+    def stored_dtype(self) -> torch.dtype | None:
+        return None
+
+    def load(self, part: str, tensor: torch.Tensor) -> None:
+        rows = self.parts[part]
+        rounded, scale = ops.quantize_rows(tensor.to(self.data.device))
+        self.data[rows].copy_(rounded)
+        self.scale[rows] = scale
+
+    def draw(self, deviation: float, generator: torch.Generator) -> None:
+        for part in self.parts:
+            wide = torch.empty_like(self.part(part), dtype=torch.bfloat16)
+            self.load(part, wide.normal_(0, deviation, generator=generator))
+
+
+class ChannelScale(Weight):
+    """One for each row."""
+
+    def shapes(self, part: str) -> list[list[int]]:
+        rows = len(self.part(part))
+        return [[rows, 1], [rows]]
+
+    def load(self, part: str, tensor: torch.Tensor) -> None:
+        super().load(part, tensor.reshape(-1, 1))
+
+    def draw(self, deviation: float, generator: torch.Generator) -> None:
+        self.data.fill_(deviation)
+
+
+class TensorScale(ChannelScale):
+    """One for all rows of a part."""
+
+    def shapes(self, part: str) -> list[list[int]]:
+        return [[], [1]]
+
+    def load(self, part: str, tensor: torch.Tensor) -> None:
+        self.part(part).fill_(tensor.item())

@@ -1,0 +1,86 @@
+// Registers the products with quantized weights with torch.
+
+#include "bind.h"
+#include "quantized_linear.cuh"
+
+namespace {
+
+using at::Tensor;
+using sluice::check;
+
+sluice::QuantizedLinear common(const Tensor& out, const Tensor& x, const Tensor& weight,
+                               const Tensor& scales, const std::optional<Tensor>& bias, bool gated,
+                               int64_t k_multiple) {
+  const auto dtype = x.scalar_type();
+  const int64_t tokens = x.size(0), k = x.size(1), features = weight.size(0);
+  TORCH_CHECK(dtype == at::kBFloat16 || dtype == at::kHalf, "x must be bfloat16 or float16");
+  for (const Tensor& t : {out, x, weight, scales}) TORCH_CHECK(t.is_cuda(), "not on a GPU");
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.stride(0) % 8 == 0 && weight.is_contiguous() &&
+                  scales.is_contiguous() && out.is_contiguous() && out.scalar_type() == dtype &&
+                  out.size(0) == tokens && out.size(1) == (gated ? features / 2 : features),
+              "x must be [tokens, k], out [tokens, features] (or half)");
+  TORCH_CHECK(tokens <= sluice::kMaxSkinnyTokens && features % 16 == 0 && k % k_multiple == 0,
+              "at most ", sluice::kMaxSkinnyTokens, " tokens, features a multiple of 16 and k of ",
+              k_multiple, ", got ", tokens, ", ", features, " and ", k);
+  TORCH_CHECK(!bias || (bias->numel() == features && bias->is_contiguous() &&
+                        bias->scalar_type() == dtype && bias->is_cuda()),
+              "bias must have ", features, " elements");
+  sluice::QuantizedLinear p = {};
+  p.out = out.data_ptr();
+  p.x = x.data_ptr();
+  p.weight = weight.data_ptr();
+  p.scales = scales.data_ptr();
+  p.bias = bias ? bias->data_ptr() : nullptr;
+  p.x_stride = x.stride(0);
+  p.tokens = tokens;
+  p.features = features;
+  p.k = k;
+  p.gated = gated;
+  return p;
+}
+
+void skinny_fp8_linear(Tensor out, const Tensor& x, const Tensor& weight, const Tensor& scale,
+                       const std::optional<Tensor>& bias, bool gated) {
+  const auto p = common(out, x, weight, scale, bias, gated, 64);
+  TORCH_CHECK(weight.scalar_type() == at::kFloat8_e4m3fn && weight.size(1) == p.k,
+              "weight must be [features, k] float8_e4m3fn");
+  TORCH_CHECK(scale.scalar_type() == at::kFloat && scale.numel() == p.features,
+              "scale must be [features] float32");
+  const c10::cuda::CUDAGuard guard(x.device());
+  check(sluice::skinny_fp8_linear(p, x.scalar_type() == at::kBFloat16,
+                                  c10::cuda::getCurrentCUDAStream()),
+        "skinny_fp8_linear");
+}
+
+void skinny_int4_linear(Tensor out, const Tensor& x, const Tensor& packed, const Tensor& groups,
+                        const std::optional<Tensor>& bias, bool gated) {
+  auto p = common(out, x, packed, groups, bias, gated, 128);
+  TORCH_CHECK(packed.scalar_type() == at::kInt && packed.size(1) * 8 == p.k,
+              "packed must be [features, k / 8] int32");
+  TORCH_CHECK(groups.scalar_type() == x.scalar_type() && groups.dim() == 3 &&
+                  groups.size(0) == p.features && groups.size(2) == 2,
+              "groups must be [features, num_groups, 2] of x's dtype");
+  p.group_size = p.k / groups.size(1);
+  TORCH_CHECK(p.group_size % 32 == 0 && p.group_size * groups.size(1) == p.k,
+              "groups must be of a multiple of 32 elements");
+  const c10::cuda::CUDAGuard guard(x.device());
+  check(sluice::skinny_int4_linear(p, x.scalar_type() == at::kBFloat16,
+                                   c10::cuda::getCurrentCUDAStream()),
+        "skinny_int4_linear");
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
+  m.def(
+      "skinny_fp8_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor scale, Tensor? bias, "
+      "bool gated) -> ()");
+  m.def(
+      "skinny_int4_linear(Tensor(a!) out, Tensor x, Tensor packed, Tensor groups, Tensor? bias, "
+      "bool gated) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
+  m.impl("skinny_fp8_linear", &skinny_fp8_linear);
+  m.impl("skinny_int4_linear", &skinny_int4_linear);
+}

@@ -1,0 +1,224 @@
+// Matrix products of few tokens with weights of eight or four bits: skinny_linear.cu, with a step
+// between the load of a weight and the instruction that uses it.
+//
+// A thread takes 16 bytes in a row of a feature, 16 or 32 weights, and the same elements of x. The
+// weights become 16-bit floats two at a time, by moving bits into place: exponents come out too
+// small by a constant factor (FP8), or integers as the mantissa of a power of two (INT4).
+
+#include "dependent_launch.cuh"
+#include "mma.cuh"
+#include "quantized_linear.cuh"
+#include "skinny_output.cuh"
+#include "vector.cuh"
+
+namespace sluice {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * 32;
+
+template <typename T>
+struct Pair;  // two 16-bit floats in a word
+
+template <>
+struct Pair<__nv_bfloat16> {
+  static constexpr int kFp8Shift = 4;
+  static constexpr uint32_t kFp8Bits = 0x07f007f0;
+  static constexpr uint32_t kFp8Factor = 0x7b807b80;  // 2^120
+  static constexpr uint32_t kInteger = 0x43004300;    // 128, whose last bit is worth 1
+  using Two = __nv_bfloat162;
+};
+
+template <>
+struct Pair<__half> {
+  static constexpr int kFp8Shift = 1;
+  static constexpr uint32_t kFp8Bits = 0x3f803f80;
+  static constexpr uint32_t kFp8Factor = 0x5c005c00;  // 2^8
+  static constexpr uint32_t kInteger = 0x64006400;    // 1024
+  using Two = __half2;
+};
+
+template <typename T>
+__device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
+  using Two = typename Pair<T>::Two;
+  Two v = __hmul2(reinterpret_cast<Two&>(a), reinterpret_cast<Two&>(b));
+  return reinterpret_cast<uint32_t&>(v);
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t plus(uint32_t a, uint32_t b) {
+  using Two = typename Pair<T>::Two;
+  Two v = __hadd2(reinterpret_cast<Two&>(a), reinterpret_cast<Two&>(b));
+  return reinterpret_cast<uint32_t&>(v);
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t minus(uint32_t a, uint32_t b) {
+  using Two = typename Pair<T>::Two;
+  Two v = __hsub2(reinterpret_cast<Two&>(a), reinterpret_cast<Two&>(b));
+  return reinterpret_cast<uint32_t&>(v);
+}
+
+__device__ __forceinline__ uint32_t word(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+__device__ __forceinline__ uint4 load_once(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+template <typename T>
+struct Fp8 {
+  static constexpr int kChunk = 64;  // elements of k that a warp takes at a time
+
+  struct Group {};
+  static __device__ __forceinline__ Group group(const QuantizedLinear&, int, int) { return {}; }
+
+  // Eight elements, the i-th eight of a thread's sixteen.
+  static __device__ __forceinline__ void widen(uint32_t (&out)[4], const uint4& v, int i, Group) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      // Bytes 0 and 1, or 2 and 3, into the upper bytes of the two halves.
+      const uint32_t spread = __byte_perm(word(v, 2 * i + j / 2), 0, j % 2 ? 0x3424 : 0x1404);
+      const uint32_t small = (spread & 0x80008000) | ((spread >> Pair<T>::kFp8Shift) & Pair<T>::kFp8Bits);
+      out[j] = times<T>(small, Pair<T>::kFp8Factor);
+    }
+  }
+
+  static __device__ __forceinline__ float scale(const QuantizedLinear& p, int feature) {
+    return static_cast<const float*>(p.scales)[feature];
+  }
+};
+
+template <typename T>
+struct Int4 {
+  static constexpr int kChunk = 128;
+
+  using Group = uint32_t;  // scale and zero
+  static __device__ __forceinline__ Group group(const QuantizedLinear& p, int feature, int k) {
+    const int64_t row = static_cast<int64_t>(feature) * (p.k / p.group_size);
+    return __ldg(static_cast<const uint32_t*>(p.scales) + row + k / p.group_size);
+  }
+
+  // Eight elements, the i-th eight of a thread's 32: one word.
+  static __device__ __forceinline__ void widen(uint32_t (&out)[4], const uint4& v, int i,
+                                               Group group) {
+    const uint32_t scale = __byte_perm(group, group, 0x1010);
+    const uint32_t zero = plus<T>(__byte_perm(group, group, 0x3232), Pair<T>::kInteger);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t whole = ((word(v, i) >> 4 * j) & 0x000f000f) | Pair<T>::kInteger;
+      out[j] = times<T>(minus<T>(whole, zero), scale);
+    }
+  }
+
+  static __device__ __forceinline__ float scale(const QuantizedLinear&, int) { return 1.f; }
+};
+
+template <typename T, template <typename> typename Format, int kGroups>  // groups of 8 tokens
+__global__ void __launch_bounds__(kThreads, 2) quantized_linear_kernel(const QuantizedLinear p) {
+  using F = Format<T>;
+  constexpr int kUnroll = 4;                // chunks under way per warp
+  constexpr int kElements = F::kChunk / 4;  // of a thread in a chunk
+  struct Weights {
+    uint4 low[kUnroll], high[kUnroll];
+    typename F::Group low_group[kUnroll], high_group[kUnroll];
+  };
+  __shared__ float partial[kWarps][kSkinnyFeatures][kGroups * 8 + 1];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int g = lane / 4, t = lane % 4;
+  const int num_chunks = p.k / F::kChunk;
+  const int64_t row_bytes = static_cast<int64_t>(num_chunks) * 64;
+  const int low = skinny_feature(g, p.features, p.gated);
+  const int high = skinny_feature(g + 8, p.features, p.gated);
+  const char* low_row = static_cast<const char*>(p.weight) + low * row_bytes + t * 16;
+  const char* high_row = static_cast<const char*>(p.weight) + high * row_bytes + t * 16;
+
+  auto load = [&](Weights& w, int first) {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int chunk = first + u * kWarps;
+      if (chunk >= num_chunks) break;
+      w.low[u] = load_once(low_row + chunk * 64);
+      w.high[u] = load_once(high_row + chunk * 64);
+      const int k = chunk * F::kChunk + t * kElements;
+      w.low_group[u] = F::group(p, low, k);
+      w.high_group[u] = F::group(p, high, k);
+    }
+  };
+
+  float sum[kGroups][4] = {};
+  Weights now, next;
+  load(now, warp);
+  wait_for_inputs();
+  const T* x = static_cast<const T*>(p.x) + t * kElements;
+  for (int first = warp; first < num_chunks; first += kWarps * kUnroll) {
+    load(next, first + kWarps * kUnroll);
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int chunk = first + u * kWarps;
+      if (chunk >= num_chunks) break;
+#pragma unroll
+      for (int i = 0; i < kElements / 8; ++i) {
+        uint32_t a[4], b[4];
+        F::widen(a, now.low[u], i, now.low_group[u]);
+        F::widen(b, now.high[u], i, now.high_group[u]);
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          const int token = group * 8 + g;
+          uint4 v = make_uint4(0, 0, 0, 0);
+          if (token < p.tokens) {
+            v = *reinterpret_cast<const uint4*>(x + token * p.x_stride + chunk * F::kChunk + i * 8);
+          }
+          Half<T>::mma(sum[group], {a[0], b[0], a[1], b[1]}, v.x, v.y);
+          Half<T>::mma(sum[group], {a[2], b[2], a[3], b[3]}, v.z, v.w);
+        }
+      }
+    }
+    now = next;
+  }
+  allow_next();
+
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      partial[warp][i / 2 * 8 + g][group * 8 + t * 2 + i % 2] = sum[group][i];
+    }
+  }
+  __syncthreads();
+  store_skinny<T>(p.out, p.tokens, p.features, p.gated, [&](int row, int token) {
+    const int feature = skinny_feature(row, p.features, p.gated);
+    float total = 0.f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) total += partial[w][row][token];
+    total *= F::scale(p, feature);
+    if (p.bias) total += to_float(static_cast<const T*>(p.bias)[feature]);
+    return rounded<T>(total);
+  });
+}
+
+template <typename T, template <typename> typename Format>
+cudaError_t launch(const QuantizedLinear& p, cudaStream_t stream) {
+  auto kernel = p.tokens <= 8 ? quantized_linear_kernel<T, Format, 1>
+                              : quantized_linear_kernel<T, Format, 2>;
+  return launch_dependent(kernel, p.features / kSkinnyFeatures, kThreads, 0, stream, p);
+}
+
+}  // namespace
+
+cudaError_t skinny_fp8_linear(const QuantizedLinear& linear, bool bf16, cudaStream_t stream) {
+  if (linear.tokens == 0) return cudaSuccess;
+  return bf16 ? launch<__nv_bfloat16, Fp8>(linear, stream) : launch<__half, Fp8>(linear, stream);
+}
+
+cudaError_t skinny_int4_linear(const QuantizedLinear& linear, bool bf16, cudaStream_t stream) {
+  if (linear.tokens == 0) return cudaSuccess;
+  return bf16 ? launch<__nv_bfloat16, Int4>(linear, stream) : launch<__half, Int4>(linear, stream);
+}
+
+}  // namespace sluice

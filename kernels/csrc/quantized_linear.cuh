@@ -1,0 +1,32 @@
+// Interface of quantized_linear.cu: raw pointers only.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <cstdint>
+
+#include "skinny_linear.cuh"
+
+namespace sluice {
+
+struct QuantizedLinear {
+  void* out;           // [tokens, outputs], contiguous
+  const void* x;       // [tokens, k], rows x_stride elements apart
+  const void* weight;  // [features, k] in its format, contiguous, rows multiples of 64 bytes
+  const void* scales;  // FP8: [features] float; INT4: [features, k / group_size, 2] like x
+  const void* bias;    // [features] like x, or null
+  int64_t x_stride;
+  int tokens;      // at most kMaxSkinnyTokens
+  int features;    // a multiple of 16
+  int k;           // a multiple of 64 (FP8) or 128 (INT4)
+  int group_size;  // INT4 only: a multiple of 32
+  bool gated;      // features = [gate | up], out = silu(gate) * up, outputs = features / 2
+};
+
+// As skinny_linear, the weights in e4m3 with a scale for each feature.
+cudaError_t skinny_fp8_linear(const QuantizedLinear& linear, bool bf16, cudaStream_t stream);
+
+// As skinny_linear, the weights in four bits: (nibble - zero) * scale, both of a group. Of eight
+// neighbours the even ones are in the low nibbles of a word, the odd ones in the high.
+cudaError_t skinny_int4_linear(const QuantizedLinear& linear, bool bf16, cudaStream_t stream);
+
+}  // namespace sluice

@@ -1,0 +1,74 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+"""Activations to FP8, and weights of four bits back to sixteen."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels import ops
+from kernels.reference import FP8_MAX, MIN_SCALE
+
+FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+
+def register() -> None:
+    """Serve ``ops.quantize_rows`` on GPUs."""
+    ops.register("quantize_rows", "triton", quantize_rows, dtypes=FLOATS)
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``reference.quantize_rows``."""
+    rows, width = x.shape
+    x = x if x.stride(1) == 1 else x.contiguous()
+    out = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    block = min(4096, triton.next_power_of_2(width))
+    _quantize[(rows,)](
+        out, scales, x, x.stride(0), width, FP8_MAX, MIN_SCALE, BLOCK=block, num_warps=8
+    )
+    return out, scales
+
+
+def dequantize_int4(packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """See ``reference.dequantize_int4``."""
+    features, words = packed.shape
+    num_groups = groups.shape[1]
+    out = torch.empty(features, words * 8, dtype=groups.dtype, device=groups.device)
+    grid = (features, triton.cdiv(words, 256))
+    _dequantize[grid](out, packed, groups, words, num_groups, words * 8 // num_groups, BLOCK=256)
+    return out
+
+
+@triton.jit
+def _quantize(out, scales, x, x_stride, width, fp8_max, min_scale, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    largest = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, width, BLOCK):
+        at = start + column
+        piece = tl.load(x + row * x_stride + at, mask=at < width, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(piece))
+    scale = tl.maximum(tl.max(largest, 0) / fp8_max, min_scale)
+    tl.store(scales + row, scale)
+    for start in range(0, width, BLOCK):
+        at = start + column
+        piece = tl.load(x + row * x_stride + at, mask=at < width, other=0.0).to(tl.float32)
+        scaled = tl.minimum(tl.maximum(piece / scale, -fp8_max), fp8_max)
+        tl.store(out + row * width + at, scaled.to(out.dtype.element_ty), mask=at < width)
+
+
+@triton.jit
+def _dequantize(out, packed, groups, words, num_groups, group_size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    element = tl.program_id(1) * BLOCK * 8 + tl.arange(0, BLOCK * 8)
+    inside = element < words * 8
+    word = tl.load(packed + row * words + element // 8, mask=inside, other=0)
+    place = element % 8
+    nibble = (word >> (place % 2 * 16 + place // 2 * 4)) & 15
+    at = groups + (row * num_groups + element // group_size) * 2
+    scale = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    zero = tl.load(at + 1, mask=inside, other=0.0).to(tl.float32)
+    value = (nibble.to(tl.float32) - zero) * scale
+    tl.store(out + row * words * 8 + element, value.to(out.dtype.element_ty), mask=inside)

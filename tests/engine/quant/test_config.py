@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.architectures import QuantizationMethod
+from engine.errors import ConfigError, ModelLoadError
+from engine.quant.awq import Awq
+from engine.quant.compressed_tensors import PackQuantized
+from engine.quant.config import read_quantization
+from engine.quant.fp8 import Fp8
+from engine.quant.gptq import Gptq
+from tests.engine.quant.checkpoints import FP8_NUMBERS, INT4_NUMBERS, compressed
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+FP8 = {"quant_method": "fp8"}
+CHANNEL = {**FP8_NUMBERS, "strategy": "channel"}
+
+
+def read(
+    folder: Path, found: object, method: QuantizationMethod | None = None, *, nested: bool = False
+) -> Any:
+    document: dict[str, Any] = {} if found is None else {"quantization_config": found}
+    if nested:
+        document = {"text_config": document}
+    (folder / "config.json").write_text(json.dumps(document))
+    return read_quantization(folder, method)
+
+
+@pytest.mark.parametrize(
+    ("found", "kind"),
+    [
+        (AWQ, Awq),
+        (GPTQ, Gptq),
+        (FP8, Fp8),
+        (compressed(CHANNEL, None), Fp8),
+        (compressed(INT4_NUMBERS, None), PackQuantized),
+    ],
+)
+def test_the_checkpoint_decides(found: dict[str, Any], kind: type, tmp_path: Path) -> None:
+    assert type(read(tmp_path, found)) is kind
+    assert type(read(tmp_path, found, found["quant_method"])) is kind
+    assert type(read(tmp_path, found, nested=True)) is kind
+
+
+def test_a_checkpoint_without_quantization(tmp_path: Path) -> None:
+    assert read(tmp_path, None) is None
+    assert isinstance(read(tmp_path, None, "fp8"), Fp8)
+    with pytest.raises(ConfigError, match=r"'awq', but .* has no quantization_config"):
+        read(tmp_path, None, "awq")
+
+
+def test_an_option_that_contradicts_the_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is 'fp8', but the checkpoint's .* says 'awq'"):
+        read(tmp_path, AWQ, "fp8")
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({"bits": 4}, "quant_method: not supported: None, only fp8, awq, gptq, compressed-tensors"),
+        ({"quant_method": "bitsandbytes"}, "quant_method: not supported: 'bitsandbytes'"),
+        ([4], "quant_method: not supported: None"),
+        ({**AWQ, "bits": 8}, "bits: not supported: 8, only 4"),
+        ({**AWQ, "version": "gemv"}, "version: not supported: 'gemv', only 'gemm'"),
+        ({**AWQ, "zero_point": False}, "zero_point: not supported: False"),
+        ({"quant_method": "awq", "bits": 4}, "missing required field `group_size`"),
+        ({**GPTQ, "bits": 3}, "bits: not supported: 3, only 4"),
+        ({**GPTQ, "dynamic": {"x": {}}}, "dynamic: not supported"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, "Invalid enum value 'marlin'"),
+        ({**FP8, "weight_block_size": [128, 128]}, "weight_block_size: not supported"),
+        (compressed({**CHANNEL, "num_bits": 4}, None), "weights: num_bits: not supported: 4"),
+        (compressed({**CHANNEL, "strategy": "block"}, None), "weights: strategy: .* 'block'"),
+        (compressed({**INT4_NUMBERS, "num_bits": 8}, None), "weights: num_bits: .* 8, only 4"),
+        (compressed(INT4_NUMBERS, FP8_NUMBERS), "input_activations: not supported"),
+        (compressed(CHANNEL, {"num_bits": 8}), "input_activations: type: .* 'int', only 'float'"),
+        ({**compressed(CHANNEL, None), "sparsity_config": {"a": 1}}, "sparsity_config: not"),
+        ({**compressed(CHANNEL, None), "config_groups": {}}, "number of groups: .* 0, only 1"),
+    ],
+)
+def test_what_is_not_supported_is_named(found: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=f"quantization_config: .*{message}"):
+        read(tmp_path, found)
+
+
+def test_layers_left_alone(tmp_path: Path) -> None:
+    awq = read(tmp_path, {**AWQ, "modules_to_not_convert": ["mlp.gate", "re:.*o_proj$"]})
+    assert awq.quantizes("model.layers.0.mlp.gate_proj")
+    for name in ("lm_head", "model.layers.0.mlp.gate", "model.layers.0.self_attn.o_proj"):
+        assert not awq.quantizes(name)
+    assert read(tmp_path, {**GPTQ, "lm_head": True}).quantizes("lm_head")

@@ -1,0 +1,57 @@
+"""Which families can be quantized, and that each of them is, as ``sluice models`` says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from engine.architectures import NATIVE, QuantizationMethod
+from engine.errors import ConfigError, ModelLoadError
+from engine.llm import LLM, SamplingParams
+from tests.engine.models.families import CASES, FALLBACK_CASES, Case, write
+from tests.engine.quant import checkpoints
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+FIRST = {case.family: case for case in reversed(CASES)}
+"""One case of each family."""
+
+
+def load(folder: Path, quantization: QuantizationMethod | None = None) -> LLM:
+    return LLM(
+        folder,
+        device="cpu",
+        block_size=4,
+        num_gpu_blocks_override=100,
+        num_threads=1,
+        quantization=quantization,
+    )
+
+
+def texts(llm: LLM, case: Case) -> list[list[int]]:
+    return [r.outputs[0].token_ids for r in llm.generate(list(case.prompts), GREEDY)]
+
+
+@pytest.mark.parametrize("case", FIRST.values(), ids=lambda case: case.name)
+def test_fp8_while_loading(case: Case, tmp_path: Path) -> None:
+    """The text of a checkpoint whose weights have been rounded beforehand."""
+    folder = write(case, tmp_path)
+    if not NATIVE[case.architecture].quantizable:
+        with pytest.raises(ModelLoadError, match="not supported for mixtures of experts"):
+            load(folder, "fp8")
+        return
+    got = texts(load(folder, "fp8"), case)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("_proj.weight"):
+            _, tensors[name] = checkpoints.fp8(tensor, np.random.default_rng())
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert got == texts(load(folder), case)
+
+
+def test_what_transformers_computes_is_not_quantized(tmp_path: Path) -> None:
+    folder = write(FALLBACK_CASES[0], tmp_path)
+    with pytest.raises(ConfigError, match="'fp8' needs an architecture with a native"):
+        load(folder, "fp8")
