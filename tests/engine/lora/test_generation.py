@@ -9,6 +9,7 @@ import pytest
 
 from engine.errors import AdapterLoadError, ConfigError, InvalidRequest
 from engine.llm import LLM, LoRARequest, SamplingParams
+from engine.messages import GenerateRequest
 from engine.outputs import GenerationOutput
 from tests.engine import toys
 from tests.engine.lora.making import merge, write_adapter
@@ -162,3 +163,25 @@ def test_refusals(llm: LLM, model_dir: Path, adapters: list[LoRARequest]) -> Non
         LLM(model_dir, enable_lora=True, max_loras=0, **OPTIONS)
     with pytest.raises(ConfigError, match="enable_lora needs a native model"):
         LLM(model_dir, enable_lora=True, model_impl="transformers", **OPTIONS)
+
+
+def test_a_request_for_an_unknown_adapter_is_answered(llm: LLM) -> None:
+    llm._core.add_request(
+        GenerateRequest(request_id="r", prompt_token_ids=[5], params=GREEDY, adapter="nobody's")
+    )
+    (output,) = llm._core.step()
+    assert output.error == 'adapter "nobody\'s" is not loaded'
+    assert output.error_code == "invalid_request"
+
+
+def test_beside_quantized_weights(model_dir: Path, tmp_path: Path) -> None:
+    """An adapter that adds nothing changes nothing; one that does, does."""
+    none = LoRARequest("none", write_adapter(tmp_path / "none", model_dir, strength=0.0))
+    some = LoRARequest("some", write_adapter(tmp_path / "some", model_dir))
+    llm = LLM(model_dir, enable_lora=True, max_loras=2, quantization="fp8", **OPTIONS)
+    base, same, other = (
+        [result.outputs[0].token_ids for result in llm.generate(PROMPTS, GREEDY, lora_request=it)]
+        for it in (None, none, some)
+    )
+    assert base == same
+    assert base != other
