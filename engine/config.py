@@ -114,7 +114,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_logprobs: int = 20
     """The most ``logprobs`` or ``prompt_logprobs`` a request may ask for; -1 sets no limit."""
     enable_lora: bool = False
-    """Serve requests with adapters (LoRA), beside those without; for native models."""
+    """Let requests of the offline API name an adapter (LoRA); for native models."""
     max_loras: int = 1
     """Different adapters in one step at most: so many fit on the device at once."""
     max_lora_rank: int = 16
