@@ -113,13 +113,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `{ method = "ngram", num_speculative_tokens = 4 }`, with vLLM's keys. Never changes outputs."""
     max_logprobs: int = 20
     """The most ``logprobs`` or ``prompt_logprobs`` a request may ask for; -1 sets no limit."""
+    enable_lora: bool = False
+    """Let requests of the offline API name an adapter (LoRA); for native models."""
+    max_loras: int = 1
+    """Different adapters in one step at most: so many fit on the device at once."""
+    max_lora_rank: int = 16
+    """The largest rank that an adapter may have; decides the memory of each of ``max_loras``."""
     num_threads: int | None = None
     """Torch's CPU threads; None leaves torch's choice."""
     seed: int = 0
     """Decides the sampling of requests that bring no seed of their own."""
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_num_seqs"):
+        for name in ("block_size", "max_num_seqs", "max_loras", "max_lora_rank"):
             _require(getattr(self, name) >= 1, name, "must be at least 1", getattr(self, name))
         for name in (
             "max_model_len",

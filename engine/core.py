@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from itertools import chain, count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from engine.cache.manager import CacheManager
 from engine.constraints import Constraints, Ending
-from engine.errors import InvalidRequest, QueueFull
+from engine.errors import AdapterLoadError, InvalidRequest, QueueFull
 from engine.messages import RequestOutput, Stats
 from engine.request import Request, RequestState
 from engine.scheduler.policy import create_policy
@@ -19,6 +19,7 @@ from engine.spec.speculator import Speculator
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from collections.abc import Set as AbstractSet
+    from pathlib import Path
 
     from engine.config import EngineConfig
     from engine.messages import GenerateRequest, SamplingParams
@@ -29,6 +30,16 @@ if TYPE_CHECKING:
 
 # How long a step with nothing to compute waits for a grammar, so that the loop does not spin.
 _GRAMMAR_WAIT_S = 0.002
+
+
+class Adapters(Protocol):
+    """What the core needs of ``engine.lora.slots.AdapterSlots``."""
+
+    def load(self, name: str, folder: Path) -> None: ...
+
+    def unload(self, name: str) -> None: ...
+
+    def digest(self, name: str) -> str | None: ...
 
 
 class EngineCore:
@@ -48,11 +59,13 @@ class EngineCore:
         max_model_len: int,
         eos_token_ids: AbstractSet[int] = frozenset(),
         grammar: GrammarCompiler | None = None,
+        adapters: Adapters | None = None,
         overlap: bool | None = None,
         proposer: Proposer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
+        self._adapters = adapters
         self._max_model_len = max_model_len
         self._max_logprobs = config.max_logprobs
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -161,11 +174,23 @@ class EngineCore:
             )
         return Request(
             message,
+            adapter_digest=self._adapter_digest(message.adapter),
             arrival=next(self._arrivals),
             arrival_s=self._clock(),
             max_total_tokens=limit if max_tokens is None else len(prompt) + max_tokens,
             eos_token_ids=self._eos_token_ids,
         )
+
+    def _adapter_digest(self, name: str) -> str:
+        if not name:
+            return ""
+        digest = None if self._adapters is None else self._adapters.digest(name)
+        if digest is None:
+            raise InvalidRequest(
+                f"adapter {name!r} is not loaded"
+                + (": enable_lora is not set" if self._adapters is None else "")
+            )
+        return digest
 
     def _check_params(self, params: SamplingParams) -> None:
         """What ``SamplingParams`` cannot check by itself. Raises ``InvalidRequest``."""
@@ -195,6 +220,21 @@ class EngineCore:
             raise InvalidRequest(
                 f"{field} must be in [0, {vocab_size}), got {min(token_ids)} to {max(token_ids)}"
             )
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Requests may name it from now on. ``AdapterLoadError`` says what does not fit."""
+        if self._adapters is None:
+            raise AdapterLoadError(f"adapter {name!r} cannot be loaded: enable_lora is not set")
+        self._adapters.load(name, folder)
+
+    def unload_adapter(self, name: str) -> None:
+        """Raises ``InvalidRequest`` if it is not loaded, or if requests still use it."""
+        self._adapter_digest(name)
+        num_users = sum(request.adapter == name for request in self._requests.values())
+        if num_users:
+            raise InvalidRequest(f"adapter {name!r} is in use: end its {num_users} requests first")
+        assert self._adapters is not None
+        self._adapters.unload(name)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests in whatever state they are; each gets a last output. Unknown ids pass."""

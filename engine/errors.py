@@ -3,6 +3,7 @@
 EngineError
 ├── ConfigError        a wrong or impossible setting
 ├── ModelLoadError     the model folder is missing, unreadable or does not fit the code
+├── AdapterLoadError   an adapter is missing, unreadable or does not fit the model
 ├── InvalidRequest     a request that can never run (prompt too long, bad parameters)
 ├── QueueFull          admission refused: too many requests wait already
 └── EngineDead         the engine process is gone or hangs
@@ -21,6 +22,10 @@ class ConfigError(EngineError):
 
 class ModelLoadError(EngineError):
     """The model cannot be loaded."""
+
+
+class AdapterLoadError(EngineError):
+    """The adapter cannot be loaded."""
 
 
 class InvalidRequest(EngineError, ValueError):

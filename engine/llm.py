@@ -19,6 +19,7 @@ from engine.chat_template import ChatTemplate
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineError, InvalidRequest, QueueFull
 from engine.interrupts import interrupts_held_back
+from engine.lora.request import LoRARequest
 from engine.messages import (
     GenerateRequest,
     LoadProgress,
@@ -37,6 +38,7 @@ __all__ = [
     "LLM",
     "CompletionOutput",
     "GenerationOutput",
+    "LoRARequest",
     "Logprob",
     "RequestOutputKind",
     "SamplingParams",
@@ -55,6 +57,7 @@ class TokensPrompt(TypedDict):
 
 
 Prompt: TypeAlias = str | TokensPrompt
+LoRA: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
 
 
 class LLM:
@@ -74,8 +77,12 @@ class LLM:
         self.config = _config(str(model), options)
         engine = build_engine(self.config, on_progress or (lambda _: None))
         self._core = engine.core
+        assert engine.adapters is not None
+        self._adapters = engine.adapters
         self.info: Ready = engine.ready
         self._ids = count()
+        self._adapter_paths: dict[str, Path] = {}
+        """Of the adapters that are loaded."""
         self._obstacle: str | None = None
         """Why no call can begin now."""
 
@@ -106,33 +113,39 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora_request: LoRA = None,
         on_output: Callable[[GenerationOutput], None] | None = None,
     ) -> list[GenerationOutput]:
         """Completes all prompts in one continuous batch; results are in the prompts' order.
 
         All results are final, whatever ``output_kind`` says; ``on_output`` is called with each as
         soon as it is there. ``InvalidRequest`` names the first prompt that can never run; nothing
-        is generated then.
+        is generated then. ``lora_request``: the adapter of all prompts, or of each; needs
+        ``enable_lora``. ``AdapterLoadError`` says what ails an adapter.
         """
-        return self._complete(self._begin(prompts, sampling_params), on_output)
+        jobs = self._begin(prompts, sampling_params, lora_request)
+        return self._complete(jobs, on_output)
 
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: LoRA = None,
     ) -> Iterator[GenerationOutput]:
         """As ``generate``, but yields results as they grow, in the order of events.
 
         What each holds is for its ``output_kind`` to say: all of one completion so far, what is new
         of it, or everything at the end. Closing the iterator ends what still runs.
         """
-        return self._stream(self._begin(prompts, sampling_params))
+        return self._stream(self._begin(prompts, sampling_params, lora_request))
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora_request: LoRA = None,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         chat_template_kwargs: dict[str, Any] | None = None,
@@ -151,12 +164,42 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._complete(self._begin(texts, sampling_params, add_special_tokens=False), None)
+        jobs = self._begin(texts, sampling_params, lora_request, add_special_tokens=False)
+        return self._complete(jobs, None)
+
+    def load_lora(self, lora_request: LoRARequest) -> None:
+        """Load an adapter before its first use. ``AdapterLoadError`` says what does not fit."""
+        name, path = lora_request.lora_name, Path(lora_request.lora_path)
+        known = self._adapter_paths.get(name)
+        if known is None:
+            self._adapters.load_adapter(name, path)
+            self._adapter_paths[name] = path
+        elif known != path:
+            raise InvalidRequest(
+                f"lora_name {name!r} is in use for {known}: unload_lora it, or choose another"
+            )
+
+    def unload_lora(self, lora_name: str) -> None:
+        """Forget an adapter. ``InvalidRequest`` if it is not loaded, or in use."""
+        self._adapters.unload_adapter(lora_name)
+        del self._adapter_paths[lora_name]
+
+    def _adapter_names(self, lora_request: LoRA, num_prompts: int) -> list[str]:
+        """The name for each prompt, loaded; "" for none."""
+        if lora_request is None or isinstance(lora_request, LoRARequest):
+            lora_request = [lora_request] * num_prompts
+        if len(lora_request) != num_prompts:
+            raise InvalidRequest(f"{len(lora_request)} lora_request for {num_prompts} prompts")
+        for request in lora_request:
+            if request is not None:
+                self.load_lora(request)
+        return ["" if request is None else request.lora_name for request in lora_request]
 
     def _begin(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: LoRA,
         *,
         add_special_tokens: bool = True,
     ) -> list[GenerationProgress]:
@@ -164,13 +207,14 @@ class LLM:
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         params = _broadcast(sampling_params, len(many))
+        adapters = self._adapter_names(lora_request, len(many))
         return [
-            self._read(prompt, p, add_special_tokens)
-            for prompt, p in zip(many, params, strict=True)
+            self._read(prompt, p, add_special_tokens, adapter)
+            for prompt, p, adapter in zip(many, params, adapters, strict=True)
         ]
 
     def _read(
-        self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool
+        self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool, adapter: str
     ) -> GenerationProgress:
         text = prompt if isinstance(prompt, str) else None
         if isinstance(prompt, str):
@@ -185,7 +229,9 @@ class LLM:
                 f"prompt {request_id} has {len(ids)} tokens, which leaves no room in "
                 f"max_model_len = {self.info.max_model_len}"
             )
-        return GenerationProgress(request_id, text, ids, self._in_tokens(params), self._tokenizer)
+        return GenerationProgress(
+            request_id, text, ids, self._in_tokens(params), self._tokenizer, adapter
+        )
 
     def _in_tokens(self, params: SamplingParams) -> SamplingParams:
         """With the words that the engine must know as tokens."""
@@ -268,6 +314,7 @@ class LLM:
                     request_id=request_id,
                     prompt_token_ids=job.prompt_token_ids,
                     params=job.params.branch(index),
+                    adapter=job.adapter,
                     group=job.request_id if job.params.n > 1 else "",
                 )
             )

@@ -258,6 +258,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     group: str = ""
     """Requests of one group share the blocks of what their prompts have in common, even where
     prefix caching is off: the completions of one prompt. Unique to them."""
+    adapter: str = ""
+    """Name of a loaded adapter that computes all its tokens; empty for the model itself."""
     fair_key: str = ""
     """Whom the scheduler charges for this request's work."""
     weight: float = 1.0

@@ -143,8 +143,11 @@ class GenerationProgress:
         prompt_token_ids: list[int],
         params: SamplingParams,
         tokenizer: Tokenizer | None,
+        adapter: str = "",
     ) -> None:
+        """adapter: the name of a loaded one; empty for none."""
         self.request_id = request_id
+        self.adapter = adapter
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self._prompt = prompt

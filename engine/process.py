@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -74,6 +75,14 @@ class Core(Protocol):
     def stats(self) -> Stats: ...
 
 
+class Adapters(Protocol):
+    """What loads adapters for a core."""
+
+    def load_adapter(self, name: str, folder: Path) -> None: ...
+
+    def unload_adapter(self, name: str) -> None: ...
+
+
 def _nothing() -> None:
     """There is nothing to warm up."""
 
@@ -83,6 +92,8 @@ class Engine(msgspec.Struct, frozen=True):
 
     core: Core
     ready: Ready
+    adapters: Adapters | None = None
+    """None for a core that has none of a model's weights."""
     warm_up: Callable[[], object] = _nothing
     """Begins in the background what the first request with a grammar would wait for."""
 
@@ -106,6 +117,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
         max_model_len=runner.max_model_len,
         eos_token_ids=eos_token_ids,
         grammar=grammar,
+        adapters=runner.adapters,
         overlap=runner.device.type == "cuda" if config.async_scheduling is None else None,
     )
     ready = Ready(
@@ -117,7 +129,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
         device=str(runner.device),
         pid=os.getpid(),
     )
-    return Engine(core, ready, _nothing if grammar is None else grammar.start)
+    return Engine(core, ready, core, _nothing if grammar is None else grammar.start)
 
 
 def _grammar_compiler(

@@ -55,6 +55,7 @@ class Request:
     """
 
     __slots__ = (
+        "adapter",
         "arrival",
         "arrival_s",
         "block_table",
@@ -96,7 +97,9 @@ class Request:
         arrival_s: float,
         max_total_tokens: int,
         eos_token_ids: AbstractSet[int],
+        adapter_digest: str = "",
     ) -> None:
+        """adapter_digest: of the content of ``message.adapter``."""
         params = message.params
         self.request_id = message.request_id
         self.params = params
@@ -118,10 +121,15 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | None = None
 
+        self.adapter = message.adapter
+        region = {"salt": message.cache_salt}
+        if adapter_digest:
+            region["adapter"] = adapter_digest
         self.block_table = BlockTable(
-            {"salt": message.cache_salt},
+            region,
             message.fair_key,
-            message.num_public_tokens,
+            # What an adapter computes is for its own users: public blocks are the base's.
+            0 if adapter_digest else message.num_public_tokens,
             message.group,
         )
         self.logprobs = Logprobs.asked_for(params, self.num_prompt_tokens)

@@ -30,6 +30,8 @@ class StepContext:
     kv_cache: KVCache
     taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
     """What goes into the layers with these numbers is copied here: [num_tokens, hidden]."""
+    adapted: bool = False
+    """Some tokens have an adapter, which the linear layers apply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

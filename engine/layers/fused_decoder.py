@@ -73,6 +73,8 @@ class FusedDecoder:
         return cls(decoder)
 
     def serves(self, step: StepContext) -> bool:
+        if step.adapted:
+            return False
         short = isinstance(step.attend, CpuStepAttention) and step.attend.rest is None
         return short and len(step.positions) <= MAX_TOKENS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import torch
 
@@ -12,6 +13,16 @@ from engine.layers.parameter import Weight
 from kernels import cpu, onednn, ops, products
 
 PackedLinear = cpu.PackedLinear | onednn.PackedLinear
+
+
+class Addition(Protocol):
+    """What is added to the output of a linear layer, in some steps."""
+
+    @property
+    def is_active(self) -> bool: ...
+
+    def __call__(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """``out``, with the addition for the inputs ``x`` made in place."""
 
 
 class QuantizedWeight(Module, ABC):
@@ -47,6 +58,7 @@ class Linear(Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self.addition: Addition | None = None
         out_features = sum(parts.values())
         self.in_features, self.parts = in_features, parts
         shape = out_features, in_features
@@ -78,6 +90,10 @@ class Linear(Module):
             self.weight.data = self.weight.data.new_empty(0)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = self._product(x)
+        return out if self.addition is None else self.addition(out, x)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed is not None:
             return self.packed(x)
         if self.quantized is not None:
@@ -86,6 +102,8 @@ class Linear(Module):
 
     def gated(self, x: torch.Tensor) -> torch.Tensor:
         """``silu(gate) * up`` of an output that is [gate | up]."""
+        if self.addition is not None and self.addition.is_active:
+            return ops.silu_mul(self(x))
         if self.packed is not None:
             return ops.silu_mul(self.packed(x))
         if self.quantized is not None:

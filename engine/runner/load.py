@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mlp import GatedMLP
+from engine.lora.slots import AdapterSlots
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.config import DTYPES
@@ -65,12 +66,13 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     model = load_model(
         config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
     )
+    adapters = _adapter_slots(config, model, dtype, device)
 
     def activation_bytes() -> int:
         report(LoadProgress("Measuring the largest step", 0.9))
         # CUDA graphs keep memory of their own, for a step that is no larger.
         copies = 1 if config.enforce_eager else 2
-        return LATE_BYTES + copies * measure_activation_bytes(
+        return _late_bytes(config, adapters) + copies * measure_activation_bytes(
             model,
             facts,
             config,
@@ -91,19 +93,17 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device)
     sampler = _create_sampler(config, facts, device, has_kernels=has_kernels)
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
-    model = made.model
     host_blocks = load_host_blocks(config.swap_space, [*cache.layers, *made.swapped])
     if device.type == "cuda" and has_kernels:
-        report(LoadProgress("Measuring matrix products", 0.95))
-        _measure_products(model)
+        _measure_products(made.model, report)
     graphs, verify_graphs = None, None
     # Models that are not our own may look at what they compute.
     capturable = isinstance(facts, ModelConfig) and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
-        graphs = _capture_graphs(config, model, cache, table, attention, report)
-        verify_graphs = capture_verify_graphs(config, model, cache, table, attention)
+        graphs = _capture_graphs(config, made.model, cache, table, attention, report)
+        verify_graphs = capture_verify_graphs(config, made.model, cache, table, attention)
     runner = TorchRunner(
-        model,
+        made.model,
         cache,
         table,
         sampler,
@@ -113,6 +113,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         made.drafting,
         verify_graphs,
         acceptance(config),
+        adapters,
         block_size=config.block_size,
         max_model_len=max_model_len,
         vocab_size=facts.vocab_size,
@@ -123,6 +124,25 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         runner.measure_step_costs(speculative.num_tokens, config.step_tokens)
     report(LoadProgress("Model loaded", 1.0))
     return runner
+
+
+def _late_bytes(config: EngineConfig, adapters: AdapterSlots | None) -> int:
+    return LATE_BYTES + (0 if adapters is None else adapters.step_bytes(config.step_tokens))
+
+
+def _adapter_slots(
+    config: EngineConfig, model: Model, dtype: torch.dtype, device: torch.device
+) -> AdapterSlots | None:
+    if not config.enable_lora:
+        return None
+    return AdapterSlots(
+        model,
+        max_loras=config.max_loras,
+        max_lora_rank=config.max_lora_rank,
+        max_num_rows=config.max_num_seqs,
+        dtype=dtype,
+        device=device,
+    )
 
 
 def _create_sampler(
@@ -200,7 +220,8 @@ def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> tor
     return torch.float32 if device.type == "cpu" else model.dtype
 
 
-def _measure_products(model: Model) -> None:
+def _measure_products(model: Model, report: OnProgress) -> None:
+    report(LoadProgress("Measuring matrix products", 0.95))
     for module in model.modules():
         match module:
             case GatedMLP() if module.gate_up_proj.quantized is None:

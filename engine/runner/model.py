@@ -30,6 +30,8 @@ def read_facts(config: EngineConfig) -> ModelFacts:
     architecture = read_architecture(config.model_dir)
     if config.model_impl == "native" or (config.model_impl == "auto" and architecture in NATIVE):
         return read_config(config.model_dir)
+    if config.enable_lora:
+        raise ConfigError(f"enable_lora needs a native model, and {architecture} is served by none")
     from engine.models import transformers_fallback
 
     return transformers_fallback.read_config(

@@ -11,6 +11,7 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.layers.attention import StepContext
+from engine.lora.slots import AdapterSlots
 from engine.models.base import Model
 from engine.runner.drafting import Drafting
 from engine.runner.graphs import DecodeGraphs
@@ -68,6 +69,7 @@ class TorchRunner:
         drafting: Drafting | None = None,
         verify_graphs: VerifyGraphs | None = None,
         accept: Callable[[Chunk, list[int]], list[int]] = accept,
+        adapters: AdapterSlots | None = None,
         *,
         block_size: int,
         max_model_len: int,
@@ -85,6 +87,7 @@ class TorchRunner:
         self._drafting = drafting
         self._verify_graphs = verify_graphs
         self._accept = accept
+        self.adapters = adapters
         self.step_costs: StepCosts | None = None
         self._block_size = block_size
         self.max_model_len = max_model_len
@@ -129,6 +132,9 @@ class TorchRunner:
         self._launched = self._compute(plan, ChunkFields.read(plan.chunks))
 
     def _compute(self, plan: StepPlan, fields: ChunkFields) -> _Launched:
+        if self.adapters is not None and self.adapters.serves(fields.rows):
+            with self.adapters.applied(fields.rows, fields.query_lens):
+                return self._run_eagerly(plan, fields, adapted=True)
         if self._graphs is not None and self._graphs.fits(fields):
             return _Launched(plan, *self._graphs.run(fields))
         if self._verify_graphs is not None and self._verify_graphs.fits(fields):
@@ -147,13 +153,16 @@ class TorchRunner:
             all_or_none=self._verify_graphs is not None,
         )
 
-    def _run_eagerly(self, plan: StepPlan, fields: ChunkFields) -> _Launched:
+    def _run_eagerly(
+        self, plan: StepPlan, fields: ChunkFields, *, adapted: bool = False
+    ) -> _Launched:
         inputs = build_inputs(fields, self._table, self._block_size)
         step = StepContext(
             inputs.positions,
             inputs.slots,
             self._attention.prepare(inputs.attention, self._block_size),
             self._cache.layers,
+            adapted=adapted,
         )
         hidden = self._model.hidden_states(inputs.token_ids, step)
         prompt_logprobs = self._logprobs.of_prompts(
@@ -220,6 +229,8 @@ class TorchRunner:
             self._swap(self._host_blocks, plan)
         for admission in plan.admissions:
             self._logprobs.admit(admission)
+            if self.adapters is not None:
+                self.adapters.admit(admission.row, admission.adapter)
             self._sampler.admit(
                 admission.row,
                 admission.request_id,

@@ -37,6 +37,8 @@ class Admission:
     """Its block table: shared prefix blocks first, then all blocks this step's chunk writes to
     (there may be more). ``new_blocks`` of the same plan says nothing about this row."""
     params: SamplingParams
+    adapter: str = ""
+    """Name of the adapter for all its tokens; empty for none."""
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):

@@ -80,6 +80,7 @@ class Scheduler:
         self._chunk_limit = config.long_prefill_token_threshold or config.step_tokens
         # Every running request can have at least one token in every step.
         self._max_num_running = min(config.max_num_seqs, config.step_tokens)
+        self._max_loras = config.max_loras
         self._max_num_partial_prefills = config.max_num_partial_prefills
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
@@ -326,6 +327,8 @@ class Scheduler:
             if not self._free_rows or len(self.running) >= self._max_num_running:
                 self._block(request, 0)
                 return
+            if request.adapter and self._lacks_adapter_slot(request.adapter):
+                return
             if (num_lacking := self._room.lacking(request)) > 0:
                 self._block(request, num_lacking)
                 return
@@ -345,6 +348,11 @@ class Scheduler:
             self._enter_batch(step, request, fit)
             self._add_chunk(step, request, fit.num_tokens)
             budget -= fit.num_tokens
+
+    def _lacks_adapter_slot(self, adapter: str) -> bool:
+        """Whether the running requests have ``max_loras`` other adapters."""
+        in_use = {request.adapter for request in self.running.values()} - {"", adapter}
+        return len(in_use) >= self._max_loras
 
     def _follows(self, request: Request, hit: PrefixHit) -> bool:
         """Take a request out of the queue for as long as a step computes the next block it needs.
@@ -383,6 +391,7 @@ class Scheduler:
                 num_prompt_tokens=request.num_prompt_tokens,
                 block_ids=list(table.block_ids),
                 params=request.params,
+                adapter=request.adapter,
             )
         )
 

@@ -35,9 +35,9 @@ def apply_experts(
     num_tokens, top_k = experts.shape
     groups = Groups.of(experts, gate_up.shape[0])
     inner = x.new_empty(num_tokens * top_k, gate_up.shape[1])
-    _product(inner, x, gate_up, groups, pairs_per_row=top_k)
+    product(inner, x, gate_up, groups, pairs_per_row=top_k)
     out = x.new_empty(num_tokens * top_k, down.shape[1])
-    _product(out, ops.silu_mul(inner), down, groups, scales=weights.reshape(-1))
+    product(out, ops.silu_mul(inner), down, groups, scales=weights.reshape(-1))
     return out.view(num_tokens, top_k, -1).sum(1)
 
 
@@ -79,7 +79,7 @@ def _tile_rows(num_pairs: int, num_experts: int) -> int:
     return 16 if share <= 16 else 32 if share <= 32 else 64
 
 
-def _product(
+def product(
     out: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -88,7 +88,10 @@ def _product(
     pairs_per_row: int = 1,
     scales: torch.Tensor | None = None,
 ) -> None:
-    """out[pair] = scale[pair] * (weight[expert of pair] @ x[pair // pairs_per_row])."""
+    """out[pair] = scale[pair] * (weight[expert of pair] @ x[pair // pairs_per_row]).
+
+    All contiguous; pairs of the expert ``num_experts``, which is none, are left alone.
+    """
     _, features, width = weight.shape
     columns = 64
     grid = (groups.tiles.shape[1], triton.cdiv(features, columns))

@@ -104,3 +104,30 @@ def test_planned_tokens_include_those_in_flight() -> None:
     request = make()
     request.num_pending = 1
     assert (request.num_tokens, request.num_planned_tokens) == (3, 4)
+
+
+def test_an_adapter_keeps_its_cached_prefixes_apart() -> None:
+    """From the base's, from those of its name's earlier content, and from the public ones."""
+
+    def region(digest: str) -> tuple[dict[str, str], int]:
+        message = GenerateRequest(
+            request_id="r",
+            prompt_token_ids=[1, 2, 3],
+            params=SamplingParams(),
+            cache_salt="salt",
+            num_public_tokens=2,
+            adapter="mine" if digest else "",
+        )
+        request = Request(
+            message,
+            arrival=0,
+            arrival_s=0.0,
+            max_total_tokens=9,
+            eos_token_ids=frozenset(),
+            adapter_digest=digest,
+        )
+        return dict(request.block_table.region), request.block_table.num_public_tokens
+
+    assert region("") == ({"salt": "salt"}, 2)
+    assert region("d1") == ({"salt": "salt", "adapter": "d1"}, 0)
+    assert region("d2") == ({"salt": "salt", "adapter": "d2"}, 0)

@@ -1,0 +1,133 @@
+"""Reading an adapter in PEFT's layout, and checking it against the model before anything is kept.
+
+A module's output gains ``scaling * B @ (A @ x)``: A is ``lora_A`` [rank, in_features], B is
+``lora_B`` [out_features, rank].
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from engine.errors import AdapterLoadError
+from engine.lora.config import FILE_NAME, AdapterConfig, read_config
+from engine.lora.places import Place
+
+WEIGHTS_NAME = "adapter_model.safetensors"
+
+_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankPair:
+    down: torch.Tensor
+    """[rank, in_features]"""
+    up: torch.Tensor
+    """[out_features, rank], scaled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """In host memory, checked."""
+
+    pairs: dict[str, LowRankPair]
+    """By the name of the place."""
+    rank: int
+    digest: str
+    """Of both files: what was computed with one content never passes for another's."""
+
+
+def load_adapter(
+    folder: Path,
+    places: Mapping[str, Place],
+    *,
+    max_rank: int,
+    dtype: torch.dtype,
+    place_of: Callable[[str], str | None] = lambda name: name,
+) -> Adapter:
+    """place_of: as a model's, of the names of weights.
+
+    ``AdapterLoadError`` names the field or tensor that does not fit.
+    """
+    config = read_config(folder)
+    if config.r > max_rank:
+        raise AdapterLoadError(
+            f"{folder / FILE_NAME}: r is {config.r}, but max_lora_rank is {max_rank}"
+        )
+    path = folder / WEIGHTS_NAME
+    try:
+        data = path.read_bytes()
+        tensors = load(data)
+    except (OSError, SafetensorError) as error:
+        raise AdapterLoadError(f"{path} cannot be read: {error}") from error
+    sides: dict[str, dict[str, torch.Tensor]] = {"A": {}, "B": {}}
+    for key, tensor in sorted(tensors.items()):
+        module, side = _read_key(key, place_of)
+        if module not in places:
+            raise AdapterLoadError(f"tensor {key!r} has no place in this model{_made_for(config)}")
+        _check_shape(key, tensor, _shape(places[module], side, config.r), config)
+        sides[side][module] = tensor
+    _check_complete(path, config, sides["A"], sides["B"])
+    pairs = {
+        module: LowRankPair(down.to(dtype), (sides["B"][module].float() * config.scaling).to(dtype))
+        for module, down in sides["A"].items()
+    }
+    digest = sha256((folder / FILE_NAME).read_bytes() + data).hexdigest()
+    return Adapter(pairs, config.r, digest)
+
+
+def _read_key(key: str, place_of: Callable[[str], str | None]) -> tuple[str, str]:
+    match = _KEY.fullmatch(key)
+    if match is None:
+        raise AdapterLoadError(
+            f"tensor {key!r} is not supported: only base_model.model.*.lora_A.weight and "
+            "lora_B.weight are"
+        )
+    place = place_of(match["module"] + ".weight") or ""
+    return place.removesuffix(".weight"), match["side"]
+
+
+def _shape(place: Place, side: str, rank: int) -> list[int]:
+    return [rank, place.in_features] if side == "A" else [place.out_features, rank]
+
+
+def _check_shape(key: str, tensor: torch.Tensor, shape: list[int], config: AdapterConfig) -> None:
+    if list(tensor.shape) != shape:
+        raise AdapterLoadError(
+            f"tensor {key!r} has shape {list(tensor.shape)}, this model asks for {shape}"
+            + _made_for(config)
+        )
+    if not tensor.is_floating_point():
+        raise AdapterLoadError(f"tensor {key!r} has dtype {tensor.dtype}, not a float's")
+
+
+def _check_complete(
+    path: Path,
+    config: AdapterConfig,
+    down: Mapping[str, torch.Tensor],
+    up: Mapping[str, torch.Tensor],
+) -> None:
+    if not down and not up:
+        raise AdapterLoadError(f"{path} holds no tensor")
+    for module in sorted(set(down) ^ set(up)):
+        lacking = "lora_B" if module in down else "lora_A"
+        raise AdapterLoadError(f"{path} lacks {lacking} of {module!r}")
+    if isinstance(config.target_modules, str):
+        return
+    for target in config.target_modules:
+        if not any(module == target or module.endswith("." + target) for module in down):
+            raise AdapterLoadError(
+                f"{FILE_NAME}: target_modules names {target!r}, but {path} holds no tensor of it"
+            )
+
+
+def _made_for(config: AdapterConfig) -> str:
+    base = config.base_model_name_or_path
+    return f": the adapter was made for {base!r}" if base else ""

@@ -1,0 +1,51 @@
+"""Where in a model an adapter's matrices can go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.layers.linear import Linear
+from engine.layers.module import Module
+from engine.layers.parameter import Weight
+
+_WITHOUT = ("lm_head",)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A matrix of the checkpoint: a range of the output of a ``Linear``."""
+
+    linear: Linear
+    columns: slice
+
+    @property
+    def in_features(self) -> int:
+        return self.linear.in_features
+
+    @property
+    def out_features(self) -> int:
+        return int(self.columns.stop - self.columns.start)
+
+
+def find_places(model: Module) -> dict[str, Place]:
+    """All of a model's by the checkpoint's names, such as ``model.layers.0.self_attn.q_proj``.
+
+    The head, the experts of a mixture and what latent attention has absorbed are none.
+    """
+    return dict(_below(model, ""))
+
+
+def _below(module: Module, prefix: str) -> Mapping[str, Place]:
+    found: dict[str, Place] = {}
+    for name, child in module.children():
+        if isinstance(child, Weight) or name in _WITHOUT:
+            continue
+        if isinstance(child, Linear):
+            start = 0
+            for part, rows in child.parts.items():
+                found[prefix + (part or name)] = Place(child, slice(start, start + rows))
+                start += rows
+        else:
+            found |= _below(child, f"{prefix}{name}.")
+    return found

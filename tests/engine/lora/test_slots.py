@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import AdapterLoadError
+from engine.layers.linear import Linear
+from engine.lora.slots import AdapterSlots
+from engine.models.base import Model
+from engine.weights.load import load_weights
+from tests.engine.lora.making import write_adapter
+from tests.engine.lora.test_adapter import make_model
+from tests.engine.runner.tiny_llama import save_tiny_llama
+
+NAMES = ("one", "two", "three")
+ONE_TOKEN = np.array([1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("slots")
+    save_tiny_llama(folder / "base")
+    for seed, name in enumerate(NAMES):
+        targets = ("q_proj", "up_proj") if name == "two" else ("v_proj", "gate_proj", "up_proj")
+        write_adapter(
+            folder / name, folder / "base", rank=4 * (seed + 1), targets=targets, seed=seed
+        )
+    return folder
+
+
+@pytest.fixture
+def model(folder: Path) -> Model:
+    model = make_model(folder / "base")
+    load_weights(model, folder / "base", tied=False)
+    return model
+
+
+@pytest.fixture
+def slots(model: Model, folder: Path) -> AdapterSlots:
+    """Two, for three adapters: row i has adapter i; row 3 has none."""
+    slots = AdapterSlots(
+        model,
+        max_loras=2,
+        max_lora_rank=12,
+        max_num_rows=4,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    for row, name in enumerate(NAMES):
+        slots.load(name, folder / name)
+        slots.admit(row, name)
+    return slots
+
+
+def expected(slots: AdapterSlots, place: str, adapter: str, x: torch.Tensor) -> torch.Tensor:
+    """What the adapter adds at the place, from its matrices in host memory."""
+    pair = slots._adapters[adapter].pairs.get(place)
+    if pair is None:
+        return torch.zeros(len(x), slots._places[place].out_features)
+    return x @ pair.down.T @ pair.up.T
+
+
+def projection(model: Model) -> Linear:
+    layer: Linear = model.model.layers[1].mlp.gate_up_proj  # type: ignore[attr-defined]
+    return layer
+
+
+def check(slots: AdapterSlots, model: Model, rows: list[int], lens: list[int]) -> None:
+    linear = projection(model)
+    x = torch.randn(sum(lens), linear.in_features)
+    base = linear(x)
+    with slots.applied(np.array(rows), np.array(lens)):
+        adapted, gated = linear(x), linear.gated(x)
+    first = 0
+    for row, length in zip(rows, lens, strict=True):
+        own = slice(first, first + length)
+        first += length
+        if row == 3:
+            assert torch.equal(adapted[own], base[own])
+            continue
+        added = [
+            expected(slots, f"model.layers.1.mlp.{part}", NAMES[row], x[own])
+            for part in ("gate_proj", "up_proj")
+        ]
+        torch.testing.assert_close(adapted[own] - base[own], torch.cat(added, 1))
+    gate, up = adapted.chunk(2, -1)
+    torch.testing.assert_close(gated, torch.nn.functional.silu(gate) * up)
+    assert torch.equal(linear(x), base)
+
+
+def test_each_row_has_its_own_adapter_or_none(slots: AdapterSlots, model: Model) -> None:
+    check(slots, model, [3, 0, 1, 0, 3], [2, 3, 1, 4, 1])
+
+
+def test_a_slot_holds_nothing_of_the_adapter_before(slots: AdapterSlots, model: Model) -> None:
+    for rows in ([0, 2], [1], [2, 1], [0, 1], [2, 0]):
+        check(slots, model, rows, [2] * len(rows))
+
+
+def test_the_adapter_used_least_recently_goes_first(slots: AdapterSlots) -> None:
+    def use(*rows: int) -> None:
+        with slots.applied(np.array(rows), np.ones(len(rows), np.int64)):
+            pass
+
+    use(0)
+    use(1)
+    assert slots.resident == ["one", "two"]
+    use(0)
+    use(2)
+    assert slots.resident == ["one", "three"]
+    use(1, 2)
+    assert slots.resident == ["three", "two"]
+    slots.unload("three")
+    use(0)
+    assert slots.resident == ["two", "one"]
+
+
+def test_more_adapters_than_slots_are_a_mistake_of_the_plan(slots: AdapterSlots) -> None:
+    with pytest.raises(AssertionError), slots.applied(np.arange(3), np.ones(3, np.int64)):
+        pass
+
+
+def test_a_step_without_adapters_is_the_bases_own(slots: AdapterSlots, model: Model) -> None:
+    assert not slots.serves(np.array([3]))
+    assert slots.serves(np.array([3, 1]))
+    addition = projection(model).addition
+    assert addition is not None
+    assert not addition.is_active
+    with slots.applied(np.array([1]), ONE_TOKEN):
+        assert addition.is_active
+    with pytest.raises(ZeroDivisionError), slots.applied(np.array([1]), ONE_TOKEN):
+        raise ZeroDivisionError
+    assert not addition.is_active
+
+
+def test_what_cannot_be_loaded_leaves_nothing(slots: AdapterSlots, folder: Path) -> None:
+    with pytest.raises(AdapterLoadError, match="'one' is loaded already"):
+        slots.load("one", folder / "two")
+    with pytest.raises(AdapterLoadError, match="must not be empty"):
+        slots.load("", folder / "two")
+    write_adapter(folder / "wide", folder / "base", rank=16)
+    with pytest.raises(AdapterLoadError, match="r is 16, but max_lora_rank is 12"):
+        slots.load("wide", folder / "wide")
+    assert slots.digest("wide") is None
+    digest = slots.digest("one")
+    slots.unload("one")
+    assert slots.digest("one") is None
+    slots.load("one", folder / "one")
+    assert slots.digest("one") == digest
