@@ -340,6 +340,8 @@ async def check_the_books(here: Site) -> int:
 async def chaos(
     folder: Path, num_requests: int, *, num_clients: int, pause_s: tuple[float, float], seed: int
 ) -> collections.Counter[str]:
+    folder = folder / str(num_requests)
+    folder.mkdir(mode=0o755)
     async with site(folder, num_workers=2, num_tenants=3) as here:
         began = time.monotonic()
         await here.urls()
