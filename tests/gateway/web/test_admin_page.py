@@ -210,10 +210,9 @@ def test_usage_is_drawn_by_the_day(open_admin: Callable[..., Page], site: Site) 
         "aria-label",
         "Usage of 30 days: 3 requests, 1,800 prompt tokens, 1,800 generated tokens",
     )
-    heights = chart.locator("rect.prompt").evaluate_all(
-        "bars => bars.map((bar) => Number(bar.getAttribute('height')))"
-    )
-    assert len(heights) == 30
+    bars = chart.locator("rect.prompt")
+    expect(bars).to_have_count(30)  # a view that is being drawn anew has none for a moment
+    heights = bars.evaluate_all("bars => bars.map((bar) => Number(bar.getAttribute('height')))")
     assert heights[29] > heights[21] > heights[28] > 0
     assert sum(height > 0 for height in heights) == 3
     assert heights[29] == pytest.approx(3 * heights[28])
