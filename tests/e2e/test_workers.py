@@ -59,11 +59,12 @@ def workers_here() -> list[psutil.Process]:
 
 
 def _running(module: str) -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE and module in child.cmdline()
-    ]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends while we look
+            if child.status() != psutil.STATUS_ZOMBIE and module in child.cmdline():
+                found.append(child)
+    return found
 
 
 @contextlib.asynccontextmanager
@@ -101,8 +102,9 @@ async def worker_of(url: str) -> int:
         stream = response.extensions["network_stream"]
         port = stream.get_extra_info("client_addr")[1]
         for worker in workers_here():
-            if any(c.raddr and c.raddr.port == port for c in worker.net_connections("tcp")):
-                return worker.pid
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if any(c.raddr and c.raddr.port == port for c in worker.net_connections("tcp")):
+                    return worker.pid
     raise AssertionError("no worker has this connection")
 
 
