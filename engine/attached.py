@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from uuid import uuid4
 
 import zmq
 
 from engine.config import EngineConfig
-from engine.errors import QueueFull
-from engine.messages import Attach, ClientMessage, decode_engine_message, encode
-from engine.transport import MAX_DRAINED, SEND_HIGH_WATER_MARK, OnExit, OnMessage
+from engine.messages import Attach, encode
+from engine.transport import SEND_HIGH_WATER_MARK, EngineSocket, OnExit, OnMessage
 
 
-class AttachedEngine:
+class AttachedEngine(EngineSocket):
     """Joins the engine at ``address``; it may not be there yet, then this waits for it.
 
     Its owner restarts it at the same address. So the end of the connection is the end of this
@@ -24,11 +22,7 @@ class AttachedEngine:
     def __init__(
         self, _config: EngineConfig, on_message: OnMessage, on_exit: OnExit, *, address: str
     ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._on_message, self._on_exit = on_message, on_exit
-        self._closed = False
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
+        super().__init__(zmq.DEALER, on_message, on_exit)
         self._socket.identity = f"{os.getpid()}-{uuid4().hex}".encode()
         self._socket.sndhwm = SEND_HIGH_WATER_MARK
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -39,31 +33,12 @@ class AttachedEngine:
             self._loop.add_reader(descriptor, self.drain)
         self._loop.call_soon(self.drain)  # as after any sending
 
-    def send(self, message: ClientMessage) -> None:
-        try:
-            self._socket.send(encode(message), zmq.DONTWAIT)
-        except zmq.Again:
-            raise QueueFull("the engine does not take requests: try again later") from None
-        # Sending may have eaten the descriptor's signal for messages that wait to be read.
-        self._loop.call_soon(self.drain)
-
-    def drain(self) -> None:
-        for _ in range(MAX_DRAINED):
-            if self._closed:
-                return
-            try:
-                data = self._socket.recv(zmq.DONTWAIT)
-            except zmq.Again:
-                self._look_for_the_end()
-                return
-            self._on_message(decode_engine_message(data))
-        self._loop.call_soon(self.drain)
-
     async def stop(self, timeout_s: float) -> None:
         """Leave. The engine lives on and gives up what this client had asked for."""
         self._close()
 
-    def _look_for_the_end(self) -> None:
+    def _on_silence(self) -> None:
+        """Nothing more comes from an engine that is gone."""
         try:
             self._monitor.recv_multipart(zmq.DONTWAIT)
         except zmq.Again:

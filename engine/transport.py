@@ -75,7 +75,46 @@ class Transport(Protocol):
 MakeTransport = Callable[[EngineConfig, OnMessage, OnExit], Transport]
 
 
-class EngineProcess:
+class EngineSocket:
+    """A ZeroMQ socket towards an engine, read by the event loop it was made on."""
+
+    def __init__(self, socket_type: int, on_message: OnMessage, on_exit: OnExit) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_message, self._on_exit = on_message, on_exit
+        self._closed = False
+        self._context = zmq.Context()
+        self._socket = self._context.socket(socket_type)
+
+    def send(self, message: ClientMessage) -> None:
+        """Never blocks. ``QueueFull`` when the engine has stopped reading."""
+        try:
+            self._socket.send(encode(message), zmq.DONTWAIT)
+        except zmq.Again:
+            raise QueueFull("the engine does not take requests: try again later") from None
+        # Sending may have eaten the descriptor's signal for messages that wait to be read.
+        self._loop.call_soon(self.drain)
+
+    def drain(self) -> None:
+        """Deliver what has arrived already."""
+        for _ in range(MAX_DRAINED):
+            if self._closed:
+                return
+            try:
+                data = self._socket.recv(zmq.DONTWAIT)
+            except zmq.Again:
+                self._on_silence()
+                return
+            self._receive(decode_engine_message(data))
+        self._loop.call_soon(self.drain)
+
+    def _receive(self, message: EngineMessage) -> None:
+        self._on_message(message)
+
+    def _on_silence(self) -> None:
+        """All that has arrived is delivered."""
+
+
+class EngineProcess(EngineSocket):
     """A ``Transport``: ``python -m engine.process`` at the other end of a ZeroMQ pair."""
 
     module = "engine.process"
@@ -91,13 +130,10 @@ class EngineProcess:
         shared_address: str | None = None,
     ) -> None:
         """``shared_address``: where ``AttachedEngine`` of other processes finds it."""
-        self._loop = asyncio.get_running_loop()
-        self._on_message, self._on_exit = on_message, on_exit
+        super().__init__(zmq.PAIR, on_message, on_exit)
         self._exited = asyncio.Event()
-        self._connected = self._failed = self._closed = False
+        self._connected = self._failed = False
         self._directory, path = private_socket_path("engine")
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PAIR)
         try:
             self._socket.sndhwm = SEND_HIGH_WATER_MARK
             self._socket.bind(f"ipc://{path}")
@@ -116,31 +152,14 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, message: ClientMessage) -> None:
-        try:
-            self._socket.send(encode(message), zmq.DONTWAIT)
-        except zmq.Again:
-            raise QueueFull("the engine does not take requests: try again later") from None
-        # Sending may have eaten the descriptor's signal for messages that wait to be read.
-        self._loop.call_soon(self.drain)
-
-    def drain(self) -> None:
-        for _ in range(MAX_DRAINED):
-            if self._closed:
-                return
-            try:
-                data = self._socket.recv(zmq.DONTWAIT)
-            except zmq.Again:
-                return
-            if not self._connected:
-                # Both ends hold the socket now: without its name nobody else can, and nothing is
-                # left to tidy up however the two processes end.
-                self._connected = True
-                shutil.rmtree(self._directory, ignore_errors=True)
-            message = decode_engine_message(data)
-            self._failed = self._failed or isinstance(message, Failed)
-            self._on_message(message)
-        self._loop.call_soon(self.drain)
+    def _receive(self, message: EngineMessage) -> None:
+        if not self._connected:
+            # Both ends hold the socket now: without its name nobody else can, and nothing is
+            # left to tidy up however the two processes end.
+            self._connected = True
+            shutil.rmtree(self._directory, ignore_errors=True)
+        self._failed = self._failed or isinstance(message, Failed)
+        super()._receive(message)
 
     async def stop(self, timeout_s: float) -> None:
         try:
@@ -162,12 +181,10 @@ class EngineProcess:
             pass
 
     def _spawn(self, launch: Launch) -> subprocess.Popen[bytes]:
-        # The child resolves imports exactly as this process does, whatever its own defaults are.
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", self.module, *self.arguments],
             stdin=subprocess.PIPE,
-            env={**IDLE_THREADS, **os.environ, "PYTHONPATH": path},
+            env={**IDLE_THREADS, **os.environ, "PYTHONPATH": import_path()},
             process_group=0,  # Ctrl-C in a terminal is for the gateway, which stops the engine
         )
         assert process.stdin is not None
@@ -228,6 +245,11 @@ class ReplayProcess(EngineProcess):
     ) -> None:
         self.arguments = (repr(tokens_per_s),)
         super().__init__(config, on_message, on_exit, shared_address=shared_address)
+
+
+def import_path() -> str:
+    """``PYTHONPATH`` of a child that resolves imports exactly as this process does."""
+    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 
 def private_socket_path(name: str) -> tuple[Path, Path]:

@@ -23,7 +23,7 @@ import msgspec
 
 from engine.client import EngineClient
 from engine.messages import LoadProgress
-from engine.transport import EngineProcess, private_socket_path
+from engine.transport import EngineProcess, import_path, private_socket_path
 from gateway import logs, server
 from gateway.config import Config, ServerConfig
 from gateway.engine_client import make_engine_client
@@ -48,13 +48,11 @@ class Worker:
 
     @classmethod
     async def spawn(cls, launch: Launch) -> Worker:
-        # The child resolves imports exactly as this process does, whatever its own defaults are.
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "gateway.worker"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": import_path()},
             start_new_session=True,  # Ctrl-C in a terminal is for the supervisor
         )
         assert process.stdin is not None
