@@ -7,6 +7,7 @@ dequantized weights. A checkpoint's own static scales of activations are not nee
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -50,9 +51,9 @@ class _Fp8Product(QuantizedWeight):
         self._shape = sum(linear.parts.values()), linear.in_features
 
     @property
+    @abstractmethod
     def scale(self) -> torch.Tensor:
         """[out_features, 1] float32"""
-        raise NotImplementedError
 
     def prepare(self) -> bool:
         return quantized.serves(self.weight.data)

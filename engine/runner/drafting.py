@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,7 +23,7 @@ from engine.spec.draft_network import ChainNetwork, ParallelNetwork
 from kernels.transfer import to_device
 
 
-class Drafting:
+class Drafting(ABC):
     """What the runner does for drafts, with the table and the sampler that it has anyway.
 
     Drafts are drawn as the target draws: by the same parameters and the same noise of (seed,
@@ -46,9 +47,9 @@ class Drafting:
             for source, target, num_slots in plan.block_copies:
                 self._features.copy_block(source, target, num_slots)
 
+    @abstractmethod
     def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
         """At most ``num_tokens`` tokens for each (row, number of known tokens)."""
-        raise NotImplementedError
 
     def _draw(self, logits: torch.Tensor, rows: Ints, positions: Ints) -> torch.Tensor:
         """[num_rows] int64; in the table they are at their positions, too."""

@@ -7,6 +7,7 @@ There is no state to keep up to date, so preemption, drafts and steps in flight 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -49,7 +50,7 @@ class LogitsProcessor(Protocol):
         """
 
 
-class _ByRow(Generic[T]):
+class _ByRow(ABC, Generic[T]):
     """Holds something for each row that asked."""
 
     def __init__(self, device: torch.device) -> None:
@@ -62,9 +63,9 @@ class _ByRow(Generic[T]):
         if wish is not None:
             self._held[row] = wish
 
+    @abstractmethod
     def _read(self, params: SamplingParams, num_prompt_tokens: int) -> T | None:
         """None when the request asks for nothing."""
-        raise NotImplementedError
 
     def release(self, row: int) -> None:
         self._held.pop(row, None)
@@ -106,9 +107,11 @@ class _Prepared(_ByRow[T], Generic[T, P]):
         if self._prepared is not None:
             self._apply(self._prepared, tokens, logits, rows, positions)
 
+    @abstractmethod
     def _prepare(self, concerned: list[tuple[int, T]], vocab_size: int) -> P:
-        raise NotImplementedError
+        """On the device, what the concerned rows of a step ask for."""
 
+    @abstractmethod
     def _apply(
         self,
         prepared: P,
@@ -117,7 +120,7 @@ class _Prepared(_ByRow[T], Generic[T, P]):
         rows: Ints,
         positions: Ints,
     ) -> None:
-        raise NotImplementedError
+        """As ``LogitsProcessor.apply``."""
 
 
 @dataclass(frozen=True, slots=True)
