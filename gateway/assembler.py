@@ -55,7 +55,25 @@ class Delta(msgspec.Struct, gc=False):
         )
 
 
-class ChatChunks:
+class StreamEnds:
+    """How the stream of a completion ends, whichever API it is of."""
+
+    _head: bytes
+    """Of a chunk, up to its list of choices."""
+    _has_usage: bool
+
+    def closing(self, usage: Usage) -> bytes:
+        """Only after success: ``[DONE]`` tells the client that nothing is missing."""
+        if not self._has_usage:
+            return DONE
+        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n" + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        """The last event of a failed stream: SDKs raise on it."""
+        return b"data: " + error.body() + b"\n\n"
+
+
+class ChatChunks(StreamEnds):
     """The server-sent events of one streamed chat completion: whole events, as bytes.
 
     Order: ``opening``, any number of ``delta``, then ``closing``; or ``error`` in place of the
@@ -134,16 +152,6 @@ class ChatChunks:
         if delta.compliance is not None:
             extra = b',"structured_outputs":' + _encode(delta.compliance)
         return self._choice(delta.index, b"{}", orjson.dumps(delta.finish_reason) + extra)
-
-    def closing(self, usage: Usage) -> bytes:
-        """Only after success: ``[DONE]`` tells the client that nothing is missing."""
-        if not self._has_usage:
-            return DONE
-        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n" + DONE
-
-    def error(self, error: ApiError) -> bytes:
-        """The last event of a failed stream: SDKs raise on it."""
-        return b"data: " + error.body() + b"\n\n"
 
     def _choice(
         self,

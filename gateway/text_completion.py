@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.assembler import DONE, Delta, obfuscated
-from gateway.errors import ApiError
+from gateway.assembler import Delta, StreamEnds, obfuscated
 from gateway.schemas.common import Usage
 from gateway.token_logprobs import TokenLogprob
 
@@ -70,7 +69,7 @@ class Echo(msgspec.Struct, frozen=True):
     """With log-probabilities, the text of the prompt's first token, which has none."""
 
 
-class TextChunks:
+class TextChunks(StreamEnds):
     """The server-sent events of one streamed text completion: whole events, as bytes."""
 
     def __init__(
@@ -120,16 +119,6 @@ class TextChunks:
             logprobs_text = _encode(offsets.logprobs(delta.logprobs))
         chunk = self._choice(delta.index, delta.content, reason, logprobs=logprobs_text)
         return chunks + (obfuscated(chunk) if self._is_obfuscated else chunk)
-
-    def closing(self, usage: Usage) -> bytes:
-        """Only after success: ``[DONE]`` tells the client that nothing is missing."""
-        if not self._has_usage:
-            return DONE
-        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n" + DONE
-
-    def error(self, error: ApiError) -> bytes:
-        """The last event of a failed stream: SDKs raise on it."""
-        return b"data: " + error.body() + b"\n\n"
 
     def _choice(
         self,
