@@ -72,6 +72,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+PATIENCE_MS = 30_000
+"""How long a page may take for anything; a machine with other work is slow, not wrong."""
+
 CHROMIUM_ARGS = [
     "--headless",
     "--no-sandbox",
@@ -91,8 +94,9 @@ def chromium() -> Iterator[Browser]:
     Not shared further than a module: while playwright's synchronous API is started, an event loop
     counts as running in this thread, and asyncio tests could not start theirs.
     """
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         executable = shutil.which("chromium")
         browser = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_ARGS)
