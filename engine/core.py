@@ -158,6 +158,10 @@ class EngineCore:
             )
         if not (math.isfinite(message.weight) and message.weight > 0):
             raise InvalidRequest(f"weight must be a positive number, got {message.weight}")
+        if min(message.max_cached_blocks.values(), default=0) < 0:
+            raise InvalidRequest(
+                f"max_cached_blocks must not be below 0, got {message.max_cached_blocks}"
+            )
         # The last token of all is never computed, so it needs no slot.
         num_slots = self._cache.pool.num_blocks * self._cache.block_size
         limit = min(self._max_model_len, num_slots + 1)
@@ -172,7 +176,7 @@ class EngineCore:
                 f"max_tokens is {max_tokens}, but after a prompt of {len(prompt)} tokens {what}"
                 f" leaves room for {limit - len(prompt)}"
             )
-        return Request(
+        request = Request(
             message,
             adapter_digest=self._adapter_digest(message.adapter),
             arrival=next(self._arrivals),
@@ -180,6 +184,8 @@ class EngineCore:
             max_total_tokens=limit if max_tokens is None else len(prompt) + max_tokens,
             eos_token_ids=self._eos_token_ids,
         )
+        request.block_table.ceilings = self._cache.pool.ceilings_of(message.max_cached_blocks)
+        return request
 
     def _adapter_digest(self, name: str) -> str:
         if not name:

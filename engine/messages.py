@@ -270,6 +270,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     weight: float = 1.0
     priority: int = 0
     """Lower goes first, as in vLLM."""
+    max_cached_blocks: dict[str, int] = {}
+    """Groups that the blocks it leaves in the prefix cache count for, and how many of those each
+    may have while no request uses them. Names are opaque; the newest bound of a group holds."""
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
