@@ -30,6 +30,8 @@ from tenants.types import Principal
 logger = logging.getLogger(__name__)
 
 SLICE_TOKENS = 256
+OVERDRAFT_TOKENS = 20_000
+"""What a tenant may use in one process while the store is away: prompts and completions."""
 MAX_POLL_S = 0.25
 SHOW_AFTER_S = 1.0
 """Shorter requests without limits cost the store nothing but their settlement."""
@@ -168,7 +170,7 @@ class Quota:
         slice_tokens: int = SLICE_TOKENS,
         lease_s: float = 30.0,
         queue_timeout_s: float = 30.0,
-        overdraft_tokens: int = 20_000,
+        overdraft_tokens: int = OVERDRAFT_TOKENS,
         usage_retention_months: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

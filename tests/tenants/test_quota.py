@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 from datetime import timedelta
 from uuid import UUID, uuid4
 
@@ -9,7 +11,7 @@ import pytest
 from tenants.errors import QuotaExceeded, StoreUnavailable
 from tenants.limits import QuotaAnswer, QuotaRequest
 from tenants.memory import MemoryStore
-from tenants.quota import Hold, Quota
+from tenants.quota import OVERDRAFT_TOKENS, SLICE_TOKENS, Hold, Quota
 from tenants.store import Store
 from tenants.types import Principal
 from tenants.usage import Ledger
@@ -416,3 +418,26 @@ class TestOutage:
         await take(quota, one)
         with pytest.raises(StoreUnavailable):
             await take(quota, two)
+
+    async def test_the_overdraft_bounds_prompts_slices_and_extensions_together(self) -> None:
+        """Not a token beyond it, by whatever way the requests go, and all of it can be had."""
+        store = WatchedStore()
+        who = await make(store, max_concurrent=999, monthly_tokens=10**9)
+        quota, draw = Quota(store), random.Random(0)
+        before = await take(quota, who, prompt=7, most=50_000)
+        store.away = True
+        holds, prompts = [before], 0
+        for _ in range(400):
+            if draw.random() < 0.5:
+                prompt = draw.randrange(1, 900)
+                with contextlib.suppress(StoreUnavailable):
+                    holds.append(await take(quota, who, prompt=prompt, most=50_000))
+                    prompts += prompt
+            else:
+                await more(draw.choice(holds), draw.randrange(1, 600))
+            drawn = prompts + sum(hold.allowed for hold in holds) - SLICE_TOKENS
+            assert drawn <= OVERDRAFT_TOKENS == 20_000
+        assert drawn == OVERDRAFT_TOKENS
+        assert await more(before) == before.allowed
+        assert before.is_last
+        assert (await take(quota, await make(store, max_concurrent=9))).allowed == SLICE_TOKENS
