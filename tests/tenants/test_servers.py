@@ -116,15 +116,16 @@ async def test_a_server_of_the_user_s(version: str, pg_folder: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @VERSIONS
-def test_all_contracts_hold_on_it(version: str) -> None:
+async def test_all_contracts_hold_on_it(version: str) -> None:
     """The tests of the store, its limits, its isolation and the migrations, on this version."""
     environment = os.environ | {"SLUICE_TEST_POSTGRES_BINDIR": str(binaries_of(version))}
     command = [sys.executable, "-m", "pytest", "-q", "-m", "pg", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, *CONTRACTS], env=environment, capture_output=True, text=True, check=False
+    pytest_run = await asyncio.create_subprocess_exec(
+        *command, *CONTRACTS, env=environment, stdout=asyncio.subprocess.PIPE
     )
-    assert done.returncode == 0, done.stdout[-5000:]
-    assert " passed" in done.stdout
+    told, _ = await pytest_run.communicate()
+    assert pytest_run.returncode == 0, told.decode()[-5000:]
+    assert b" passed" in told
 
 
 async def test_an_owner_without_privileges(postgres_server: str, empty_pg_dsn: str) -> None:
