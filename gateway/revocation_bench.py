@@ -184,6 +184,7 @@ async def revocation(site: Site, tenant_id: str) -> Found:
         for socket in idle:
             group.create_task(closed(socket, "open WebSocket closes"))
         await site.admin("DELETE", f"/tenants/{tenant_id}/keys/{made['public_id']}")
+        found["the revocation is answered"].append(1000 * (time.perf_counter() - began))
     for _, writer in streams:
         writer.close()
     found["last request accepted"] = [1000 * max(0.0, await task - began) for task in asking]

@@ -24,6 +24,7 @@ async def test_what_runs_under_a_key_ends_on_all_workers_in_time(pg_folder: Path
     async with revocation_bench.serving(pg_folder, 2) as site:
         found = await revocation_bench.run(site, 2)
     assert {what: len(times) for what, times in found.items()} == {
+        "the revocation is answered": 2,
         "running stream ends": 2 * NUM_STREAMS,
         "WebSocket with a turn closes": 2 * NUM_BUSY_SOCKETS,
         "open WebSocket closes": 2 * NUM_IDLE_SOCKETS,
