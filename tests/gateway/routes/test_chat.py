@@ -10,7 +10,14 @@ import pytest
 from gateway import unsupported
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import RawClient, chat, events, exchange, post
-from tests.gateway.serving import MODEL, Gateway, chat_body, served_double, until
+from tests.gateway.serving import (
+    MODEL,
+    MOMENT_S,
+    Gateway,
+    chat_body,
+    served_double,
+    until,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -324,23 +331,29 @@ async def test_while_the_engine_is_away_requests_are_told_to_come_back(
 
 
 async def test_a_silent_stream_beats(model_dir: Path) -> None:
-    async with served_double(model_dir, heartbeat_s=0.05) as (gateway, double):
-        double.script = lambda prompt: Play(text="late", queued_s=0.3)
+    async with served_double(model_dir, heartbeat_s=0.1) as (gateway, double):
+        double.script = lambda prompt: Play(text="late", queued_s=0.6)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         answer = await chat(gateway, chat_body(stream=True))
+        most = (loop.time() - began) / 0.1
     chunks = events(answer.body)
     beats = [c for c in chunks[1:-1] if c["choices"][0]["delta"] == {"content": ""}]
-    assert 2 <= len(beats) <= 6
+    assert 1 <= len(beats) <= most
     assert text_of(chunks) == "late"
 
 
 async def test_tokens_are_coalesced(model_dir: Path) -> None:
     async with served_double(model_dir, flush_interval_ms=50) as (gateway, double):
         double.script = lambda prompt: Play(text="x" * 100, interval_s=0.002)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         answer = await chat(gateway, chat_body(stream=True))
+        most = (loop.time() - began) / 0.05 + 1
     _, first, *rest = [c["choices"][0]["delta"].get("content") for c in events(answer.body)[:-2]]
     assert first == "x"  # at once
     assert "".join(rest) == "x" * 99
-    assert len(rest) < 20
+    assert len(rest) <= most
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -586,9 +599,9 @@ async def test_a_client_that_leaves_aborts_its_request(
     await until(lambda: double.running and (queued or double.generated))
     left_at = asyncio.get_running_loop().time()
     await _leave(client, how)
-    await until(lambda: not double.running, within_s=1)
+    await until(lambda: not double.running)
     (aborted_at,) = double.aborted.values()
-    assert aborted_at - left_at < 0.1
+    assert aborted_at - left_at < MOMENT_S
     totals = await gateway.usage()
     assert totals.completion_tokens == sum(double.generated.values())
     client.reset()
@@ -602,7 +615,7 @@ async def test_a_client_that_leaves_with_several_choices_running(
     client.send(post(gateway, json.dumps(chat_body(n=4, stream=True, max_tokens=2000)).encode()))
     await until(lambda: len(double.running) == 4)
     await client.close()
-    await until(lambda: not double.running, within_s=1)
+    await until(lambda: not double.running)
     totals = await gateway.usage()
     assert totals.completion_tokens == sum(double.generated.values())
 
@@ -615,7 +628,7 @@ async def test_a_client_that_stops_reading_loses_its_stream(model_dir: Path) -> 
         client.send(post(gateway, json.dumps(chat_body(stream=True)).encode()))
         await until(lambda: double.generated)
         # uvicorn holds what the kernel does not take; neither is read by anybody.
-        await until(lambda: double.aborted or not double.running, within_s=10)
+        await until(lambda: double.aborted or not double.running, within_s=60)
         await until(lambda: not gateway.server.server_state.connections)
         totals = await gateway.usage()
         assert totals.completion_tokens == sum(double.generated.values())
