@@ -101,7 +101,7 @@ class TestFailures:
         aside = await asyncpg.connect(pg_dsn)
         ours = "pg_stat_activity WHERE application_name = 'sluice' AND datname = current_database()"
         await aside.execute(f"SELECT pg_terminate_backend(pid) FROM {ours}")
-        while await aside.fetchval(f"SELECT count(*) FROM {ours}"):
+        while await aside.fetchval(f"SELECT count(*) FROM {ours}"):  # noqa: ASYNC110 - its state
             await asyncio.sleep(0.01)
         await aside.close()
         await asyncio.sleep(0.1)
