@@ -99,9 +99,12 @@ class TestFailures:
         store = await PostgresStore.connect(pg_dsn)
         await asyncio.gather(*(store.ping() for _ in range(8)))
         aside = await asyncpg.connect(pg_dsn)
-        ours = "pg_stat_activity WHERE application_name = 'sluice' AND datname = current_database()"
-        await aside.execute(f"SELECT pg_terminate_backend(pid) FROM {ours}")
-        while await aside.fetchval(f"SELECT count(*) FROM {ours}"):  # noqa: ASYNC110 - its state
+        ended = await aside.fetch(
+            "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = 'sluice' AND datname = current_database()"
+        )
+        left = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY($1)"
+        while await aside.fetchval(left, [row["pid"] for row in ended]):  # noqa: ASYNC110 - its state
             await asyncio.sleep(0.01)
         await aside.close()
         await asyncio.sleep(0.1)
