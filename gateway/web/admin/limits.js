@@ -11,6 +11,7 @@ const FIELDS = [
   ["monthly_cost_micro", "Cost / month (micro)"],
   ["priority", "Priority"],
   ["weight", "Weight"],
+  ["max_cached_blocks", "Cached blocks"],
 ];
 
 export function limitsCard(api, tenantId, projects) {
