@@ -299,7 +299,6 @@ class Admission:
             fields.messages,
             tools=None if use is None else use.for_template(),
             kwargs=self.prompts.kwargs(fields, has_reasoning=self.has_reasoning),
-            prefill="" if use is None else self.tools.prefill(use),
         )
 
     def _output(self, fields: ChatFields, use: ToolUse | None) -> OutputFormat | None:
@@ -350,7 +349,6 @@ class Admission:
             return None
         hides_reasoning = fields.include_reasoning is False
         make_tools = None if use is None else self.tools.make_parser(use)
-        prefill = "" if use is None else self.tools.prefill(use)
 
         def make() -> AnswerParser:
             thinks = self.has_reasoning
@@ -358,7 +356,6 @@ class Admission:
                 reasoning=ReasoningParser(has_begun=prompt.begins_reasoning) if thinks else None,
                 hides_reasoning=hides_reasoning,
                 tools=None if make_tools is None else make_tools(),
-                prefill=prefill,
                 max_calls=None if use is None or use.is_parallel else 1,
             )
 
