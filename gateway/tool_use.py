@@ -11,6 +11,7 @@ import msgspec
 
 from engine.tokenizer import Tokenizer
 from gateway import output_format
+from gateway.compliance import NO_PARAMETERS, WHOLE, LooseCalls
 from gateway.errors import InvalidRequestError, UnsupportedParameter
 from gateway.parsers.base import Schemas, ToolFormat, ToolParser
 from gateway.schemas.chat import (
@@ -44,8 +45,6 @@ from grammar.structural_tag import Sequence as InOrder
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NO_SCHEMA: Schema = {"type": "object"}
-_NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
-"""What a function without ``parameters`` takes, as in OpenAI's API."""
 _ANSWER = "$.format.elements[1].json_schema"
 _IN_TAG = re.compile(
     r".*\.tags\[(\d+)\]\.content(?:\.elements\[(\d+)\]\.content|\.elements\[\d+\])?"
@@ -144,6 +143,24 @@ class Tools:
             tree = Either((self._calls(tags, use), _as_format(answer)))
         return GrammarSpec("structural_tag", _dump(tree), strict=strict)
 
+    def loose_calls(
+        self, use: ToolUse, spec: GrammarSpec | None, findings: Sequence[Finding]
+    ) -> LooseCalls:
+        """What is to be checked of calls when they are there. ``spec`` is what ``grammar`` gave,
+        ``findings`` what of it is not enforced."""
+        functions = {tool.function.name: tool.function for tool in use.tools}
+        is_held = spec is not None and not spec.strict and self._format.has_json_arguments
+        found: dict[str, list[Finding]] = {
+            name: [] if is_held else [*WHOLE]
+            for name, function in functions.items()
+            if not function.strict
+        }
+        for finding in findings:
+            if (place := _place(finding.path, use.callable)) is not None:
+                function, path = place
+                found[function.name].append(replace(finding, path=path))
+        return LooseCalls(functions, {name: tuple(each) for name, each in found.items()})
+
     def is_special(self, text: str) -> bool:
         """Whether a special token stands in ``text``, a part of a format: there are few of them."""
         if text not in self._is_special:
@@ -162,7 +179,7 @@ class Tools:
         return self._wrap(begin, self._arguments(function, strict=strict), format.end)
 
     def _arguments(self, function: FunctionDefinition, *, strict: bool) -> Format:
-        wanted = _NO_PARAMETERS if function.parameters is None else function.parameters
+        wanted = NO_PARAMETERS if function.parameters is None else function.parameters
         if function.strict:
             try:
                 return self._format.spell(wanted)
@@ -272,20 +289,24 @@ def _checked(tools: Sequence[FunctionTool | CustomTool]) -> list[FunctionTool]:
         if name in names:
             raise InvalidRequestError(f"There are two tools {name!r}.", param=f"{path}.name")
         names.add(name)
-        if tool.function.strict:
-            _check_strict(tool, path)
+        _check_schema(tool, path)
         found.append(tool)
     return found
 
 
-def _check_strict(tool: FunctionTool, path: str) -> None:
-    if tool.function.parameters is None:
-        raise InvalidRequestError(
-            "A strict function needs a schema of its arguments.", param=f"{path}.parameters"
-        )
-    output_format.check_strict(
-        GrammarSpec.from_schema(tool.function.parameters), f"{path}.parameters"
-    )
+def _check_schema(tool: FunctionTool, path: str) -> None:
+    function, param = tool.function, f"{path}.parameters"
+    if function.parameters is None:
+        if function.strict:
+            raise InvalidRequestError(
+                "A strict function needs a schema of its arguments.", param=param
+            )
+        return
+    spec = GrammarSpec.from_schema(function.parameters, strict=bool(function.strict))
+    if spec.strict:
+        output_format.check_strict(spec, param)
+    else:
+        output_format.check_form(spec, param)
 
 
 def _chosen(
