@@ -398,6 +398,7 @@ class EngineCore:
                 None if logprobs is None else logprobs.take_prompt(),
                 request.num_draft_tokens,
                 request.num_accepted_tokens,
+                self._constraints.unenforced(request) if request.constrained else None,
             )
         )
         if request.finished:
