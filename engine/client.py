@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections import deque
@@ -16,13 +17,23 @@ from collections.abc import AsyncIterator, Callable
 
 from engine.backlog import Backlog
 from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError, QueueFull
+from engine.errors import (
+    AdapterLoadError,
+    ConfigError,
+    EngineDead,
+    EngineError,
+    ModelLoadError,
+    QueueFull,
+)
 from engine.messages import (
     AbortRequest,
+    AdapterAnswer,
+    AdapterRef,
     EngineMessage,
     Failed,
     FinishReason,
     GenerateRequest,
+    LoadAdapter,
     LoadProgress,
     ParkRequest,
     Ping,
@@ -30,6 +41,7 @@ from engine.messages import (
     RequestOutput,
     Stats,
     StepOutputs,
+    UnloadAdapter,
     UnparkRequest,
 )
 from engine.transport import EngineProcess, MakeTransport, Transport
@@ -215,6 +227,8 @@ class EngineClient:
         self._progress_at = 0.0
         self._pings: deque[tuple[asyncio.Future[Stats], int]] = deque()
         """Each with what had been sent before it: ``Backlog.mark``."""
+        self._adapter_calls: dict[int, asyncio.Future[AdapterAnswer]] = {}
+        self._call_ids = itertools.count()
         self._asked: asyncio.Future[Stats] | None = None
         """The ping of all that wait for a fresh word on the queue."""
         self._backlog = Backlog(config)
@@ -263,6 +277,7 @@ class EngineClient:
                     error_code="internal",
                 )
             )
+        self._fail_adapter_calls()
         if self._transport is not None:
             await self._transport.stop(self._shutdown_timeout_s)
 
@@ -331,6 +346,42 @@ class EngineClient:
         _ = self.info
         return await self._ping()
 
+    # -- adapters
+
+    async def load_adapter(self, adapter: AdapterRef) -> AdapterAnswer:
+        """Have it read and checked; requests run on meanwhile. What it is, its digest above all.
+
+        Requests may name it without this, too. Raises ``AdapterLoadError``, ``EngineDead``.
+        """
+        answer = await self._call(lambda call_id: LoadAdapter(call_id, adapter))
+        if answer.error is not None:
+            raise AdapterLoadError(answer.error)
+        return answer
+
+    async def unload_adapter(self, name: str) -> None:
+        """The engine refuses requests that name it from now on; those there are run to their end.
+
+        Unknown names pass. Raises ``EngineDead``: then it is forgotten, too.
+        """
+        await self._call(lambda call_id: UnloadAdapter(call_id, name))
+
+    async def _call(self, message: Callable[[int], LoadAdapter | UnloadAdapter]) -> AdapterAnswer:
+        _ = self.info
+        assert self._transport is not None
+        call_id = next(self._call_ids)
+        self._transport.send(message(call_id))
+        waiter: asyncio.Future[AdapterAnswer] = asyncio.get_running_loop().create_future()
+        self._adapter_calls[call_id] = waiter
+        try:
+            return await waiter
+        finally:
+            del self._adapter_calls[call_id]
+
+    def _fail_adapter_calls(self) -> None:
+        for waiter in self._adapter_calls.values():
+            if not waiter.done():
+                waiter.set_exception(EngineDead(f"the engine died: {self._dead_because}"))
+
     # -- messages
 
     def _on_message(self, message: EngineMessage) -> None:
@@ -340,6 +391,10 @@ class EngineClient:
                 self._dispatch(message.outputs)
             case Stats():
                 self._on_stats(message)
+            case AdapterAnswer():
+                waiter = self._adapter_calls.get(message.call_id)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(message)
             case LoadProgress():
                 if self._on_progress is not None:
                     self._on_progress(message)
@@ -463,6 +518,7 @@ class EngineClient:
                 waiter.set_exception(EngineDead(str(error)))
                 waiter.exception()  # nobody need be waiting
         self._pings.clear()
+        self._fail_adapter_calls()
         self._unsent_aborts.clear()
         self._unsent_parks.clear()
         self._parked.clear()

@@ -18,8 +18,16 @@ import uvloop
 
 from engine.client import FRESH_S, EngineClient, RequestStream
 from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError, QueueFull
+from engine.errors import (
+    AdapterLoadError,
+    ConfigError,
+    EngineDead,
+    EngineError,
+    ModelLoadError,
+    QueueFull,
+)
 from engine.messages import (
+    AdapterRef,
     GenerateRequest,
     LoadProgress,
     RequestOutput,
@@ -639,3 +647,41 @@ def test_under_uvloop() -> None:
             await until(lambda: client.ready)
 
     uvloop.run(main())
+
+
+class TestAdapters:
+    @pytest.mark.asyncio
+    async def test_loaded_beside_running_requests(self) -> None:
+        async with running() as client:
+            stream = client.submit(request("a", [1], ENDLESS))
+            answers = await asyncio.gather(
+                *(client.load_adapter(AdapterRef(name=n, path=n)) for n in ("late", "good"))
+            )
+            assert [(answer.digest, answer.rank) for answer in answers] == [("digest", 8)] * 2
+            with pytest.raises(AdapterLoadError, match="bad one does not fit"):
+                await client.load_adapter(AdapterRef(name="x", path="bad one"))
+            await client.unload_adapter("good")
+            assert await anext(stream)
+            stream.close()
+
+    @pytest.mark.asyncio
+    async def test_the_engines_death_ends_a_call(self) -> None:
+        async with running() as client:
+            client.submit(request("a", [Trap.SLOW], ENDLESS))
+            loading = asyncio.create_task(client.load_adapter(AdapterRef(name="n", path="late")))
+            await asyncio.sleep(0)
+            os.kill(client.info.pid, signal.SIGKILL)
+            with pytest.raises(EngineDead):
+                await loading
+            with pytest.raises(EngineDead):
+                await client.unload_adapter("n")
+
+    @pytest.mark.asyncio
+    async def test_closing_ends_a_call(self) -> None:
+        client = make_client()
+        await client.start()
+        loading = asyncio.create_task(client.load_adapter(AdapterRef(name="n", path="late")))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(EngineDead, match="shut down"):
+            await loading
