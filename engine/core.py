@@ -145,6 +145,7 @@ class EngineCore:
             ),
             eos_token_ids=self._eos_token_ids,
         )
+        request.block_table.ceilings = self._cache.pool.ceilings_of(message.max_cached_blocks)
         try:
             self.scheduler.register(request)
         except QueueFull as error:
@@ -189,6 +190,10 @@ class EngineCore:
             )
         if not (math.isfinite(message.weight) and message.weight > 0):
             raise InvalidRequest(f"weight must be a positive number, got {message.weight}")
+        if min(message.max_cached_blocks.values(), default=0) < 0:
+            raise InvalidRequest(
+                f"max_cached_blocks must not be below 0, got {message.max_cached_blocks}"
+            )
         limit = self._max_total_tokens
         what = "max_model_len" if limit == self._max_model_len else "the size of the KV cache"
         if len(prompt) >= limit:

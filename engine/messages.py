@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable
+from functools import cache
 from typing import Literal
 
 import msgspec
@@ -223,9 +224,13 @@ def _tuple(value: object) -> object:
     return tuple(value) if isinstance(value, Iterable) and not is_text else value
 
 
+# It evaluates every annotation anew, and there is one of these for every completion.
+_fields = cache(msgspec.structs.fields)
+
+
 def _check_types(struct: msgspec.Struct) -> None:
     """What crosses a socket was checked there; what a caller writes only here."""
-    for field in msgspec.structs.fields(type(struct)):
+    for field in _fields(type(struct)):
         value = getattr(struct, field.name)
         if value is field.default or type(value) is field.type:
             continue
@@ -276,6 +281,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     weight: float = 1.0
     priority: int = 0
     """Lower goes first, as in vLLM."""
+    max_cached_blocks: dict[str, int] = {}
+    """Groups that the blocks it leaves in the prefix cache count for, and how many of those each
+    may have while no request uses them. Names are opaque; the newest bound of a group holds."""
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from grammar import errors
+from grammar import errors, libraries
 from grammar.backends.base import Backend, BackendGrammar
 from grammar.errors import DeadEnd, GrammarError, GrammarTooLarge, InvalidGrammar, MatcherFailed
 from grammar.matcher import Matcher
@@ -105,13 +104,6 @@ def decode_reply(data: bytes) -> Reply:
     return _reply_decoder.decode(data)
 
 
-_CLASSES = {
-    "llguidance": "LLGuidanceBackend",
-    "xgrammar": "XGrammarBackend",
-    "outlines": "OutlinesBackend",
-}
-
-
 class Backends:
     """The backends of one vocabulary, each loaded when it is first needed: importing one can take
     seconds, and tokenizers of 128k entries tenths of a second."""
@@ -124,10 +116,9 @@ class Backends:
         return name in self._loaded
 
     def load(self, name: str) -> Backend:
+        """Raises ``CompilerUnavailable``."""
         if name not in self._loaded:
-            module = importlib.import_module(f"grammar.backends.{name}")
-            kind: Callable[[Vocabulary], Backend] = getattr(module, _CLASSES[name])
-            self._loaded[name] = kind(self._vocabulary)
+            self._loaded[name] = libraries.adapter(name)(self._vocabulary)
         return self._loaded[name]
 
 

@@ -57,8 +57,9 @@ class LLGuidanceBackend:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokenizer = llguidance.LLTokenizer(
+            # One EOS is enough: ``Matcher`` knows the others, and no grammar of ours names any.
             llguidance.TokenizerWrapper(_Tokens(vocabulary)),
-            eos_token=sorted(vocabulary.eos_token_ids),
+            eos_token=min(vocabulary.eos_token_ids),
         )
         assert self._tokenizer.vocab_size == vocabulary.size
 

@@ -76,6 +76,7 @@ def test_each_step_says_what_it_sampled() -> None:
         ([1], {"n": 2}, "n must be 1 here, got 2: send a request for each"),
         ([1], {"bad_words": ["x"]}, "bad_words must come with bad_words_token_ids"),
         ([1, 2], {"num_public_tokens": 3}, r"num_public_tokens must be in \[0, 2\], got 3"),
+        ([1], {"max_cached_blocks": {"a": 5, "b": -1}}, "max_cached_blocks must not be below 0"),
         ([1], {"weight": 0.0}, "weight must be a positive number, got 0.0"),
         ([1], {"weight": float("nan")}, "weight must be a positive number, got nan"),
     ],
@@ -102,6 +103,20 @@ def test_max_logprobs_is_what_may_be_asked_for(limit: int, asked: int) -> None:
     harness = Harness(max_logprobs=limit)
     harness.add("a", 3, max_tokens=2, logprobs=asked, prompt_logprobs=asked)
     harness.run()
+    harness.check_outputs()
+
+
+@OVERLAP
+def test_a_request_leaves_no_more_blocks_than_its_groups_may_have(overlap: bool) -> None:
+    harness = Harness(async_scheduling=overlap)
+    left = []
+    for name, bounds in (("free", {}), ("bound", {"key": 3, "tenant": 5}), ("more", {"tenant": 5})):
+        before = harness.core.stats().num_cached_blocks
+        harness.add(name, 40, max_tokens=8, ignore_eos=True, max_cached_blocks=bounds)
+        harness.run()
+        left.append(harness.core.stats().num_cached_blocks - before)
+    # 40 + 7 tokens are 11 full blocks and a rest; the last request drives out what is the key's.
+    assert left == [12, 3, 2]
     harness.check_outputs()
 
 

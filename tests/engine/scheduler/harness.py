@@ -174,6 +174,7 @@ class Harness:
             rng = random.Random(request_id)
             prompt = [rng.randrange(4, self.runner.vocab_size) for _ in range(prompt)]
         names = ("weight", "priority", "fair_key", "num_public_tokens", "group")
+        names += ("max_cached_blocks",)
         fields = {name: options.pop(name) for name in names if name in options}
         options.setdefault("temperature", 0.0)
         message = GenerateRequest(

@@ -103,6 +103,7 @@ class EngineMachine(RuleBasedStateMachine):
         min_tokens=st.sampled_from([0, 1]),
         ignore_eos=st.booleans(),
         stop_token_ids=st.sampled_from([(), (5,)]),
+        max_cached_blocks=st.sampled_from([{}, {"a": 2}, {"a": 0, "b": 3}]),
     )
     def add(self, prompt: list[int], num_public_tokens: int, **params: Any) -> None:
         name = str(len(self.harness.messages))
