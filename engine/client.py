@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
+from engine.adapter_calls import AdapterCalls
 from engine.backlog import Backlog
 from engine.config import EngineConfig
 from engine.errors import (
@@ -33,6 +33,8 @@ from engine.messages import (
     Failed,
     FinishReason,
     GenerateRequest,
+    Grant,
+    GrantTokens,
     LoadAdapter,
     LoadProgress,
     ParkRequest,
@@ -105,6 +107,12 @@ class RequestStream(AsyncIterator[RequestOutput]):
         """Return when there is something to read, be it the end; what follows is merged into it."""
         while self._pending is None and not self._done:
             await self._change()
+
+    def grant(self, num_tokens: int, *, is_last: bool = False) -> None:
+        """Let a request that was submitted with ``num_granted_tokens`` have so many by now, in sum;
+        after the last grant it ends there with ``length``. Never blocks, never raises."""
+        if not self._done:
+            self._client.grant_nowait(Grant(self.request_id, num_tokens, is_last))
 
     def close(self) -> None:
         """Abort the request unless it has finished. Idempotent, never blocks, never raises.
@@ -227,14 +235,14 @@ class EngineClient:
         self._progress_at = 0.0
         self._pings: deque[tuple[asyncio.Future[Stats], int]] = deque()
         """Each with what had been sent before it: ``Backlog.mark``."""
-        self._adapter_calls: dict[int, asyncio.Future[AdapterAnswer]] = {}
-        self._call_ids = itertools.count()
+        self._adapter_calls = AdapterCalls()
         self._asked: asyncio.Future[Stats] | None = None
         """The ping of all that wait for a fresh word on the queue."""
         self._backlog = Backlog(config)
         self._unsent_aborts: set[str] = set()
         self._unsent_parks: dict[str, bool] = {}
         """True to park, False to go on."""
+        self._unsent_grants: dict[str, Grant] = {}
         self._parked: dict[RequestStream, float] = {}
         """Since when, the longest first."""
         # Live requests; those without an output yet are also in _queued.
@@ -277,7 +285,7 @@ class EngineClient:
                     error_code="internal",
                 )
             )
-        self._fail_adapter_calls()
+        self._adapter_calls.fail(self._dead_because)
         if self._transport is not None:
             await self._transport.stop(self._shutdown_timeout_s)
 
@@ -349,11 +357,15 @@ class EngineClient:
     # -- adapters
 
     async def load_adapter(self, adapter: AdapterRef) -> AdapterAnswer:
-        """Have it read and checked; requests run on meanwhile. What it is, its digest above all.
+        """Have it read and checked beside what runs: its digest, rank and base model.
 
         Requests may name it without this, too. Raises ``AdapterLoadError``, ``EngineDead``.
         """
-        answer = await self._call(lambda call_id: LoadAdapter(call_id, adapter))
+        _ = self.info
+        assert self._transport is not None
+        answer = await self._adapter_calls.ask(
+            self._transport.send, lambda call_id: LoadAdapter(call_id, adapter)
+        )
         if answer.error is not None:
             raise AdapterLoadError(answer.error)
         return answer
@@ -363,24 +375,11 @@ class EngineClient:
 
         Unknown names pass. Raises ``EngineDead``: then it is forgotten, too.
         """
-        await self._call(lambda call_id: UnloadAdapter(call_id, name))
-
-    async def _call(self, message: Callable[[int], LoadAdapter | UnloadAdapter]) -> AdapterAnswer:
         _ = self.info
         assert self._transport is not None
-        call_id = next(self._call_ids)
-        self._transport.send(message(call_id))
-        waiter: asyncio.Future[AdapterAnswer] = asyncio.get_running_loop().create_future()
-        self._adapter_calls[call_id] = waiter
-        try:
-            return await waiter
-        finally:
-            del self._adapter_calls[call_id]
-
-    def _fail_adapter_calls(self) -> None:
-        for waiter in self._adapter_calls.values():
-            if not waiter.done():
-                waiter.set_exception(EngineDead(f"the engine died: {self._dead_because}"))
+        await self._adapter_calls.ask(
+            self._transport.send, lambda call_id: UnloadAdapter(call_id, name)
+        )
 
     # -- messages
 
@@ -392,9 +391,7 @@ class EngineClient:
             case Stats():
                 self._on_stats(message)
             case AdapterAnswer():
-                waiter = self._adapter_calls.get(message.call_id)
-                if waiter is not None and not waiter.done():
-                    waiter.set_result(message)
+                self._adapter_calls.hear(message)
             case LoadProgress():
                 if self._on_progress is not None:
                     self._on_progress(message)
@@ -413,7 +410,7 @@ class EngineClient:
             self._queued.discard(request_id)
             if output.finish_reason is not None:
                 del self._streams[request_id]
-                self._forget_stall(stream)
+                self._forget_unsent(stream)
             stream._deliver(output)
 
     def _on_stats(self, stats: Stats) -> None:
@@ -443,6 +440,20 @@ class EngineClient:
             return  # sent again with the next ping
         self._unsent_aborts.clear()
 
+    def grant_nowait(self, grant: Grant) -> None:
+        """For ``RequestStream.grant``."""
+        self._unsent_grants[grant.request_id] = grant
+        self._send_grants()
+
+    def _send_grants(self) -> None:
+        if not self._unsent_grants or self._info is None or self._transport is None:
+            return
+        try:
+            self._transport.send(GrantTokens(list(self._unsent_grants.values())))
+        except QueueFull:
+            return  # sent again with the next ping
+        self._unsent_grants.clear()
+
     # -- readers that stall
 
     def _park_if_unread(self, stream: RequestStream, num_unread_tokens: int) -> None:
@@ -469,9 +480,10 @@ class EngineClient:
             return  # sent again with the next ping; twice does no harm
         self._unsent_parks.clear()
 
-    def _forget_stall(self, stream: RequestStream) -> None:
+    def _forget_unsent(self, stream: RequestStream) -> None:
         self._parked.pop(stream, None)
         self._unsent_parks.pop(stream.request_id, None)
+        self._unsent_grants.pop(stream.request_id, None)
 
     def _abort_abandoned(self) -> None:
         """Give up the requests that nobody reads."""
@@ -518,9 +530,10 @@ class EngineClient:
                 waiter.set_exception(EngineDead(str(error)))
                 waiter.exception()  # nobody need be waiting
         self._pings.clear()
-        self._fail_adapter_calls()
+        self._adapter_calls.fail(self._dead_because)
         self._unsent_aborts.clear()
         self._unsent_parks.clear()
+        self._unsent_grants.clear()
         self._parked.clear()
         for stream in self._take_streams():
             stream._fail(EngineDead(str(error)))
@@ -562,6 +575,7 @@ class EngineClient:
             self._abort_abandoned()
             self._send_aborts()
             self._send_parks()
+            self._send_grants()
             with contextlib.suppress(QueueFull):  # it does not read: the hang timeout decides
                 self._ping()
 

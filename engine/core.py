@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from engine.adapters import Adapters, OnLoaded
     from engine.config import EngineConfig
-    from engine.messages import AdapterRef, GenerateRequest, SamplingParams
+    from engine.messages import AdapterRef, GenerateRequest, Grant, SamplingParams
     from engine.scheduler.plan import Runner
     from engine.scheduler.step import Step
     from engine.spec.base import Proposer
@@ -91,14 +91,18 @@ class EngineCore:
         self._requests: dict[str, Request] = {}
         """All that are not finished."""
         self._parked: set[str] = set()
+        self._ungranted: set[str] = set()
+        """Of those not parked: may generate nothing until they are granted more."""
         self._outputs: list[RequestOutput] = []
         """What the next return of ``step`` delivers."""
+        self._early_grants: dict[str, Grant] = {}
+        """For requests that wait for their adapter."""
         self._arrivals = count()
 
     @property
     def has_unfinished(self) -> bool:
         """Whether ``step`` has something to do or to say."""
-        active = len(self._requests) > len(self._parked)
+        active = len(self._requests) > len(self._parked) + len(self._ungranted)
         reading = self._adapters is not None and self._adapters.is_reading
         return bool(active or self._outputs or self.scheduler.num_in_flight or reading)
 
@@ -157,6 +161,8 @@ class EngineCore:
             self._begin_constrained(request)
         else:
             self.scheduler.add(request)
+        if request.awaits_grant and not request.finished:
+            self._note_grant(request)
 
     def _refuse(self, message: GenerateRequest, error: Exception, code: str) -> None:
         self._outputs.append(
@@ -190,6 +196,10 @@ class EngineCore:
             )
         if not (math.isfinite(message.weight) and message.weight > 0):
             raise InvalidRequest(f"weight must be a positive number, got {message.weight}")
+        if message.num_granted_tokens is not None and message.num_granted_tokens < 0:
+            raise InvalidRequest(
+                f"num_granted_tokens must not be below 0, got {message.num_granted_tokens}"
+            )
         if min(message.max_cached_blocks.values(), default=0) < 0:
             raise InvalidRequest(
                 f"max_cached_blocks must not be below 0, got {message.max_cached_blocks}"
@@ -268,6 +278,7 @@ class EngineCore:
                 self._report(request, [])
             elif self._adapters is not None and self._adapters.holds(request_id):
                 self._adapters.discard(request_id)
+                self._early_grants.pop(request_id, None)
                 self._outputs.append(RequestOutput(request_id, [], "abort"))
 
     def park(self, request_ids: Iterable[str]) -> None:
@@ -277,12 +288,37 @@ class EngineCore:
             request = self._requests.get(request_id)
             if request is not None and self.scheduler.park(request):
                 self._parked.add(request_id)
+                self._ungranted.discard(request_id)
 
     def unpark(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             if request_id in self._parked:
                 self._parked.remove(request_id)
-                self.scheduler.unpark(self._requests[request_id])
+                request = self._requests[request_id]
+                self.scheduler.unpark(request)
+                self._note_grant(request)
+
+    def grant(self, grants: Iterable[Grant]) -> None:
+        """Let requests generate so many tokens by now, in sum. Unknown ids pass."""
+        for grant in grants:
+            request = self._requests.get(grant.request_id)
+            if request is None:
+                if self._adapters is not None and self._adapters.holds(grant.request_id):
+                    self._early_grants[grant.request_id] = grant
+                continue
+            request.grant(grant)
+            self._ungranted.discard(request.request_id)
+            if request.num_tokens >= request.max_total_tokens:
+                self.scheduler.finish(request, "length")
+                self._report(request, [])
+            else:
+                self._note_grant(request)
+
+    def _note_grant(self, request: Request) -> None:
+        if not request.awaits_grant:
+            self.scheduler.resume(request)
+        elif request.request_id not in self._parked:
+            self._ungranted.add(request.request_id)
 
     # ---- the story of a token -------------------------------------------------------------------
 
@@ -318,10 +354,13 @@ class EngineCore:
         """Queue the requests whose adapter has been read."""
         if self._adapters is None or not self._adapters.is_reading:
             return
-        idle = len(self._requests) == len(self._parked) and not self._outputs
+        num_others = len(self._requests) - len(self._parked) - len(self._ungranted)
+        idle = num_others == 0 and not self._outputs
         for message, outcome in self._adapters.arrived(wait_s=_IDLE_WAIT_S if idle else 0.0):
+            grant = self._early_grants.pop(message.request_id, None)
             if isinstance(outcome, str):
                 self._begin(message, outcome)
+                self.grant([] if grant is None else [grant])
             else:
                 # The reason is the operator's to read, in the log.
                 error = AdapterLoadError("the adapter's files cannot be used at the moment")
@@ -329,7 +368,8 @@ class EngineCore:
 
     def _start_compiled(self) -> None:
         """Queue the requests whose grammar is ready."""
-        num_others = len(self._requests) - len(self._parked) - self._constraints.num_compiling
+        num_others = len(self._requests) - len(self._parked) - len(self._ungranted)
+        num_others -= self._constraints.num_compiling
         idle = num_others == 0 and not self._outputs
         wait_s = _IDLE_WAIT_S if idle else 0.0
         for request, ending in self._constraints.compiled(wait_s=wait_s):
@@ -407,16 +447,20 @@ class EngineCore:
             self._release_adapter(request)
             self._speculator.drop(request)
             self._parked.discard(request.request_id)
+            self._ungranted.discard(request.request_id)
             if request.constrained:
                 self._constraints.drop(request)
+        elif request.awaits_grant:
+            self._note_grant(request)
 
     # ---- what can be seen from outside ----------------------------------------------------------
 
     def stats(self) -> Stats:
         scheduler, pool, totals = self.scheduler, self._cache.pool, self.scheduler.stats
         swap, adapters = self._cache.swap, self._adapters
-        num_running, num_parked = len(scheduler.running), len(self._parked)
         num_held = 0 if adapters is None else adapters.num_held
+        num_parked = len(self._parked) + len(self._ungranted)
+        num_running = len(scheduler.running.keys() - self._ungranted)
         return Stats(
             num_running=num_running,
             num_waiting=len(self._requests) - num_running - num_parked + num_held,
@@ -459,6 +503,11 @@ class EngineCore:
         states = [request.state for request in self._requests.values()]
         assert states.count(RequestState.SWAPPED) == self._cache.swap.num_holders
         assert states.count(RequestState.PARKED) == len(self._parked)
+        assert self._ungranted == {
+            name
+            for name, request in self._requests.items()
+            if request.awaits_grant and name not in self._parked
+        }
         if not self._requests and not self.has_unfinished:
             assert self._cache.num_free_blocks == self._cache.pool.num_blocks
             assert not self.scheduler.running
@@ -467,4 +516,5 @@ class EngineCore:
             assert not self._parked
             assert self._constraints.is_idle
             assert self._adapters is None or self._adapters.num_users == 0
+            assert not self._early_grants
             assert self._cache.swap.num_free == self._cache.swap.num_blocks

@@ -34,6 +34,8 @@ from engine.messages import (
     EngineMessage,
     Failed,
     GenerateRequest,
+    Grant,
+    GrantTokens,
     LoadAdapter,
     LoadProgress,
     ParkRequest,
@@ -77,6 +79,8 @@ class Core(Protocol):
     def load_adapter(self, adapter: AdapterRef, on_done: OnLoaded) -> None: ...
 
     def unload_adapter(self, name: str) -> None: ...
+
+    def grant(self, grants: list[Grant]) -> None: ...
 
     def step(self) -> list[RequestOutput]: ...
 
@@ -192,6 +196,8 @@ def _handle(
             core.unload_adapter(message.name)
             clients.send(client, AdapterAnswer(call_id=message.call_id))
             return False
+        case GrantTokens():
+            core.grant(message.grants)
         case Ping():
             clients.send(client, core.stats())
             return False

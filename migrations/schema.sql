@@ -953,6 +953,7 @@ CREATE TABLE public.adapter (
     id uuid NOT NULL,
     tenant_id uuid NOT NULL,
     name text NOT NULL,
+    parent text NOT NULL,
     path text NOT NULL,
     base_model text,
     rank integer NOT NULL,

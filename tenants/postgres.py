@@ -274,6 +274,7 @@ class PostgresStore(Store):
         *,
         adapter_id: UUID,
         name: str,
+        parent: str,
         path: str,
         base_model: str | None,
         rank: int,
@@ -282,7 +283,7 @@ class PostgresStore(Store):
         name = normalize_name("name", name)
         row = await self._one(
             "create_adapter",
-            *(adapter_id, tenant_id, name, path, base_model, rank, digest),
+            *(adapter_id, tenant_id, name, parent, path, base_model, rank, digest),
             tenant_id=tenant_id,
             violations={
                 "adapter_tenant_id_name_key": AdapterExists(name),

@@ -117,13 +117,13 @@ RETURNING
 
 -- name: create_adapter for tenant
 -- An adapter whose files have been checked; the name is unique among the tenant's.
-INSERT INTO adapter (id, tenant_id, name, path, base_model, rank, digest)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
-RETURNING id, tenant_id, name, path, base_model, rank, digest, created_at;
+INSERT INTO adapter (id, tenant_id, name, parent, path, base_model, rank, digest)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+RETURNING id, tenant_id, name, parent, path, base_model, rank, digest, created_at;
 
 -- name: list_adapters for tenant
 -- A tenant's adapters.
-SELECT id, tenant_id, name, path, base_model, rank, digest, created_at
+SELECT id, tenant_id, name, parent, path, base_model, rank, digest, created_at
 FROM adapter
 WHERE tenant_id = $1
 ORDER BY name COLLATE "C";
@@ -132,7 +132,7 @@ ORDER BY name COLLATE "C";
 -- Its running requests end by themselves.
 DELETE FROM adapter
 WHERE tenant_id = $1 AND id = $2
-RETURNING id, tenant_id, name, path, base_model, rank, digest, created_at;
+RETURNING id, tenant_id, name, parent, path, base_model, rank, digest, created_at;
 
 -- name: touch_keys for operator
 -- When keys were used last, many in one statement; rows are locked in one order by all callers.

@@ -121,6 +121,7 @@ class Store(Protocol):
         *,
         adapter_id: UUID,
         name: str,
+        parent: str,
         path: str,
         base_model: str | None,
         rank: int,

@@ -77,6 +77,8 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     id: UUID
     tenant_id: UUID
     name: str
+    parent: str
+    """The served model that it changes."""
     path: str
     """Its folder, below that of all adapters."""
     base_model: str | None = None

@@ -21,6 +21,7 @@ _UP = (
         id          uuid CONSTRAINT adapter_pkey PRIMARY KEY,
         tenant_id   uuid NOT NULL CONSTRAINT adapter_tenant_id_fkey REFERENCES tenant (id),
         name        text NOT NULL,
+        parent      text NOT NULL,
         path        text NOT NULL,
         base_model  text,
         rank        integer NOT NULL CONSTRAINT adapter_rank_check CHECK (rank > 0),

@@ -20,6 +20,7 @@ from engine.messages import (
     AdapterRef,
     FinishReason,
     GenerateRequest,
+    Grant,
     LoadProgress,
     Ready,
     RequestOutput,
@@ -61,6 +62,7 @@ class StandInCore:
         self.waiting: deque[GenerateRequest] = deque()
         self.running: dict[str, tuple[GenerateRequest, int]] = {}
         self.parked: dict[str, tuple[GenerateRequest, int]] = {}
+        self.granted: dict[str, Grant] = {}
         self.outputs: list[RequestOutput] = []
         self.loads: list[AdapterRef] = []
         self.unloads: list[str] = []
@@ -73,6 +75,11 @@ class StandInCore:
 
     def add_request(self, request: GenerateRequest) -> None:
         self.waiting.append(request)
+        if request.num_granted_tokens is not None:
+            self.grant([Grant(request.request_id, request.num_granted_tokens)])
+
+    def grant(self, grants: list[Grant]) -> None:
+        self.granted.update((grant.request_id, grant) for grant in grants)
 
     def abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -118,7 +125,13 @@ class StandInCore:
             return outputs
         time.sleep(STEP_S)
         self.num_steps += 1
-        outputs.extend(self._advance(request_id) for request_id in list(self.running))
+        for request_id, (_, done) in list(self.running.items()):
+            grant = self.granted.get(request_id)
+            if grant is None or done < grant.num_tokens:
+                outputs.append(self._advance(request_id))
+            elif grant.is_last:
+                del self.running[request_id]
+                outputs.append(RequestOutput(request_id, [], "length"))
         return outputs
 
     def stats(self) -> Stats:

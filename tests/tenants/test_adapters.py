@@ -20,9 +20,9 @@ pytestmark = pytest.mark.asyncio
 
 
 async def make(store: Store, tenant_id: UUID, name: str = "support", **fields: Any) -> Adapter:
-    values: dict[str, Any] = {"path": f"acme/{name}", "base_model": "some/base", "rank": 16}
+    values: dict[str, Any] = {"parent": "m", "path": f"acme/{name}", "base_model": "some/base"}
     return await store.create_adapter(
-        tenant_id, adapter_id=uuid4(), name=name, digest="abc", **values | fields
+        tenant_id, adapter_id=uuid4(), name=name, rank=16, digest="abc", **values | fields
     )
 
 
@@ -30,6 +30,7 @@ async def test_an_adapter_is_found_as_it_was_made(store: Store) -> None:
     tenant = await store.create_tenant("acme")
     made = await make(store, tenant.id)
     assert (made.name, made.path, made.base_model) == ("support", "acme/support", "some/base")
+    assert made.parent == "m"
     assert (made.rank, made.digest, made.tenant_id) == (16, "abc", tenant.id)
     assert abs(made.created_at - datetime.now(UTC)) < timedelta(minutes=1)
     other = await make(store, tenant.id, "Sales", base_model=None)

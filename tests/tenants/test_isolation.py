@@ -47,6 +47,7 @@ async def furnish(store: PostgresStore, name: str) -> Principal:
         who.tenant.id,
         adapter_id=uuid4(),
         name="support",
+        parent="model",
         path=f"{name}/support",
         base_model=None,
         rank=8,
