@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from engine.messages import QUEUE_TIME_BUCKETS_S
 from engine.request import Request, RequestState
+from engine.scheduler.adapter_slots import AdapterSlotQueue
 from engine.scheduler.costs import PreemptionCosts
 from engine.scheduler.drafts import fitting_drafts, judge_drafts
 from engine.scheduler.followers import Followers
@@ -80,12 +81,12 @@ class Scheduler:
         self._chunk_limit = config.long_prefill_token_threshold or config.step_tokens
         # Every running request can have at least one token in every step.
         self._max_num_running = min(config.max_num_seqs, config.step_tokens)
-        self._max_loras = config.max_loras
         self._max_num_partial_prefills = config.max_num_partial_prefills
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
         self._in_flight: deque[Step] = deque()
         self._followers = Followers()
+        self._adapter_slots = AdapterSlotQueue(config.max_loras)
         self._room = Room(config, cache)
         self._blocked: Request | None = None
         """Was next in the last step, but was not admitted."""
@@ -182,6 +183,8 @@ class Scheduler:
             return
         if request in self._followers:
             self._followers.discard(request)
+        elif request in self._adapter_slots:
+            self._adapter_slots.discard(request)
         else:
             self.policy.dequeue(request)
 
@@ -326,6 +329,8 @@ class Scheduler:
     def _admit_waiting(self, step: Step, budget: int) -> None:
         """Take requests from the queue while rows, blocks and budget last."""
         self._room.begin_step(self.running.values())
+        for waiting in self._adapter_slots.release(self.running.values()):
+            self.policy.enqueue(waiting)
         max_num_partial, num_partial = self._max_num_partial_prefills, 0
         if max_num_partial is not None:
             num_partial = sum(not chunk.samples for chunk in step.plan.chunks)
@@ -340,8 +345,12 @@ class Scheduler:
             if not self._free_rows or len(self.running) >= self._max_num_running:
                 self._block(request, 0)
                 return
-            if request.adapter and self._lacks_adapter_slot(request.adapter):
-                return
+            if self._adapter_slots.lacking(request, self.running.values()):
+                if self._adapter_slots.is_full:
+                    return
+                self.policy.dequeue(request)
+                self._adapter_slots.hold(request)
+                continue
             if (num_lacking := self._room.lacking(request)) > 0:
                 self._block(request, num_lacking)
                 return
@@ -361,11 +370,6 @@ class Scheduler:
             self._enter_batch(step, request, fit)
             self._add_chunk(step, request, fit.num_tokens)
             budget -= fit.num_tokens
-
-    def _lacks_adapter_slot(self, adapter: str) -> bool:
-        """Whether the running requests have ``max_loras`` other adapters."""
-        in_use = {request.adapter for request in self.running.values()} - {"", adapter}
-        return len(in_use) >= self._max_loras
 
     def _follows(self, request: Request, hit: PrefixHit) -> bool:
         """Take a request out of the queue for as long as a step computes the next block it needs.

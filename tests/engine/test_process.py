@@ -19,10 +19,13 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, ModelLoadError
 from engine.messages import (
     AbortRequest,
+    AdapterAnswer,
+    AdapterRef,
     ClientMessage,
     EngineMessage,
     Failed,
     GenerateRequest,
+    LoadAdapter,
     LoadProgress,
     Ping,
     Ready,
@@ -31,6 +34,7 @@ from engine.messages import (
     Stats,
     StepOutputs,
     StructuredOutputs,
+    UnloadAdapter,
     decode_engine_message,
     encode,
 )
@@ -125,6 +129,21 @@ def test_an_abort_is_answered_even_when_nothing_else_runs(server: Server) -> Non
             break
     assert [(o.request_id, o.finish_reason) for o in message.outputs] == [("a", "abort")]
     assert not server.core.has_unfinished
+
+
+def test_loading_an_adapter_is_answered_when_it_is_done(server: Server) -> None:
+    refs = [AdapterRef(name=path, path=path) for path in ("late", "good", "bad")]
+    server.send(*(LoadAdapter(index, ref) for index, ref in enumerate(refs)))
+    server.send(UnloadAdapter(3, "good"))
+    answers = [server.receive() for _ in range(4)]
+    loaded = {"rank": 8, "digest": "digest", "base_model": "some/base"}
+    assert sorted(answers, key=lambda answer: answer.call_id) == [  # type: ignore[union-attr]
+        AdapterAnswer(call_id=0, **loaded),  # type: ignore[arg-type]
+        AdapterAnswer(call_id=1, **loaded),  # type: ignore[arg-type]
+        AdapterAnswer(call_id=2, error="bad does not fit"),
+        AdapterAnswer(call_id=3),
+    ]
+    assert (server.core.loads, server.core.unloads) == (refs, ["good"])
 
 
 def test_it_sleeps_while_there_is_nothing_to_do(server: Server) -> None:

@@ -29,6 +29,7 @@ def test_payloads() -> None:
     assert parse("key AAAAAAAAAAAA") == Change(public_id="AAAAAAAAAAAA")
     assert parse(f"tenant {tenant_id}") == Change(tenant_id=tenant_id)
     assert parse(f"request {tenant_id}") == Change(request_id=tenant_id)
+    assert parse(f"adapter {tenant_id}") == Change(adapter_id=tenant_id)
     for strange in ("", "request 7", "tenant", "tenant x", "model demo"):
         assert parse(strange) == EVERYTHING
 

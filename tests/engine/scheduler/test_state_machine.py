@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from engine.messages import AdapterRef
 from engine.request import Request, RequestState
 from tests.engine.scheduler.harness import Harness
 
@@ -45,6 +46,8 @@ ENGINES = st.fixed_dictionaries(
         "policy": st.sampled_from(["fcfs", "priority", "fair_share"]),
         "priority_aging_s": st.sampled_from([1e-4, 1e9]),
         "fair_share_quantum": st.sampled_from([0.0, 20.0]),
+        "max_loras": st.sampled_from([1, 2]),
+        "max_cpu_loras": st.sampled_from([2, None]),
     }
 )
 
@@ -79,10 +82,19 @@ class EngineMachine(RuleBasedStateMachine):
             hold(request, key)
 
         followers.hold = counted
+        slots = self.harness.scheduler._adapter_slots
+        set_aside = slots.hold
+
+        def noted(request: Request) -> None:
+            self.seen["waited for an adapter's slot"] += 1
+            set_aside(request)
+
+        slots.hold = noted
 
     @rule(
         prompt=PROMPTS,
         salt=st.sampled_from(["one", "two"]),
+        adapter=st.sampled_from(["", "", "x", "y", "z"]),
         num_public_tokens=st.sampled_from([0, 0, 1, 4]),
         fair_key=st.sampled_from(["a", "b", "c"]),
         weight=st.sampled_from([1.0, 3.0]),
@@ -151,6 +163,10 @@ class EngineMachine(RuleBasedStateMachine):
             self.seen[f"parked while {before.value}"] += 1
         core.check_integrity()
 
+    @rule(adapter=st.sampled_from(["x", "y", "z"]))
+    def load(self, adapter: str) -> None:
+        self.harness.core.load_adapter(AdapterRef(name=adapter, path=f"/{adapter}"), lambda _: None)
+
     @precondition(lambda self: self.harness.granted)
     @rule(data=st.data(), more=st.integers(0, 3), is_last=st.sampled_from([False, False, True]))
     def grant(self, data: st.DataObject, more: int, is_last: bool) -> None:
@@ -203,6 +219,7 @@ SITUATIONS = (
     "drafts rejected",
     "tail copied",
     "followed",
+    "waited for an adapter's slot",
     "cancelled in flight",
     "parked while running",
     "branch cancelled while running",
