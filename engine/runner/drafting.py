@@ -51,6 +51,11 @@ class Drafting(ABC):
     def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
         """At most ``num_tokens`` tokens for each (row, number of known tokens)."""
 
+    @abstractmethod
+    def rehearse(self, batch: int, num_tokens: int) -> None:
+        """Do the work of ``draft`` for so many requests, to be timed. Before the first plan: it
+        writes where nobody has anything."""
+
     def _draw(self, logits: torch.Tensor, rows: Ints, positions: Ints) -> torch.Tensor:
         """[num_rows] int64; in the table they are at their positions, too."""
         return self._sampler.sample_into(self._table.tokens, logits, rows, positions, None)
@@ -88,6 +93,9 @@ class ParallelDrafting(Drafting):
             drawn.append(self._draw(logits, rows, positions))
         drafts: list[list[int]] = torch.stack(drawn, 1).tolist()
         return drafts
+
+    def rehearse(self, batch: int, num_tokens: int) -> None:
+        self.draft([(row, 2) for row in range(batch)], num_tokens)
 
 
 class ChainDrafting(Drafting):
@@ -147,6 +155,23 @@ class ChainDrafting(Drafting):
             for index, token_id in self._chain(members[rest], rows[rest], known[rest], num_tokens):
                 drafts[index].append(token_id)
         return drafts
+
+    def rehearse(self, batch: int, num_tokens: int) -> None:
+        rows, ones = np.arange(batch), np.ones(batch, np.int64)
+        limit = self._table.tokens.shape[1] - num_tokens
+        graphs = self._graphs
+        if graphs is not None and batch <= graphs.max_batch and graphs.window < limit:
+            graphs.run(rows, ones * graphs.window).tolist()
+            return
+        hidden: torch.Tensor | None = None
+        for place in range(min(num_tokens, limit)):
+            if hidden is not None:
+                hidden = hidden[:, : self._network.feature_size]
+            elif self._features is not None:
+                hidden = self._features.read(self._slots(rows, ones * -1))
+            hidden = self._run(ChunkFields(rows, ones * place, ones, ones), hidden)
+            drawn = self._draw(self._network.logits(hidden), rows, ones * (place + 1))
+            drawn.tolist()
 
     def _chain(
         self, members: Ints, rows: Ints, known: Ints, num_tokens: int
