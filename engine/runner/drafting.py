@@ -148,7 +148,7 @@ class ChainDrafting(Drafting):
         if self._graphs is not None:
             rest = ~self._fits(self._graphs, rows, known)
             if not rest.all():
-                found = self._replay(self._graphs, rows[~rest], known[~rest])
+                found = self._replay(self._graphs, rows[~rest], known[~rest], num_tokens)
                 for index, draft in zip(members[~rest].tolist(), found.tolist(), strict=True):
                     drafts[index] = draft[:num_tokens]
         if rest.any():
@@ -161,7 +161,7 @@ class ChainDrafting(Drafting):
         limit = self._table.tokens.shape[1] - num_tokens
         graphs = self._graphs
         if graphs is not None and batch <= graphs.max_batch and graphs.window < limit:
-            graphs.run(rows, ones * graphs.window).tolist()
+            graphs.run(rows, ones * graphs.window, num_tokens).tolist()
             return
         hidden: torch.Tensor | None = None
         for place in range(min(num_tokens, limit)):
@@ -210,13 +210,15 @@ class ChainDrafting(Drafting):
         )
         return fits
 
-    def _replay(self, graphs: DraftGraphs, rows: Ints, known: Ints) -> torch.Tensor:
+    def _replay(
+        self, graphs: DraftGraphs, rows: Ints, known: Ints, num_tokens: int
+    ) -> torch.Tensor:
         starts = np.array([self._drafted.start(row) for row in rows.tolist()])
         behind = starts < known - graphs.window
         if behind.any():
             self._catch_up(rows[behind], known[behind])
         self._drafted.fill(rows, known)
-        return graphs.run(rows, known)
+        return graphs.run(rows, known, num_tokens)
 
     def _catch_up(self, rows: Ints, known: Ints) -> torch.Tensor:
         """Compute what known tokens lack; [num_rows, n] of the last token of each row."""

@@ -145,7 +145,7 @@ class TorchRunner:
         """Fill ``step_costs``. Before the first plan."""
         nothing = StepPlan(-1)
         graphs, drafting = self._verify_graphs, self._drafting
-        lengths = (1, 3, num_drafts) if graphs is None else (num_drafts,)
+        lengths = [1, 3, num_drafts] if graphs is None else graphs.lengths
         self.step_costs = measure_step_costs(
             lambda fields: self._compute(nothing, fields),
             None if graphs is None else lambda fields: self._run_eagerly(nothing, fields),
