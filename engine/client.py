@@ -23,6 +23,8 @@ from engine.messages import (
     Failed,
     FinishReason,
     GenerateRequest,
+    Grant,
+    GrantTokens,
     LoadProgress,
     ParkRequest,
     Ping,
@@ -93,6 +95,12 @@ class RequestStream(AsyncIterator[RequestOutput]):
         """Return when there is something to read, be it the end; what follows is merged into it."""
         while self._pending is None and not self._done:
             await self._change()
+
+    def grant(self, num_tokens: int, *, is_last: bool = False) -> None:
+        """Let a request that was submitted with ``num_granted_tokens`` have so many by now, in sum;
+        after the last grant it ends there with ``length``. Never blocks, never raises."""
+        if not self._done:
+            self._client.grant_nowait(Grant(self.request_id, num_tokens, is_last))
 
     def close(self) -> None:
         """Abort the request unless it has finished. Idempotent, never blocks, never raises.
@@ -221,6 +229,7 @@ class EngineClient:
         self._unsent_aborts: set[str] = set()
         self._unsent_parks: dict[str, bool] = {}
         """True to park, False to go on."""
+        self._unsent_grants: dict[str, Grant] = {}
         self._parked: dict[RequestStream, float] = {}
         """Since when, the longest first."""
         # Live requests; those without an output yet are also in _queued.
@@ -358,7 +367,7 @@ class EngineClient:
             self._queued.discard(request_id)
             if output.finish_reason is not None:
                 del self._streams[request_id]
-                self._forget_stall(stream)
+                self._forget_unsent(stream)
             stream._deliver(output)
 
     def _on_stats(self, stats: Stats) -> None:
@@ -388,6 +397,20 @@ class EngineClient:
             return  # sent again with the next ping
         self._unsent_aborts.clear()
 
+    def grant_nowait(self, grant: Grant) -> None:
+        """For ``RequestStream.grant``."""
+        self._unsent_grants[grant.request_id] = grant
+        self._send_grants()
+
+    def _send_grants(self) -> None:
+        if not self._unsent_grants or self._info is None or self._transport is None:
+            return
+        try:
+            self._transport.send(GrantTokens(list(self._unsent_grants.values())))
+        except QueueFull:
+            return  # sent again with the next ping
+        self._unsent_grants.clear()
+
     # -- readers that stall
 
     def _park_if_unread(self, stream: RequestStream, num_unread_tokens: int) -> None:
@@ -414,9 +437,10 @@ class EngineClient:
             return  # sent again with the next ping; twice does no harm
         self._unsent_parks.clear()
 
-    def _forget_stall(self, stream: RequestStream) -> None:
+    def _forget_unsent(self, stream: RequestStream) -> None:
         self._parked.pop(stream, None)
         self._unsent_parks.pop(stream.request_id, None)
+        self._unsent_grants.pop(stream.request_id, None)
 
     def _abort_abandoned(self) -> None:
         """Give up the requests that nobody reads."""
@@ -465,6 +489,7 @@ class EngineClient:
         self._pings.clear()
         self._unsent_aborts.clear()
         self._unsent_parks.clear()
+        self._unsent_grants.clear()
         self._parked.clear()
         for stream in self._take_streams():
             stream._fail(EngineDead(str(error)))
@@ -506,6 +531,7 @@ class EngineClient:
             self._abort_abandoned()
             self._send_aborts()
             self._send_parks()
+            self._send_grants()
             with contextlib.suppress(QueueFull):  # it does not read: the hang timeout decides
                 self._ping()
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.errors import InvalidRequest
 from engine.scheduler.plan import TokenMask
-from grammar.errors import GrammarError, MatcherFailed
+from grammar.errors import CompilerUnavailable, GrammarError, MatcherFailed
 from grammar.reasoning import ReasoningMatcher
 from grammar.spec import GrammarSpec
 
@@ -124,6 +124,8 @@ class Constraints:
     def _start(self, request: Request, future: Future[CompiledGrammar]) -> Ending | None:
         try:
             self._matchers[request] = self._matcher(request, future.result())
+        except CompilerUnavailable as error:
+            return _failure(request, error, "internal")
         except GrammarError as error:
             return _failure(request, error, "invalid_request")
         except Exception as error:  # Another process compiled it: whatever befell that, we go on.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.config import EngineConfig
-    from engine.messages import GenerateRequest, SamplingParams
+    from engine.messages import GenerateRequest, Grant, SamplingParams
     from engine.scheduler.plan import Runner
     from engine.scheduler.step import Step
     from engine.spec.base import Proposer
@@ -100,6 +100,8 @@ class EngineCore:
         self._requests: dict[str, Request] = {}
         """All that are not finished."""
         self._parked: set[str] = set()
+        self._ungranted: set[str] = set()
+        """Of those not parked: may generate nothing until they are granted more."""
         self._outputs: list[RequestOutput] = []
         """What the next return of ``step`` delivers."""
         self._arrivals = count()
@@ -107,7 +109,7 @@ class EngineCore:
     @property
     def has_unfinished(self) -> bool:
         """Whether ``step`` has something to do or to say."""
-        active = len(self._requests) > len(self._parked)
+        active = len(self._requests) > len(self._parked) + len(self._ungranted)
         return bool(active or self._outputs or self.scheduler.num_in_flight)
 
     def _prefix_match(self, request: Request) -> int:
@@ -137,6 +139,8 @@ class EngineCore:
             self._begin_constrained(request)
         else:
             self.scheduler.add(request)
+        if request.awaits_grant and not request.finished:
+            self._note_grant(request)
 
     def _begin_constrained(self, request: Request) -> None:
         try:
@@ -158,6 +162,14 @@ class EngineCore:
             )
         if not (math.isfinite(message.weight) and message.weight > 0):
             raise InvalidRequest(f"weight must be a positive number, got {message.weight}")
+        if message.num_granted_tokens is not None and message.num_granted_tokens < 0:
+            raise InvalidRequest(
+                f"num_granted_tokens must not be below 0, got {message.num_granted_tokens}"
+            )
+        if min(message.max_cached_blocks.values(), default=0) < 0:
+            raise InvalidRequest(
+                f"max_cached_blocks must not be below 0, got {message.max_cached_blocks}"
+            )
         # The last token of all is never computed, so it needs no slot.
         num_slots = self._cache.pool.num_blocks * self._cache.block_size
         limit = min(self._max_model_len, num_slots + 1)
@@ -172,7 +184,7 @@ class EngineCore:
                 f"max_tokens is {max_tokens}, but after a prompt of {len(prompt)} tokens {what}"
                 f" leaves room for {limit - len(prompt)}"
             )
-        return Request(
+        request = Request(
             message,
             adapter_digest=self._adapter_digest(message.adapter),
             arrival=next(self._arrivals),
@@ -180,6 +192,8 @@ class EngineCore:
             max_total_tokens=limit if max_tokens is None else len(prompt) + max_tokens,
             eos_token_ids=self._eos_token_ids,
         )
+        request.block_table.ceilings = self._cache.pool.ceilings_of(message.max_cached_blocks)
+        return request
 
     def _adapter_digest(self, name: str) -> str:
         if not name:
@@ -251,12 +265,35 @@ class EngineCore:
             request = self._requests.get(request_id)
             if request is not None and self.scheduler.park(request):
                 self._parked.add(request_id)
+                self._ungranted.discard(request_id)
 
     def unpark(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             if request_id in self._parked:
                 self._parked.remove(request_id)
-                self.scheduler.unpark(self._requests[request_id])
+                request = self._requests[request_id]
+                self.scheduler.unpark(request)
+                self._note_grant(request)
+
+    def grant(self, grants: Iterable[Grant]) -> None:
+        """Let requests generate so many tokens by now, in sum. Unknown ids pass."""
+        for grant in grants:
+            request = self._requests.get(grant.request_id)
+            if request is None:
+                continue
+            request.grant(grant)
+            self._ungranted.discard(request.request_id)
+            if request.num_tokens >= request.max_total_tokens:
+                self.scheduler.finish(request, "length")
+                self._report(request, [])
+            else:
+                self._note_grant(request)
+
+    def _note_grant(self, request: Request) -> None:
+        if not request.awaits_grant:
+            self.scheduler.resume(request)
+        elif request.request_id not in self._parked:
+            self._ungranted.add(request.request_id)
 
     # ---- the story of a token -------------------------------------------------------------------
 
@@ -289,7 +326,8 @@ class EngineCore:
 
     def _start_compiled(self) -> None:
         """Queue the requests whose grammar is ready."""
-        num_others = len(self._requests) - len(self._parked) - self._constraints.num_compiling
+        num_others = len(self._requests) - len(self._parked) - len(self._ungranted)
+        num_others -= self._constraints.num_compiling
         idle = num_others == 0 and not self._outputs
         wait_s = _GRAMMAR_WAIT_S if idle else 0.0
         for request, ending in self._constraints.compiled(wait_s=wait_s):
@@ -368,15 +406,19 @@ class EngineCore:
             del self._requests[request.request_id]
             self._speculator.drop(request)
             self._parked.discard(request.request_id)
+            self._ungranted.discard(request.request_id)
             if request.constrained:
                 self._constraints.drop(request)
+        elif request.awaits_grant:
+            self._note_grant(request)
 
     # ---- what can be seen from outside ----------------------------------------------------------
 
     def stats(self) -> Stats:
         scheduler, pool, totals = self.scheduler, self._cache.pool, self.scheduler.stats
         swap = self._cache.swap
-        num_running, num_parked = len(scheduler.running), len(self._parked)
+        num_parked = len(self._parked) + len(self._ungranted)
+        num_running = len(scheduler.running.keys() - self._ungranted)
         return Stats(
             num_running=num_running,
             num_waiting=len(self._requests) - num_running - num_parked,
@@ -416,6 +458,11 @@ class EngineCore:
         states = [request.state for request in self._requests.values()]
         assert states.count(RequestState.SWAPPED) == self._cache.swap.num_holders
         assert states.count(RequestState.PARKED) == len(self._parked)
+        assert self._ungranted == {
+            name
+            for name, request in self._requests.items()
+            if request.awaits_grant and name not in self._parked
+        }
         if not self._requests and not self.has_unfinished:
             assert self._cache.num_free_blocks == self._cache.pool.num_blocks
             assert not self.scheduler.running

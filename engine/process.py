@@ -32,6 +32,8 @@ from engine.messages import (
     EngineMessage,
     Failed,
     GenerateRequest,
+    Grant,
+    GrantTokens,
     LoadProgress,
     ParkRequest,
     Ping,
@@ -69,6 +71,8 @@ class Core(Protocol):
     def park(self, request_ids: list[str]) -> None: ...
 
     def unpark(self, request_ids: list[str]) -> None: ...
+
+    def grant(self, grants: list[Grant]) -> None: ...
 
     def step(self) -> list[RequestOutput]: ...
 
@@ -181,6 +185,8 @@ def _handle(
             core.park(message.request_ids)
         case UnparkRequest():
             core.unpark(message.request_ids)
+        case GrantTokens():
+            core.grant(message.grants)
         case Ping():
             clients.send(client, core.stats())
             return False

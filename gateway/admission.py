@@ -41,7 +41,7 @@ from gateway.text_completion import Echo
 from gateway.text_prompt import TextPrompt
 from gateway.tool_use import Tools, ToolUse
 from grammar.compiler import GrammarChecker
-from grammar.errors import GrammarError
+from grammar.errors import CompilerUnavailable, GrammarError
 from grammar.spec import GrammarSpec
 from tenants.access import require_scope, resolve_model
 from tenants.authenticator import Authenticator
@@ -324,6 +324,8 @@ class Admission:
             return None
         try:
             verdict = await asyncio.wrap_future(self._compiler.submit(output.spec))
+        except CompilerUnavailable:
+            raise
         except GrammarError as error:
             if use is not None:
                 raise tool_use.refusal(error, use.callable) from None

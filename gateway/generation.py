@@ -442,6 +442,7 @@ class Generations:
             fair_key=principal.tenant.id.hex,
             weight=principal.weight,
             priority=admitted.priority,
+            max_cached_blocks=principal.max_cached_blocks,
         )
         return Choice(index, self._engine.submit(request), admitted, self._tokenizer)
 

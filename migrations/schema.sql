@@ -114,7 +114,7 @@ CREATE FUNCTION public.key_lookup(p_public_id text) RETURNS TABLE(id uuid, tenan
                     jsonb_build_object(
                         'scope_kind', l.scope_kind,
                         'scope_id', l.scope_id,
-                        'limits', to_jsonb(l) - ARRAY['scope_id', 'scope_kind', 'tenant_id']
+                        'limits', jsonb_strip_nulls(to_jsonb(l)) - ARRAY['scope_id', 'scope_kind', 'tenant_id']
                     )
                     ORDER BY array_position(ARRAY['key', 'project', 'tenant'], l.scope_kind)
                 )
@@ -252,6 +252,15 @@ CREATE FUNCTION public.limit_month(p_now timestamp with time zone) RETURNS date
     $$;
 
 CREATE FUNCTION public.limit_put(p_tenant_id uuid, p_scope_kind text, p_scope_id uuid, p_requests_per_minute bigint, p_tokens_per_minute bigint, p_max_concurrent integer, p_max_queued integer, p_monthly_tokens bigint, p_monthly_cost_micro bigint, p_priority smallint, p_weight double precision, p_now timestamp with time zone) RETURNS boolean
+    LANGUAGE sql
+    AS $$
+        SELECT limit_put(p_tenant_id, p_scope_kind, p_scope_id, p_requests_per_minute,
+            p_tokens_per_minute, p_max_concurrent, p_max_queued, p_monthly_tokens,
+            p_monthly_cost_micro, p_priority, p_weight,
+            (SELECT max_cached_blocks FROM limit_policy WHERE scope_id = p_scope_id), p_now)
+    $$;
+
+CREATE FUNCTION public.limit_put(p_tenant_id uuid, p_scope_kind text, p_scope_id uuid, p_requests_per_minute bigint, p_tokens_per_minute bigint, p_max_concurrent integer, p_max_queued integer, p_monthly_tokens bigint, p_monthly_cost_micro bigint, p_priority smallint, p_weight double precision, p_max_cached_blocks integer, p_now timestamp with time zone) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
     BEGIN
@@ -270,12 +279,13 @@ CREATE FUNCTION public.limit_put(p_tenant_id uuid, p_scope_kind text, p_scope_id
             limit_month(coalesce(p_now, clock_timestamp())), 0, 0, 0, 0, 0);
         INSERT INTO limit_policy (
             scope_id, scope_kind, tenant_id, requests_per_minute, tokens_per_minute,
-            max_concurrent, max_queued, monthly_tokens, monthly_cost_micro, priority, weight
+            max_concurrent, max_queued, monthly_tokens, monthly_cost_micro, priority, weight,
+            max_cached_blocks
         )
         VALUES (
             p_scope_id, p_scope_kind, p_tenant_id, p_requests_per_minute, p_tokens_per_minute,
             p_max_concurrent, p_max_queued, p_monthly_tokens, p_monthly_cost_micro, p_priority,
-            p_weight
+            p_weight, p_max_cached_blocks
         )
         ON CONFLICT (scope_id) DO UPDATE SET
             requests_per_minute = excluded.requests_per_minute,
@@ -285,7 +295,8 @@ CREATE FUNCTION public.limit_put(p_tenant_id uuid, p_scope_kind text, p_scope_id
             monthly_tokens = excluded.monthly_tokens,
             monthly_cost_micro = excluded.monthly_cost_micro,
             priority = excluded.priority,
-            weight = excluded.weight;
+            weight = excluded.weight,
+            max_cached_blocks = excluded.max_cached_blocks;
         INSERT INTO limit_state (scope_id, tenant_id) VALUES (p_scope_id, p_tenant_id)
         ON CONFLICT (scope_id) DO NOTHING;
         RETURN true;
@@ -1004,6 +1015,8 @@ CREATE TABLE public.limit_policy (
     monthly_cost_micro bigint,
     priority smallint,
     weight double precision,
+    max_cached_blocks integer,
+    CONSTRAINT limit_policy_max_cached_blocks_check CHECK ((max_cached_blocks >= 0)),
     CONSTRAINT limit_policy_max_concurrent_check CHECK ((max_concurrent >= 1)),
     CONSTRAINT limit_policy_max_queued_check CHECK ((max_queued >= 0)),
     CONSTRAINT limit_policy_monthly_cost_micro_check CHECK (((monthly_cost_micro >= 0) AND (monthly_cost_micro <= '1000000000000000'::bigint))),

@@ -140,13 +140,13 @@ SELECT quota_settle_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS w
 
 -- name: put_limits for tenant
 -- False when the tenant has no such scope.
-SELECT limit_put($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS found;
+SELECT limit_put($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) AS found;
 
 -- name: list_limits for tenant
 -- The limits of a tenant's scopes: tenant, projects, keys.
 SELECT
     scope_kind, scope_id, requests_per_minute, tokens_per_minute, max_concurrent, max_queued,
-    monthly_tokens, monthly_cost_micro, priority, weight
+    monthly_tokens, monthly_cost_micro, priority, weight, max_cached_blocks
 FROM limit_policy
 WHERE tenant_id = $1
 ORDER BY array_position(ARRAY['tenant', 'project', 'key'], scope_kind), scope_id;

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+from uuid import UUID
+
 import msgspec
 
 from tenants.connections import Row
-from tenants.limits import Limits, QuotaAnswer, ScopePolicy, Window
+from tenants.limits import Limits, QuotaAnswer, ScopeKind, ScopePolicy, Window
 from tenants.types import (
     ApiKey,
     AuditEntry,
@@ -41,9 +44,26 @@ def record_of(row: Row) -> KeyRecord:
         created_at=row["tenant_created_at"],
         disabled_at=row["disabled_at"],
     )
-    policies = msgspec.json.decode(row["policies"] or "[]", type=tuple[ScopePolicy, ...])
-    principal = Principal(tenant=tenant, key=key_of(row), policies=policies)
+    policies = msgspec.json.decode(row["policies"] or "[]", type=list[_StoredPolicy])
+    principal = Principal(
+        tenant=tenant, key=key_of(row), policies=tuple(policy.known() for policy in policies)
+    )
     return KeyRecord(principal, row["key_hash"])
+
+
+class _StoredPolicy(msgspec.Struct):
+    scope_kind: ScopeKind
+    scope_id: UUID
+    limits: dict[str, Any]
+
+    def known(self) -> ScopePolicy:
+        """A newer version may have limits that this one does not know: its keys work on here."""
+        known = {name: self.limits.get(name) for name in Limits.__struct_fields__}
+        return ScopePolicy(
+            scope_kind=self.scope_kind,
+            scope_id=self.scope_id,
+            limits=msgspec.convert(known, Limits),
+        )
 
 
 def policy_of(row: Row) -> ScopePolicy:

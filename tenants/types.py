@@ -91,6 +91,15 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         given = (policy.limits.weight for policy in self.policies)
         return next((value for value in given if value is not None), self.tenant.weight)
 
+    @property
+    def max_cached_blocks(self) -> dict[str, int]:
+        """The ceiling of each scope that has one, by the scope's id in hex."""
+        return {
+            policy.scope_id.hex: policy.limits.max_cached_blocks
+            for policy in self.policies
+            if policy.limits.max_cached_blocks is not None
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:

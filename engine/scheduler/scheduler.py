@@ -95,6 +95,8 @@ class Scheduler:
         """Were last preempted in favour of a waiting request."""
         self._draining: dict[int, Request] = {}
         """Left the batch, but a step in flight still has a chunk of them. By arrival."""
+        self._ungranted: dict[int, Request] = {}
+        """Taken out of the queue until they may generate more. By arrival."""
 
     # ---- requests come and go -------------------------------------------------------------------
 
@@ -138,6 +140,11 @@ class Scheduler:
         request.enter(RequestState.PREEMPTED)
         self.policy.enqueue(request)
 
+    def resume(self, request: Request) -> None:
+        """It was granted more: if it waits outside of the batch, it may come in again."""
+        if self._ungranted.pop(request.arrival, None) is not None:
+            self.policy.enqueue(request)
+
     def _preempt(self, step: Step, request: Request, cause: Request) -> None:
         """Back to the queue: computed tokens are copied out or thrown away, known ones are kept."""
         if self._is_worth_swapping(request):
@@ -171,6 +178,8 @@ class Scheduler:
 
     def _leave_queue(self, request: Request) -> None:
         self.cache.drop_swapped(request.block_table)
+        if self._ungranted.pop(request.arrival, None) is not None:
+            return
         if request in self._followers:
             self._followers.discard(request)
         else:
@@ -245,8 +254,8 @@ class Scheduler:
             request = order[index]
             index += 1
             num_planned = len(request.token_ids) + request.num_pending
-            if num_planned >= request.max_total_tokens or request.num_drafts_in_flight:
-                continue  # Its last token is in flight, or it is not known which.
+            if num_planned >= request.token_limit or request.num_drafts_in_flight:
+                continue  # The last token it may have is in flight, or it is not known which.
             # A long prefill leaves a token of the budget to each request behind it.
             limit = min(self._chunk_limit, budget - (len(order) - index))
             num_tokens = num_planned - request.num_computed_tokens
@@ -324,6 +333,10 @@ class Scheduler:
             request = self.policy.head()
             if request is None or request.num_in_flight > 0:
                 return  # It was preempted just now; its last token is not known yet.
+            if request.awaits_grant:
+                self.policy.dequeue(request)
+                self._ungranted[request.arrival] = request
+                continue
             if not self._free_rows or len(self.running) >= self._max_num_running:
                 self._block(request, 0)
                 return
@@ -564,5 +577,8 @@ class Scheduler:
             assert request.num_settled_tokens <= request.num_planned_tokens
             assert request.num_pending <= request.num_in_flight <= len(self._in_flight)
         assert self._in_flight or not len(self._followers), "requests wait for a step that is over"
+        for request in self._ungranted.values():
+            assert request.state in _QUEUED
+            assert request.awaits_grant, "it may generate, but is not in the queue"
         for request in self._draining.values():
             assert request.num_in_flight > 0, "a drained request was not released"

@@ -17,6 +17,7 @@ from engine.errors import ConfigError, ModelLoadError
 from engine.messages import (
     FinishReason,
     GenerateRequest,
+    Grant,
     LoadProgress,
     Ready,
     RequestOutput,
@@ -49,6 +50,7 @@ class StandInCore:
         self.waiting: deque[GenerateRequest] = deque()
         self.running: dict[str, tuple[GenerateRequest, int]] = {}
         self.parked: dict[str, tuple[GenerateRequest, int]] = {}
+        self.granted: dict[str, Grant] = {}
         self.outputs: list[RequestOutput] = []
         self.num_steps = self.generation_tokens = 0
 
@@ -58,6 +60,11 @@ class StandInCore:
 
     def add_request(self, request: GenerateRequest) -> None:
         self.waiting.append(request)
+        if request.num_granted_tokens is not None:
+            self.grant([Grant(request.request_id, request.num_granted_tokens)])
+
+    def grant(self, grants: list[Grant]) -> None:
+        self.granted.update((grant.request_id, grant) for grant in grants)
 
     def abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -87,7 +94,13 @@ class StandInCore:
             return outputs
         time.sleep(STEP_S)
         self.num_steps += 1
-        outputs.extend(self._advance(request_id) for request_id in list(self.running))
+        for request_id, (_, done) in list(self.running.items()):
+            grant = self.granted.get(request_id)
+            if grant is None or done < grant.num_tokens:
+                outputs.append(self._advance(request_id))
+            elif grant.is_last:
+                del self.running[request_id]
+                outputs.append(RequestOutput(request_id, [], "length"))
         return outputs
 
     def stats(self) -> Stats:

@@ -141,6 +141,25 @@ async def test_above_the_rate_the_client_learns_when_to_come_back(
         assert len(here.double.requests) == 2
 
 
+async def test_the_engine_is_told_how_many_blocks_may_stay_cached(
+    model_dir: Path, pg_dsn: str
+) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        await here.limit(max_cached_blocks=40)
+        tenant_id = here.gateway.tenant.id
+        await here.store.put_limits(tenant_id, "key", here.key.id, Limits(max_cached_blocks=0))
+        expected = {tenant_id.hex: 40, here.key.id.hex: 0}
+
+        async def told() -> bool:
+            assert (await ask(here.gateway, chat_body(), key=here.gateway.api_key)).status == 200
+            return here.double.requests[-1].max_cached_blocks == expected
+
+        await until(told)
+        other = await here.make_key()
+        assert (await ask(here.gateway, chat_body(), key=other)).status == 200
+        assert here.double.requests[-1].max_cached_blocks == {tenant_id.hex: 40}
+
+
 async def test_a_spent_budget_refuses_and_says_that_retrying_is_in_vain(
     model_dir: Path, pg_dsn: str
 ) -> None:
@@ -403,9 +422,9 @@ async def test_keys_see_and_use_their_models(model_dir: Path, pg_dsn: str) -> No
             (aliased, "unknown", 404, "model_not_found"),
             (barred, MODEL, 403, "permission_denied"),
         ):
-            answer = await ask(here.gateway, chat_body() | {"model": model}, key=key)
-            assert (answer.status, answer.error["code"]) == (status, code)
-            assert answer.error["param"] == "model"
+            refusal = await ask(here.gateway, chat_body() | {"model": model}, key=key)
+            assert (refusal.status, refusal.error["code"]) == (status, code)
+            assert refusal.error["param"] == "model"
 
 
 async def test_a_user_that_can_be_no_name_is_refused(model_dir: Path, pg_dsn: str) -> None:

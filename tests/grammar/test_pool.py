@@ -15,6 +15,7 @@ import pytest
 from grammar.errors import (
     CompileFailed,
     CompileMemory,
+    CompilerCrashed,
     CompileTimeout,
     InvalidGrammar,
     UnsupportedKeyword,
@@ -83,20 +84,47 @@ def test_a_worker_that_dies_between_jobs_is_replaced(pool: WorkerPool) -> None:
     assert pool.pids != [before]
 
 
-def test_a_worker_that_dies_at_work_fails_its_job_only(small_pool: WorkerPool) -> None:
-    small_pool.start()
+class Killer(threading.Thread):
+    """Kills so many workers while they are at work."""
 
-    def kill_soon() -> None:
-        time.sleep(0.15)
-        (pid,) = small_pool.pids
-        os.kill(pid, signal.SIGSEGV)
+    def __init__(self, pool: WorkerPool, num_victims: int) -> None:
+        super().__init__()
+        self._pool = pool
+        self.num_left = num_victims
+        self.start()
 
-    killer = threading.Thread(target=kill_soon)
-    killer.start()
-    with pytest.raises(CompileFailed, match="crashed"):
-        small_pool.compile(BOMB)
-    killer.join()
-    assert small_pool.compile(INTEGER).backend == "outlines"
+    def run(self) -> None:
+        deadline = time.monotonic() + 20
+        while self.num_left and time.monotonic() < deadline:
+            at_work = [worker for worker in list(self._pool._alive) if worker.num_jobs]
+            for worker in at_work[: self.num_left]:
+                os.kill(worker.pid, signal.SIGKILL)
+                self.num_left -= 1
+                while worker in self._pool._alive:
+                    time.sleep(0.01)
+            time.sleep(0.01)
+
+
+def test_a_worker_that_something_kills_is_replaced_and_its_job_done(
+    vocabulary: Vocabulary,
+) -> None:
+    # A second of work, which ends well.
+    spec = GrammarSpec.from_schema({"type": "string", "pattern": "^[ab]*a[ab]{16}$"})
+    with WorkerPool(vocabulary, backends=["outlines"], timeout_s=60) as pool:
+        killer = Killer(pool, num_victims=1)
+        assert pool.compile(spec).backend == "outlines"
+        killer.join()
+        assert killer.num_left == 0
+
+
+def test_a_worker_that_dies_of_its_job_twice_fails_that_job_only(vocabulary: Vocabulary) -> None:
+    with WorkerPool(vocabulary, backends=["outlines"], timeout_s=60) as pool:
+        killer = Killer(pool, num_victims=2)
+        with pytest.raises(CompilerCrashed):
+            pool.compile(BOMB)
+        killer.join()
+        assert killer.num_left == 0
+        assert pool.compile(INTEGER).backend == "outlines"
 
 
 def test_closing_ends_work_and_leaves_no_process(vocabulary: Vocabulary) -> None:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import textwrap
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -20,6 +21,7 @@ from tenants.errors import InvalidValue, SchemaMismatch, StoreUnavailable
 from tests.postgres import execute, owned, with_database
 
 FOLDER = Path(migrations.__file__).parent
+TENANT, KEY = UUID(int=1), UUID(int=2)
 PARTITION = re.compile(r"usage_event_(\d{4}_\d\d|default)")
 
 
@@ -200,6 +202,30 @@ class TestUpgrade:
             assert (await ask("revoke_key", "A" * 12))[0]["revoked_at"] is not None
             await ask("add_partitions")
             await connection.close()
+
+    async def test_workers_that_know_no_cached_block_ceilings_go_on(
+        self, empty_pg_dsn: str
+    ) -> None:
+        """Those of 0010: they refuse limits that they do not know, and put limits without it."""
+        await migrations.upgrade(empty_pg_dsn)
+        await execute(
+            empty_pg_dsn,
+            f"INSERT INTO tenant (id, name) VALUES ('{TENANT}', 'acme')",
+            "INSERT INTO api_key (id, tenant_id, public_id, key_hash, name, scopes) VALUES "
+            f"('{KEY}', '{TENANT}', repeat('A', 12), decode(repeat('00', 32), 'hex'), 'x', "
+            "'{chat}')",
+        )
+        limits = "600, NULL, 5, NULL, NULL, NULL, NULL, NULL"
+        put = f"SELECT limit_put($1, 'tenant', $1, {limits}, NULL)"
+        connection = await asyncpg.connect(empty_pg_dsn)
+        assert await connection.fetchval(put, TENANT)
+        found = await connection.fetchval("SELECT policies FROM key_lookup('AAAAAAAAAAAA')")
+        (policy,) = json.loads(found)
+        assert policy["limits"] == {"requests_per_minute": 600, "max_concurrent": 5}
+        await connection.execute("UPDATE limit_policy SET max_cached_blocks = 7")
+        assert await connection.fetchval(put, TENANT)
+        assert await connection.fetchval("SELECT max_cached_blocks FROM limit_policy") == 7
+        await connection.close()
 
     async def test_the_committed_schema_is_the_sum_of_the_migrations(
         self, empty_pg_dsn: str

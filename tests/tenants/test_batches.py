@@ -131,7 +131,8 @@ async def scopes(dsn: str) -> list[tuple[object, ...]]:
 @pytest.mark.pg
 class TestInTheDatabase:
     @settings(
-        max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+        max_examples=8,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
     @given(
         steps=st.lists(

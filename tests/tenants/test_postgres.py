@@ -15,6 +15,7 @@ import pytest
 import migrations
 from tenants.embedded import EmbeddedPostgres
 from tenants.errors import InvalidValue, StoreUnavailable
+from tenants.limits import Limits
 from tenants.postgres import PostgresStore
 from tenants.usage import Ledger
 from tests.postgres import FAST, execute, with_database
@@ -172,6 +173,18 @@ class TestFailures:
             if constraint == "usage_event_prompt_tokens_check":
                 allowed.add("usage_event_cached_tokens_check")
             assert caught.value.constraint_name in allowed, statement
+
+    async def test_a_limit_of_a_newer_version_locks_nobody_out(
+        self, pg_dsn: str, pg_store: PostgresStore
+    ) -> None:
+        _, who = await make_key(pg_store)
+        limits = Limits(max_concurrent=3, priority=2, weight=1.5, max_cached_blocks=9)
+        await pg_store.put_limits(who.tenant.id, "tenant", who.tenant.id, limits)
+        await execute(pg_dsn, "ALTER TABLE limit_policy ADD dreams_per_minute integer DEFAULT 5")
+        found = await pg_store.find_key(who.key.public_id)
+        assert found is not None
+        (policy,) = found.principal.policies
+        assert policy.limits == limits
 
     async def test_ledger_is_append_only(self, pg_dsn: str, pg_store: PostgresStore) -> None:
         _, principal = await make_key(pg_store)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.messages import GenerateRequest, RequestOutput, SamplingParams
+from engine.messages import GenerateRequest, Grant, RequestOutput, SamplingParams
 from engine.spec.base import TextProposer
 from engine.spec.config import SpeculativeConfig
 from tests.engine.scheduler.toy_runner import ToyRunner, alone, toy_logprobs
@@ -100,6 +100,7 @@ class Harness:
         )
         self.messages: dict[str, GenerateRequest] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.granted: dict[str, Grant] = {}
         self.reported_prompts: set[str] = set()
         self.finished: dict[str, RequestOutput] = {}
 
@@ -115,6 +116,7 @@ class Harness:
             rng = random.Random(request_id)
             prompt = [rng.randrange(4, self.runner.vocab_size) for _ in range(prompt)]
         names = ("weight", "priority", "fair_key", "num_public_tokens", "group")
+        names += ("max_cached_blocks", "num_granted_tokens")
         fields = {name: options.pop(name) for name in names if name in options}
         options.setdefault("temperature", 0.0)
         message = GenerateRequest(
@@ -127,7 +129,14 @@ class Harness:
         self.runner.regions[request_id] = (salt, self._num_shared(message))
         self.messages[request_id] = message
         self.tokens[request_id] = []
+        if message.num_granted_tokens is not None and message.num_granted_tokens >= 0:
+            self.granted[request_id] = Grant(request_id, message.num_granted_tokens)
         self.core.add_request(message)
+
+    def grant(self, request_id: str, num_tokens: int, *, is_last: bool = False) -> None:
+        self.granted[request_id] = Grant(request_id, num_tokens, is_last)
+        self.core.grant([self.granted[request_id]])
+        self.core.check_integrity()
 
     def _num_shared(self, message: GenerateRequest) -> int:
         block_size = self.config.block_size
@@ -141,6 +150,9 @@ class Harness:
                 assert output.request_id not in self.finished, "an output after the last one"
                 self._check_logprobs(output)
                 self.tokens[output.request_id] += output.new_token_ids
+                grant = self.granted.get(output.request_id)
+                if grant is not None:
+                    assert len(self.tokens[output.request_id]) <= grant.num_tokens
                 if output.finish_reason is not None:
                     self.finished[output.request_id] = output
             self.core.check_integrity()
@@ -176,14 +188,18 @@ class Harness:
         message = self.messages[request_id]
         params, prompt = message.params, message.prompt_token_ids
         stop_ids = frozenset(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
+        most = self.max_total - len(prompt) if params.max_tokens is None else params.max_tokens
+        grant = self.granted.get(request_id)
+        if grant is not None and grant.is_last:
+            most = min(most, grant.num_tokens)
+        if most == 0:
+            return []
         return alone(
             prompt,
             message.cache_salt,
             num_public=self._num_shared(message),
             vocab_size=self.runner.vocab_size,
-            max_total=(
-                self.max_total if params.max_tokens is None else len(prompt) + params.max_tokens
-            ),
+            max_total=len(prompt) + most,
             stop_ids=frozenset(stop_ids),
             min_tokens=params.min_tokens,
         )

@@ -91,6 +91,8 @@ class EngineMachine(RuleBasedStateMachine):
         min_tokens=st.sampled_from([0, 1]),
         ignore_eos=st.booleans(),
         stop_token_ids=st.sampled_from([(), (5,)]),
+        max_cached_blocks=st.sampled_from([{}, {"a": 2}, {"a": 0, "b": 3}]),
+        num_granted_tokens=st.sampled_from([None, None, 3, 1, 0]),
     )
     def add(self, prompt: list[int], num_public_tokens: int, **params: Any) -> None:
         name = str(len(self.harness.messages))
@@ -149,6 +151,19 @@ class EngineMachine(RuleBasedStateMachine):
             self.seen[f"parked while {before.value}"] += 1
         core.check_integrity()
 
+    @precondition(lambda self: self.harness.granted)
+    @rule(data=st.data(), more=st.integers(0, 3), is_last=st.sampled_from([False, False, True]))
+    def grant(self, data: st.DataObject, more: int, is_last: bool) -> None:
+        """The harness checks that not one token comes before it is granted."""
+        name = data.draw(st.sampled_from(list(self.harness.granted)))
+        request = self.harness.core._requests.get(name)
+        granted = self.harness.granted[name]
+        if granted.is_last or request is None:
+            return
+        if request.awaits_grant:
+            self.seen[f"granted while {request.state.value}"] += 1
+        self.harness.grant(name, granted.num_tokens + more, is_last=is_last)
+
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:
         self.harness.step(count)
@@ -156,6 +171,9 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "harness"):
             self.harness.core.unpark(self.harness.messages)
+            for name, granted in self.harness.granted.items():
+                if not granted.is_last:
+                    self.harness.grant(name, 99)
             self.harness.run()
             self.count_situations()
             too_long = {
@@ -192,6 +210,8 @@ SITUATIONS = (
     "request cancelled while running",
     "request cancelled while waiting",
     "request cancelled while parked",
+    "granted while running",
+    "granted while waiting",
 )
 
 

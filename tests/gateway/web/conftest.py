@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import PATIENCE_MS
 from tests.gateway.web.scripted_server import KEY, ScriptedServer
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def open_page(chromium: Browser, server: ScriptedServer) -> Iterator[OpenPage]:
 
     def open_(*, key: str | None = KEY, path: str = "/", **options: Any) -> Page:
         context = chromium.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-        context.set_default_timeout(5_000)
+        context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
         page = context.new_page()
         watch(page)
