@@ -28,6 +28,7 @@ class EmulatedGraph:
         self._compute = compute
         self._out = out
 
+    @torch.inference_mode()
     def replay(self) -> None:
         self._out.copy_(self._compute())
 
