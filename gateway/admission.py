@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-import msgspec
-
 from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
 from engine.messages import SamplingParams, StructuredOutputs
@@ -246,7 +244,7 @@ class Admission:
             principal=principal,
             model=self._model,
             prompts=prompts,
-            params=_within_budget(params, hold, len(prompts) * num_choices),
+            params=params,
             stop=stop,
             num_choices=num_choices,
             make_parser=make_parser,
@@ -460,20 +458,6 @@ def _cache_salt(root: bytes, principal: Principal, asked: str | None) -> str:
     if asked is not None and len(asked) > MAX_CACHE_SALT:
         raise InvalidRequestError(f"At most {MAX_CACHE_SALT} characters.", param="cache_salt")
     return cache_salt(root, principal.tenant.id, asked or "")
-
-
-def _within_budget(params: SamplingParams, hold: Hold, num_answers: int) -> SamplingParams:
-    """A budget that ends within the first slice binds the engine itself: not one token too many.
-
-    Several answers share what is left in whatever parts they take; ``Hold.note`` ends those.
-    """
-    if num_answers > 1 or not hold.is_last:
-        return params
-    return msgspec.structs.replace(
-        params,
-        max_tokens=hold.allowed,
-        min_tokens=min(params.min_tokens, hold.allowed),
-    )
 
 
 def _num_choices(n: int | None) -> int:

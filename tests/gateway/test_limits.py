@@ -189,13 +189,54 @@ async def test_a_budget_that_ends_meanwhile_ends_the_answer_with_length(
             )
         assert answer.choices[0].finish_reason == "length"
         assert answer.usage is not None
-        assert 100 < answer.usage.completion_tokens < 600
+        assert answer.usage.total_tokens == 400
         assert answer.usage.completion_tokens == sum(here.double.generated.values())
         totals = await here.gateway.usage()
         assert totals.completion_tokens == answer.usage.completion_tokens
         prompt, completion = answer.usage.prompt_tokens, answer.usage.completion_tokens
         assert totals.cost_micro == prompt + 2 * completion
         await until(lambda: not here.double.running)
+
+
+async def test_several_answers_share_a_budget_to_the_token(model_dir: Path, pg_dsn: str) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        here.double.script = lambda prompt: Play(text="x" * 1500, interval_s=0.001)
+        await here.limit(monthly_tokens=700)
+        async with here.gateway.openai() as client:
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=HELLO, max_tokens=1500, n=3
+            )
+        assert [choice.finish_reason for choice in answer.choices] == ["length"] * 3
+        assert answer.usage is not None
+        assert answer.usage.total_tokens == 700
+        assert sum(here.double.generated.values()) == answer.usage.completion_tokens
+        totals = await here.gateway.usage()
+        assert totals.completion_tokens == answer.usage.completion_tokens
+
+
+async def test_a_store_that_answers_late_makes_the_answer_wait_but_not_overdraw(
+    model_dir: Path, pg_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with site(model_dir, pg_dsn) as here:
+        here.double.script = lambda prompt: Play(text="x" * 600)
+        await here.limit(monthly_tokens=10_000)
+        extend, reserved = PostgresStore.extend, [256]
+
+        async def late(*arguments: Any, **options: Any) -> int | None:
+            assert sum(here.double.generated.values()) <= sum(reserved)
+            await asyncio.sleep(0.2)
+            assert sum(here.double.generated.values()) == sum(reserved), "it waits there"
+            granted = await extend(*arguments, **options)
+            reserved.append(granted or 0)
+            return granted
+
+        monkeypatch.setattr(PostgresStore, "extend", late)
+        async with here.gateway.openai() as client:
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=HELLO, max_tokens=1500
+            )
+        assert answer.choices[0].message.content == "x" * 600
+        assert len(reserved) > 1
 
 
 async def test_not_one_token_goes_beyond_a_budget_that_ends_in_the_first_slice(
