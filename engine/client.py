@@ -190,6 +190,7 @@ def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         ),
         num_draft_tokens=second.num_draft_tokens,
         num_accepted_tokens=second.num_accepted_tokens,
+        unenforced=second.unenforced,
     )
 
 

@@ -335,8 +335,8 @@ class EngineCore:
         self._prepare_drafts()
         num_due = self.scheduler.num_in_flight
         step = self.scheduler.schedule()
-        self._speculator.planned(None if step is None else step.plan)
         if step is not None:
+            self._speculator.planned(step.plan)
             self._runner.forward(step.plan)
             if not step.constrained:
                 self._runner.sample(None)
@@ -389,7 +389,9 @@ class EngineCore:
 
     def _collect(self) -> None:
         """Take in the oldest step in flight."""
-        for request, token_ids in self.scheduler.update(self._runner.collect()):
+        result = self._runner.collect()
+        self._speculator.collected(result, self._requests)
+        for request, token_ids in self.scheduler.update(result):
             if request.constrained and not request.finished:
                 ending = self._constraints.accept(request, token_ids)
                 if ending is not None:
@@ -440,6 +442,7 @@ class EngineCore:
                 None if logprobs is None else logprobs.take_prompt(),
                 request.num_draft_tokens,
                 request.num_accepted_tokens,
+                self._constraints.unenforced(request) if request.constrained else None,
             )
         )
         if request.finished:

@@ -414,6 +414,9 @@ class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
     """Drafted tokens checked so far (speculative decoding)."""
     num_accepted_tokens: int = 0
     """Of these, the right ones, which are part of the output."""
+    unenforced: list[tuple[str, str]] | None = None
+    """Where ``structured_outputs`` is not strict and nobody enforces all of its schema: which
+    keywords are left out, and where they stand."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):

@@ -103,6 +103,10 @@ class _Service(ABC, Generic[Result]):
         """
         return self._pool.validate(spec, text)
 
+    def submit_validation(self, spec: GrammarSpec, text: str) -> Future[Report]:
+        """``validate`` in the background."""
+        return self._threads.submit(self.validate, spec, text)
+
     def close(self) -> None:
         """Ends the workers; what is being done fails. Idempotent."""
         self._pool.close()
