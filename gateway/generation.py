@@ -432,6 +432,7 @@ class Generations:
             cache_salt=admitted.cache_salt,
             num_public_tokens=self._num_public_tokens(principal, admitted.prompts[prompt_index]),
             group=f"{admitted.id.hex}-{prompt_index}" if admitted.num_choices > 1 else "",
+            adapter=admitted.adapter,
             fair_key=principal.tenant.id.hex,
             weight=principal.weight,
             priority=admitted.priority,
