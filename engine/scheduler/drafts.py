@@ -41,7 +41,5 @@ def judge_drafts(
         request.num_computed_tokens -= num_rejected
     request.num_draft_tokens += num_drafts
     request.num_accepted_tokens += num_accepted
-    tenant.num_drafts += 1
-    tenant.num_draft_tokens += num_drafts
-    tenant.num_accepted_tokens += num_accepted
+    tenant.drafts.observe(num_drafts, num_accepted)
     return num_rejected, num_accepted
