@@ -16,7 +16,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
 from typing import Any
@@ -28,9 +28,10 @@ from engine.client import EngineClient
 from engine.errors import EngineDead
 from engine.messages import GenerateRequest, RequestOutput
 from engine.tokenizer import Tokenizer
-from gateway.admitted import Admitted, Unenforced
+from gateway.admitted import Admitted
 from gateway.assembler import Delta
 from gateway.choice import Choice, engine_error
+from gateway.compliance import ComplianceChecks
 from gateway.errors import (
     ApiError,
     Gone,
@@ -43,13 +44,8 @@ from gateway.schemas.common import (
     CompletionTokensDetails,
     Compliance,
     PromptTokensDetails,
-    SchemaViolation,
-    UnenforcedKeyword,
     Usage,
 )
-from grammar.errors import GrammarError
-from grammar.spec import GrammarSpec
-from grammar.validation import Report
 from tenants.errors import LedgerFull, TenantsError
 from tenants.progress import Running
 from tenants.quota import Hold, Quota
@@ -144,11 +140,17 @@ class Generation:
         self._abort()
 
     async def _compliance(self, choice: Choice) -> Compliance | None:
-        """What became of the keywords that nobody enforced; nothing where calls took its place."""
-        unenforced = self.admitted.unenforced
-        if unenforced is None or choice.text is None or choice.has_calls:
+        """What became of the keywords that nobody enforced."""
+        checks, admitted = self._owner.checks, self.admitted
+        if checks is None:
             return None
-        return await self._owner.check(unenforced, "".join(choice.text))
+        if choice.has_calls:
+            if admitted.loose_calls is None:
+                return None
+            return await checks.of_calls(admitted.loose_calls, choice.calls)
+        if admitted.unenforced is None or choice.text is None:
+            return None
+        return await checks.of_document(admitted.unenforced, "".join(choice.text))
 
     async def usage(self) -> Usage:
         """Exact; waits for the engine's last word where the request was cut short."""
@@ -328,12 +330,12 @@ class Generations:
         quota: Quota,
         metrics: Metrics,
         flush_interval_s: float,
-        validate: Callable[[GrammarSpec, str], Report] | None = None,
+        checks: ComplianceChecks | None = None,
         public_prefixes: PublicPrefixes | None = None,
     ) -> None:
-        """``validate`` blocks, and raises ``CompileFailed`` (``GrammarChecker.validate``)."""
+        """``checks``: without it no answer is checked."""
         self.metrics = metrics
-        self._validate = validate
+        self.checks = checks
         self.flush_interval_s = flush_interval_s
         self._public_prefixes = public_prefixes
         self._engine = engine
@@ -371,23 +373,6 @@ class Generations:
         if not self._live:
             self._idle.set()
         self._own(self._settle(generation, status), name=f"settle {generation.admitted.id}")
-
-    async def check(self, unenforced: Unenforced, text: str) -> Compliance:
-        """Whether ``text`` satisfies a schema all the same."""
-        assert self._validate is not None
-        try:
-            report = await asyncio.to_thread(self._validate, unenforced.spec, text)
-        except GrammarError as error:
-            logger.warning("an answer could not be checked: %s", error)
-            report = None
-        violations = [] if report is None else report.violations
-        return Compliance(
-            unenforced=[
-                UnenforcedKeyword(keyword=f.keyword, path=f.path) for f in unenforced.findings
-            ],
-            valid=None if report is None else report.passed,
-            violations=[SchemaViolation(path=v.path, message=v.message) for v in violations],
-        )
 
     def fail_all(self, error: ApiError) -> None:
         for generation in list(self._live):

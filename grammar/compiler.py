@@ -13,7 +13,7 @@ from grammar.audit import BACKENDS
 from grammar.backends.base import Backend, BackendGrammar
 from grammar.cache import ByteLRU
 from grammar.errors import CompileFailed, CompilerUnavailable, GrammarError
-from grammar.jobs import Backends, Compiled, Compiler
+from grammar.jobs import Backends, Compiled, Compiler, allowed_tokens
 from grammar.matcher import Matcher
 from grammar.pool import WorkerPool
 from grammar.schema.scope import Finding
@@ -103,6 +103,10 @@ class _Service(ABC, Generic[Result]):
         """
         return self._pool.validate(spec, text)
 
+    def submit_validation(self, spec: GrammarSpec, text: str) -> Future[Report]:
+        """``validate`` in the background."""
+        return self._threads.submit(self.validate, spec, text)
+
     def close(self) -> None:
         """Ends the workers; what is being done fails. Idempotent."""
         self._pool.close()
@@ -186,6 +190,7 @@ class CompiledGrammar:
         """What outputs may violate all the same; empty for a strict grammar."""
         self._grammar = grammar
         self._vocabulary = vocabulary
+        self._allowed = allowed_tokens(spec, vocabulary)
 
     @property
     def memory_bytes(self) -> int:
@@ -193,7 +198,7 @@ class CompiledGrammar:
 
     def matcher(self) -> Matcher:
         """A matcher at the start of an output."""
-        return Matcher(self._grammar.matcher(), self._vocabulary)
+        return Matcher(self._grammar.matcher(), self._vocabulary, self._allowed)
 
 
 class GrammarCompiler(_Service[CompiledGrammar]):

@@ -82,14 +82,13 @@ class HybridCacheManager(CacheManager):
         self._marks = [bytes([group]) for group in range(len(windows))]
         """Behind a key, they make it a group's own."""
         self._num_full = sum(window is None for window in windows)
+        # Two steps are in flight at most.
+        limit = max_request_tokens(self.windows, num_blocks, block_size, 2 * chunk_tokens)
+        self._max_num_tokens = _UNLIMITED if limit is None else limit
 
     @property
     def max_num_tokens(self) -> int:
-        # Two steps are in flight at most.
-        limit = max_request_tokens(
-            self.windows, self.pool.num_blocks, self.block_size, 2 * self._chunk_tokens
-        )
-        return _UNLIMITED if limit is None else limit
+        return self._max_num_tokens
 
     def _first_place(self, window: int | None, num_tokens: int) -> int:
         """The first block that a query at position ``num_tokens``, or behind it, looks at."""

@@ -52,12 +52,16 @@ def leftovers() -> list[object]:
 
 
 def request(
-    request_id: str, prompt: list[int] | None = None, max_tokens: int = ENDLESS
+    request_id: str,
+    prompt: list[int] | None = None,
+    max_tokens: int = ENDLESS,
+    num_granted_tokens: int | None = None,
 ) -> GenerateRequest:
     return GenerateRequest(
         request_id=request_id,
         prompt_token_ids=prompt or [1, 2, 3],
         params=SamplingParams(max_tokens=max_tokens),
+        num_granted_tokens=num_granted_tokens,
     )
 
 

@@ -19,7 +19,13 @@ import engine.client
 from engine.client import FRESH_S, EngineClient
 from engine.config import EngineConfig
 from engine.errors import EngineDead, QueueFull
-from engine.messages import GenerateRequest, LoadProgress, SamplingParams, TokenLogprobs
+from engine.messages import (
+    ClientMessage,
+    GenerateRequest,
+    LoadProgress,
+    SamplingParams,
+    TokenLogprobs,
+)
 from tests.engine.stand_in import StandInProcess, expected_tokens
 from tests.engine.stand_in_client import read, request, running, until
 
@@ -243,6 +249,40 @@ class TestStalledReaders:
             assert not client._parked
             await until(lambda: client.ready)
             assert await read(client.submit(request("b", max_tokens=2))) == [2, 3]
+
+
+@pytest.mark.asyncio
+class TestGrants:
+    async def test_a_request_stops_where_its_grant_ends_and_goes_on_with_the_next(self) -> None:
+        async with running() as client:
+            stream = client.submit(request("a", num_granted_tokens=5))
+            for granted in (5, 8):
+                stream.grant(granted)
+                await until(lambda: stream.num_generated_tokens == granted)  # noqa: B023
+                await asyncio.sleep(0.05)
+                assert (await client.fetch_stats()).generation_tokens == granted
+            stream.grant(11, is_last=True)
+            assert await read(stream) == expected_tokens([1, 2, 3], 11)
+            assert stream.finish_reason == "length"
+            stream.grant(99)
+            assert not client._unsent_grants
+
+    async def test_what_the_socket_does_not_take_is_sent_later(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with running() as client:
+            stream = client.submit(request("a", num_granted_tokens=5))
+            await until(lambda: stream.num_generated_tokens == 5)
+            send = client._transport.send  # type: ignore[union-attr]
+
+            def refuse(message: ClientMessage) -> None:
+                raise QueueFull("it does not read")
+
+            monkeypatch.setattr(client._transport, "send", refuse)
+            stream.grant(7)
+            stream.grant(9, is_last=True)
+            monkeypatch.setattr(client._transport, "send", send)
+            assert await read(stream) == expected_tokens([1, 2, 3], 9)
 
 
 @pytest.mark.asyncio
