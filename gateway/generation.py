@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
 from typing import Any
@@ -26,9 +25,10 @@ from engine.client import EngineClient
 from engine.errors import EngineDead
 from engine.messages import GenerateRequest, RequestOutput
 from engine.tokenizer import Tokenizer
-from gateway.admitted import Admitted, Unenforced
+from gateway.admitted import Admitted
 from gateway.assembler import Delta
 from gateway.choice import Choice, engine_error
+from gateway.compliance import ComplianceChecks
 from gateway.errors import (
     ApiError,
     Gone,
@@ -38,17 +38,13 @@ from gateway.errors import (
 from gateway.grants import Grants
 from gateway.metrics import Metrics
 from gateway.public_prefixes import PublicPrefixes
+from gateway.reading import SingleReader, Sink, deltas_of_many
 from gateway.schemas.common import (
     CompletionTokensDetails,
     Compliance,
     PromptTokensDetails,
-    SchemaViolation,
-    UnenforcedKeyword,
     Usage,
 )
-from grammar.errors import GrammarError
-from grammar.spec import GrammarSpec
-from grammar.validation import Report
 from tenants.errors import LedgerFull, TenantsError
 from tenants.progress import Running
 from tenants.quota import Hold, Quota
@@ -116,19 +112,19 @@ class Generation:
             raise self._failure
         self._heard = output
 
-    async def deltas(self) -> AsyncGenerator[Delta, None]:
+    async def deltas(self, sink: Sink | None = None) -> AsyncGenerator[Delta, None]:
         """All that the choices gain, each choice's last one with its finish reason.
 
         After ``cancel`` that is ``cancelled``. Raises ``ApiError`` when the request fails; then
         nothing more comes. Deltas of a choice are ``flush_interval_s`` apart, but for the last.
+        ``sink`` gets what comes while the next delta is waited for, if it can take it; that is not
+        yielded then, the last one always is.
         """
         try:
-            outputs = self._outputs_of_one if len(self._choices) == 1 else self._outputs_of_many
-            async with aclosing(outputs()) as running:
-                async for choice, output in running:
-                    delta = self._advance(choice, output)
+            async with aclosing(self._read(sink)) as running:
+                async for delta in running:
                     if delta.finish_reason is not None:
-                        delta.compliance = await self._compliance(choice)
+                        delta.compliance = await self._compliance(self._choices[delta.index])
                     if not delta.is_empty:
                         yield delta
         except ApiError as exc:
@@ -137,6 +133,13 @@ class Generation:
         except Exception as exc:
             self._failure = to_api_error(exc)
             raise self._failure from exc
+
+    def _read(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
+        heard, self._heard = self._heard, None
+        interval_s = self._owner.flush_interval_s
+        if len(self._choices) > 1:
+            return deltas_of_many(self._choices, self._advance, interval_s, heard)
+        return SingleReader(self._choices[0], self._advance, interval_s, sink).deltas(heard)
 
     def cancel(self) -> None:
         """The client asked to stop: ``deltas`` ends soon, with what was generated until now."""
@@ -149,11 +152,17 @@ class Generation:
         self._abort()
 
     async def _compliance(self, choice: Choice) -> Compliance | None:
-        """What became of the keywords that nobody enforced; nothing where calls took its place."""
-        unenforced = self.admitted.unenforced
-        if unenforced is None or choice.text is None or choice.has_calls:
+        """What became of the keywords that nobody enforced."""
+        checks, admitted = self._owner.checks, self.admitted
+        if checks is None:
             return None
-        return await self._owner.check(unenforced, "".join(choice.text))
+        if choice.has_calls:
+            if admitted.loose_calls is None:
+                return None
+            return await checks.of_calls(admitted.loose_calls, choice.calls)
+        if admitted.unenforced is None or choice.text is None:
+            return None
+        return await checks.of_document(admitted.unenforced, "".join(choice.text))
 
     async def usage(self) -> Usage:
         """Exact; waits for the engine's last word where the request was cut short."""
@@ -265,53 +274,6 @@ class Generation:
             delta.finish_reason = "cancelled"
         return delta
 
-    async def _outputs_of_one(self) -> AsyncGenerator[tuple[Choice, RequestOutput], None]:
-        choice = self._choices[0]
-        loop, interval_s = asyncio.get_running_loop(), self._owner.flush_interval_s
-        flushed_at = -math.inf
-        while choice.finish_reason is None:
-            # The first output leaves at once, and so does the last. In between, what comes too
-            # soon waits for more: the client merges. A slow stream needs no timer at all.
-            if self._heard is None:
-                await choice.stream.wait()
-            wait_s = flushed_at + interval_s - loop.time()
-            if wait_s > 0 and choice.stream.finish_reason is None:
-                await asyncio.sleep(wait_s)
-            output = await self._next(choice)
-            flushed_at = loop.time()
-            yield choice, output
-
-    async def _outputs_of_many(self) -> AsyncGenerator[tuple[Choice, RequestOutput], None]:
-        loop, interval_s = asyncio.get_running_loop(), self._owner.flush_interval_s
-        reading = {self._read(choice): choice for choice in self._choices}
-        try:
-            while reading:
-                done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-                flushed_at = loop.time()
-                for task in sorted(done, key=lambda task: reading[task].index):
-                    choice = reading.pop(task)
-                    yield choice, task.result()
-                    if choice.finish_reason is None:
-                        reading[self._read(choice)] = choice
-                if reading and (wait_s := flushed_at + interval_s - loop.time()) > 0:
-                    await asyncio.sleep(wait_s)
-        finally:
-            for task in reading:
-                task.cancel()
-            await asyncio.gather(*reading, return_exceptions=True)
-
-    async def _next(self, choice: Choice) -> RequestOutput:
-        if choice.index == 0 and self._heard is not None:
-            heard, self._heard = self._heard, None
-            return heard
-        return await anext(choice.stream)
-
-    def _read(self, choice: Choice) -> asyncio.Task[RequestOutput]:
-        async def read() -> RequestOutput:
-            return await self._next(choice)
-
-        return asyncio.create_task(read(), name=f"read {choice.stream.request_id}")
-
     def _abort(self) -> None:
         for choice in self._choices:
             choice.stream.close()
@@ -333,12 +295,12 @@ class Generations:
         quota: Quota,
         metrics: Metrics,
         flush_interval_s: float,
-        validate: Callable[[GrammarSpec, str], Report] | None = None,
+        checks: ComplianceChecks | None = None,
         public_prefixes: PublicPrefixes | None = None,
     ) -> None:
-        """``validate`` blocks, and raises ``CompileFailed`` (``GrammarChecker.validate``)."""
+        """``checks``: without it no answer is checked."""
         self.metrics = metrics
-        self._validate = validate
+        self.checks = checks
         self.flush_interval_s = flush_interval_s
         self._public_prefixes = public_prefixes
         self._engine = engine
@@ -379,23 +341,6 @@ class Generations:
         if not self._live:
             self._idle.set()
         self._own(self._settle(generation, status), name=f"settle {generation.admitted.id}")
-
-    async def check(self, unenforced: Unenforced, text: str) -> Compliance:
-        """Whether ``text`` satisfies a schema all the same."""
-        assert self._validate is not None
-        try:
-            report = await asyncio.to_thread(self._validate, unenforced.spec, text)
-        except GrammarError as error:
-            logger.warning("an answer could not be checked: %s", error)
-            report = None
-        violations = [] if report is None else report.violations
-        return Compliance(
-            unenforced=[
-                UnenforcedKeyword(keyword=f.keyword, path=f.path) for f in unenforced.findings
-            ],
-            valid=None if report is None else report.passed,
-            violations=[SchemaViolation(path=v.path, message=v.message) for v in violations],
-        )
 
     def fail_all(self, error: ApiError) -> None:
         for generation in list(self._live):
@@ -447,6 +392,7 @@ class Generations:
             cache_salt=admitted.cache_salt,
             num_public_tokens=self._num_public_tokens(principal, admitted.prompts[prompt_index]),
             group=f"{admitted.id.hex}-{prompt_index}" if admitted.num_choices > 1 else "",
+            adapter=admitted.adapter,
             fair_key=principal.tenant.id.hex,
             weight=principal.weight,
             priority=admitted.priority,

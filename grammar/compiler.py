@@ -13,7 +13,7 @@ from grammar.audit import BACKENDS
 from grammar.backends.base import Backend, BackendGrammar
 from grammar.cache import ByteLRU
 from grammar.errors import CompileFailed, CompilerUnavailable, GrammarError
-from grammar.jobs import Backends, Compiled, Compiler
+from grammar.jobs import Backends, Compiled, Compiler, allowed_tokens
 from grammar.matcher import Matcher
 from grammar.pool import WorkerPool
 from grammar.schema.scope import Finding
@@ -70,6 +70,11 @@ class _Service(ABC, Generic[Result]):
         """What the cache holds now."""
         return self._cache.num_bytes
 
+    @property
+    def worker_pids(self) -> list[int]:
+        """The processes that compile now, or could at once."""
+        return self._pool.pids
+
     def start(self) -> Future[None]:
         """Starts a worker in the background, so that the first request need not wait for it, and
         whoever runs the server hears at once that none starts."""
@@ -102,6 +107,10 @@ class _Service(ABC, Generic[Result]):
         Raises ``CompileFailed`` where it cannot be done within the limits.
         """
         return self._pool.validate(spec, text)
+
+    def submit_validation(self, spec: GrammarSpec, text: str) -> Future[Report]:
+        """``validate`` in the background."""
+        return self._threads.submit(self.validate, spec, text)
 
     def close(self) -> None:
         """Ends the workers; what is being done fails. Idempotent."""
@@ -186,6 +195,7 @@ class CompiledGrammar:
         """What outputs may violate all the same; empty for a strict grammar."""
         self._grammar = grammar
         self._vocabulary = vocabulary
+        self._allowed = allowed_tokens(spec, vocabulary)
 
     @property
     def memory_bytes(self) -> int:
@@ -193,7 +203,7 @@ class CompiledGrammar:
 
     def matcher(self) -> Matcher:
         """A matcher at the start of an output."""
-        return Matcher(self._grammar.matcher(), self._vocabulary)
+        return Matcher(self._grammar.matcher(), self._vocabulary, self._allowed)
 
 
 class GrammarCompiler(_Service[CompiledGrammar]):

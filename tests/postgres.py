@@ -95,7 +95,7 @@ def started(
         options += [f"-c{name}={value}" for name, value in settings.items()]
         child = programs.spawn("postgres", "-D", str(data), *options, log=log)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while (server := Postmaster.find(data)) is None or server.status != "ready":
             assert child.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline
@@ -103,7 +103,7 @@ def started(
         yield f"postgresql://postgres@/postgres?host={folder / 'run'}&port={port}"
     finally:
         child.send_signal(signal.SIGINT)  # without waiting for its sessions
-        child.wait(20)
+        child.wait(60)
 
 
 @pytest.fixture

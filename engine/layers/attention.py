@@ -32,6 +32,12 @@ class StepContext:
     """What goes into the layers with these numbers is copied here: [num_tokens, hidden]."""
     adapted: bool = False
     """Some tokens have an adapter, which the linear layers apply."""
+    by_layer: Mapping[int, tuple[torch.Tensor, StepAttention]] = field(default_factory=dict)
+    """``slots`` and ``attend`` of the layers whose keys are in blocks of their own."""
+
+    def of(self, layer: int) -> tuple[torch.Tensor, StepAttention]:
+        """``slots`` and ``attend`` for a layer."""
+        return self.by_layer.get(layer) or (self.slots, self.attend)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +107,8 @@ class SelfAttention(Module):
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         k_cache, v_cache = step.kv_cache[self.layer]
-        cached = q, k, v, k_cache, v_cache, cos_sin, step.positions, step.slots
+        slots, attend = step.of(self.layer)
+        cached = q, k, v, k_cache, v_cache, cos_sin, step.positions, slots
         if self.q_norm is None or self.k_norm is None:
             ops.rope_and_cache(*cached)
         elif isinstance(self.q_norm, OffsetRMSNorm) and not self.q_norm.folds:
@@ -111,7 +118,5 @@ class SelfAttention(Module):
         else:
             q_norm, k_norm = self.q_norm.weight.data, self.k_norm.weight.data
             ops.rope_and_cache(*cached, q_norm=q_norm, k_norm=k_norm, eps=self.q_norm.eps)
-        attended = step.attend(
-            q, k_cache, v_cache, self.scale, window=self.window, softcap=self.softcap
-        )
+        attended = attend(q, k_cache, v_cache, self.scale, window=self.window, softcap=self.softcap)
         return self.o_proj(attended.view(x.shape[0], -1))

@@ -112,10 +112,11 @@ def _attention(
         context.record(module, query, key, value, attention_mask=attention_mask, **how)
         return torch.zeros_like(query).transpose(1, 2), None
     k_cache, v_cache = context.kv_cache[module.layer_idx]
+    slots, attend = context.of(module.layer_idx)
     for new, cache in ((key, k_cache), (value, v_cache)):
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, context.slots, new[0].transpose(0, 1))
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new[0].transpose(0, 1))
     scaling = how.get("scaling")
-    attended = context.attend(
+    attended = attend(
         query[0].transpose(0, 1).contiguous(),
         k_cache,
         v_cache,

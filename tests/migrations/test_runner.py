@@ -257,7 +257,7 @@ class TestUpgrade:
         with pytest.raises(StoreUnavailable, match="another migration has been running"):
             await migrations.upgrade(empty_pg_dsn, lock_timeout_s=0.2)
         assert await migrations.current(empty_pg_dsn) is None
-        waiting = asyncio.create_task(migrations.upgrade(empty_pg_dsn, lock_timeout_s=10))
+        waiting = asyncio.create_task(migrations.upgrade(empty_pg_dsn, lock_timeout_s=60))
         await asyncio.sleep(0.2)
         assert not waiting.done()
         await other.close()
@@ -267,7 +267,7 @@ class TestUpgrade:
     async def test_leaves_no_lock_and_no_connection(self, empty_pg_dsn: str) -> None:
         await migrations.upgrade(empty_pg_dsn)
         connection = await asyncpg.connect(empty_pg_dsn)
-        for _ in range(100):  # the server needs a moment to see the end
+        for _ in range(1500):  # the server needs a moment to see the end
             left = await connection.fetchval(
                 "SELECT count(*) FROM pg_stat_activity "
                 "WHERE datname = current_database() AND application_name = 'sluice migrate'"
@@ -319,7 +319,7 @@ class TestOtherMigrations:
             "with op.get_context().autocommit_block():\n"
             "    op.execute('CREATE INDEX CONCURRENTLY one_x ON one (x)')",
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asyncio.gather(*(migrations.upgrade(empty_pg_dsn) for _ in range(3)))
         assert await migrations.current(empty_pg_dsn) == "b"
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from datetime import timedelta
 from uuid import UUID, uuid4
 
@@ -102,7 +103,7 @@ class TestReserve:
         who = await make(store)
         quota = Quota(store)
         hold = await take(quota, who, most=5000)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while quota.num_held == 0:  # noqa: ASYNC110 - the condition is another object's state
                 await asyncio.sleep(0.001)
         (running,) = await store.list_running(who.tenant.id)
@@ -126,12 +127,13 @@ class TestReserve:
 
     async def test_takes_a_slice_and_never_more_than_asked(self, store: Store) -> None:
         who = await make(store, tokens_per_minute=10_000)
-        quota = Quota(store)
+        quota, began = Quota(store), time.monotonic()
         assert (await take(quota, who, most=5000)).allowed == 256
         hold = await take(quota, who, most=7)
         assert hold.allowed == 7
         assert hold.answer.tokens is not None
-        assert hold.answer.tokens.remaining in range(9717, 9725)  # 10,000 - 266 - 17, and refill
+        refilled = (time.monotonic() - began) * 10_000 / 60
+        assert 9717 <= hold.answer.tokens.remaining <= 9718 + refilled  # 10,000 - 266 - 17
 
     async def test_refusal_says_which_limit_and_when(self, store: Store) -> None:
         who = await make(store, "key", requests_per_minute=1)
@@ -184,12 +186,13 @@ class TestQueue:
         clients = []
         for number in range(3):
             clients.append(asyncio.create_task(client(number)))
-            await asyncio.sleep(0.03)
+            while len(await store.list_running()) < 2 + number:  # noqa: ASYNC110 - the store's
+                await asyncio.sleep(0.001)
         with pytest.raises(QuotaExceeded, match="concurrent requests"):
             await take(quota, who)
         assert order == []
         await settle(store, who, first)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await asyncio.gather(*clients)
         assert order == [0, 1, 2]
 
@@ -213,7 +216,7 @@ class TestQueue:
         second = asyncio.create_task(take(quota, who))
         await asyncio.sleep(0.02)
         await settle(store, who, first)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await second
 
     async def test_cancelled_when_it_was_admitted_just_now(self) -> None:
@@ -373,7 +376,7 @@ class TestLeases:
         await take(Quota(store, lease_s=0.01), who)
         store.time.advance(seconds=1)
         running = asyncio.create_task(Quota(store, lease_s=0.03).run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not (await store.usage_totals(who.tenant.id)).requests:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         running.cancel()
