@@ -23,6 +23,7 @@ from engine.messages import (
     ClientMessage,
     GenerateRequest,
     LoadProgress,
+    RequestOutput,
     SamplingParams,
     TokenLogprobs,
 )
