@@ -98,6 +98,8 @@ def rope_and_cache(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     resolve("rope_and_cache", q.device.type, q.dtype)(
         q,
@@ -111,6 +113,8 @@ def rope_and_cache(
         q_norm=q_norm,
         k_norm=k_norm,
         eps=eps,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
 
 
