@@ -121,11 +121,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_logprobs: int = 20
     """The most ``logprobs`` or ``prompt_logprobs`` a request may ask for; -1 sets no limit."""
     enable_lora: bool = False
-    """Let requests of the offline API name an adapter (LoRA); for native models."""
+    """Serve LoRA adapters beside the model, many in one batch; for native models."""
     max_loras: int = 1
     """Different adapters in one step at most: so many fit on the device at once."""
     max_lora_rank: int = 16
     """The largest rank that an adapter may have; decides the memory of each of ``max_loras``."""
+    max_cpu_loras: int | None = None
+    """Adapters that stay in host memory while no request uses them, the one used least recently
+    going first; one that went is read again when it is asked for. None: all that were loaded."""
     num_threads: int | None = None
     """Torch's CPU threads; None leaves torch's choice."""
     seed: int = 0
@@ -147,6 +150,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, "must be at least 1", value)
+        _require(
+            self.max_cpu_loras is None or self.max_cpu_loras >= self.max_loras,
+            "max_cpu_loras",
+            "must be at least max_loras",
+            self.max_cpu_loras,
+        )
         _require(
             0 < self.gpu_memory_utilization <= 1,
             "gpu_memory_utilization",

@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.errors import InvalidRequest
 from engine.scheduler.plan import TokenMask
-from grammar.errors import GrammarError, MatcherFailed
+from grammar.errors import CompilerUnavailable, GrammarError, MatcherFailed
 from grammar.reasoning import ReasoningMatcher
 from grammar.spec import GrammarSpec
 
@@ -80,6 +80,7 @@ class Constraints:
         # Ids that the sampler withholds while a request has fewer than min_tokens, as a mask.
         self._withheld: dict[Request, npt.NDArray[np.int32]] = {}
         self._allowed: dict[Request, npt.NDArray[np.int32]] = {}
+        self._unenforced: dict[Request, list[tuple[str, str]]] = {}
 
     @property
     def num_compiling(self) -> int:
@@ -88,7 +89,13 @@ class Constraints:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is held for any request."""
-        return not (self._compiling or self._matchers or self._withheld or self._allowed)
+        return not (
+            self._compiling or self._matchers or self._withheld or self._allowed or self._unenforced
+        )
+
+    def unenforced(self, request: Request) -> list[tuple[str, str]] | None:
+        """Keywords of its schema that its output may violate, and their paths; None for none."""
+        return self._unenforced.get(request)
 
     def begin(self, request: Request) -> None:
         """Start compiling. The request comes out of ``compiled`` when that is done."""
@@ -123,12 +130,17 @@ class Constraints:
 
     def _start(self, request: Request, future: Future[CompiledGrammar]) -> Ending | None:
         try:
-            self._matchers[request] = self._matcher(request, future.result())
+            grammar = future.result()
+            self._matchers[request] = self._matcher(request, grammar)
+        except CompilerUnavailable as error:
+            return _failure(request, error, "internal")
         except GrammarError as error:
             return _failure(request, error, "invalid_request")
         except Exception as error:  # Another process compiled it: whatever befell that, we go on.
             logger.exception("a grammar was not compiled", extra={"action": "compile_grammar"})
             return _failure(request, error, "internal")
+        if grammar.unenforced:
+            self._unenforced[request] = [(f.keyword, f.path) for f in grammar.unenforced]
         if request.params.min_tokens > 0:
             self._withheld[request] = _bitmask(request.stop_token_ids, self._num_words)
         if request.params.allowed_token_ids is not None:
@@ -157,6 +169,7 @@ class Constraints:
         self._matchers.pop(request, None)
         self._withheld.pop(request, None)
         self._allowed.pop(request, None)
+        self._unenforced.pop(request, None)
 
     def accept(self, request: Request, token_ids: Sequence[int]) -> Ending | None:
         """Advance by tokens the request took; an ending if its grammar says so."""

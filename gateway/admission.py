@@ -6,19 +6,18 @@ Nothing is accepted and ignored: a field the server cannot act on is refused wit
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
-
-import msgspec
 
 from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
 from engine.messages import SamplingParams, StructuredOutputs
 from engine.tokenizer import Tokenizer
 from gateway import output_format, text_prompt, tool_use, unsupported
-from gateway.admitted import Admitted, Unenforced
+from gateway.admitted import Admitted
 from gateway.chat_prompt import ChatPrompt, ChatPrompts
+from gateway.compliance import LooseCalls, Unenforced
 from gateway.config import Config
 from gateway.errors import (
     ContextLengthExceeded,
@@ -41,7 +40,8 @@ from gateway.text_completion import Echo
 from gateway.text_prompt import TextPrompt
 from gateway.tool_use import Tools, ToolUse
 from grammar.compiler import GrammarChecker
-from grammar.errors import GrammarError
+from grammar.errors import CompilerUnavailable, GrammarError
+from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec
 from tenants.access import require_scope, resolve_model
 from tenants.authenticator import Authenticator
@@ -132,7 +132,7 @@ class Admission:
             max_tokens = min(room, self._default_max_tokens or DEFAULT_COMPLETION_TOKENS)
         _check_fits(max_tokens, longest, max_model_len, param="max_tokens")
         output = output_format.read(request)
-        unenforced = await self._compile(output)
+        unenforced = _unenforced(output, await self._compile(output))
         params = self._sampling.params(
             request, max_tokens=max_tokens, structured_outputs=_for_engine(output)
         )
@@ -189,7 +189,7 @@ class Admission:
             )
         await self._engine.check_queue(principal.tenant.id.hex)
         output = self._output(fields, use)
-        unenforced = await self._compile(output, use)
+        findings = await self._compile(output, use)
         prompt = await self._prompt(fields, use)
         max_tokens = self._max_tokens(fields, len(prompt.token_ids), max_model_len)
         params = self._sampling.params(
@@ -207,7 +207,8 @@ class Admission:
             make_parser=self._parser_maker(fields, use, prompt),
             skip_special_tokens=params.skip_special_tokens and not self._has_special_marks(use),
             end_user=end_user,
-            unenforced=unenforced,
+            unenforced=_unenforced(output, findings),
+            loose_calls=None if use is None else self._loose_calls(use, output, findings),
             service_tier=self._priorities.tier(fields.service_tier),
         )
 
@@ -224,6 +225,7 @@ class Admission:
         skip_special_tokens: bool,
         end_user: str | None,
         unenforced: Unenforced | None,
+        loose_calls: LooseCalls | None = None,
         service_tier: str | None = None,
     ) -> Admitted:
         """Takes its part of the limits, last of all."""
@@ -242,7 +244,7 @@ class Admission:
             principal=principal,
             model=self._model,
             prompts=prompts,
-            params=_within_budget(params, hold, len(prompts) * num_choices),
+            params=params,
             stop=stop,
             num_choices=num_choices,
             make_parser=make_parser,
@@ -253,6 +255,7 @@ class Admission:
             priority=priority,
             service_tier=service_tier,
             unenforced=unenforced,
+            loose_calls=loose_calls,
             end_user=end_user,
         )
 
@@ -299,7 +302,6 @@ class Admission:
             fields.messages,
             tools=None if use is None else use.for_template(),
             kwargs=self.prompts.kwargs(fields, has_reasoning=self.has_reasoning),
-            prefill="" if use is None else self.tools.prefill(use),
         )
 
     def _output(self, fields: ChatFields, use: ToolUse | None) -> OutputFormat | None:
@@ -318,22 +320,25 @@ class Admission:
 
     async def _compile(
         self, output: OutputFormat | None, use: ToolUse | None = None
-    ) -> Unenforced | None:
-        """Here once, so that a bad schema is a 400 and not a failed stream."""
+    ) -> tuple[Finding, ...]:
+        """What of it is not enforced. Here once, so that a bad schema is a 400 and not a failed
+        stream."""
         if output is None:
-            return None
+            return ()
         try:
             verdict = await asyncio.wrap_future(self._compiler.submit(output.spec))
+        except CompilerUnavailable:
+            raise
         except GrammarError as error:
             if use is not None:
                 raise tool_use.refusal(error, use.callable) from None
             raise output_format.refusal(error, output.param) from None
-        if output.answer is not None:
-            found = tool_use.about_the_answer(verdict.unenforced)
-            return Unenforced(output.answer, found) if found else None
-        if not verdict.unenforced or output.spec.kind != "json_schema":
-            return None
-        return Unenforced(output.spec, verdict.unenforced)
+        return verdict.unenforced
+
+    def _loose_calls(
+        self, use: ToolUse, output: OutputFormat | None, findings: Sequence[Finding]
+    ) -> LooseCalls:
+        return self.tools.loose_calls(use, None if output is None else output.spec, findings)
 
     def _end_of_reasoning(self, prompt: ChatPrompt) -> tuple[int, ...]:
         """What the model says before a format holds; nothing where it does not reason first."""
@@ -348,7 +353,6 @@ class Admission:
             return None
         hides_reasoning = fields.include_reasoning is False
         make_tools = None if use is None else self.tools.make_parser(use)
-        prefill = "" if use is None else self.tools.prefill(use)
 
         def make() -> AnswerParser:
             thinks = self.has_reasoning
@@ -356,7 +360,6 @@ class Admission:
                 reasoning=ReasoningParser(has_begun=prompt.begins_reasoning) if thinks else None,
                 hides_reasoning=hides_reasoning,
                 tools=None if make_tools is None else make_tools(),
-                prefill=prefill,
                 max_calls=None if use is None or use.is_parallel else 1,
             )
 
@@ -379,6 +382,16 @@ class Admission:
             return min(room, self._default_max_tokens or room)
         _check_fits(wanted, num_prompt_tokens, max_model_len, param=name)
         return int(wanted)
+
+
+def _unenforced(output: OutputFormat | None, findings: tuple[Finding, ...]) -> Unenforced | None:
+    """What must be checked of a document at the end."""
+    if output is None or not findings:
+        return None
+    if output.answer is not None:
+        found = tool_use.about_the_answer(findings)
+        return Unenforced(output.answer, found) if found else None
+    return Unenforced(output.spec, findings) if output.spec.kind == "json_schema" else None
 
 
 _ENGINE_NAMES: Mapping[str, str] = {
@@ -445,20 +458,6 @@ def _cache_salt(root: bytes, principal: Principal, asked: str | None) -> str:
     if asked is not None and len(asked) > MAX_CACHE_SALT:
         raise InvalidRequestError(f"At most {MAX_CACHE_SALT} characters.", param="cache_salt")
     return cache_salt(root, principal.tenant.id, asked or "")
-
-
-def _within_budget(params: SamplingParams, hold: Hold, num_answers: int) -> SamplingParams:
-    """A budget that ends within the first slice binds the engine itself: not one token too many.
-
-    Several answers share what is left in whatever parts they take; ``Hold.note`` ends those.
-    """
-    if num_answers > 1 or not hold.is_last:
-        return params
-    return msgspec.structs.replace(
-        params,
-        max_tokens=hold.allowed,
-        min_tokens=min(params.min_tokens, hold.allowed),
-    )
 
 
 def _num_choices(n: int | None) -> int:

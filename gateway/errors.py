@@ -33,6 +33,7 @@ ApiError                       a request failed: what the client is told
     ├── Overloaded             503  too many requests wait already
     ├── EngineUnavailable      503  the engine is starting, restarting or gone
     ├── StoreUnavailable       503  keys or limits cannot be checked at the moment
+    ├── FormatsUnavailable     503  no grammar can be compiled at the moment
     └── Draining               503  the server is shutting down
 
 Each class carries the whole answer: HTTP status, OpenAI's type and code, the WebSocket close code
@@ -53,7 +54,7 @@ from starlette.exceptions import HTTPException
 from engine.errors import EngineDead, InvalidRequest, QueueFull
 from gateway import rate_limits
 from gateway.schemas.common import ErrorBody, ErrorObject
-from grammar.errors import CompileTimeout, GrammarError, InvalidGrammar
+from grammar.errors import CompilerUnavailable, CompileTimeout, GrammarError, InvalidGrammar
 from tenants.errors import (
     AuthenticationFailed,
     InvalidValue,
@@ -355,6 +356,12 @@ class StoreUnavailable(Unavailable):
     default_code = "store_unavailable"
 
 
+class FormatsUnavailable(Unavailable):
+    """No grammar can be compiled at the moment."""
+
+    default_code = "formats_unavailable"
+
+
 class Draining(Unavailable):
     """The server is shutting down."""
 
@@ -375,6 +382,14 @@ def _from_http(exc: HTTPException) -> ApiError:
 
 def _from_grammar(exc: GrammarError) -> ApiError:
     return InvalidRequestError(f"The output format cannot be used: {exc}", param="response_format")
+
+
+def _from_compiler(exc: CompilerUnavailable) -> ApiError:
+    logger.error("%s", exc)
+    return FormatsUnavailable(
+        "Answers cannot be held to a format at the moment; the server's log says why.",
+        retry_after_s=10,
+    )
 
 
 def _from_quota(exc: QuotaExceeded) -> ApiError:
@@ -420,6 +435,7 @@ _TRANSLATIONS: tuple[tuple[type[Exception], Callable[..., ApiError]], ...] = (
     ),
     *((kind, lambda exc: Conflict(str(exc))) for kind in (TenantExists, ProjectExists, KeyExists)),
     (QuotaExceeded, _from_quota),
+    (CompilerUnavailable, _from_compiler),
     (InvalidGrammar, _from_grammar),
     (
         CompileTimeout,

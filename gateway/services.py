@@ -15,6 +15,7 @@ from gateway import context
 from gateway.admission import Admission
 from gateway.background import Background
 from gateway.chat_session import ChatSession
+from gateway.compliance import ComplianceChecks
 from gateway.config import Config, TenantsConfig
 from gateway.errors import ConfigError
 from gateway.generation import Generations
@@ -200,7 +201,7 @@ def _create_generations(
         quota=quota,
         metrics=metrics,
         flush_interval_s=config.server.flush_interval_ms / 1000,
-        validate=compiler.validate,
+        checks=ComplianceChecks(compiler.submit_validation),
         public_prefixes=PublicPrefixes(
             config.models.public_prefixes, template=template, tokenizer=tokenizer
         ),

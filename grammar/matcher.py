@@ -89,9 +89,13 @@ class Matcher(TokenMatcher):
     are never allowed.
     """
 
-    def __init__(self, backend: BackendMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, backend: BackendMatcher, vocabulary: Vocabulary, allowed: Mask | None = None
+    ) -> None:
+        """``allowed``: the tokens a grammar may ask for; default: those that stand for bytes."""
         self._backend = backend
         self._vocabulary = vocabulary
+        self._allowed = vocabulary.text_mask if allowed is None else allowed
         self._terminated = False
         self._num_tokens = 0
 
@@ -108,16 +112,16 @@ class Matcher(TokenMatcher):
             return False
         if token_id in self._vocabulary.eos_token_ids:
             accepted = self._terminated = self._backend.is_accepting()
-        elif not self._is_text(token_id):
+        elif not self._is_allowed(token_id):
             accepted = False
         else:
             accepted = self._backend.accept(token_id)
         self._num_tokens += accepted
         return accepted
 
-    def _is_text(self, token_id: int) -> bool:
+    def _is_allowed(self, token_id: int) -> bool:
         vocabulary = self._vocabulary
-        return 0 <= token_id < vocabulary.size and vocabulary.allows(vocabulary.text_mask, token_id)
+        return 0 <= token_id < vocabulary.size and vocabulary.allows(self._allowed, token_id)
 
     def rollback(self, num_tokens: int) -> None:
         assert 0 <= num_tokens <= self.num_tokens
@@ -139,7 +143,7 @@ class Matcher(TokenMatcher):
             row.fill(0)
             return
         self._backend.fill(row)
-        row &= vocabulary.text_mask
+        row &= self._allowed
         if self._backend.is_accepting():
             row |= vocabulary.eos_mask
         elif not row.any():

@@ -44,6 +44,8 @@ def plan(spec: GrammarSpec, backends: Sequence[str]) -> list[Candidate]:
     able = [backend for backend in backends if backend in _KINDS[spec.kind]]
     if not able:
         raise InvalidGrammar("$", f"none of {', '.join(backends)} takes {spec.kind}")
+    if spec.kind == "structural_tag":
+        able = _able_to_name_tokens(spec, able)
     if spec.kind not in ("json_schema", "structural_tag"):
         return [Candidate(able[0], spec)]
     parts = schemas_of(spec)
@@ -56,6 +58,16 @@ def plan(spec: GrammarSpec, backends: Sequence[str]) -> list[Candidate]:
             raise UnsupportedKeyword(worst.keyword, worst.path, worst.reason)
         return exact
     return sorted(candidates, key=lambda candidate: len(candidate.unenforced))
+
+
+def _able_to_name_tokens(spec: GrammarSpec, able: list[str]) -> list[str]:
+    """xgrammar 0.2.8 admits no special token, whatever the tag says."""
+    named = next(structural_tag.tokens(structural_tag.parse(spec.document())), None)
+    if named is None:
+        return able
+    if "llguidance" not in able:
+        raise InvalidGrammar(named.path, f"{', '.join(able)} cannot be told to write a token")
+    return ["llguidance"]
 
 
 def _candidate(spec: GrammarSpec, backend: str, audits: dict[str, Audit]) -> Candidate:

@@ -11,9 +11,32 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+
+# A slow machine is no failure, and a run says the same as the run before it. New examples are
+# looked for on purpose: `pytest --hypothesis-profile=explore`.
+settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("repeatable")
+
+RERUNS = 1
+"""Of a test in a browser that failed: Chromium's own start may fail where memory or processes are
+short, which says nothing about the page. The summary shows each with its traceback, so that none
+goes unseen."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.flaky(reruns=RERUNS))
 
 
 def _missing_gpu() -> str | None:
@@ -72,10 +95,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+PATIENCE_MS = 30_000
+"""How long a page may take for anything; a machine with other work is slow, not wrong."""
+
 CHROMIUM_ARGS = [
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
+    "--disable-dev-shm-usage",  # a container's is often too small for a page
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",
@@ -91,8 +118,9 @@ def chromium() -> Iterator[Browser]:
     Not shared further than a module: while playwright's synchronous API is started, an event loop
     counts as running in this thread, and asyncio tests could not start theirs.
     """
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         executable = shutil.which("chromium")
         browser = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_ARGS)

@@ -13,6 +13,8 @@ from engine.cache.swap import Swapped, SwapSpace
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from engine.cache.ceilings import Ceiling
+
 
 # The region of public prefixes. No request's region has this domain.
 _PUBLIC = {"public": ""}
@@ -29,6 +31,7 @@ class BlockTable:
 
     __slots__ = (
         "block_ids",
+        "ceilings",
         "group",
         "keys",
         "num_public_tokens",
@@ -54,6 +57,8 @@ class BlockTable:
         self.group = group
         self.root: bytes | None = None
         """Of the region; computed once, on demand."""
+        self.ceilings: tuple[Ceiling, ...] = ()
+        """``BlockPool.ceilings_of`` the groups that what it leaves in the cache counts for."""
         self.block_ids: list[int] = []
         self.keys: list[bytes] = []
         """Keys of the leading full blocks, as far as they were computed. They outlive a release:
@@ -196,7 +201,8 @@ class CacheManager:
         index = table.num_written // self.block_size
         parent = self._parent(table, index)
         data = token_bytes(token_ids[index * self.block_size : table.num_written])
-        content = Content(child_key(parent, data), parent, data, table.owner, partial=True)
+        key = child_key(parent, data)
+        content = Content(key, parent, data, table.owner, True, table.ceilings)
         self.pool.publish(table.block_ids[index], content)
 
     def _shares(self, table: BlockTable) -> bool:
@@ -214,7 +220,8 @@ class CacheManager:
     def _content(self, table: BlockTable, token_ids: Sequence[int], index: int) -> Content:
         start = index * self.block_size
         data = token_bytes(token_ids[start : start + self.block_size])
-        return Content(table.keys[index], self._parent(table, index), data, table.owner)
+        parent = self._parent(table, index)
+        return Content(table.keys[index], parent, data, table.owner, False, table.ceilings)
 
     def _parent(self, table: BlockTable, index: int) -> bytes:
         """The key that the block at ``index`` of the table continues."""

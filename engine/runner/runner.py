@@ -24,7 +24,7 @@ from engine.runner.swap import HostBlocks
 from engine.runner.verify_graphs import VerifyGraphs
 from engine.sampling.sampler import RowMask, Sampler
 from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
-from engine.spec.adaptive import StepCosts
+from engine.spec.costs import StepCosts
 from engine.spec.rejection import accept
 from kernels.transfer import pinned
 
@@ -143,14 +143,18 @@ class TorchRunner:
 
     def measure_step_costs(self, num_drafts: int, max_num_tokens: int) -> None:
         """Fill ``step_costs``. Before the first plan."""
+        nothing = StepPlan(-1)
+        graphs, drafting = self._verify_graphs, self._drafting
+        lengths = [1, 3, num_drafts] if graphs is None else graphs.lengths
         self.step_costs = measure_step_costs(
-            lambda fields: self._compute(StepPlan(-1), fields),
+            lambda fields: self._compute(nothing, fields),
+            None if graphs is None else lambda fields: self._run_eagerly(nothing, fields),
+            None if drafting is None else drafting.rehearse,
+            lengths=sorted({0, *(length for length in lengths if length <= num_drafts)}),
             max_num_seqs=len(self._table.tokens),
             max_num_tokens=max_num_tokens,
             max_model_len=self.max_model_len,
-            num_drafts=num_drafts,
             device=self.device,
-            all_or_none=self._verify_graphs is not None,
         )
 
     def _run_eagerly(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from engine.messages import SamplingParams, TokenLogprobs
-    from engine.spec.adaptive import StepCosts
+    from engine.spec.costs import StepCosts
 
 
 @dataclass(frozen=True, slots=True)

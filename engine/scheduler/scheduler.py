@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from engine.messages import QUEUE_TIME_BUCKETS_S
 from engine.request import Request, RequestState
+from engine.scheduler.adapter_slots import AdapterSlotQueue
 from engine.scheduler.costs import PreemptionCosts
 from engine.scheduler.drafts import fitting_drafts, judge_drafts
 from engine.scheduler.followers import Followers
@@ -80,12 +81,12 @@ class Scheduler:
         self._chunk_limit = config.long_prefill_token_threshold or config.step_tokens
         # Every running request can have at least one token in every step.
         self._max_num_running = min(config.max_num_seqs, config.step_tokens)
-        self._max_loras = config.max_loras
         self._max_num_partial_prefills = config.max_num_partial_prefills
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
         self._in_flight: deque[Step] = deque()
         self._followers = Followers()
+        self._adapter_slots = AdapterSlotQueue(config.max_loras)
         self._room = Room(config, cache)
         self._blocked: Request | None = None
         """Was next in the last step, but was not admitted."""
@@ -95,6 +96,8 @@ class Scheduler:
         """Were last preempted in favour of a waiting request."""
         self._draining: dict[int, Request] = {}
         """Left the batch, but a step in flight still has a chunk of them. By arrival."""
+        self._ungranted: dict[int, Request] = {}
+        """Taken out of the queue until they may generate more. By arrival."""
 
     # ---- requests come and go -------------------------------------------------------------------
 
@@ -138,6 +141,11 @@ class Scheduler:
         request.enter(RequestState.PREEMPTED)
         self.policy.enqueue(request)
 
+    def resume(self, request: Request) -> None:
+        """It was granted more: if it waits outside of the batch, it may come in again."""
+        if self._ungranted.pop(request.arrival, None) is not None:
+            self.policy.enqueue(request)
+
     def _preempt(self, step: Step, request: Request, cause: Request) -> None:
         """Back to the queue: computed tokens are copied out or thrown away, known ones are kept."""
         if self._is_worth_swapping(request):
@@ -171,8 +179,12 @@ class Scheduler:
 
     def _leave_queue(self, request: Request) -> None:
         self.cache.drop_swapped(request.block_table)
+        if self._ungranted.pop(request.arrival, None) is not None:
+            return
         if request in self._followers:
             self._followers.discard(request)
+        elif request in self._adapter_slots:
+            self._adapter_slots.discard(request)
         else:
             self.policy.dequeue(request)
 
@@ -245,8 +257,8 @@ class Scheduler:
             request = order[index]
             index += 1
             num_planned = len(request.token_ids) + request.num_pending
-            if num_planned >= request.max_total_tokens or request.num_drafts_in_flight:
-                continue  # Its last token is in flight, or it is not known which.
+            if num_planned >= request.token_limit or request.num_drafts_in_flight:
+                continue  # The last token it may have is in flight, or it is not known which.
             # A long prefill leaves a token of the budget to each request behind it.
             limit = min(self._chunk_limit, budget - (len(order) - index))
             num_tokens = num_planned - request.num_computed_tokens
@@ -317,6 +329,8 @@ class Scheduler:
     def _admit_waiting(self, step: Step, budget: int) -> None:
         """Take requests from the queue while rows, blocks and budget last."""
         self._room.begin_step(self.running.values())
+        for waiting in self._adapter_slots.release(self.running.values()):
+            self.policy.enqueue(waiting)
         max_num_partial, num_partial = self._max_num_partial_prefills, 0
         if max_num_partial is not None:
             num_partial = sum(not chunk.samples for chunk in step.plan.chunks)
@@ -324,11 +338,19 @@ class Scheduler:
             request = self.policy.head()
             if request is None or request.num_in_flight > 0:
                 return  # It was preempted just now; its last token is not known yet.
+            if request.awaits_grant:
+                self.policy.dequeue(request)
+                self._ungranted[request.arrival] = request
+                continue
             if not self._free_rows or len(self.running) >= self._max_num_running:
                 self._block(request, 0)
                 return
-            if request.adapter and self._lacks_adapter_slot(request.adapter):
-                return
+            if self._adapter_slots.lacking(request, self.running.values()):
+                if self._adapter_slots.is_full:
+                    return
+                self.policy.dequeue(request)
+                self._adapter_slots.hold(request)
+                continue
             if (num_lacking := self._room.lacking(request)) > 0:
                 self._block(request, num_lacking)
                 return
@@ -348,11 +370,6 @@ class Scheduler:
             self._enter_batch(step, request, fit)
             self._add_chunk(step, request, fit.num_tokens)
             budget -= fit.num_tokens
-
-    def _lacks_adapter_slot(self, adapter: str) -> bool:
-        """Whether the running requests have ``max_loras`` other adapters."""
-        in_use = {request.adapter for request in self.running.values()} - {"", adapter}
-        return len(in_use) >= self._max_loras
 
     def _follows(self, request: Request, hit: PrefixHit) -> bool:
         """Take a request out of the queue for as long as a step computes the next block it needs.
@@ -564,5 +581,8 @@ class Scheduler:
             assert request.num_settled_tokens <= request.num_planned_tokens
             assert request.num_pending <= request.num_in_flight <= len(self._in_flight)
         assert self._in_flight or not len(self._followers), "requests wait for a step that is over"
+        for request in self._ungranted.values():
+            assert request.state in _QUEUED
+            assert request.awaits_grant, "it may generate, but is not in the queue"
         for request in self._draining.values():
             assert request.num_in_flight > 0, "a drained request was not released"

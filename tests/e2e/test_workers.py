@@ -197,10 +197,8 @@ async def test_a_strangers_port_is_refused(tmp_path: Path, pg_dsn: str) -> None:
 @pytest.mark.asyncio
 async def test_sigterm_on_the_command_stops_everything(tmp_path: Path, pg_dsn: str) -> None:
     secrets.create(tmp_path / "secrets.json")
-    with server.bind(ServerConfig(port=0)) as free:
-        port = free.getsockname()[1]
     (tmp_path / "sluice.toml").write_text(
-        f'[server]\nport = {port}\n[engine]\nmodel = "{MODEL_DIR}"\nnum_threads = 1\n'
+        f'[server]\nport = 0\n[engine]\nmodel = "{MODEL_DIR}"\nnum_threads = 1\n'
         f'[tenants]\ndsn = "{pg_dsn}"\nsecrets_file = "secrets.json"\n'
     )
     process = await asyncio.create_subprocess_exec(
@@ -217,7 +215,7 @@ async def test_sigterm_on_the_command_stops_everything(tmp_path: Path, pg_dsn: s
     family = psutil.Process(process.pid).children(recursive=True)
     assert sum("gateway.worker" in child.cmdline() for child in family) == 3
     process.terminate()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await process.stderr.read()
         assert await process.wait() == 0
     assert not any(child.is_running() for child in family)

@@ -18,6 +18,8 @@ from engine.messages import (
     ClientMessage,
     FinishReason,
     GenerateRequest,
+    Grant,
+    GrantTokens,
     ParkRequest,
     Ping,
     Ready,
@@ -94,6 +96,7 @@ class Life:
     def __init__(self, double: EngineDouble, on_message: OnMessage, on_exit: OnExit) -> None:
         self.plays: dict[str, asyncio.Task[None]] = {}
         self.parked: set[str] = set()
+        self.granted: dict[str, Grant] = {}
         self._double = double
         self._on_message = on_message
         self._on_exit = on_exit
@@ -113,12 +116,17 @@ class Life:
         match message:
             case GenerateRequest():
                 self._double.requests.append(message)
+                if message.num_granted_tokens is not None:
+                    grant = Grant(message.request_id, message.num_granted_tokens)
+                    self.granted[message.request_id] = grant
                 task = asyncio.create_task(self._play(message))
                 self.plays[message.request_id] = task
             case AbortRequest():
                 self._loop.call_soon(self._abort, message.request_ids)
             case ParkRequest():
                 self.parked.update(message.request_ids)
+            case GrantTokens():
+                self.granted.update((grant.request_id, grant) for grant in message.grants)
             case UnparkRequest():
                 self.parked.difference_update(message.request_ids)
             case Ping():
@@ -155,13 +163,18 @@ class Life:
         limit = request.params.max_tokens
         assert limit is not None
         if play.at_once:
+            assert request.num_granted_tokens is None, "these come as they are granted"
             self._double.generated[request.request_id] = len(tokens[:limit])
             found = _logprobs(tokens[:limit], request.params.logprobs)
             self._end(request.request_id, tokens[:limit], play, found)
             return
-        for token in tokens[:limit]:
-            while request.request_id in self.parked:  # noqa: ASYNC110 (several may wait)
+        for number, token in enumerate(tokens[:limit]):
+            while self._waits(request, number):  # noqa: ASYNC110 (several may wait)
                 await asyncio.sleep(0.001)
+            grant = self.granted.get(request.request_id)
+            if grant is not None and number >= grant.num_tokens:
+                self._end(request.request_id, [], Play(finish_reason="length"))
+                return
             self._double.generated[request.request_id] = (
                 self._double.generated.get(request.request_id, 0) + 1
             )
@@ -176,6 +189,12 @@ class Life:
         if len(tokens) >= limit:
             play = Play(finish_reason="length")
         self._end(request.request_id, [], play)
+
+    def _waits(self, request: GenerateRequest, number: int) -> bool:
+        if request.request_id in self.parked:
+            return True
+        grant = self.granted.get(request.request_id)
+        return grant is not None and number >= grant.num_tokens and not grant.is_last
 
     def _end(
         self,

@@ -103,7 +103,7 @@ async def exchange(gateway: Gateway, request: bytes) -> Answer:
     client = await RawClient.connect(gateway)
     try:
         client.send(request)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await client.answer()
     finally:
         await client.close()

@@ -89,6 +89,10 @@ class Gateway:
         return totals
 
 
+MOMENT_S = 1.0
+"""Until the engine has dropped what a client left: under 0.1 where nothing else is computed."""
+
+
 def make_config(
     model_dir: Path, *, engine: Mapping[str, Any] | None = None, **server: Any
 ) -> Config:
@@ -159,7 +163,7 @@ async def served_double(
         yield gateway, double
 
 
-async def until(condition: Callable[[], Any], *, within_s: float = 5.0) -> None:
+async def until(condition: Callable[[], Any], *, within_s: float = 30.0) -> None:
     """Wait for ``condition``, a function or a coroutine function."""
     async with asyncio.timeout(within_s):
         while True:

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from engine.errors import EngineDead, InvalidRequest, QueueFull
 from gateway import errors
 from gateway.errors import ApiError, InternalError, to_api_error
-from grammar.errors import CompileTimeout, InvalidGrammar, UnsupportedKeyword
+from grammar.errors import CompilerUnavailable, CompileTimeout, InvalidGrammar, UnsupportedKeyword
 from tenants.errors import ExpiredKey, MalformedKey, RevokedKey, StoreUnavailable, UnknownKey
 
 KINDS = [
@@ -74,6 +74,7 @@ def test_the_tree_in_the_docstring_is_complete(kind: type[ApiError]) -> None:
         (InvalidGrammar("$.x", "bad"), 400, "invalid_request"),
         (UnsupportedKeyword("not", "$.x"), 400, "invalid_request"),
         (CompileTimeout(5), 400, "invalid_request"),
+        (CompilerUnavailable("no library"), 503, "formats_unavailable"),
         (HTTPException(404), 404, "not_found"),
         (HTTPException(405, headers={"Allow": "GET"}), 405, "method_not_allowed"),
         (HTTPException(400, "odd"), 400, "invalid_request"),

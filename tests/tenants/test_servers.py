@@ -73,7 +73,7 @@ def started(binaries: Path, folder: Path) -> Iterator[str]:
         options = [f"-k{folder / 'run'}", "-clisten_addresses=", "-cfsync=off", f"-p{port}"]
         child = programs.spawn("postgres", "-D", str(data), *options, log=log)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not (folder / "run" / f".s.PGSQL.{port}").exists():
             assert child.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline
@@ -81,7 +81,7 @@ def started(binaries: Path, folder: Path) -> Iterator[str]:
         yield f"postgresql://postgres@/postgres?host={folder / 'run'}&port={port}"
     finally:
         child.terminate()
-        child.wait(20)
+        child.wait(60)
 
 
 @pytest.mark.parametrize("version", ["15", "16", "17", "18"])
@@ -152,7 +152,7 @@ def pooler(dsn: str, folder: Path) -> Iterator[str]:
         **identity,
     )
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
                 break
@@ -162,7 +162,7 @@ def pooler(dsn: str, folder: Path) -> Iterator[str]:
         yield f"postgresql://postgres@127.0.0.1:{port}{parts.path}"
     finally:
         child.terminate()
-        child.wait(10)
+        child.wait(60)
 
 
 @pytest.mark.skipif(POOLER is None, reason="no PgBouncer: apt-get install pgbouncer")
@@ -209,9 +209,9 @@ class TestPooler:
             store = await PostgresStore.connect(dsn, is_pooled=True)
             _, who = await make_key(store)
             listening = asyncio.create_task(ChangeListener(pg_dsn, heard.put_nowait).run())
-            assert await asyncio.wait_for(heard.get(), 5) == Change()
+            assert await asyncio.wait_for(heard.get(), 30) == Change()
             await store.revoke_key(who.key.public_id)
-            change = await asyncio.wait_for(heard.get(), 1)
+            change = await asyncio.wait_for(heard.get(), 30)
             assert change.public_id == who.key.public_id
             listening.cancel()
             await store.close()

@@ -205,3 +205,16 @@ class TestShares:
         manager.release(written(manager, tokens, "loud"), tokens)
         assert manager.lookup(table("loud"), [*tokens, 1]).num_tokens == 8
         manager.pool.check_integrity()
+
+    def test_nor_above_one_of_its_own(self) -> None:
+        manager = CacheManager(16, 2)
+        tokens = list(range(15))
+        for salt, bounds in (("loud", {"loud": 3}), ("quiet", {})):
+            new = table(salt)
+            new.ceilings = manager.pool.ceilings_of(bounds)
+            manager.admit(new, PrefixHit(), len(tokens))
+            manager.publish(new, tokens, len(tokens))
+            manager.release(new, tokens)
+        assert manager.lookup(table("loud"), [*tokens, 1]).num_tokens == 6
+        assert manager.lookup(table("quiet"), [*tokens, 1]).num_tokens == 15
+        manager.pool.check_integrity()

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from engine.messages import AdapterRef
 from engine.request import Request, RequestState
 from tests.engine.scheduler.harness import Harness
 
@@ -45,6 +46,8 @@ ENGINES = st.fixed_dictionaries(
         "policy": st.sampled_from(["fcfs", "priority", "fair_share"]),
         "priority_aging_s": st.sampled_from([1e-4, 1e9]),
         "fair_share_quantum": st.sampled_from([0.0, 20.0]),
+        "max_loras": st.sampled_from([1, 2]),
+        "max_cpu_loras": st.sampled_from([2, None]),
     }
 )
 
@@ -79,10 +82,19 @@ class EngineMachine(RuleBasedStateMachine):
             hold(request, key)
 
         followers.hold = counted
+        slots = self.harness.scheduler._adapter_slots
+        set_aside = slots.hold
+
+        def noted(request: Request) -> None:
+            self.seen["waited for an adapter's slot"] += 1
+            set_aside(request)
+
+        slots.hold = noted
 
     @rule(
         prompt=PROMPTS,
         salt=st.sampled_from(["one", "two"]),
+        adapter=st.sampled_from(["", "", "x", "y", "z"]),
         num_public_tokens=st.sampled_from([0, 0, 1, 4]),
         fair_key=st.sampled_from(["a", "b", "c"]),
         weight=st.sampled_from([1.0, 3.0]),
@@ -91,6 +103,8 @@ class EngineMachine(RuleBasedStateMachine):
         min_tokens=st.sampled_from([0, 1]),
         ignore_eos=st.booleans(),
         stop_token_ids=st.sampled_from([(), (5,)]),
+        max_cached_blocks=st.sampled_from([{}, {"a": 2}, {"a": 0, "b": 3}]),
+        num_granted_tokens=st.sampled_from([None, None, 3, 1, 0]),
     )
     def add(self, prompt: list[int], num_public_tokens: int, **params: Any) -> None:
         name = str(len(self.harness.messages))
@@ -149,6 +163,23 @@ class EngineMachine(RuleBasedStateMachine):
             self.seen[f"parked while {before.value}"] += 1
         core.check_integrity()
 
+    @rule(adapter=st.sampled_from(["x", "y", "z"]))
+    def load(self, adapter: str) -> None:
+        self.harness.core.load_adapter(AdapterRef(name=adapter, path=f"/{adapter}"), lambda _: None)
+
+    @precondition(lambda self: self.harness.granted)
+    @rule(data=st.data(), more=st.integers(0, 3), is_last=st.sampled_from([False, False, True]))
+    def grant(self, data: st.DataObject, more: int, is_last: bool) -> None:
+        """The harness checks that not one token comes before it is granted."""
+        name = data.draw(st.sampled_from(list(self.harness.granted)))
+        request = self.harness.core._requests.get(name)
+        granted = self.harness.granted[name]
+        if granted.is_last or request is None:
+            return
+        if request.awaits_grant:
+            self.seen[f"granted while {request.state.value}"] += 1
+        self.harness.grant(name, granted.num_tokens + more, is_last=is_last)
+
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:
         self.harness.step(count)
@@ -156,6 +187,9 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "harness"):
             self.harness.core.unpark(self.harness.messages)
+            for name, granted in self.harness.granted.items():
+                if not granted.is_last:
+                    self.harness.grant(name, 99)
             self.harness.run()
             self.count_situations()
             too_long = {
@@ -185,6 +219,7 @@ SITUATIONS = (
     "drafts rejected",
     "tail copied",
     "followed",
+    "waited for an adapter's slot",
     "cancelled in flight",
     "parked while running",
     "branch cancelled while running",
@@ -192,6 +227,8 @@ SITUATIONS = (
     "request cancelled while running",
     "request cancelled while waiting",
     "request cancelled while parked",
+    "granted while running",
+    "granted while waiting",
 )
 
 

@@ -81,6 +81,7 @@ class Row:
     num_prompt_tokens: int
     block_ids: list[int]
     params: SamplingParams
+    adapter: str = ""
     num_computed: int = -1
 
 
@@ -105,6 +106,7 @@ class ToyRunner:
         vocab_size: int = 50,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
+        max_loras: int = 1,
         eos_token_ids: frozenset[int] = frozenset(),
         num_swap_blocks: int = 0,
         swap_s_per_block: float = 0.0,
@@ -117,12 +119,15 @@ class ToyRunner:
         self.vocab_size = vocab_size
         self.regions: dict[str, tuple[str, int]] = {}
         """Request id to salt and public tokens in full blocks: what no plan tells."""
+        self.adapters: set[str] = set()
+        """Those in memory."""
         self.plans: list[StepPlan] = []
         self.masks: list[TokenMask | None] = []
         self.calls: list[str] = []
         self._block_size = block_size
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_loras = max_loras
         self._eos_token_ids = eos_token_ids
         self._slots = [UNWRITTEN] * (num_blocks * block_size)
         self._host_slots = [UNWRITTEN] * (num_swap_blocks * block_size)
@@ -146,6 +151,9 @@ class ToyRunner:
                 self._slots[target * self._block_size + offset] = value
             step.touched.setdefault(source, set()).add("copy")
         assert len({chunk.row for chunk in plan.chunks}) == len(plan.chunks), "a row twice"
+        adapters = {self._rows[chunk.row].adapter for chunk in plan.chunks} - {""}
+        assert len(adapters) <= self._max_loras, "more adapters in a step than slots"
+        assert adapters <= self.adapters, "an adapter that is not in memory"
         for index, chunk in enumerate(plan.chunks):
             self._compute(chunk, step)
             self._report_prompt(index, chunk, step)
@@ -183,6 +191,7 @@ class ToyRunner:
                 admission.num_prompt_tokens,
                 list(admission.block_ids),
                 admission.params,
+                admission.adapter,
             )
         admitted = {admission.row for admission in plan.admissions}
         for row, block_ids in plan.new_blocks:

@@ -79,7 +79,7 @@ async def test_a_store_that_is_away_is_told_and_takes_nobody_out(model_dir: Path
 
 
 async def test_not_ready_while_draining(gateway: Gateway, double: EngineDouble) -> None:
-    double.script = lambda prompt: Play(text="x" * 20, interval_s=0.02)
+    double.script = lambda prompt: Play(text="x" * 20, interval_s=0.05)
     running = asyncio.create_task(chat(gateway, chat_body()))
     await until(lambda: double.running)
     draining = asyncio.create_task(gateway.app.state.services.lifecycle.drain())
