@@ -207,8 +207,8 @@ def paged_decode(
     k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], block_size a multiple of 16.
     block_table: [batch, max_blocks] int32. ``decode_schedule`` must have run with the same lengths,
     heads, max_queries, window and shared. Rows of padding sequences are left untouched. shared:
-    ``shared_prefix`` has run; without a window, a soft cap, slopes or FP8. wait_first: False lets it
-    begin before the operation right before it has ended; that one then must make nothing but the
+    ``shared_prefix`` has run; without a window, a soft cap, slopes or FP8. wait_first: False lets
+    it begin before the operation right before it has ended; that one then must make nothing but the
     queries and the step's own keys and values. k_scale, v_scale: [num_kv_heads] float32, of caches
     in float8_e4m3fn.
     """

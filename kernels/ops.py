@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kernels import reference
+from kernels.experts import ExpertMatrices
 
 # Ops have many signatures; the typed functions below are the only way in.
 Implementation = Callable[..., Any]
@@ -120,8 +121,8 @@ def rope_and_cache(
 
 def apply_experts(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
     experts: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from kernels import philox
+from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 MIN_SCALE = 1e-12
@@ -105,23 +106,35 @@ def dequantize_heads(stored: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 def apply_experts(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
     experts: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
     """The weighted sum of each token's experts, ``down(silu(gate(x)) * up(x))`` each.
 
     x: [num_tokens, hidden]; gate_up: [num_experts, 2 * inner, hidden], gate first; down:
-    [num_experts, hidden, inner]; experts: [num_tokens, top_k] int64; weights: the same float32.
+    [num_experts, hidden, inner], either of them quantized or not; experts: [num_tokens, top_k]
+    int64; weights: the same float32.
     """
     out = torch.zeros_like(x)
     for expert in torch.unique(experts).tolist():
         tokens, places = (experts == expert).nonzero(as_tuple=True)
-        inner = silu_mul(F.linear(x[tokens], gate_up[expert]))
-        weighted = F.linear(inner, down[expert]) * weights[tokens, places].unsqueeze(1)
+        inner = silu_mul(F.linear(x[tokens], matrix_of(gate_up, expert, x.dtype)))
+        made = F.linear(inner, matrix_of(down, expert, x.dtype))
+        weighted = made * weights[tokens, places].unsqueeze(1)
         out.index_add_(0, tokens, weighted.to(x.dtype))
     return out
+
+
+def matrix_of(matrices: ExpertMatrices, expert: int, dtype: torch.dtype) -> torch.Tensor:
+    """One expert's, [features, k] of ``dtype``."""
+    match matrices:
+        case Fp8Experts():
+            return (matrices.weight[expert].float() * matrices.scale[expert]).to(dtype)
+        case Int4Experts():
+            return dequantize_int4(matrices.packed[expert], matrices.groups[expert]).to(dtype)
+    return matrices[expert]
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.fp8 import from_fp8
+
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
@@ -151,14 +153,6 @@ def _row_offsets(token, q_head, dim, stride, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def _from_fp8(stored, dtype: tl.constexpr):
-    """Bytes of e4m3 as floats: the bits of a float16 that is 256 times too small."""
-    bits = stored.to(tl.uint16)
-    small = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
-    return (small * 256.0).to(dtype)
-
-
-@triton.jit
 def _load_block(
     k_cache,
     v_cache,
@@ -242,7 +236,7 @@ def _attend_block(
         PADDED,
     )
     if FP8:
-        k, v = _from_fp8(k, queries.dtype), _from_fp8(v, queries.dtype)
+        k, v = from_fp8(k, queries.dtype), from_fp8(v, queries.dtype)
     qk = _logits(queries, k, scale, soft_cap, SOFT_CAP, PRECISION)
     if not WHOLE:
         qk = _hide(qk, slot, position, seq_len, window, WINDOW)
