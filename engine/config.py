@@ -16,6 +16,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ModelImpl = Literal["auto", "native", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
+KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 AttentionBackendName = Literal["auto", "cuda", "flash_attn", "triton", "cpu", "torch"]
 Policy = Literal["fcfs", "priority", "fair_share"]
 
@@ -59,8 +60,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Blocks in the KV cache; None sizes it from the memory."""
     gpu_memory_utilization: float = 0.92
     """Share of the GPU's memory for weights, activations and KV cache together."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """How keys and values are stored: in the model's dtype (``auto``), or as ``fp8`` (the same as
+    ``fp8_e4m3``), of which twice as many fit as of 16 bits. Computed with at full precision."""
+    calculate_kv_scales: bool = True
+    """Measure the scales of an FP8 KV cache at start-up, where the checkpoint has none; else they
+    are 1."""
     kv_cache_memory_bytes: int | None = None
     """Bytes for the KV cache; on a CPU None means 512 MiB."""
+    disable_hybrid_kv_cache_manager: bool | None = None
+    """Keep every token in the KV cache of all layers, even of those that look back no further than
+    a window. None: on a GPU, and beside a draft network."""
     swap_space: float | None = None
     """GiB of host memory for what preempted requests had computed, so that they need not compute it
     again where copying is quicker; 0 turns it off. None: for a GPU as much as its KV cache, but
@@ -201,6 +211,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def step_tokens(self) -> int:
         """``max_num_batched_tokens``, or that of a CPU."""
         return self.max_num_batched_tokens or _STEP_TOKENS
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of one request in a step, at most."""
+        return min(self.long_prefill_token_threshold or self.step_tokens, self.step_tokens)
 
     @property
     def model_dir(self) -> Path:
