@@ -100,7 +100,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
     host_blocks = load_host_blocks(config.swap_space, [*cache.layers, *made.swapped])
     if device.type == "cuda" and has_kernels:
-        _measure_products(made.model, report)
+        _measure_products(made.model, report, libraries=config.blas_autotune)
     graphs, verify_graphs = None, None
     # Models that are not our own may look at what they compute.
     capturable = isinstance(facts, ModelConfig) and not config.enforce_eager
@@ -215,11 +215,18 @@ def _register_kernels(device: torch.device) -> bool:
     return True
 
 
+def _is_quantized(module: Linear | TiedLinear) -> bool:
+    return isinstance(module, Linear) and module.quantized is not None
+
+
 def _device(config: EngineConfig) -> torch.device:
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise ConfigError("device is 'cuda', but torch sees no GPU here: use 'auto' or 'cpu'")
-    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+    device = torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+    if config.blas_autotune and device.type != "cuda":
+        raise ConfigError("blas_autotune needs a GPU: there is one library on a CPU")
+    return device
 
 
 def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> torch.dtype:
@@ -228,13 +235,17 @@ def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> tor
     return torch.float32 if device.type == "cpu" else model.dtype
 
 
-def _measure_products(model: Model, report: OnProgress) -> None:
+def _measure_products(model: Model, report: OnProgress, *, libraries: bool) -> None:
     report(LoadProgress("Measuring matrix products", 0.95))
+    if libraries:
+        for module in model.modules():
+            if isinstance(module, Linear | TiedLinear) and not _is_quantized(module):
+                products.measure_libraries(module.weight.data)
     for module in model.modules():
         match module:
             case GatedMLP() if module.gate_up_proj.quantized is None:
                 products.measure(module.gate_up_proj.weight.data, gated=True)
-            case Linear() if module.quantized is not None:
+            case Linear() if _is_quantized(module):
                 pass
             case Linear() | TiedLinear():
                 products.measure(module.weight.data, gated=False)
