@@ -57,6 +57,8 @@ MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 30.0
 STABLE_S = 30.0
 """An engine that lived this long starts over with the shortest backoff."""
 
+Divert = Callable[[RequestOutput], bool]
+
 _FAILURES: dict[str, type[EngineError]] = {"config": ConfigError, "model": ModelLoadError}
 
 
@@ -85,6 +87,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._pending: RequestOutput | None = None
         self._error: EngineDead | None = None
         self._wakers: list[asyncio.Future[None]] = []
+        self._divert: Divert | None = None
         self._last_token_at: float | None = None
         """None before the first, and after a pause of the reader's making."""
 
@@ -103,10 +106,18 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._client._unpark(self)
         return output
 
-    async def wait(self) -> None:
-        """Return when there is something to read, be it the end; what follows is merged into it."""
-        while self._pending is None and not self._done:
-            await self._change()
+    async def wait(self, divert: Divert | None = None) -> None:
+        """Return when there is something to read, be it the end; what follows is merged into it.
+
+        ``divert`` gets each output that comes meanwhile, but for the last, in the callback that
+        receives it; what it takes (True) is not there to be read. It must not raise.
+        """
+        self._divert = divert
+        try:
+            while self._pending is None and not self._done:
+                await self._change()
+        finally:
+            self._divert = None
 
     def grant(self, num_tokens: int, *, is_last: bool = False) -> None:
         """Let a request that was submitted with ``num_granted_tokens`` have so many by now, in sum;
@@ -149,7 +160,12 @@ class RequestStream(AsyncIterator[RequestOutput]):
         if self.on_count is not None:
             self.on_count()
         self.finish_reason = output.finish_reason
-        self._pending = output if self._pending is None else _merge(self._pending, output)
+        if self._pending is not None:
+            self._pending = _merge(self._pending, output)
+        elif self._divert is None or self.finish_reason is not None or not self._divert(output):
+            self._pending = output
+        else:
+            return
         if self.finish_reason is None:
             self._client._park_if_unread(self, len(self._pending.new_token_ids))
         self._wake()

@@ -71,6 +71,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     are 1."""
     kv_cache_memory_bytes: int | None = None
     """Bytes for the KV cache; on a CPU None means 512 MiB."""
+    disable_hybrid_kv_cache_manager: bool | None = None
+    """Keep every token in the KV cache of all layers, even of those that look back no further than
+    a window. None: on a GPU, and beside a draft network."""
     swap_space: float | None = None
     """GiB of host memory for what preempted requests had computed, so that they need not compute it
     again where copying is quicker; 0 turns it off. None: for a GPU as much as its KV cache, but
@@ -211,6 +214,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def step_tokens(self) -> int:
         """``max_num_batched_tokens``, or that of a CPU."""
         return self.max_num_batched_tokens or _STEP_TOKENS
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of one request in a step, at most."""
+        return min(self.long_prefill_token_threshold or self.step_tokens, self.step_tokens)
 
     @property
     def model_dir(self) -> Path:

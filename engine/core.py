@@ -7,7 +7,7 @@ import time
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
-from engine.cache.manager import CacheManager
+from engine.cache.hybrid import create_cache_manager
 from engine.constraints import Constraints, Ending
 from engine.errors import AdapterLoadError, AdapterUnloaded, InvalidRequest, QueueFull
 from engine.messages import RequestOutput, Stats
@@ -62,13 +62,8 @@ class EngineCore:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._overlap = bool(config.async_scheduling) if overlap is None else overlap
         self._clock = clock
-        self._cache = CacheManager(
-            runner.num_blocks,
-            config.block_size,
-            enable_prefix_caching=config.enable_prefix_caching,
-            tenant_floor=config.prefix_cache_tenant_floor,
-            tenant_ceiling=config.prefix_cache_tenant_ceiling,
-            num_swap_blocks=runner.num_swap_blocks,
+        self._cache = create_cache_manager(
+            config, runner.group_windows, runner.num_blocks, runner.num_swap_blocks
         )
         self.scheduler = Scheduler(
             config,
@@ -180,8 +175,7 @@ class EngineCore:
     def _max_total_tokens(self) -> int:
         """Of prompt and output."""
         # The last token of all is never computed, so it needs no slot.
-        num_slots = self._cache.pool.num_blocks * self._cache.block_size
-        return min(self._max_model_len, num_slots + 1)
+        return min(self._max_model_len, self._cache.max_num_tokens + 1)
 
     def _check(self, message: GenerateRequest) -> None:
         """Raises ``InvalidRequest`` for a request that could never run to its end."""

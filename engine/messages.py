@@ -459,7 +459,8 @@ class TenantStats(msgspec.Struct, array_like=True, frozen=True):
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    """As ``spec_decode_num_accepted_tokens``; likewise the two before."""
+    num_accepted_tokens_per_pos: list[int] = []
+    """As ``spec_decode_num_accepted_tokens_per_pos``; likewise the three before."""
 
 
 QUEUE_TIME_BUCKETS_S = (

@@ -23,7 +23,6 @@ from gateway.errors import (
     ContextLengthExceeded,
     Draining,
     InvalidRequestError,
-    ModelNotFound,
     Overloaded,
 )
 from gateway.output_format import OutputFormat
@@ -36,6 +35,7 @@ from gateway.schemas.chat import ChatCompletionRequest, ChatFields
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.sampling import SamplingFields
 from gateway.secrets import Secrets
+from gateway.served_models import ServedModel, ServedModels
 from gateway.text_completion import Echo
 from gateway.text_prompt import TextPrompt
 from gateway.tool_use import Tools, ToolUse
@@ -43,7 +43,7 @@ from grammar.compiler import GrammarChecker
 from grammar.errors import CompilerUnavailable, GrammarError
 from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec
-from tenants.access import require_scope, resolve_model
+from tenants.access import require_scope
 from tenants.authenticator import Authenticator
 from tenants.errors import InvalidValue
 from tenants.names import normalize_name
@@ -66,6 +66,7 @@ class Admission:
         self,
         config: Config,
         *,
+        models: ServedModels,
         engine: EngineClient,
         ledger: Ledger,
         quota: Quota,
@@ -78,7 +79,7 @@ class Admission:
     ) -> None:
         self.draining = False
         """Set when the server shuts down: nothing more is admitted."""
-        self._model = config.model_name
+        self.models = models
         self._default_max_tokens = config.models.default_max_tokens
         self._engine = engine
         self._ledger = ledger
@@ -88,13 +89,13 @@ class Admission:
         self._salt_root = secrets.cache_salt_root
         self._tokenizer = tokenizer
         self._compiler = compiler
-        models = config.models
-        self.prompts = ChatPrompts(template, tokenizer, allowed_kwargs=models.template_kwargs)
-        self.tools = Tools(formats.tool_format(models.tool_parser, template), tokenizer)
-        self.has_reasoning = formats.has_reasoning(models.reasoning_parser, template)
+        settings = config.models
+        self.prompts = ChatPrompts(template, tokenizer, allowed_kwargs=settings.template_kwargs)
+        self.tools = Tools(formats.tool_format(settings.tool_parser, template), tokenizer)
+        self.has_reasoning = formats.has_reasoning(settings.reasoning_parser, template)
         """Whether the model reasons before it answers."""
         self._sampling = Sampling(tokenizer, sampling_defaults or {})
-        self._priorities = Priorities(models.service_tiers or {}, config.engine.policy)
+        self._priorities = Priorities(settings.service_tiers or {}, config.engine.policy)
 
     async def admit_completion(
         self, request: ChatCompletionRequest, *, request_id: UUID, principal: Principal
@@ -117,7 +118,7 @@ class Admission:
         unsupported.refuse(request, unsupported.COMPLETIONS)
         _check_stream_options(request)
         self._check_open(principal)
-        self.check_model(principal, request.model)
+        served = self.models.find(principal, request.model)
         end_user = _end_user(request.user, None)
         num_choices = _num_choices(request.n)
         if request.best_of not in (None, num_choices):
@@ -138,6 +139,7 @@ class Admission:
         )
         admitted = await self._admitted(
             request,
+            served=served,
             request_id=request_id,
             principal=principal,
             prompts=[prompt.token_ids for prompt in prompts],
@@ -176,7 +178,7 @@ class Admission:
         ``errors.to_api_error``'s to translate.
         """
         self._check_open(principal, scope)
-        self.check_model(principal, self._model if model is None else model)
+        served = self.models.find(principal, model)
         end_user = _end_user(fields.user, fields.safety_identifier)
         use = self.tools.read(fields)
         check_metadata(fields.metadata)
@@ -199,6 +201,7 @@ class Admission:
         )
         return await self._admitted(
             fields,
+            served=served,
             request_id=request_id,
             principal=principal,
             prompts=[prompt.token_ids],
@@ -216,6 +219,7 @@ class Admission:
         self,
         fields: SamplingFields,
         *,
+        served: ServedModel,
         request_id: UUID,
         principal: Principal,
         prompts: list[list[int]],
@@ -236,13 +240,15 @@ class Admission:
         hold = await self._reserve(
             principal,
             request_id,
+            model=served.name,
             prompt_tokens=sum(map(len, prompts)),
             max_tokens=params.max_tokens * len(prompts) * num_choices,
         )
         return Admitted(
             id=request_id,
             principal=principal,
-            model=self._model,
+            model=served.name,
+            adapter=served.adapter,
             prompts=prompts,
             params=params,
             stop=stop,
@@ -267,7 +273,13 @@ class Admission:
             raise Overloaded("Usage cannot be recorded at the moment.", retry_after_s=5)
 
     async def _reserve(
-        self, principal: Principal, request_id: UUID, *, prompt_tokens: int, max_tokens: int
+        self,
+        principal: Principal,
+        request_id: UUID,
+        *,
+        model: str,
+        prompt_tokens: int,
+        max_tokens: int,
     ) -> Hold:
         """Last of all: nothing that can be refused comes after it, but a key that ended meanwhile.
 
@@ -276,7 +288,7 @@ class Admission:
         hold = await self._quota.reserve(
             principal,
             request_id=request_id,
-            model=self._model,
+            model=model,
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
             price=self._price,
@@ -288,14 +300,6 @@ class Admission:
             await self._quota.release(hold)
             raise
         return hold
-
-    def check_model(self, principal: Principal, model: str) -> None:
-        """Raises ``ModelNotFound`` or ``ModelNotAllowed``."""
-        if resolve_model(principal.key, model) != self._model:
-            raise ModelNotFound(
-                f"The model {model!r} does not exist; this server has {self._model!r}.",
-                param="model",
-            )
 
     async def _prompt(self, fields: ChatFields, use: ToolUse | None) -> ChatPrompt:
         return await self.prompts.encode(

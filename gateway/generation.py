@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, aclosing
@@ -39,6 +38,7 @@ from gateway.errors import (
 from gateway.grants import Grants
 from gateway.metrics import Metrics
 from gateway.public_prefixes import PublicPrefixes
+from gateway.reading import SingleReader, Sink, deltas_of_many
 from gateway.schemas.common import (
     CompletionTokensDetails,
     Compliance,
@@ -112,19 +112,19 @@ class Generation:
             raise self._failure
         self._heard = output
 
-    async def deltas(self) -> AsyncGenerator[Delta, None]:
+    async def deltas(self, sink: Sink | None = None) -> AsyncGenerator[Delta, None]:
         """All that the choices gain, each choice's last one with its finish reason.
 
         After ``cancel`` that is ``cancelled``. Raises ``ApiError`` when the request fails; then
         nothing more comes. Deltas of a choice are ``flush_interval_s`` apart, but for the last.
+        ``sink`` gets what comes while the next delta is waited for, if it can take it; that is not
+        yielded then, the last one always is.
         """
         try:
-            outputs = self._outputs_of_one if len(self._choices) == 1 else self._outputs_of_many
-            async with aclosing(outputs()) as running:
-                async for choice, output in running:
-                    delta = self._advance(choice, output)
+            async with aclosing(self._read(sink)) as running:
+                async for delta in running:
                     if delta.finish_reason is not None:
-                        delta.compliance = await self._compliance(choice)
+                        delta.compliance = await self._compliance(self._choices[delta.index])
                     if not delta.is_empty:
                         yield delta
         except ApiError as exc:
@@ -133,6 +133,13 @@ class Generation:
         except Exception as exc:
             self._failure = to_api_error(exc)
             raise self._failure from exc
+
+    def _read(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
+        heard, self._heard = self._heard, None
+        interval_s = self._owner.flush_interval_s
+        if len(self._choices) > 1:
+            return deltas_of_many(self._choices, self._advance, interval_s, heard)
+        return SingleReader(self._choices[0], self._advance, interval_s, sink).deltas(heard)
 
     def cancel(self) -> None:
         """The client asked to stop: ``deltas`` ends soon, with what was generated until now."""
@@ -267,53 +274,6 @@ class Generation:
             delta.finish_reason = "cancelled"
         return delta
 
-    async def _outputs_of_one(self) -> AsyncGenerator[tuple[Choice, RequestOutput], None]:
-        choice = self._choices[0]
-        loop, interval_s = asyncio.get_running_loop(), self._owner.flush_interval_s
-        flushed_at = -math.inf
-        while choice.finish_reason is None:
-            # The first output leaves at once, and so does the last. In between, what comes too
-            # soon waits for more: the client merges. A slow stream needs no timer at all.
-            if self._heard is None:
-                await choice.stream.wait()
-            wait_s = flushed_at + interval_s - loop.time()
-            if wait_s > 0 and choice.stream.finish_reason is None:
-                await asyncio.sleep(wait_s)
-            output = await self._next(choice)
-            flushed_at = loop.time()
-            yield choice, output
-
-    async def _outputs_of_many(self) -> AsyncGenerator[tuple[Choice, RequestOutput], None]:
-        loop, interval_s = asyncio.get_running_loop(), self._owner.flush_interval_s
-        reading = {self._read(choice): choice for choice in self._choices}
-        try:
-            while reading:
-                done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-                flushed_at = loop.time()
-                for task in sorted(done, key=lambda task: reading[task].index):
-                    choice = reading.pop(task)
-                    yield choice, task.result()
-                    if choice.finish_reason is None:
-                        reading[self._read(choice)] = choice
-                if reading and (wait_s := flushed_at + interval_s - loop.time()) > 0:
-                    await asyncio.sleep(wait_s)
-        finally:
-            for task in reading:
-                task.cancel()
-            await asyncio.gather(*reading, return_exceptions=True)
-
-    async def _next(self, choice: Choice) -> RequestOutput:
-        if choice.index == 0 and self._heard is not None:
-            heard, self._heard = self._heard, None
-            return heard
-        return await anext(choice.stream)
-
-    def _read(self, choice: Choice) -> asyncio.Task[RequestOutput]:
-        async def read() -> RequestOutput:
-            return await self._next(choice)
-
-        return asyncio.create_task(read(), name=f"read {choice.stream.request_id}")
-
     def _abort(self) -> None:
         for choice in self._choices:
             choice.stream.close()
@@ -432,6 +392,7 @@ class Generations:
             cache_salt=admitted.cache_salt,
             num_public_tokens=self._num_public_tokens(principal, admitted.prompts[prompt_index]),
             group=f"{admitted.id.hex}-{prompt_index}" if admitted.num_choices > 1 else "",
+            adapter=admitted.adapter,
             fair_key=principal.tenant.id.hex,
             weight=principal.weight,
             priority=admitted.priority,

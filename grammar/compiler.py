@@ -70,6 +70,11 @@ class _Service(ABC, Generic[Result]):
         """What the cache holds now."""
         return self._cache.num_bytes
 
+    @property
+    def worker_pids(self) -> list[int]:
+        """The processes that compile now, or could at once."""
+        return self._pool.pids
+
     def start(self) -> Future[None]:
         """Starts a worker in the background, so that the first request need not wait for it, and
         whoever runs the server hears at once that none starts."""

@@ -54,11 +54,9 @@ def decode_case(
     shape = (blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     k_cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
     v_cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-    scales: dict[str, torch.Tensor] = {}
+    ones = torch.ones(KV_HEADS, device="cuda") if fp8 else None
     if fp8:
         k_cache, v_cache = k_cache.to(torch.float8_e4m3fn), v_cache.to(torch.float8_e4m3fn)
-        ones = torch.ones(KV_HEADS, device="cuda")
-        scales = {"k_scale": ones, "v_scale": ones}
     table = torch.randperm(blocks, device="cuda").to(torch.int32).view(batch, -1)
     q = torch.randn(batch * queries, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(q)
@@ -90,7 +88,8 @@ def decode_case(
             workspace,
             scale=HEAD_DIM**-0.5,
             max_queries=queries,
-            **scales,
+            k_scale=ones,
+            v_scale=ones,
         )
 
     ms = do_bench(step, return_mode="median")

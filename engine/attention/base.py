@@ -77,6 +77,9 @@ class AttentionBatch:
     """[num_rows, max_blocks] int32; entries past a sequence's end mean nothing."""
     on_device: DeviceBatch | None = None
     """The same for backends that read device memory; None where there are no CUDA kernels."""
+    window: int | None = None
+    """The widest of the layers that these block tables are for: what is further back may be
+    somebody else's by now, and is not read. None: there is nothing like that."""
 
 
 class StepAttention(Protocol):

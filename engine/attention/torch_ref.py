@@ -77,10 +77,15 @@ class TorchAttention:
         self, batch: AttentionBatch, members: Ints, first_tokens: Ints, block_size: int
     ) -> _Group:
         query_lens, seq_lens = batch.query_lens[members], batch.seq_lens[members]
+        first_blocks = np.zeros_like(seq_lens)
+        if batch.window is not None:
+            first_blocks = np.maximum(seq_lens - query_lens - batch.window + 1, 0) // block_size
+            # Counted from there on, all is as if the blocks before had never been.
+            seq_lens = seq_lens - first_blocks * block_size
         query_len, kv_len = int(query_lens.max()), int(seq_lens.max())
         num_blocks = -(-kv_len // block_size)
         whole = len(members) == len(batch.query_lens)  # Then they are in their order.
-        table = batch.block_table[:, :num_blocks][self._tensor(batch.rows[members])]
+        table = self._blocks(batch, members, first_blocks, num_blocks)
         blocks_used = -(-seq_lens // block_size)
         if (blocks_used != num_blocks).any():
             unused = np.arange(num_blocks) >= blocks_used[:, None]
@@ -110,6 +115,17 @@ class TorchAttention:
             positions=(seq_lens - query_lens)[:, None]
             + np.minimum(np.arange(query_len), query_lens[:, None] - 1),
         )
+
+    def _blocks(
+        self, batch: AttentionBatch, members: Ints, first_blocks: Ints, num_blocks: int
+    ) -> torch.Tensor:
+        """[B, num_blocks]: from the first one on of each."""
+        rows = self._tensor(batch.rows[members])
+        if not first_blocks.any():
+            return batch.block_table[:, :num_blocks][rows]
+        last = batch.block_table.shape[1] - 1
+        places = np.minimum(first_blocks[:, None] + np.arange(num_blocks), last)
+        return batch.block_table[rows[:, None], self._tensor(places)]
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)

@@ -33,6 +33,12 @@ class StepContext:
     """What goes into the layers with these numbers is copied here: [num_tokens, hidden]."""
     adapted: bool = False
     """Some tokens have an adapter, which the linear layers apply."""
+    by_layer: Mapping[int, tuple[torch.Tensor, StepAttention]] = field(default_factory=dict)
+    """``slots`` and ``attend`` of the layers whose keys are in blocks of their own."""
+
+    def of(self, layer: int) -> tuple[torch.Tensor, StepAttention]:
+        """``slots`` and ``attend`` for a layer."""
+        return self.by_layer.get(layer) or (self.slots, self.attend)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +110,12 @@ class SelfAttention(Module):
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         k_cache, v_cache = step.kv_cache[self.layer]
+        slots, attend = step.of(self.layer)
         scales = self.kv_scales
         k_scale, v_scale = (None, None) if scales is None else (scales.k, scales.v)
         store = partial(
             ops.rope_and_cache,
-            *(q, k, v, k_cache, v_cache, cos_sin, step.positions, step.slots),
+            *(q, k, v, k_cache, v_cache, cos_sin, step.positions, slots),
             k_scale=k_scale,
             v_scale=v_scale,
         )
@@ -121,7 +128,7 @@ class SelfAttention(Module):
         else:
             q_norm, k_norm = self.q_norm.weight.data, self.k_norm.weight.data
             store(q_norm=q_norm, k_norm=k_norm, eps=self.q_norm.eps)
-        attended = step.attend(
+        attended = attend(
             q,
             k_cache,
             v_cache,

@@ -98,9 +98,13 @@ class ModelConfig:
         return CacheLayout(self.num_layers, self.num_kv_heads, self.head_dim)
 
     @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        return tuple(self.window(layer) for layer in range(self.num_layers))
+
+    @property
     def widest_window(self) -> int | None:
-        windows = (self.window(layer) for layer in range(self.num_layers))
-        return max((window for window in windows if window is not None), default=None)
+        windows = (window for window in self.layer_windows if window is not None)
+        return max(windows, default=None)
 
     def window(self, layer: int) -> int | None:
         """None also where no sequence is longer than the window."""
@@ -126,6 +130,8 @@ class ModelFacts(Protocol):
     def eos_token_ids(self) -> frozenset[int]: ...
     @property
     def cache_layout(self) -> CacheLayout: ...
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]: ...
     @property
     def widest_window(self) -> int | None: ...
     @property

@@ -120,12 +120,13 @@ def _attention(
         context.record(module, query, key, value, attention_mask=attention_mask, **how)
         return torch.zeros_like(query).transpose(1, 2), None
     k_cache, v_cache = context.kv_cache[module.layer_idx]
+    slots, attend = context.of(module.layer_idx)
     scales: KVScales | None = getattr(module, "kv_scales", None)
     k_scale, v_scale = (None, None) if scales is None else (scales.k, scales.v)
     for new, cache, scale in ((key, k_cache, k_scale), (value, v_cache, v_scale)):
-        store_heads(cache, context.slots, new[0].transpose(0, 1), scale)
+        store_heads(cache, slots, new[0].transpose(0, 1), scale)
     scaling = how.get("scaling")
-    attended = context.attend(
+    attended = attend(
         query[0].transpose(0, 1).contiguous(),
         k_cache,
         v_cache,

@@ -28,6 +28,7 @@ from engine.runner.load_drafting import (
 )
 from engine.runner.memory import (
     PagedCache,
+    choose_groups,
     count_blocks,
     fit_max_model_len,
     requested_max_model_len,
@@ -58,6 +59,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         facts = replace(facts, max_position_embeddings=asked_len)
     device = _device(config)
     config = config.for_device(device.type)
+    groups = choose_groups(config, facts, asked_len, device)
     dtype = _dtype(config, facts, device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -91,14 +93,16 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
     )
     draft_bytes = draft_block_bytes(network, config.block_size, dtype)
-    num_blocks = count_blocks(config, facts, kv_dtype, device, activation_bytes, draft_bytes)
-    max_model_len = fit_max_model_len(config, facts, num_blocks)
+    num_blocks = count_blocks(
+        config, facts, kv_dtype, device, activation_bytes, draft_bytes, groups
+    )
+    max_model_len = fit_max_model_len(config, facts, num_blocks, groups)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
-    cache = PagedCache(facts, num_blocks, config.block_size, dtype=kv_dtype, device=device)
-    table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device)
+    cache = PagedCache(facts, num_blocks, config.block_size, groups, dtype=kv_dtype, device=device)
+    table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device, groups.windows)
     sampler = _create_sampler(config, facts, device, has_kernels=has_kernels)
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
-    host_blocks = load_host_blocks(config.swap_space, [*cache.layers, *made.swapped])
+    host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
     if device.type == "cuda" and has_kernels:
         _measure_products(made.model, report, libraries=config.blas_autotune)
     graphs, verify_graphs = None, None

@@ -15,11 +15,14 @@ import msgspec
 from engine.config import EngineConfig
 from engine.messages import (
     AbortRequest,
+    AdapterAnswer,
+    AdapterRef,
     ClientMessage,
     FinishReason,
     GenerateRequest,
     Grant,
     GrantTokens,
+    LoadAdapter,
     ParkRequest,
     Ping,
     Ready,
@@ -28,6 +31,7 @@ from engine.messages import (
     Stats,
     StepOutputs,
     TokenLogprobs,
+    UnloadAdapter,
     UnparkRequest,
 )
 from engine.tokenizer import Tokenizer
@@ -67,6 +71,9 @@ class EngineDouble:
     requests: list[GenerateRequest] = field(default_factory=list)
     aborted: dict[str, float] = field(default_factory=dict)
     """Request id to the loop's time."""
+    loaded: list[AdapterRef] = field(default_factory=list)
+    """A path with "bad" in it does not load."""
+    unloaded: list[str] = field(default_factory=list)
     generated: dict[str, int] = field(default_factory=dict)
     lives: list[Life] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
@@ -132,6 +139,20 @@ class Life:
             case Ping():
                 stats = msgspec.structs.replace(self._double.stats, num_running=len(self.plays))
                 self._loop.call_soon(self._on_message, stats)
+            case LoadAdapter(call_id, ref):
+                self._double.loaded.append(ref)
+                bad = "bad" in ref.path
+                answer = AdapterAnswer(
+                    call_id=call_id,
+                    error="r is 99,\nbut max_lora_rank is 16" if bad else None,
+                    rank=8,
+                    digest="digest",
+                    base_model="some/base",
+                )
+                self._loop.call_soon(self._on_message, answer)
+            case UnloadAdapter(call_id, name):
+                self._double.unloaded.append(name)
+                self._loop.call_soon(self._on_message, AdapterAnswer(call_id=call_id))
             case Shutdown():
                 pass
 

@@ -94,11 +94,15 @@ MOMENT_S = 1.0
 
 
 def make_config(
-    model_dir: Path, *, engine: Mapping[str, Any] | None = None, **server: Any
+    model_dir: Path,
+    *,
+    engine: Mapping[str, Any] | None = None,
+    models: Mapping[str, Any] | None = None,
+    **server: Any,
 ) -> Config:
     document = {
         "engine": {"model": str(model_dir)} | dict(engine or {}),
-        "models": {"served_model_name": MODEL},
+        "models": {"served_model_name": MODEL} | dict(models or {}),
         "server": {"port": 0, "flush_interval_ms": 0, "shutdown_timeout_s": 5.0} | server,
     }
     return configuration.parse(document)

@@ -10,9 +10,11 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message
 
+from gateway import context
 from gateway.assembler import ChatChunks, Delta
 from gateway.errors import EngineUnavailable
 from gateway.generation import Generation, usage_of
+from gateway.reading import Sink
 from gateway.schemas.common import Usage
 from gateway.streaming import EventStream
 from tests.gateway.serving import until
@@ -28,13 +30,16 @@ class ScriptedGeneration:
     closed: int = 0
     left: bool = False
 
-    async def deltas(self) -> AsyncGenerator[Delta, None]:
+    async def deltas(self, sink: Sink) -> AsyncGenerator[Delta, None]:
+        """Through ``sink`` as long as it is free, as a ``Generation`` does it."""
         try:
             for step in self.script:
                 if isinstance(step, Exception):
                     raise step
                 if isinstance(step, float):
                     await asyncio.sleep(step)
+                elif step.finish_reason is None and sink.is_free:
+                    sink.put(step)
                 else:
                     yield step
         finally:
@@ -74,11 +79,13 @@ class Connection:
         return {"type": "http.disconnect"}
 
     def scope(self, spec: str) -> dict[str, Any]:
-        return {
+        scope: dict[str, Any] = {
             "type": "http",
             "method": "POST",
             "asgi": {"version": "3.0", "spec_version": spec},
         }
+        context.attach(scope, self.send)
+        return scope
 
 
 @pytest.fixture(params=["2.3", "2.4"])

@@ -230,7 +230,7 @@ def test_a_checker_agrees_with_the_compiler(vocabulary: Vocabulary) -> None:
 def test_a_forgotten_compiler_leaves_no_process(vocabulary: Vocabulary) -> None:
     compiler = GrammarCompiler(vocabulary)
     compiler.start().result()
-    (pid,) = compiler._pool.pids
+    (pid,) = compiler.worker_pids
     del compiler
     gc.collect()
     assert not psutil.pid_exists(pid)

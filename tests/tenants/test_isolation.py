@@ -111,7 +111,7 @@ async def test_the_roles_are_neither_owners_nor_exempt(superuser: asyncpg.Connec
     )
     assert owned == 0
     assert not await superuser.fetchval(
-        "SELECT pg_has_role('sluice_app', 'sluice_operator', 'SET')"
+        "SELECT pg_has_role('sluice_app', 'sluice_operator', 'MEMBER')"
     )
 
 

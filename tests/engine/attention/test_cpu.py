@@ -38,6 +38,15 @@ def test_a_cache_in_fp8_equals_the_oracle(shapes: list[tuple[int, int]], head_di
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [1, 3, 8, 25])
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_what_a_window_has_left_behind_is_not_read(
+    shapes: list[tuple[int, int]], window: int
+) -> None:
+    out, expected = attend(CpuAttention(), shapes, 6, window=window, left_behind=True)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     shapes=st.lists(

@@ -116,6 +116,7 @@ class Harness:
         draft_hits: float | None = None,
         num_swap_blocks: int = 0,
         swap_s_per_block: float = 0.0,
+        windows: Sequence[int | None] = (None,),
         **options: Any,
     ) -> None:
         options.setdefault("block_size", 4)
@@ -124,7 +125,6 @@ class Harness:
         if draft_hits is not None:
             options.setdefault("speculative_config", FIVE_DRAFTS)
         self.config = config(**options)
-        self.max_total = min(max_model_len, num_blocks * self.config.block_size + 1)
         self.runner = ToyRunner(
             num_blocks,
             self.config.block_size,
@@ -135,6 +135,7 @@ class Harness:
             eos_token_ids=frozenset({EOS}),
             num_swap_blocks=num_swap_blocks,
             swap_s_per_block=swap_s_per_block,
+            windows=windows,
         )
         self.adapters = ToyMemory()
         self.runner.adapters = self.adapters.kept
@@ -151,6 +152,7 @@ class Harness:
             proposer=None if draft_hits is None else Seer(self, draft_hits),
             **extra,
         )
+        self.max_total = min(max_model_len, self.scheduler.cache.max_num_tokens + 1)
         self.messages: dict[str, GenerateRequest] = {}
         self.tokens: dict[str, list[int]] = {}
         self.granted: dict[str, Grant] = {}
@@ -264,6 +266,7 @@ class Harness:
             max_total=len(prompt) + most,
             stop_ids=frozenset(stop_ids),
             min_tokens=params.min_tokens,
+            windows=self.runner.group_windows,
         )
 
     def check_outputs(self, *, errors: AbstractSet[str] = frozenset()) -> None:

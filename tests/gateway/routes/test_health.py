@@ -100,9 +100,9 @@ async def test_metrics(gateway: Gateway, double: EngineDouble) -> None:
     answer = await get(gateway, "/metrics", authorization=f"Bearer {key}")
     text = answer.body.decode()
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert 'sluice_generations_total{status="stop"} 1.0' in text
-    assert 'sluice_tokens_total{kind="completion"} 3.0' in text
-    assert 'sluice_tokens_total{kind="cached"} 2.0' in text
+    assert 'sluice_generations_total{model="tiny",status="stop"} 1.0' in text
+    assert 'sluice_tokens_total{kind="completion",model="tiny"} 3.0' in text
+    assert 'sluice_tokens_total{kind="cached",model="tiny"} 2.0' in text
     assert "sluice_time_to_first_token_seconds_count 1.0" in text
     assert "sluice_generations_running 0.0" in text
     assert "sluice_e2e_request_latency_seconds_count 1.0" in text
