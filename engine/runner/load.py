@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -75,27 +76,17 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         report(LoadProgress("Scaling the KV cache", 0.9))
         model.set_kv_scales(load_kv_scales(config, model, facts, shape, asked_len, device))
 
-    def activation_bytes() -> int:
+    def needed_bytes() -> int:
         report(LoadProgress("Measuring the largest step", 0.9))
-        # CUDA graphs keep memory of their own, for a step that is no larger.
-        copies = 1 if config.enforce_eager else 2
-        return _late_bytes(config, adapters) + copies * measure_activation_bytes(
-            model,
-            facts,
-            config,
-            attention,
-            max_model_len=asked_len,
-            kv_dtype=kv_dtype,
-            device=device,
-        )
+        step = partial(measure_activation_bytes, model, facts, config, attention)
+        peak = step(max_model_len=asked_len, kv_dtype=kv_dtype, device=device)
+        return _late_bytes(config, adapters) + _peaks(config) * peak
 
     network = load_draft_network(
         config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
     )
     draft_bytes = draft_block_bytes(network, config.block_size, dtype)
-    num_blocks = count_blocks(
-        config, facts, kv_dtype, device, activation_bytes, draft_bytes, groups
-    )
+    num_blocks = count_blocks(config, facts, kv_dtype, device, needed_bytes, draft_bytes, groups)
     max_model_len = fit_max_model_len(config, facts, num_blocks, groups)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
     cache = PagedCache(facts, num_blocks, config.block_size, groups, dtype=kv_dtype, device=device)
@@ -133,6 +124,11 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         runner.measure_step_costs(speculative.num_tokens, config.step_tokens)
     report(LoadProgress("Model loaded", 1.0))
     return runner
+
+
+def _peaks(config: EngineConfig) -> int:
+    """CUDA graphs keep memory of their own, for a step that is no larger."""
+    return 1 if config.enforce_eager else 2
 
 
 def _late_bytes(config: EngineConfig, adapters: AdapterSlots | None) -> int:
