@@ -16,6 +16,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ModelImpl = Literal["auto", "native", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
+KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 AttentionBackendName = Literal["auto", "cuda", "flash_attn", "triton", "cpu", "torch"]
 Policy = Literal["fcfs", "priority", "fair_share"]
 
@@ -47,6 +48,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     checkpoint (a config.json is enough)."""
     attention_backend: AttentionBackendName = "auto"
     """``auto`` takes the best that serves the model here; one that cannot is refused by name."""
+    blas_autotune: bool = False
+    """Measure at start-up whether cuBLAS or cuBLASLt multiplies faster, for each shape of the model
+    and several numbers of tokens, and use that one. Needs a GPU."""
     enforce_eager: bool = False
     """Launch every kernel of a decode step by itself, without CUDA graphs."""
     skip_tokenizer_init: bool = False
@@ -59,6 +63,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Blocks in the KV cache; None sizes it from the memory."""
     gpu_memory_utilization: float = 0.92
     """Share of the GPU's memory for weights, activations and KV cache together."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """How keys and values are stored: in the model's dtype (``auto``), or as ``fp8`` (the same as
+    ``fp8_e4m3``), of which twice as many fit as of 16 bits. Computed with at full precision."""
+    calculate_kv_scales: bool = True
+    """Measure the scales of an FP8 KV cache at start-up, where the checkpoint has none; else they
+    are 1."""
     kv_cache_memory_bytes: int | None = None
     """Bytes for the KV cache; on a CPU None means 512 MiB."""
     disable_hybrid_kv_cache_manager: bool | None = None

@@ -127,6 +127,7 @@ class PagedCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """dtype: of what is stored."""
         layout = model.cache_layout
         self.groups = groups or single_group(layout.num_layers)
         shape = (self.groups.num_layers_each, layout.num_tensors, num_blocks, block_size)
@@ -142,4 +143,5 @@ class PagedCache:
 
     def copy_block(self, source: int, target: int, num_slots: int) -> None:
         """Copy the leading slots of a block to another, in all layers."""
-        self._memory[:, :, target, :num_slots] = self._memory[:, :, source, :num_slots]
+        memory = self._memory.view(torch.uint8)  # torch cannot copy parts of every dtype
+        memory[:, :, target, :num_slots] = memory[:, :, source, :num_slots]
