@@ -83,7 +83,7 @@ def test_a_gpu_that_is_not_there_is_refused(tiny_config: EngineConfig) -> None:
 
 
 def test_a_missing_model_is_refused(tiny_config: EngineConfig, tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="does not exist"):
+    with pytest.raises(ModelLoadError, match="there is no folder"):
         load_runner(changed(tiny_config, model=str(tmp_path / "nowhere")))
 
 
