@@ -52,9 +52,10 @@ class PlannedStep:
     num_drafts: int
     began_s: float
     is_probe: bool = False
+    only_decodes: bool = True
+    """Every request computed its last token and its drafts, no more."""
     is_typical: bool = True
-    """It did no other work than the one before it: no prompts, no making up for steps without
-    drafts."""
+    """And the step before was like this one, so that there was nothing to make up for."""
 
 
 @dataclass(slots=True)
@@ -82,11 +83,11 @@ class AdaptiveLength:
 
     # ---- learning -------------------------------------------------------------------------------
 
-    def planned(self, step: PlannedStep, *, only_decodes: bool) -> None:
-        """``only_decodes``: every request computes its last token and its drafts, no more."""
-        before, self._before = self._before, step if only_decodes else None
+    def planned(self, step: PlannedStep) -> None:
+        """To be followed by ``observe`` once it is over; others may be planned between the two."""
+        before, self._before = self._before, step if step.only_decodes else None
         step.is_typical = (
-            only_decodes
+            step.only_decodes
             and before is not None
             and before.length == step.length
             and before.batch >= step.batch
@@ -103,8 +104,10 @@ class AdaptiveLength:
         if self._costs is None or self._acceptance is None or step.batch == 0:
             return
         self._acceptance.observe(outcomes)
-        if step.is_typical:
-            self._costs.observe(step.batch, step.length, step.num_drafts, seconds)
+        kind = step.batch, step.length, step.num_drafts
+        # Others take longer, if anything.
+        if step.is_typical or (step.only_decodes and seconds < self._costs.seconds(*kind)):
+            self._costs.observe(*kind, seconds)
         self._count(step)
         plain_s = self._costs.even(step.batch, 0)
         if not self._has_begun:
@@ -170,7 +173,7 @@ class AdaptiveLength:
             gain += survival[length - 1]
             if length not in self._costs.table.choices:
                 continue
-            if (1 + hope) * plain_s < _MARGIN * self._costs.even(batch, length):
+            if (1 + hope) * plain_s < _MARGIN * self._costs.hopeful(batch, length):
                 continue
             shape = length if size == batch else UNEVEN
             step_s = self._costs.seconds(batch, shape, size * length)
@@ -193,7 +196,8 @@ class AdaptiveLength:
         chances = {request: self._acceptance.of(request.request_id) for request in found}
         choice = _Choice(_MARGIN * batch / self._costs.even(batch, 0), dict.fromkeys(found, 0))
         self._try_even(choice, found, chances, batch)
-        self._try_uneven(choice, found, chances, batch)
+        if batch > 1:
+            self._try_uneven(choice, found, chances, batch)
         return dict(choice.lengths)
 
     def _try_even(
@@ -251,12 +255,10 @@ class AdaptiveLength:
         most = self._costs.table.lengths[-1]
         gains = [_gain(*self._acceptance.of(r.request_id), most) for r in requests]
         plain_speed = _MARGIN * batch / self._costs.even(batch, 0)
-        if (batch + max(gains)) / self._costs.seconds(batch, UNEVEN, most) > plain_speed:
-            return True
-        return any(
-            (batch + sum(gains)) / self._costs.even(batch, length) > plain_speed
-            for length in self._costs.table.choices
-        )
+        first = self._costs.table.choices[0]
+        return (batch + sum(gains)) / self._costs.even(batch, first) > plain_speed or (
+            batch + max(gains)
+        ) / self._costs.seconds(batch, UNEVEN, most) > plain_speed
 
 
 def _gain(first: float, later: float, length: int) -> float:

@@ -141,9 +141,9 @@ class Speculator:
             sum(chunk.num_draft_tokens for chunk in chunks),
             self._began_s,
             self._is_probe,
+            all(c.num_scheduled_tokens == 1 + c.num_draft_tokens for c in chunks),
         )
-        only_decodes = all(c.num_scheduled_tokens == 1 + c.num_draft_tokens for c in chunks)
-        self._adaptive.planned(step, only_decodes=only_decodes)
+        self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
 
     def collected(self, result: StepResult, unfinished: Container[str]) -> None:
