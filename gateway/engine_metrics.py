@@ -35,6 +35,7 @@ GAUGES: dict[str, tuple[str, str]] = {
     "num_cached_blocks": ("num_cached_blocks", "Blocks whose content the prefix cache knows."),
     "num_total_swap_blocks": ("num_swap_blocks", "Blocks of host memory for swapped requests."),
     "num_free_swap_blocks": ("num_free_swap_blocks", "Those that are free."),
+    "num_loaded_adapters": ("num_loaded_adapters", "LoRA adapters in host memory."),
     "fairness_gap": (
         "fairness_gap",
         "Largest difference in weighted service between two tenants with backlog.",
@@ -49,6 +50,8 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "recomputed_tokens": ("recomputed_tokens", "Of these, computed again after a preemption."),
     "swapped_out_blocks": ("swapped_out_blocks", "Blocks copied to host memory."),
     "swapped_in_blocks": ("swapped_in_blocks", "Blocks copied back."),
+    "num_adapter_reads": ("adapter_reads", "Times that an adapter's files were read."),
+    "num_adapter_swaps": ("adapter_swaps", "Times that an adapter was copied to the device."),
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
     "generation_tokens": ("generation_tokens", "Generated tokens."),
     "prefix_cache_queries": ("prefix_cache_queries", "Tokens looked up in the prefix cache."),

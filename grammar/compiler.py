@@ -70,6 +70,11 @@ class _Service(ABC, Generic[Result]):
         """What the cache holds now."""
         return self._cache.num_bytes
 
+    @property
+    def worker_pids(self) -> list[int]:
+        """The processes that compile now, or could at once."""
+        return self._pool.pids
+
     def start(self) -> Future[None]:
         """Starts a worker in the background, so that the first request need not wait for it, and
         whoever runs the server hears at once that none starts."""
@@ -102,6 +107,10 @@ class _Service(ABC, Generic[Result]):
         Raises ``CompileFailed`` where it cannot be done within the limits.
         """
         return self._pool.validate(spec, text)
+
+    def submit_validation(self, spec: GrammarSpec, text: str) -> Future[Report]:
+        """``validate`` in the background."""
+        return self._threads.submit(self.validate, spec, text)
 
     def close(self) -> None:
         """Ends the workers; what is being done fails. Idempotent."""
