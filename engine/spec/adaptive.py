@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from engine.request import Request
     from engine.spec.costs import StepCosts
 
+# Steps without drafts for which a judgement holds: they teach little.
+_HOLDS = 8
 # What probes may cost of the time spent without drafts, and how many steps' time they may save up.
 _PROBE_SHARE, _MAX_SAVED_STEPS = 0.01, 2.0
-# What a probe is taken to lose of a step at least: what is known may be wrong.
+# What a probe is taken to lose of a step, at least.
 _MIN_LOSS = 0.05
 # Requests in a probe, where there are more.
 _PROBE_REQUESTS = 8
@@ -75,6 +77,11 @@ class AdaptiveLength:
         self._saved_s = 0.0
         """Seconds that probes may cost now."""
         self._has_begun = False
+        self._even: dict[tuple[int, int], int] = {}
+        """What ``even_length`` found out lately."""
+        self._probes: dict[tuple[int, int], tuple[int, float]] = {}
+        """Likewise, the cheapest probe: its length, and what it would lose."""
+        self._num_plain = 0
         self._num_drafting = 0
         """Steps with drafts since those without were measured; more than the interval while they
         are."""
@@ -109,6 +116,10 @@ class AdaptiveLength:
         if step.is_typical or (step.only_decodes and seconds < self._costs.seconds(*kind)):
             self._costs.observe(*kind, seconds)
         self._count(step)
+        self._num_plain += 1
+        if step.length or self._num_plain % _HOLDS == 0:
+            self._even.clear()
+            self._probes.clear()
         plain_s = self._costs.even(step.batch, 0)
         if not self._has_begun:
             self._has_begun = True
@@ -138,7 +149,11 @@ class AdaptiveLength:
         """One length for all, at most ``most``; 0 if drafts do not pay."""
         if self._costs is None or self._acceptance is None:
             return most
-        return self._best_even(batch, most, self._acceptance.survival())
+        length = self._even.get((batch, most))
+        if length is None:
+            length = self._best_even(batch, most, self._acceptance.survival())
+            self._even[batch, most] = length
+        return length
 
     def _best_even(self, batch: int, most: int, survival: Sequence[float]) -> int:
         assert self._costs is not None
@@ -163,14 +178,23 @@ class AdaptiveLength:
         drafts nearly pay."""
         if self._costs is None or self._acceptance is None or batch == 0 or self._num_drafting:
             return 0
-        size = min(batch, _PROBE_REQUESTS)
-        plain_s = self._costs.even(batch, 0)
-        found, found_s = 0, min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
+        cheapest = self._probes.get((batch, most))
+        if cheapest is None:
+            cheapest = self._probes[batch, most] = self._cheapest_probe(batch, most)
+        length, lost_s = cheapest
+        return length if lost_s <= self._saved_s else 0
+
+    def _cheapest_probe(self, batch: int, most: int) -> tuple[int, float]:
+        """Its length and the seconds it loses, which are taken for no less and no more than parts
+        of a step: what is known may be wrong."""
+        assert self._costs is not None
+        assert self._acceptance is not None
+        size, plain_s = min(batch, _PROBE_REQUESTS), self._costs.even(batch, 0)
+        found, found_s = 0, float("inf")
         gain = hope = 0.0
-        survival = self._acceptance.survival()
-        for length in range(1, most + 1):
+        for length, chance in enumerate(self._acceptance.survival()[:most], 1):
             hope += _HOPE**length
-            gain += survival[length - 1]
+            gain += chance
             if length not in self._costs.table.choices:
                 continue
             if (1 + hope) * plain_s < _MARGIN * self._costs.hopeful(batch, length):
@@ -178,9 +202,9 @@ class AdaptiveLength:
             shape = length if size == batch else UNEVEN
             step_s = self._costs.seconds(batch, shape, size * length)
             lost_s = step_s - (1 + size / batch * gain) * plain_s
-            if min(max(lost_s, _MIN_LOSS * plain_s), plain_s) <= found_s:
+            if lost_s < found_s:
                 found, found_s = length, lost_s
-        return found
+        return found, min(max(found_s, _MIN_LOSS * plain_s), plain_s)
 
     @staticmethod
     def probed(asked: Mapping[Request, int]) -> dict[Request, int]:
