@@ -14,15 +14,28 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
+from engine.adapter_calls import AdapterCalls
 from engine.backlog import Backlog
 from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError, QueueFull
+from engine.errors import (
+    AdapterLoadError,
+    ConfigError,
+    EngineDead,
+    EngineError,
+    ModelLoadError,
+    QueueFull,
+)
 from engine.messages import (
     AbortRequest,
+    AdapterAnswer,
+    AdapterRef,
     EngineMessage,
     Failed,
     FinishReason,
     GenerateRequest,
+    Grant,
+    GrantTokens,
+    LoadAdapter,
     LoadProgress,
     ParkRequest,
     Ping,
@@ -30,6 +43,7 @@ from engine.messages import (
     RequestOutput,
     Stats,
     StepOutputs,
+    UnloadAdapter,
     UnparkRequest,
 )
 from engine.transport import EngineProcess, MakeTransport, Transport
@@ -104,6 +118,12 @@ class RequestStream(AsyncIterator[RequestOutput]):
                 await self._change()
         finally:
             self._divert = None
+
+    def grant(self, num_tokens: int, *, is_last: bool = False) -> None:
+        """Let a request that was submitted with ``num_granted_tokens`` have so many by now, in sum;
+        after the last grant it ends there with ``length``. Never blocks, never raises."""
+        if not self._done:
+            self._client.grant_nowait(Grant(self.request_id, num_tokens, is_last))
 
     def close(self) -> None:
         """Abort the request unless it has finished. Idempotent, never blocks, never raises.
@@ -187,6 +207,7 @@ def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         ),
         num_draft_tokens=second.num_draft_tokens,
         num_accepted_tokens=second.num_accepted_tokens,
+        unenforced=second.unenforced,
     )
 
 
@@ -232,12 +253,14 @@ class EngineClient:
         self._progress_at = 0.0
         self._pings: deque[tuple[asyncio.Future[Stats], int]] = deque()
         """Each with what had been sent before it: ``Backlog.mark``."""
+        self._adapter_calls = AdapterCalls()
         self._asked: asyncio.Future[Stats] | None = None
         """The ping of all that wait for a fresh word on the queue."""
         self._backlog = Backlog(config)
         self._unsent_aborts: set[str] = set()
         self._unsent_parks: dict[str, bool] = {}
         """True to park, False to go on."""
+        self._unsent_grants: dict[str, Grant] = {}
         self._parked: dict[RequestStream, float] = {}
         """Since when, the longest first."""
         # Live requests; those without an output yet are also in _queued.
@@ -280,6 +303,7 @@ class EngineClient:
                     error_code="internal",
                 )
             )
+        self._adapter_calls.fail(self._dead_because)
         if self._transport is not None:
             await self._transport.stop(self._shutdown_timeout_s)
 
@@ -348,6 +372,33 @@ class EngineClient:
         _ = self.info
         return await self._ping()
 
+    # -- adapters
+
+    async def load_adapter(self, adapter: AdapterRef) -> AdapterAnswer:
+        """Have it read and checked beside what runs: its digest, rank and base model.
+
+        Requests may name it without this, too. Raises ``AdapterLoadError``, ``EngineDead``.
+        """
+        _ = self.info
+        assert self._transport is not None
+        answer = await self._adapter_calls.ask(
+            self._transport.send, lambda call_id: LoadAdapter(call_id, adapter)
+        )
+        if answer.error is not None:
+            raise AdapterLoadError(answer.error)
+        return answer
+
+    async def unload_adapter(self, name: str) -> None:
+        """The engine refuses requests that name it from now on; those there are run to their end.
+
+        Unknown names pass. Raises ``EngineDead``: then it is forgotten, too.
+        """
+        _ = self.info
+        assert self._transport is not None
+        await self._adapter_calls.ask(
+            self._transport.send, lambda call_id: UnloadAdapter(call_id, name)
+        )
+
     # -- messages
 
     def _on_message(self, message: EngineMessage) -> None:
@@ -357,6 +408,8 @@ class EngineClient:
                 self._dispatch(message.outputs)
             case Stats():
                 self._on_stats(message)
+            case AdapterAnswer():
+                self._adapter_calls.hear(message)
             case LoadProgress():
                 if self._on_progress is not None:
                     self._on_progress(message)
@@ -375,7 +428,7 @@ class EngineClient:
             self._queued.discard(request_id)
             if output.finish_reason is not None:
                 del self._streams[request_id]
-                self._forget_stall(stream)
+                self._forget_unsent(stream)
             stream._deliver(output)
 
     def _on_stats(self, stats: Stats) -> None:
@@ -405,6 +458,20 @@ class EngineClient:
             return  # sent again with the next ping
         self._unsent_aborts.clear()
 
+    def grant_nowait(self, grant: Grant) -> None:
+        """For ``RequestStream.grant``."""
+        self._unsent_grants[grant.request_id] = grant
+        self._send_grants()
+
+    def _send_grants(self) -> None:
+        if not self._unsent_grants or self._info is None or self._transport is None:
+            return
+        try:
+            self._transport.send(GrantTokens(list(self._unsent_grants.values())))
+        except QueueFull:
+            return  # sent again with the next ping
+        self._unsent_grants.clear()
+
     # -- readers that stall
 
     def _park_if_unread(self, stream: RequestStream, num_unread_tokens: int) -> None:
@@ -431,9 +498,10 @@ class EngineClient:
             return  # sent again with the next ping; twice does no harm
         self._unsent_parks.clear()
 
-    def _forget_stall(self, stream: RequestStream) -> None:
+    def _forget_unsent(self, stream: RequestStream) -> None:
         self._parked.pop(stream, None)
         self._unsent_parks.pop(stream.request_id, None)
+        self._unsent_grants.pop(stream.request_id, None)
 
     def _abort_abandoned(self) -> None:
         """Give up the requests that nobody reads."""
@@ -480,8 +548,10 @@ class EngineClient:
                 waiter.set_exception(EngineDead(str(error)))
                 waiter.exception()  # nobody need be waiting
         self._pings.clear()
+        self._adapter_calls.fail(self._dead_because)
         self._unsent_aborts.clear()
         self._unsent_parks.clear()
+        self._unsent_grants.clear()
         self._parked.clear()
         for stream in self._take_streams():
             stream._fail(EngineDead(str(error)))
@@ -523,6 +593,7 @@ class EngineClient:
             self._abort_abandoned()
             self._send_aborts()
             self._send_parks()
+            self._send_grants()
             with contextlib.suppress(QueueFull):  # it does not read: the hang timeout decides
                 self._ping()
 

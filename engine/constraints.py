@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.errors import InvalidRequest
 from engine.scheduler.plan import TokenMask
-from grammar.errors import GrammarError, MatcherFailed
+from grammar.errors import CompilerUnavailable, GrammarError, MatcherFailed
+from grammar.matcher import MaskFiller, MaskJob
 from grammar.reasoning import ReasoningMatcher
 from grammar.spec import GrammarSpec
 
@@ -74,12 +77,14 @@ class Constraints:
         )
         self._compiler = compiler
         self._num_words = -(-vocab_size // 32)
+        self._filler = MaskFiller(_num_mask_threads())
         self._compiling: dict[Request, Future[CompiledGrammar]] = {}
         self._compiled: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._matchers: dict[Request, TokenMatcher] = {}
         # Ids that the sampler withholds while a request has fewer than min_tokens, as a mask.
         self._withheld: dict[Request, npt.NDArray[np.int32]] = {}
         self._allowed: dict[Request, npt.NDArray[np.int32]] = {}
+        self._unenforced: dict[Request, list[tuple[str, str]]] = {}
 
     @property
     def num_compiling(self) -> int:
@@ -88,7 +93,13 @@ class Constraints:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is held for any request."""
-        return not (self._compiling or self._matchers or self._withheld or self._allowed)
+        return not (
+            self._compiling or self._matchers or self._withheld or self._allowed or self._unenforced
+        )
+
+    def unenforced(self, request: Request) -> list[tuple[str, str]] | None:
+        """Keywords of its schema that its output may violate, and their paths; None for none."""
+        return self._unenforced.get(request)
 
     def begin(self, request: Request) -> None:
         """Start compiling. The request comes out of ``compiled`` when that is done."""
@@ -123,12 +134,17 @@ class Constraints:
 
     def _start(self, request: Request, future: Future[CompiledGrammar]) -> Ending | None:
         try:
-            self._matchers[request] = self._matcher(request, future.result())
+            grammar = future.result()
+            self._matchers[request] = self._matcher(request, grammar)
+        except CompilerUnavailable as error:
+            return _failure(request, error, "internal")
         except GrammarError as error:
             return _failure(request, error, "invalid_request")
         except Exception as error:  # Another process compiled it: whatever befell that, we go on.
             logger.exception("a grammar was not compiled", extra={"action": "compile_grammar"})
             return _failure(request, error, "internal")
+        if grammar.unenforced:
+            self._unenforced[request] = [(f.keyword, f.path) for f in grammar.unenforced]
         if request.params.min_tokens > 0:
             self._withheld[request] = _bitmask(request.stop_token_ids, self._num_words)
         if request.params.allowed_token_ids is not None:
@@ -157,6 +173,7 @@ class Constraints:
         self._matchers.pop(request, None)
         self._withheld.pop(request, None)
         self._allowed.pop(request, None)
+        self._unenforced.pop(request, None)
 
     def accept(self, request: Request, token_ids: Sequence[int]) -> Ending | None:
         """Advance by tokens the request took; an ending if its grammar says so."""
@@ -205,29 +222,33 @@ class Constraints:
         Rows whose grammar leaves no token to sample have no mask but an ending.
         """
         live = [row for row in rows if not row[1].finished]
-        num_places = sum(len(drafts) + 1 for _, _, drafts in live)
-        bitmask = np.empty((num_places, self._num_words), np.int32)
-        filled: list[int] = []
+        stops = list(accumulate((len(drafts) + 1 for _, _, drafts in live), initial=0))
+        bitmask = np.empty((stops[-1], self._num_words), np.int32)
+        jobs = [
+            MaskJob(self._matchers[request], drafts, bitmask[start:stop])
+            for (_, request, drafts), (start, stop) in zip(live, pairwise(stops), strict=True)
+        ]
+        failures = self._filler.fill(jobs)
+        indices: list[int] = []
         endings: list[Ending] = []
-        for index, request, drafts in live:
-            start, places = len(filled), len(drafts) + 1
-            ending = self._fill(request, drafts, bitmask[start : start + places])
+        left_out: list[int] = []
+        for place, ((index, request, _), job) in enumerate(zip(live, jobs, strict=True)):
+            failure = failures.get(place)
+            if failure is None:
+                ending = self._ending(request, job.rows[0])
+            else:
+                ending = _failure(request, failure, "internal")
             if ending is None:
-                filled += [index] * places
+                indices += [index] * len(job.rows)
             else:
                 endings.append(ending)
-        mask = TokenMask(filled, bitmask[: len(filled)]) if filled else None
-        return mask, endings
+                left_out += range(stops[place], stops[place + 1])
+        if left_out:
+            bitmask = np.delete(bitmask, left_out, axis=0)
+        return (TokenMask(indices, bitmask) if indices else None), endings
 
-    def _fill(
-        self, request: Request, drafts: Sequence[int], rows: npt.NDArray[np.int32]
-    ) -> Ending | None:
-        try:
-            num_legal = self._matchers[request].fill_draft_masks(drafts, rows)
-        except MatcherFailed as error:
-            return _failure(request, error, "internal")
-        assert num_legal == len(drafts), "a draft that the grammar forbids was planned"
-        left = rows[0]
+    def _ending(self, request: Request, left: npt.NDArray[np.int32]) -> Ending | None:
+        """Where the tokens ``left`` are none to the sampler."""
         if request in self._allowed:
             left = left & self._allowed[request]
             if not left.any():
@@ -246,6 +267,11 @@ def _contradiction(request: Request) -> Ending:
 
 def _failure(request: Request, error: Exception, code: str) -> Ending:
     return Ending(request, "error", f"structured_outputs: {error}", code)
+
+
+def _num_mask_threads() -> int:
+    """A part of the processors that are ours: the step loop itself needs one, and the gateway."""
+    return max(1, min(8, len(os.sched_getaffinity(0)) // 4))
 
 
 def _bitmask(token_ids: Iterable[int], num_words: int) -> npt.NDArray[np.int32]:

@@ -8,6 +8,7 @@ import msgspec
 
 from engine.detokenize import Detokenizer
 from engine.messages import (
+    AdapterRef,
     FinishReason,
     RequestOutput,
     RequestOutputKind,
@@ -15,6 +16,8 @@ from engine.messages import (
     TokenLogprobs,
 )
 from engine.tokenizer import Tokenizer
+from grammar.spec import GrammarSpec
+from grammar.validation import Violation, validate
 
 
 class Logprob(msgspec.Struct, frozen=True, gc=False):
@@ -25,6 +28,18 @@ class Logprob(msgspec.Struct, frozen=True, gc=False):
     """1 for the likeliest token."""
     decoded_token: str | None
     """The token by itself; None with ``skip_tokenizer_init``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compliance:
+    """What became of a schema of which not everything could be enforced."""
+
+    unenforced: list[tuple[str, str]]
+    """Keywords, and where they stand in the schema."""
+    valid: bool | None
+    """Whether the document satisfies the schema all the same; None with ``skip_tokenizer_init``."""
+    violations: tuple[Violation, ...]
+    """The first ten."""
 
 
 @dataclass(slots=True)
@@ -47,6 +62,8 @@ class CompletionOutput:
     """Drafted tokens that were checked so far (speculative decoding)."""
     num_accepted_tokens: int = 0
     """Of these, the right ones: part of ``token_ids``."""
+    compliance: Compliance | None = None
+    """At the end, where ``structured_outputs`` was not strict and not all of it was enforced."""
 
 
 @dataclass(slots=True)
@@ -79,6 +96,7 @@ class CompletionProgress:
                 skip_special_tokens=params.skip_special_tokens,
                 min_tokens=params.min_tokens,
             )
+        self._structured = params.structured_outputs
         self._texts: list[str] = []
         self._whole = CompletionOutput(index, "", [])
         if params.logprobs is not None:
@@ -109,7 +127,19 @@ class CompletionProgress:
         delta.cumulative_logprob = self._whole.cumulative_logprob
         self.finished = delta.finish_reason is not None
         self._take(delta)
+        if self.finished and output.unenforced is not None:
+            delta.compliance = self._whole.compliance = self._compliance(output.unenforced)
         return delta
+
+    def _compliance(self, unenforced: list[tuple[str, str]]) -> Compliance:
+        assert self._structured is not None
+        if self._tokenizer is None or self._structured.json is None:
+            return Compliance(unenforced, None, ())
+        text = "".join(self._texts)
+        if end := self._structured.reasoning_end_token_ids:
+            text = self._tokenizer.decode(_after(self._whole.token_ids, list(end)))
+        report = validate(GrammarSpec("json_schema", self._structured.json, strict=False), text)
+        return Compliance(unenforced, report.passed, report.violations)
 
     def _take(self, delta: CompletionOutput) -> None:
         whole = self._whole
@@ -143,9 +173,8 @@ class GenerationProgress:
         prompt_token_ids: list[int],
         params: SamplingParams,
         tokenizer: Tokenizer | None,
-        adapter: str = "",
+        adapter: AdapterRef | None = None,
     ) -> None:
-        """adapter: the name of a loaded one; empty for none."""
         self.request_id = request_id
         self.adapter = adapter
         self.prompt_token_ids = prompt_token_ids
@@ -197,6 +226,14 @@ class GenerationProgress:
             self._num_cached_tokens,
             self._prompt_logprobs,
         )
+
+
+def _after(token_ids: list[int], end: list[int]) -> list[int]:
+    """What follows the first ``end``."""
+    for place in range(len(end), len(token_ids) + 1):
+        if token_ids[place - len(end) : place] == end:
+            return token_ids[place:]
+    return []
 
 
 def named(

@@ -17,11 +17,14 @@ from functools import partial
 
 import msgspec
 
+from engine.adapters import OnLoaded
 from engine.config import EngineConfig
-from engine.errors import ModelLoadError
+from engine.errors import AdapterLoadError, ModelLoadError
 from engine.messages import (
+    AdapterRef,
     FinishReason,
     GenerateRequest,
+    Grant,
     LoadProgress,
     Ready,
     RequestOutput,
@@ -70,6 +73,10 @@ class ReplayCore:
         self._arrivals = itertools.count()
         self._outputs: list[RequestOutput] = []
         self._parked: set[str] = set()
+        self._granted: dict[str, Grant] = {}
+        """Of those that run on grants."""
+        self._ungranted: set[str] = set()
+        """Those that wait for the next one."""
         self._stepped_at = -math.inf
         self._num_steps = 0
         self._generation_tokens = 0
@@ -88,12 +95,16 @@ class ReplayCore:
             )
             return
         self._running[request.request_id] = (request, 0)
+        if request.num_granted_tokens is not None:
+            self._granted[request.request_id] = Grant(
+                request.request_id, request.num_granted_tokens
+            )
         heapq.heappush(self._due, (self._clock(), next(self._arrivals), request.request_id))
 
     def abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
-            if self._running.pop(request_id, None) is not None:
-                self._parked.discard(request_id)
+            if request_id in self._running:
+                self._forget(request_id)
                 self._outputs.append(RequestOutput(request_id, [], "abort"))
 
     def park(self, request_ids: list[str]) -> None:
@@ -104,6 +115,25 @@ class ReplayCore:
             self._parked.remove(request_id)
             heapq.heappush(self._due, (self._clock(), next(self._arrivals), request_id))
 
+    def load_adapter(self, adapter: AdapterRef, on_done: OnLoaded) -> None:
+        on_done(AdapterLoadError("adapters need a model: this server replays a fixed text"))
+
+    def unload_adapter(self, name: str) -> None:
+        """There is none."""
+
+    def grant(self, grants: list[Grant]) -> None:
+        for grant in grants:
+            if grant.request_id not in self._running:
+                continue
+            self._granted[grant.request_id] = grant
+            _, num_sent = self._running[grant.request_id]
+            if grant.is_last and num_sent >= grant.num_tokens:
+                self._forget(grant.request_id)
+                self._outputs.append(RequestOutput(grant.request_id, [], "length"))
+            elif grant.request_id in self._ungranted:
+                self._ungranted.remove(grant.request_id)
+                heapq.heappush(self._due, (self._clock(), next(self._arrivals), grant.request_id))
+
     def step(self) -> list[RequestOutput]:
         """All tokens that are due; ``STEP_S`` after the step before at the earliest."""
         if (early_s := self._stepped_at + STEP_S - self._clock()) > 0:
@@ -113,7 +143,11 @@ class ReplayCore:
         outputs, self._outputs = self._outputs, []
         while self._due and self._due[0][0] <= now:
             due_s, arrival, request_id = heapq.heappop(self._due)
-            if request_id not in self._running or request_id in self._parked:
+            if request_id not in self._running or request_id in self._parked | self._ungranted:
+                continue
+            grant = self._granted.get(request_id)
+            if grant is not None and self._running[request_id][1] >= grant.num_tokens:
+                self._ungranted.add(request_id)
                 continue
             output = self._advance(request_id)
             outputs.append(output)
@@ -123,22 +157,31 @@ class ReplayCore:
 
     def _advance(self, request_id: str) -> RequestOutput:
         request, num_sent = self._running[request_id]
+        grant = self._granted.get(request_id)
         self._generation_tokens += 1
         finish_reason: FinishReason | None = None
-        if num_sent + 1 == request.params.max_tokens:
+        is_granted = grant is None or not grant.is_last or num_sent + 1 < grant.num_tokens
+        if num_sent + 1 == request.params.max_tokens or not is_granted:
             finish_reason = "length"
         elif (num_sent + 1) % len(self._text) == 0 and not request.params.ignore_eos:
             finish_reason = "stop"
         if finish_reason is None:
             self._running[request_id] = (request, num_sent + 1)
         else:
-            del self._running[request_id]
+            self._forget(request_id)
         return RequestOutput(request_id, [self._text[num_sent % len(self._text)]], finish_reason)
 
+    def _forget(self, request_id: str) -> None:
+        del self._running[request_id]
+        self._parked.discard(request_id)
+        self._ungranted.discard(request_id)
+        self._granted.pop(request_id, None)
+
     def stats(self) -> Stats:
+        num_parked = len(self._parked | self._ungranted)
         return Stats(
-            num_running=len(self._running) - len(self._parked),
-            num_parked=len(self._parked),
+            num_running=len(self._running) - num_parked,
+            num_parked=num_parked,
             num_steps=self._num_steps,
             generation_tokens=self._generation_tokens,
         )

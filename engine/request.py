@@ -11,7 +11,7 @@ from engine.logprobs import Logprobs
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-    from engine.messages import FinishReason, GenerateRequest
+    from engine.messages import FinishReason, GenerateRequest, Grant
 
 
 class RequestState(enum.Enum):
@@ -85,6 +85,7 @@ class Request:
         "stop_reason",
         "stop_token_ids",
         "token_ids",
+        "token_limit",
         "was_admitted",
         "weight",
     )
@@ -113,6 +114,11 @@ class Request:
         self.num_prompt_tokens = len(self.token_ids)
         self.max_total_tokens = max_total_tokens
         """Prompt and output together: the foreseen end."""
+        self.token_limit = max_total_tokens
+        """How far it may go for now: to the end of what is granted."""
+        if message.num_granted_tokens is not None:
+            granted_total = self.num_prompt_tokens + message.num_granted_tokens
+            self.token_limit = min(max_total_tokens, granted_total)
         self.eos_token_ids = frozenset[int]() if params.ignore_eos else frozenset(eos_token_ids)
         self.stop_token_ids = self.eos_token_ids.union(params.stop_token_ids)
         self.constrained = params.structured_outputs is not None
@@ -121,7 +127,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | None = None
 
-        self.adapter = message.adapter
+        self.adapter = "" if message.adapter is None else message.adapter.name
         region = {"salt": message.cache_salt}
         if adapter_digest:
             region["adapter"] = adapter_digest
@@ -176,7 +182,7 @@ class Request:
         and never so many that the request could outgrow its limit."""
         if self.num_pending or self.num_computed_tokens != len(self.token_ids) - 1:
             return 0
-        return self.max_total_tokens - len(self.token_ids) - 1
+        return max(0, self.token_limit - len(self.token_ids) - 1)
 
     @property
     def num_generated_tokens(self) -> int:
@@ -190,6 +196,18 @@ class Request:
     def lacks_prompt_logprobs(self) -> bool:
         """Whether some of them were asked for and are not there yet."""
         return self.logprobs is not None and not self.logprobs.has_prompt
+
+    @property
+    def awaits_grant(self) -> bool:
+        """Whether it may generate nothing more for now."""
+        return len(self.token_ids) >= self.token_limit
+
+    def grant(self, grant: Grant) -> None:
+        """Go on up to there; where it is the last one, that is the foreseen end."""
+        granted_total = self.num_prompt_tokens + grant.num_tokens
+        self.token_limit = max(self.token_limit, min(granted_total, self.max_total_tokens))
+        if grant.is_last:
+            self.max_total_tokens = self.token_limit
 
     def enter(self, state: RequestState) -> None:
         """The only way to change the state."""

@@ -6,25 +6,23 @@ Nothing is accepted and ignored: a field the server cannot act on is refused wit
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
-
-import msgspec
 
 from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
 from engine.messages import SamplingParams, StructuredOutputs
 from engine.tokenizer import Tokenizer
 from gateway import output_format, text_prompt, tool_use, unsupported
-from gateway.admitted import Admitted, Unenforced
+from gateway.admitted import Admitted
 from gateway.chat_prompt import ChatPrompt, ChatPrompts
+from gateway.compliance import LooseCalls, Unenforced
 from gateway.config import Config
 from gateway.errors import (
     ContextLengthExceeded,
     Draining,
     InvalidRequestError,
-    ModelNotFound,
     Overloaded,
 )
 from gateway.output_format import OutputFormat
@@ -37,13 +35,15 @@ from gateway.schemas.chat import ChatCompletionRequest, ChatFields
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.sampling import SamplingFields
 from gateway.secrets import Secrets
+from gateway.served_models import ServedModel, ServedModels
 from gateway.text_completion import Echo
 from gateway.text_prompt import TextPrompt
 from gateway.tool_use import Tools, ToolUse
 from grammar.compiler import GrammarChecker
-from grammar.errors import GrammarError
+from grammar.errors import CompilerUnavailable, GrammarError
+from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec
-from tenants.access import require_scope, resolve_model
+from tenants.access import require_scope
 from tenants.authenticator import Authenticator
 from tenants.errors import InvalidValue
 from tenants.names import normalize_name
@@ -66,6 +66,7 @@ class Admission:
         self,
         config: Config,
         *,
+        models: ServedModels,
         engine: EngineClient,
         ledger: Ledger,
         quota: Quota,
@@ -78,7 +79,7 @@ class Admission:
     ) -> None:
         self.draining = False
         """Set when the server shuts down: nothing more is admitted."""
-        self._model = config.model_name
+        self.models = models
         self._default_max_tokens = config.models.default_max_tokens
         self._engine = engine
         self._ledger = ledger
@@ -88,13 +89,13 @@ class Admission:
         self._salt_root = secrets.cache_salt_root
         self._tokenizer = tokenizer
         self._compiler = compiler
-        models = config.models
-        self.prompts = ChatPrompts(template, tokenizer, allowed_kwargs=models.template_kwargs)
-        self.tools = Tools(formats.tool_format(models.tool_parser, template), tokenizer)
-        self.has_reasoning = formats.has_reasoning(models.reasoning_parser, template)
+        settings = config.models
+        self.prompts = ChatPrompts(template, tokenizer, allowed_kwargs=settings.template_kwargs)
+        self.tools = Tools(formats.tool_format(settings.tool_parser, template), tokenizer)
+        self.has_reasoning = formats.has_reasoning(settings.reasoning_parser, template)
         """Whether the model reasons before it answers."""
         self._sampling = Sampling(tokenizer, sampling_defaults or {})
-        self._priorities = Priorities(models.service_tiers or {}, config.engine.policy)
+        self._priorities = Priorities(settings.service_tiers or {}, config.engine.policy)
 
     async def admit_completion(
         self, request: ChatCompletionRequest, *, request_id: UUID, principal: Principal
@@ -117,7 +118,7 @@ class Admission:
         unsupported.refuse(request, unsupported.COMPLETIONS)
         _check_stream_options(request)
         self._check_open(principal)
-        self.check_model(principal, request.model)
+        served = self.models.find(principal, request.model)
         end_user = _end_user(request.user, None)
         num_choices = _num_choices(request.n)
         if request.best_of not in (None, num_choices):
@@ -132,12 +133,13 @@ class Admission:
             max_tokens = min(room, self._default_max_tokens or DEFAULT_COMPLETION_TOKENS)
         _check_fits(max_tokens, longest, max_model_len, param="max_tokens")
         output = output_format.read(request)
-        unenforced = await self._compile(output)
+        unenforced = _unenforced(output, await self._compile(output))
         params = self._sampling.params(
             request, max_tokens=max_tokens, structured_outputs=_for_engine(output)
         )
         admitted = await self._admitted(
             request,
+            served=served,
             request_id=request_id,
             principal=principal,
             prompts=[prompt.token_ids for prompt in prompts],
@@ -176,7 +178,7 @@ class Admission:
         ``errors.to_api_error``'s to translate.
         """
         self._check_open(principal, scope)
-        self.check_model(principal, self._model if model is None else model)
+        served = self.models.find(principal, model)
         end_user = _end_user(fields.user, fields.safety_identifier)
         use = self.tools.read(fields)
         check_metadata(fields.metadata)
@@ -189,7 +191,7 @@ class Admission:
             )
         await self._engine.check_queue(principal.tenant.id.hex)
         output = self._output(fields, use)
-        unenforced = await self._compile(output, use)
+        findings = await self._compile(output, use)
         prompt = await self._prompt(fields, use)
         max_tokens = self._max_tokens(fields, len(prompt.token_ids), max_model_len)
         params = self._sampling.params(
@@ -199,6 +201,7 @@ class Admission:
         )
         return await self._admitted(
             fields,
+            served=served,
             request_id=request_id,
             principal=principal,
             prompts=[prompt.token_ids],
@@ -207,7 +210,8 @@ class Admission:
             make_parser=self._parser_maker(fields, use, prompt),
             skip_special_tokens=params.skip_special_tokens and not self._has_special_marks(use),
             end_user=end_user,
-            unenforced=unenforced,
+            unenforced=_unenforced(output, findings),
+            loose_calls=None if use is None else self._loose_calls(use, output, findings),
             service_tier=self._priorities.tier(fields.service_tier),
         )
 
@@ -215,6 +219,7 @@ class Admission:
         self,
         fields: SamplingFields,
         *,
+        served: ServedModel,
         request_id: UUID,
         principal: Principal,
         prompts: list[list[int]],
@@ -224,6 +229,7 @@ class Admission:
         skip_special_tokens: bool,
         end_user: str | None,
         unenforced: Unenforced | None,
+        loose_calls: LooseCalls | None = None,
         service_tier: str | None = None,
     ) -> Admitted:
         """Takes its part of the limits, last of all."""
@@ -234,15 +240,17 @@ class Admission:
         hold = await self._reserve(
             principal,
             request_id,
+            model=served.name,
             prompt_tokens=sum(map(len, prompts)),
             max_tokens=params.max_tokens * len(prompts) * num_choices,
         )
         return Admitted(
             id=request_id,
             principal=principal,
-            model=self._model,
+            model=served.name,
+            adapter=served.adapter,
             prompts=prompts,
-            params=_within_budget(params, hold, len(prompts) * num_choices),
+            params=params,
             stop=stop,
             num_choices=num_choices,
             make_parser=make_parser,
@@ -253,6 +261,7 @@ class Admission:
             priority=priority,
             service_tier=service_tier,
             unenforced=unenforced,
+            loose_calls=loose_calls,
             end_user=end_user,
         )
 
@@ -264,7 +273,13 @@ class Admission:
             raise Overloaded("Usage cannot be recorded at the moment.", retry_after_s=5)
 
     async def _reserve(
-        self, principal: Principal, request_id: UUID, *, prompt_tokens: int, max_tokens: int
+        self,
+        principal: Principal,
+        request_id: UUID,
+        *,
+        model: str,
+        prompt_tokens: int,
+        max_tokens: int,
     ) -> Hold:
         """Last of all: nothing that can be refused comes after it, but a key that ended meanwhile.
 
@@ -273,7 +288,7 @@ class Admission:
         hold = await self._quota.reserve(
             principal,
             request_id=request_id,
-            model=self._model,
+            model=model,
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
             price=self._price,
@@ -286,20 +301,11 @@ class Admission:
             raise
         return hold
 
-    def check_model(self, principal: Principal, model: str) -> None:
-        """Raises ``ModelNotFound`` or ``ModelNotAllowed``."""
-        if resolve_model(principal.key, model) != self._model:
-            raise ModelNotFound(
-                f"The model {model!r} does not exist; this server has {self._model!r}.",
-                param="model",
-            )
-
     async def _prompt(self, fields: ChatFields, use: ToolUse | None) -> ChatPrompt:
         return await self.prompts.encode(
             fields.messages,
             tools=None if use is None else use.for_template(),
             kwargs=self.prompts.kwargs(fields, has_reasoning=self.has_reasoning),
-            prefill="" if use is None else self.tools.prefill(use),
         )
 
     def _output(self, fields: ChatFields, use: ToolUse | None) -> OutputFormat | None:
@@ -318,22 +324,25 @@ class Admission:
 
     async def _compile(
         self, output: OutputFormat | None, use: ToolUse | None = None
-    ) -> Unenforced | None:
-        """Here once, so that a bad schema is a 400 and not a failed stream."""
+    ) -> tuple[Finding, ...]:
+        """What of it is not enforced. Here once, so that a bad schema is a 400 and not a failed
+        stream."""
         if output is None:
-            return None
+            return ()
         try:
             verdict = await asyncio.wrap_future(self._compiler.submit(output.spec))
+        except CompilerUnavailable:
+            raise
         except GrammarError as error:
             if use is not None:
                 raise tool_use.refusal(error, use.callable) from None
             raise output_format.refusal(error, output.param) from None
-        if output.answer is not None:
-            found = tool_use.about_the_answer(verdict.unenforced)
-            return Unenforced(output.answer, found) if found else None
-        if not verdict.unenforced or output.spec.kind != "json_schema":
-            return None
-        return Unenforced(output.spec, verdict.unenforced)
+        return verdict.unenforced
+
+    def _loose_calls(
+        self, use: ToolUse, output: OutputFormat | None, findings: Sequence[Finding]
+    ) -> LooseCalls:
+        return self.tools.loose_calls(use, None if output is None else output.spec, findings)
 
     def _end_of_reasoning(self, prompt: ChatPrompt) -> tuple[int, ...]:
         """What the model says before a format holds; nothing where it does not reason first."""
@@ -348,7 +357,6 @@ class Admission:
             return None
         hides_reasoning = fields.include_reasoning is False
         make_tools = None if use is None else self.tools.make_parser(use)
-        prefill = "" if use is None else self.tools.prefill(use)
 
         def make() -> AnswerParser:
             thinks = self.has_reasoning
@@ -356,7 +364,6 @@ class Admission:
                 reasoning=ReasoningParser(has_begun=prompt.begins_reasoning) if thinks else None,
                 hides_reasoning=hides_reasoning,
                 tools=None if make_tools is None else make_tools(),
-                prefill=prefill,
                 max_calls=None if use is None or use.is_parallel else 1,
             )
 
@@ -379,6 +386,16 @@ class Admission:
             return min(room, self._default_max_tokens or room)
         _check_fits(wanted, num_prompt_tokens, max_model_len, param=name)
         return int(wanted)
+
+
+def _unenforced(output: OutputFormat | None, findings: tuple[Finding, ...]) -> Unenforced | None:
+    """What must be checked of a document at the end."""
+    if output is None or not findings:
+        return None
+    if output.answer is not None:
+        found = tool_use.about_the_answer(findings)
+        return Unenforced(output.answer, found) if found else None
+    return Unenforced(output.spec, findings) if output.spec.kind == "json_schema" else None
 
 
 _ENGINE_NAMES: Mapping[str, str] = {
@@ -445,20 +462,6 @@ def _cache_salt(root: bytes, principal: Principal, asked: str | None) -> str:
     if asked is not None and len(asked) > MAX_CACHE_SALT:
         raise InvalidRequestError(f"At most {MAX_CACHE_SALT} characters.", param="cache_salt")
     return cache_salt(root, principal.tenant.id, asked or "")
-
-
-def _within_budget(params: SamplingParams, hold: Hold, num_answers: int) -> SamplingParams:
-    """A budget that ends within the first slice binds the engine itself: not one token too many.
-
-    Several answers share what is left in whatever parts they take; ``Hold.note`` ends those.
-    """
-    if num_answers > 1 or not hold.is_last:
-        return params
-    return msgspec.structs.replace(
-        params,
-        max_tokens=hold.allowed,
-        min_tokens=min(params.min_tokens, hold.allowed),
-    )
 
 
 def _num_choices(n: int | None) -> int:

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
 
-from engine.messages import SamplingParams
+from engine.messages import AdapterRef, SamplingParams
+from gateway.compliance import LooseCalls, Unenforced
 from gateway.parsers.answer import AnswerParser
-from grammar.schema.scope import Finding
-from grammar.spec import GrammarSpec
 from tenants.limits import Price
 from tenants.quota import Hold
 from tenants.types import Principal
-
-
-class Unenforced(NamedTuple):
-    """What the engine does not enforce of a schema, to be checked at the end."""
-
-    spec: GrammarSpec
-    findings: tuple[Finding, ...]
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +30,8 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     make_parser: Callable[[], AnswerParser] | None
     skip_special_tokens: bool
     cache_salt: str
+    adapter: AdapterRef | None = None
+    """What ``model`` is beside the server's own."""
     hold: Hold
     """Its part of the tenant's limits; whoever begins the request sees that it ends."""
     price: Price = Price()
@@ -46,6 +39,9 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: str | None = None
     """What the answer names; None where the request named none."""
     unenforced: Unenforced | None = None
+    """Of the answer's document, to be checked at the end."""
+    loose_calls: LooseCalls | None = None
+    """Likewise of the calls in its place."""
     end_user: str | None = None
 
     @property

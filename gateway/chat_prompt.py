@@ -58,9 +58,8 @@ class ChatPrompts:
         tools: list[dict[str, Any]] | None = None,
         kwargs: dict[str, Any] | None = None,
         add_generation_prompt: bool = True,
-        prefill: str = "",
     ) -> ChatPrompt:
-        """``prefill`` is the beginning of the answer. Raises ``ApiError`` or ``InvalidRequest``."""
+        """Raises ``ApiError`` or ``InvalidRequest``."""
         plain = prompt.messages_for_template(messages)
 
         def render() -> ChatPrompt:
@@ -72,9 +71,9 @@ class ChatPrompts:
             )
             end = text.rstrip()
             return ChatPrompt(
-                self._tokenizer.encode(text + prefill, add_special_tokens=False),
+                self._tokenizer.encode(text, add_special_tokens=False),
                 end.endswith(reasoning.OPEN),
-                bool(prefill) or end.endswith(reasoning.CLOSE),
+                end.endswith(reasoning.CLOSE),
             )
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, render)

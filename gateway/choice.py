@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from engine.client import RequestStream
 from engine.detokenize import Detokenizer
 from engine.messages import RequestOutput, TokenLogprobs
 from engine.tokenizer import Tokenizer
 from gateway.admitted import Admitted
 from gateway.assembler import Delta
-from gateway.errors import ApiError, GenerationFailed, InvalidRequestError, Overloaded
+from gateway.compliance import Call
+from gateway.errors import (
+    AdapterUnavailable,
+    ApiError,
+    GenerationFailed,
+    InvalidRequestError,
+    ModelNotFound,
+    Overloaded,
+)
 from gateway.graphemes import GraphemeGate
 from gateway.parsers.answer import Piece
+from gateway.parsers.base import ToolCallDelta
 from gateway.token_logprobs import named
 
 
@@ -26,6 +37,9 @@ class Choice:
         self.num_reasoning_tokens = 0
         self.text: list[str] | None = [] if admitted.unenforced is not None else None
         """All content, where it must be checked at the end."""
+        self._calls: list[tuple[str, str, list[str]]] | None = (
+            [] if admitted.loose_calls is not None else None
+        )
         params = admitted.params
         self._tokenizer = tokenizer
         self._parser = admitted.make_parser() if admitted.make_parser is not None else None
@@ -61,6 +75,11 @@ class Choice:
         return delta
 
     @property
+    def calls(self) -> list[Call]:
+        """All calls, where they must be checked at the end."""
+        return [Call(call_id, name, "".join(parts)) for call_id, name, parts in self._calls or ()]
+
+    @property
     def has_calls(self) -> bool:
         return self._parser is not None and self._parser.has_calls
 
@@ -89,12 +108,13 @@ class Choice:
         elif text:
             self._add(delta, self._parser.push(text))
 
-    @staticmethod
-    def _add(delta: Delta, piece: Piece) -> None:
+    def _add(self, delta: Delta, piece: Piece) -> None:
         delta.reasoning += piece.reasoning
         delta.content += piece.content
         if piece.calls:
             delta.tool_calls = [*delta.tool_calls, *piece.calls]
+            if self._calls is not None:
+                _collect(self._calls, piece.calls)
 
     def _end(self, delta: Delta, output: RequestOutput) -> None:
         parser = self._parser
@@ -125,6 +145,14 @@ class Choice:
         return [token_id for token_id in token_ids if token_id not in self._hidden_token_ids]
 
 
+def _collect(calls: list[tuple[str, str, list[str]]], pieces: Iterable[ToolCallDelta]) -> None:
+    for piece in pieces:
+        if piece.id is not None:
+            calls.append((piece.id, piece.function.name or "", []))
+        if piece.function.arguments:
+            calls[-1][2].append(piece.function.arguments)
+
+
 def engine_error(output: RequestOutput) -> ApiError:
     """What the client is told of an output whose finish reason is ``error``."""
     message = output.error or "The engine could not finish this request."
@@ -132,4 +160,8 @@ def engine_error(output: RequestOutput) -> ApiError:
         return InvalidRequestError(message)
     if output.error_code == "queue_full":
         return Overloaded(message, retry_after_s=1)
+    if output.error_code == "adapter_unloaded":
+        return ModelNotFound("The model does not exist any more.", param="model")
+    if output.error_code == "adapter_unavailable":
+        return AdapterUnavailable("The model's own files cannot be used at the moment.")
     return GenerationFailed(message)

@@ -32,7 +32,9 @@ ApiError                       a request failed: what the client is told
 └── Unavailable                503  try again later
     ├── Overloaded             503  too many requests wait already
     ├── EngineUnavailable      503  the engine is starting, restarting or gone
+    ├── AdapterUnavailable     503  the files of an adapter are gone, or not what was loaded
     ├── StoreUnavailable       503  keys or limits cannot be checked at the moment
+    ├── FormatsUnavailable     503  no grammar can be compiled at the moment
     └── Draining               503  the server is shutting down
 
 Each class carries the whole answer: HTTP status, OpenAI's type and code, the WebSocket close code
@@ -50,11 +52,13 @@ from typing import ClassVar
 import msgspec
 from starlette.exceptions import HTTPException
 
-from engine.errors import EngineDead, InvalidRequest, QueueFull
+from engine.errors import AdapterLoadError, EngineDead, InvalidRequest, QueueFull
 from gateway import rate_limits
 from gateway.schemas.common import ErrorBody, ErrorObject
-from grammar.errors import CompileTimeout, GrammarError, InvalidGrammar
+from grammar.errors import CompilerUnavailable, CompileTimeout, GrammarError, InvalidGrammar
 from tenants.errors import (
+    AdapterExists,
+    AdapterNotFound,
     AuthenticationFailed,
     InvalidValue,
     KeyExists,
@@ -349,10 +353,22 @@ class EngineUnavailable(Unavailable):
     default_code = "engine_unavailable"
 
 
+class AdapterUnavailable(Unavailable):
+    """The files of an adapter are gone, or not what was loaded."""
+
+    default_code = "adapter_unavailable"
+
+
 class StoreUnavailable(Unavailable):
     """Keys or limits cannot be checked at the moment."""
 
     default_code = "store_unavailable"
+
+
+class FormatsUnavailable(Unavailable):
+    """No grammar can be compiled at the moment."""
+
+    default_code = "formats_unavailable"
 
 
 class Draining(Unavailable):
@@ -375,6 +391,14 @@ def _from_http(exc: HTTPException) -> ApiError:
 
 def _from_grammar(exc: GrammarError) -> ApiError:
     return InvalidRequestError(f"The output format cannot be used: {exc}", param="response_format")
+
+
+def _from_compiler(exc: CompilerUnavailable) -> ApiError:
+    logger.error("%s", exc)
+    return FormatsUnavailable(
+        "Answers cannot be held to a format at the moment; the server's log says why.",
+        retry_after_s=10,
+    )
 
 
 def _from_quota(exc: QuotaExceeded) -> ApiError:
@@ -416,10 +440,20 @@ _TRANSLATIONS: tuple[tuple[type[Exception], Callable[..., ApiError]], ...] = (
     (InvalidValue, lambda exc: InvalidRequestError(str(exc), param=exc.field)),
     *(
         (kind, lambda exc: NotFound(str(exc)))
-        for kind in (TenantNotFound, ProjectNotFound, KeyNotFound, ScopeNotFound)
+        for kind in (TenantNotFound, ProjectNotFound, KeyNotFound, ScopeNotFound, AdapterNotFound)
     ),
-    *((kind, lambda exc: Conflict(str(exc))) for kind in (TenantExists, ProjectExists, KeyExists)),
+    *(
+        (kind, lambda exc: Conflict(str(exc)))
+        for kind in (TenantExists, ProjectExists, KeyExists, AdapterExists)
+    ),
+    (
+        AdapterLoadError,
+        lambda exc: InvalidRequestError(
+            " ".join(str(exc).split()), param="path", code="invalid_adapter"
+        ),
+    ),
     (QuotaExceeded, _from_quota),
+    (CompilerUnavailable, _from_compiler),
     (InvalidGrammar, _from_grammar),
     (
         CompileTimeout,

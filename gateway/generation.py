@@ -15,27 +15,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-import msgspec
-
 from engine.client import EngineClient
 from engine.errors import EngineDead
 from engine.messages import GenerateRequest, RequestOutput
 from engine.tokenizer import Tokenizer
-from gateway.admitted import Admitted, Unenforced
+from gateway.admitted import Admitted
 from gateway.assembler import Delta
 from gateway.choice import Choice, engine_error
+from gateway.compliance import ComplianceChecks
 from gateway.errors import (
     ApiError,
     Gone,
     InternalError,
     to_api_error,
 )
+from gateway.grants import Grants
 from gateway.metrics import Metrics
 from gateway.public_prefixes import PublicPrefixes
 from gateway.reading import SingleReader, Sink, deltas_of_many
@@ -43,13 +43,8 @@ from gateway.schemas.common import (
     CompletionTokensDetails,
     Compliance,
     PromptTokensDetails,
-    SchemaViolation,
-    UnenforcedKeyword,
     Usage,
 )
-from grammar.errors import GrammarError
-from grammar.spec import GrammarSpec
-from grammar.validation import Report
 from tenants.errors import LedgerFull, TenantsError
 from tenants.progress import Running
 from tenants.quota import Hold, Quota
@@ -69,7 +64,13 @@ _STATUSES: Mapping[str, UsageStatus] = {
 class Generation:
     """A request in the engine. Whoever begins one must ``close`` it, in a ``finally``."""
 
-    def __init__(self, owner: Generations, admitted: Admitted, choices: list[Choice]) -> None:
+    def __init__(
+        self,
+        owner: Generations,
+        admitted: Admitted,
+        choices: list[Choice],
+        grants: Grants | None = None,
+    ) -> None:
         self.admitted = admitted
         self.created = int(time.time())
         self._owner = owner
@@ -81,11 +82,11 @@ class Generation:
             )
         ]
         """The first stream of each prompt, and the prompt's length."""
+        self._grants = grants
         self._began_at = time.monotonic()
         self._heard: RequestOutput | None = None  # by first_word, of choice 0
         self._has_tokens = False
         self._cancelled = False
-        self._is_spent = False  # the budget ended before the answer
         self._failure: ApiError | None = None
         self._closed = False
         self._running: Running | None = None
@@ -158,11 +159,17 @@ class Generation:
         self._abort()
 
     async def _compliance(self, choice: Choice) -> Compliance | None:
-        """What became of the keywords that nobody enforced; nothing where calls took its place."""
-        unenforced = self.admitted.unenforced
-        if unenforced is None or choice.text is None or choice.has_calls:
+        """What became of the keywords that nobody enforced."""
+        checks, admitted = self._owner.checks, self.admitted
+        if checks is None:
             return None
-        return await self._owner.check(unenforced, "".join(choice.text))
+        if choice.has_calls:
+            if admitted.loose_calls is None:
+                return None
+            return await checks.of_calls(admitted.loose_calls, choice.calls)
+        if admitted.unenforced is None or choice.text is None:
+            return None
+        return await checks.of_document(admitted.unenforced, "".join(choice.text))
 
     async def usage(self) -> Usage:
         """Exact; waits for the engine's last word where the request was cut short."""
@@ -193,15 +200,17 @@ class Generation:
         )
         for choice in self._choices:
             choice.stream.on_count = self._count
+        if self._grants is not None:
+            self._grants.begin([choice.stream for choice in self._choices])
 
     def _count(self) -> None:
         """As tokens arrive, not as they are read: a budget waits for no reader."""
         num_generated = self.num_generated_tokens
         if self._running is not None:
             self._running.count(num_generated, self._num_cached_tokens)
-        if not self._is_spent and not self.admitted.hold.note(num_generated):
-            self._is_spent = True
-            self._abort()
+        self.admitted.hold.note(num_generated)
+        if self._grants is not None:
+            self._grants.advance()
 
     def stop_counting(self) -> None:
         """The settlement is kept elsewhere."""
@@ -260,9 +269,7 @@ class Generation:
         if output.finish_reason == "abort" and choice.finish_reason is None:
             if self._failure is not None:
                 raise self._failure
-            if self._is_spent:
-                output = msgspec.structs.replace(output, finish_reason="length")
-            elif choice.stream.abandoned or (self._closed and not self._cancelled):
+            if choice.stream.abandoned or (self._closed and not self._cancelled):
                 raise Gone("Nobody read this stream any more.", code="stream_abandoned")
             elif not self._cancelled:
                 raise InternalError("The request was aborted by the server.")
@@ -292,12 +299,12 @@ class Generations:
         quota: Quota,
         metrics: Metrics,
         flush_interval_s: float,
-        validate: Callable[[GrammarSpec, str], Report] | None = None,
+        checks: ComplianceChecks | None = None,
         public_prefixes: PublicPrefixes | None = None,
     ) -> None:
-        """``validate`` blocks, and raises ``CompileFailed`` (``GrammarChecker.validate``)."""
+        """``checks``: without it no answer is checked."""
         self.metrics = metrics
-        self._validate = validate
+        self.checks = checks
         self.flush_interval_s = flush_interval_s
         self._public_prefixes = public_prefixes
         self._engine = engine
@@ -317,14 +324,17 @@ class Generations:
         From here on ``admitted.hold`` is ours: it is settled, or released when this raises.
         """
         choices: list[Choice] = []
+        num_choices = len(admitted.prompts) * admitted.num_choices
+        assert admitted.params.max_tokens is not None
+        grants = Grants.of(admitted.hold, num_choices, admitted.params.max_tokens)
         with ExitStack() as undo:
             undo.callback(self._release, admitted.hold)
-            for index in range(len(admitted.prompts) * admitted.num_choices):
-                choice = self._submit(admitted, index)
+            for index in range(num_choices):
+                choice = self._submit(admitted, index, grants)
                 undo.callback(choice.stream.close)
                 choices.append(choice)
             undo.pop_all()
-        generation = Generation(self, admitted, choices)
+        generation = Generation(self, admitted, choices, grants)
         generation.count_in(self._ledger)
         self._live.add(generation)
         return generation
@@ -335,23 +345,6 @@ class Generations:
         if not self._live:
             self._idle.set()
         self._own(self._settle(generation, status), name=f"settle {generation.admitted.id}")
-
-    async def check(self, unenforced: Unenforced, text: str) -> Compliance:
-        """Whether ``text`` satisfies a schema all the same."""
-        assert self._validate is not None
-        try:
-            report = await asyncio.to_thread(self._validate, unenforced.spec, text)
-        except GrammarError as error:
-            logger.warning("an answer could not be checked: %s", error)
-            report = None
-        violations = [] if report is None else report.violations
-        return Compliance(
-            unenforced=[
-                UnenforcedKeyword(keyword=f.keyword, path=f.path) for f in unenforced.findings
-            ],
-            valid=None if report is None else report.passed,
-            violations=[SchemaViolation(path=v.path, message=v.message) for v in violations],
-        )
 
     def fail_all(self, error: ApiError) -> None:
         for generation in list(self._live):
@@ -393,7 +386,7 @@ class Generations:
             await asyncio.wait(self._settlements, timeout=deadline_s)
         return len(self._settlements)
 
-    def _submit(self, admitted: Admitted, index: int) -> Choice:
+    def _submit(self, admitted: Admitted, index: int, grants: Grants | None) -> Choice:
         principal = admitted.principal
         prompt_index, copy = divmod(index, admitted.num_choices)
         request = GenerateRequest(
@@ -403,9 +396,12 @@ class Generations:
             cache_salt=admitted.cache_salt,
             num_public_tokens=self._num_public_tokens(principal, admitted.prompts[prompt_index]),
             group=f"{admitted.id.hex}-{prompt_index}" if admitted.num_choices > 1 else "",
+            adapter=admitted.adapter,
             fair_key=principal.tenant.id.hex,
             weight=principal.weight,
             priority=admitted.priority,
+            num_granted_tokens=None if grants is None else grants.first(index),
+            max_cached_blocks=principal.max_cached_blocks,
         )
         return Choice(index, self._engine.submit(request), admitted, self._tokenizer)
 
@@ -417,6 +413,7 @@ class Generations:
     async def _settle(self, generation: Generation, status: UsageStatus) -> None:
         try:
             event = await generation.usage_event(status)
+            await generation.admitted.hold.stop()
             self.metrics.count_usage(event)
             await self._ledger.settle(event)
         except LedgerFull:

@@ -23,7 +23,7 @@ from gateway.schemas.output_format import (
 )
 from gateway.schemas.sampling import SamplingFields
 from grammar import strict_profile
-from grammar.errors import GrammarError
+from grammar.errors import GrammarError, GrammarTooLarge
 from grammar.spec import GrammarSpec
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -58,6 +58,17 @@ def check_strict(spec: GrammarSpec, param: str) -> None:
     try:
         spec.validate()
         strict_profile.check(spec.document())
+    except GrammarError as error:
+        raise refusal(error, param) from None
+
+
+def check_form(spec: GrammarSpec, param: str) -> None:
+    """A schema that may be too large for a grammar, but must be one. Raises
+    ``InvalidRequestError``."""
+    try:
+        spec.validate()
+    except GrammarTooLarge:
+        return
     except GrammarError as error:
         raise refusal(error, param) from None
 

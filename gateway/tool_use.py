@@ -11,18 +11,21 @@ import msgspec
 
 from engine.tokenizer import Tokenizer
 from gateway import output_format
+from gateway.compliance import NO_PARAMETERS, WHOLE, LooseCalls
 from gateway.errors import InvalidRequestError, UnsupportedParameter
 from gateway.parsers.base import Schemas, ToolFormat, ToolParser
 from gateway.schemas.chat import (
     AllowedToolsChoice,
     ChatFields,
     CustomTool,
+    FunctionDefinition,
     FunctionTool,
     NamedCustomTool,
     NamedFunction,
 )
 from grammar.errors import GrammarError
 from grammar.schema.document import Schema
+from grammar.schema.paths import ROOT, child
 from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec
 from grammar.structural_tag import (
@@ -32,6 +35,7 @@ from grammar.structural_tag import (
     JsonSchema,
     Tag,
     TagsWithSeparator,
+    Token,
     TriggeredTags,
     to_json,
 )
@@ -41,10 +45,10 @@ from grammar.structural_tag import Sequence as InOrder
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NO_SCHEMA: Schema = {"type": "object"}
-_NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
-"""What a function without ``parameters`` takes, as in OpenAI's API."""
 _ANSWER = "$.format.elements[1].json_schema"
-_IN_TAG = re.compile(r"\.tags\[(\d+)\]\.content\.json_schema")
+_IN_TAG = re.compile(
+    r".*\.tags\[(\d+)\]\.content(?:\.elements\[(\d+)\]\.content|\.elements\[\d+\])?"
+)
 
 
 class ToolUse(NamedTuple):
@@ -86,6 +90,11 @@ class Tools:
         self.format = format
         self._tokenizer = tokenizer
         self._is_special: dict[str, bool] = {}
+        self._special_ids = {
+            text: token_id
+            for token_id in sorted(tokenizer.special_ids, reverse=True)
+            if (text := tokenizer.token_bytes(token_id).decode(errors="replace"))
+        }
 
     def read(self, fields: ChatFields) -> ToolUse | None:
         """None when no tool is shown to the model. Raises ``InvalidRequestError``."""
@@ -105,42 +114,52 @@ class Tools:
             raise UnsupportedParameter("This server's model knows no tools.", param="tools")
         callable, is_required = _chosen(tools, choice)
         is_parallel = fields.parallel_tool_calls is not False
-        use = ToolUse(
+        return ToolUse(
             tools,
             callable,
             is_required,
             is_parallel and not isinstance(choice, NamedFunction),
         )
-        self._check_possible(use, self.format)
-        return use
 
     def make_parser(self, use: ToolUse) -> Callable[[], ToolParser]:
         format, schemas = self._format, use.schemas
         return lambda: format.make_parser(schemas)
 
-    def prefill(self, use: ToolUse) -> str:
-        """What the prompt says already of an answer that must be a call.
-
-        A tag that is a token of its own cannot be asked for by a grammar, which knows text only.
-        """
-        opening = self._format.opening
-        return opening if use.is_required and self.is_special(opening) else ""
-
     def grammar(self, use: ToolUse, answer: GrammarSpec | None) -> GrammarSpec | None:
-        """Calls as ``use`` demands, or else an ``answer``; None where anything goes."""
+        """Calls as ``use`` demands, or else an ``answer``; None where anything goes.
+
+        Raises ``InvalidRequestError`` for a strict tool that this model cannot be held to.
+        """
         if use.is_free and answer is None:
             return None
         strict = use.is_strict or (answer is not None and answer.strict)
         tags = tuple(self._tag(tool, strict=strict) for tool in use.callable)
-        calls = self._calls(tags, use)
+        tree: Format
         if use.is_required:
-            tree = calls if not self.prefill(use) else self._after_opening(calls)
+            tree = self._calls(tags, use)
         elif answer is None:
-            trigger = _common_start([tag.begin for tag in tags])
-            tree = TriggeredTags((trigger,), tags, False, not use.is_parallel)
+            tree = self._text_and_calls(tags, use)
         else:
-            tree = Either((calls, _as_format(answer)))
+            tree = Either((self._calls(tags, use), _as_format(answer)))
         return GrammarSpec("structural_tag", _dump(tree), strict=strict)
+
+    def loose_calls(
+        self, use: ToolUse, spec: GrammarSpec | None, findings: Sequence[Finding]
+    ) -> LooseCalls:
+        """What is to be checked of calls when they are there. ``spec`` is what ``grammar`` gave,
+        ``findings`` what of it is not enforced."""
+        functions = {tool.function.name: tool.function for tool in use.tools}
+        is_held = spec is not None and not spec.strict and self._format.has_json_arguments
+        found: dict[str, list[Finding]] = {
+            name: [] if is_held else [*WHOLE]
+            for name, function in functions.items()
+            if not function.strict
+        }
+        for finding in findings:
+            if (place := _place(finding.path, use.callable)) is not None:
+                function, path = place
+                found[function.name].append(replace(finding, path=path))
+        return LooseCalls(functions, {name: tuple(each) for name, each in found.items()})
 
     def is_special(self, text: str) -> bool:
         """Whether a special token stands in ``text``, a part of a format: there are few of them."""
@@ -154,44 +173,62 @@ class Tools:
         assert self.format is not None, "there is no ToolUse without a format"
         return self.format
 
-    def _check_possible(self, use: ToolUse, format: ToolFormat) -> None:
-        for index, tool in enumerate(use.tools):
-            if tool.function.strict and not format.has_json_arguments:
-                raise UnsupportedParameter(
-                    "This model does not write arguments as JSON, which alone can be held to a "
-                    "schema; leave it out or send false.",
-                    param=f"tools[{index}].function.strict",
-                )
-        if use.is_free:
-            return
-        inner = format.begin + format.end + format.separator
-        if self.is_special(inner) or (self.is_special(format.opening) and not use.is_required):
-            param = "tool_choice" if use.is_required or not use.is_strict else "tools"
-            raise UnsupportedParameter(
-                "This model writes calls with special tokens, which no grammar can ask for: strict "
-                "tools and this tool_choice cannot be enforced.",
-                param=param,
-            )
-
     def _tag(self, tool: FunctionTool, *, strict: bool) -> Tag:
         format, function = self._format, tool.function
-        content: Format = AnyText()
-        if format.has_json_arguments:
-            is_held = bool(function.strict) or not strict
-            wanted = _NO_PARAMETERS if function.parameters is None else function.parameters
-            content = JsonSchema((is_held and wanted) or _NO_SCHEMA, "$")
-        return Tag(format.begin.replace("%s", function.name), content, (format.end,))
+        begin = format.begin.replace("%s", function.name)
+        return self._wrap(begin, self._arguments(function, strict=strict), format.end)
 
-    def _calls(self, tags: tuple[Tag, ...], use: ToolUse) -> Format:
+    def _arguments(self, function: FunctionDefinition, *, strict: bool) -> Format:
+        wanted = NO_PARAMETERS if function.parameters is None else function.parameters
+        if function.strict:
+            try:
+                return self._format.spell(wanted)
+            except GrammarError as error:
+                raise _refusal_of(function, error, str(error)) from None
+        if not self._format.has_json_arguments:
+            return AnyText()
+        return JsonSchema((wanted or _NO_SCHEMA) if not strict else _NO_SCHEMA, ROOT)
+
+    def _calls(self, tags: tuple[Tag, ...], use: ToolUse) -> Tag | TagsWithSeparator:
+        """One call or several, and nothing else."""
         format = self._format
         calls = TagsWithSeparator(tags, format.separator, True, not use.is_parallel)
-        if not format.opening:
-            return calls
-        return InOrder((ConstString(format.opening), calls, ConstString(format.closing)))
+        return self._wrap(format.opening, calls, format.closing) if format.opening else calls
 
-    def _after_opening(self, calls: Format) -> Format:
-        assert isinstance(calls, InOrder)
-        return InOrder(calls.elements[1:])
+    def _text_and_calls(self, tags: tuple[Tag, ...], use: ToolUse) -> Format:
+        """Text, but wherever the parser would read a call, it is one of these."""
+        format, calls = self._format, self._calls(tags, use)
+        if format.text is not None:
+            return Either((calls, format.text))
+        (trigger,) = self._pieces(format.mark)
+        return TriggeredTags(
+            (trigger,),
+            (calls,) if isinstance(calls, Tag) else tags,
+            False,
+            not use.is_parallel,
+            # A special token is not the only way to spell its text.
+            () if isinstance(trigger, str) else (format.mark,),
+        )
+
+    def _wrap(self, begin: str, content: Format, end: str) -> Tag:
+        first, *before = self._pieces(begin)
+        *after, last = self._pieces(end)
+        if isinstance(content, AnyText) and after:  # it needs an end of its own
+            content = Tag("", content, (after.pop(0),))
+        inner = (*map(_piece, before), content, *map(_piece, after))
+        return Tag(first, inner[0] if len(inner) == 1 else InOrder(inner), (last,))
+
+    def _pieces(self, text: str) -> list[str | Token]:
+        """Cut at special tokens: to a grammar those are no text."""
+        if not self.is_special(text):
+            return [text]
+        names = sorted(self._special_ids, key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, names))})", text)
+        return [
+            Token(self._special_ids[part]) if part in self._special_ids else part
+            for part in parts
+            if part
+        ]
 
 
 def about_the_answer(findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -206,14 +243,32 @@ def about_the_answer(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 def refusal(error: GrammarError, tools: Sequence[FunctionTool]) -> InvalidRequestError:
     """The same error, at the tool whose schema it is about."""
     path = getattr(error, "path", "")
-    if (found := _IN_TAG.search(path)) is None:
+    if (found := _place(path, tools)) is None:
         return output_format.refusal(error, "tools")
-    inner = f"${path[found.end() :]}"
+    function, inner = found
+    return _refusal_of(function, error, str(error).replace(path, inner))
+
+
+def _refusal_of(
+    function: FunctionDefinition, error: GrammarError, message: str
+) -> InvalidRequestError:
     return InvalidRequestError(
-        f"The schema of {tools[int(found[1])].function.name} cannot be used: "
-        f"{str(error).replace(path, inner)}",
-        param="tools",
+        f"The schema of {function.name} cannot be used: {message}", param="tools"
     )
+
+
+def _place(path: str, tools: Sequence[FunctionTool]) -> tuple[FunctionDefinition, str] | None:
+    """Which tool a path in ``Tools.grammar`` leads to, and where in its schema."""
+    tag, schema, inner = path.partition(".json_schema")
+    found = _IN_TAG.fullmatch(tag)
+    if found is None or not schema:
+        return None
+    function = tools[int(found[1])].function
+    if found[2] is None:
+        return function, ROOT + inner
+    # One tag for each property, see ``parsers.qwen``.
+    name = [*(function.parameters or {}).get("properties", {})][int(found[2])]
+    return function, child(child(ROOT, "properties"), name) + inner
 
 
 def _checked(tools: Sequence[FunctionTool | CustomTool]) -> list[FunctionTool]:
@@ -234,20 +289,24 @@ def _checked(tools: Sequence[FunctionTool | CustomTool]) -> list[FunctionTool]:
         if name in names:
             raise InvalidRequestError(f"There are two tools {name!r}.", param=f"{path}.name")
         names.add(name)
-        if tool.function.strict:
-            _check_strict(tool, path)
+        _check_schema(tool, path)
         found.append(tool)
     return found
 
 
-def _check_strict(tool: FunctionTool, path: str) -> None:
-    if tool.function.parameters is None:
-        raise InvalidRequestError(
-            "A strict function needs a schema of its arguments.", param=f"{path}.parameters"
-        )
-    output_format.check_strict(
-        GrammarSpec.from_schema(tool.function.parameters), f"{path}.parameters"
-    )
+def _check_schema(tool: FunctionTool, path: str) -> None:
+    function, param = tool.function, f"{path}.parameters"
+    if function.parameters is None:
+        if function.strict:
+            raise InvalidRequestError(
+                "A strict function needs a schema of its arguments.", param=param
+            )
+        return
+    spec = GrammarSpec.from_schema(function.parameters, strict=bool(function.strict))
+    if spec.strict:
+        output_format.check_strict(spec, param)
+    else:
+        output_format.check_form(spec, param)
 
 
 def _chosen(
@@ -289,18 +348,13 @@ def _named(tools: list[FunctionTool], name: str, param: str) -> FunctionTool:
     raise InvalidRequestError(f"There is no tool {name!r}.", param=param)
 
 
-def _common_start(texts: list[str]) -> str:
-    """Up to the name: what every call begins with, whichever function it is of."""
-    first, last = min(texts), max(texts)
-    length = 0
-    while length < len(first) and first[length] == last[length]:
-        length += 1
-    return first[:length]
+def _piece(piece: str | Token) -> Format:
+    return ConstString(piece) if isinstance(piece, str) else piece
 
 
 def _as_format(answer: GrammarSpec) -> Format:
     schema = {"type": "object"} if answer.kind == "json_object" else answer.document()
-    return JsonSchema(schema, "$")
+    return JsonSchema(schema, ROOT)
 
 
 def _dump(tree: Format) -> str:

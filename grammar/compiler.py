@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,14 +12,16 @@ from typing import Generic, NamedTuple, TypeVar
 from grammar.audit import BACKENDS
 from grammar.backends.base import Backend, BackendGrammar
 from grammar.cache import ByteLRU
-from grammar.errors import CompileFailed, GrammarError
-from grammar.jobs import Backends, Compiled, Compiler
+from grammar.errors import CompileFailed, CompilerUnavailable, GrammarError
+from grammar.jobs import Backends, Compiled, Compiler, allowed_tokens
 from grammar.matcher import Matcher
 from grammar.pool import WorkerPool
 from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec, Limits
 from grammar.validation import Report
 from grammar.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
 
 # A failure for want of time or memory may be the machine's fault as much as the grammar's.
 _FAILURE_TTL_S = 60.0
@@ -67,9 +70,17 @@ class _Service(ABC, Generic[Result]):
         """What the cache holds now."""
         return self._cache.num_bytes
 
+    @property
+    def worker_pids(self) -> list[int]:
+        """The processes that compile now, or could at once."""
+        return self._pool.pids
+
     def start(self) -> Future[None]:
-        """Starts a worker in the background, so that the first request need not wait for it."""
-        return self._threads.submit(self._start)
+        """Starts a worker in the background, so that the first request need not wait for it, and
+        whoever runs the server hears at once that none starts."""
+        future = self._threads.submit(self._start)
+        future.add_done_callback(_warn)
+        return future
 
     def submit(self, spec: GrammarSpec) -> Future[Result]:
         """The result to come; its exception is a ``GrammarError``. It cannot be cancelled, because
@@ -97,6 +108,10 @@ class _Service(ABC, Generic[Result]):
         """
         return self._pool.validate(spec, text)
 
+    def submit_validation(self, spec: GrammarSpec, text: str) -> Future[Report]:
+        """``validate`` in the background."""
+        return self._threads.submit(self.validate, spec, text)
+
     def close(self) -> None:
         """Ends the workers; what is being done fails. Idempotent."""
         self._pool.close()
@@ -117,7 +132,8 @@ class _Service(ABC, Generic[Result]):
         try:
             result = self._run(spec)
         except GrammarError as error:
-            ttl_s = _FAILURE_TTL_S if isinstance(error, CompileFailed) else float("inf")
+            is_final = not isinstance(error, CompileFailed | CompilerUnavailable)
+            ttl_s = float("inf") if is_final else _FAILURE_TTL_S
             self._settle(spec, error, 0, ttl_s)
             future.set_exception(error)
         except BaseException as error:  # the thread's edge: nobody else would hear of it
@@ -134,6 +150,12 @@ class _Service(ABC, Generic[Result]):
         with self._lock:
             self._cache.put(spec, value, size + len(spec.source) + _ENTRY_BYTES, ttl_s=ttl_s)
             del self._pending[spec]
+
+
+def _warn(started: Future[None]) -> None:
+    error = None if started.cancelled() else started.exception()
+    if isinstance(error, CompilerUnavailable):
+        logger.error("%s", error)
 
 
 class Verdict(NamedTuple):
@@ -173,6 +195,7 @@ class CompiledGrammar:
         """What outputs may violate all the same; empty for a strict grammar."""
         self._grammar = grammar
         self._vocabulary = vocabulary
+        self._allowed = allowed_tokens(spec, vocabulary)
 
     @property
     def memory_bytes(self) -> int:
@@ -180,7 +203,7 @@ class CompiledGrammar:
 
     def matcher(self) -> Matcher:
         """A matcher at the start of an output."""
-        return Matcher(self._grammar.matcher(), self._vocabulary)
+        return Matcher(self._grammar.matcher(), self._vocabulary, self._allowed)
 
 
 class GrammarCompiler(_Service[CompiledGrammar]):

@@ -6,7 +6,9 @@ GrammarError
 ├── UnsupportedKeyword   a valid schema, but no backend enforces this keyword exactly
 ├── CompileFailed        the compiler gave up on it
 │   ├── CompileTimeout   over the time limit
-│   └── CompileMemory    over the memory limit, or the compiling process died
+│   ├── CompileMemory    over the memory limit
+│   └── CompilerCrashed  the compiling process died of it
+├── CompilerUnavailable  nothing can be compiled: the installation or the machine is at fault
 └── MatcherFailed        a running matcher hit a limit; its request cannot go on
     └── DeadEnd          no token of the vocabulary can continue the output, nor may it end
 
@@ -74,6 +76,25 @@ class CompileMemory(CompileFailed):
 
     def __str__(self) -> str:
         return f"the grammar takes more than {self.limit_bytes >> 20} MiB to compile; simplify it"
+
+
+class CompilerCrashed(CompileFailed):
+    """The process that compiled it died."""
+
+    def __str__(self) -> str:
+        return "the grammar crashed the compiler; simplify it"
+
+
+class CompilerUnavailable(GrammarError):
+    """Nothing can be compiled, whatever the grammar: a library is missing, too old or broken, or
+    no process starts. The message is for whoever runs the server."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"the grammar compiler is not available: {self.cause}"
 
 
 class MatcherFailed(GrammarError):

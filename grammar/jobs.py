@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from grammar import errors
+from grammar import errors, libraries, structural_tag
 from grammar.backends.base import Backend, BackendGrammar
 from grammar.errors import DeadEnd, GrammarError, GrammarTooLarge, InvalidGrammar, MatcherFailed
 from grammar.matcher import Matcher
@@ -17,7 +16,7 @@ from grammar.plan import Candidate, plan
 from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec, Limits
 from grammar.validation import Report, validate
-from grammar.vocabulary import Vocabulary
+from grammar.vocabulary import Mask, Vocabulary
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
@@ -105,13 +104,6 @@ def decode_reply(data: bytes) -> Reply:
     return _reply_decoder.decode(data)
 
 
-_CLASSES = {
-    "llguidance": "LLGuidanceBackend",
-    "xgrammar": "XGrammarBackend",
-    "outlines": "OutlinesBackend",
-}
-
-
 class Backends:
     """The backends of one vocabulary, each loaded when it is first needed: importing one can take
     seconds, and tokenizers of 128k entries tenths of a second."""
@@ -124,11 +116,29 @@ class Backends:
         return name in self._loaded
 
     def load(self, name: str) -> Backend:
+        """Raises ``CompilerUnavailable``."""
         if name not in self._loaded:
-            module = importlib.import_module(f"grammar.backends.{name}")
-            kind: Callable[[Vocabulary], Backend] = getattr(module, _CLASSES[name])
-            self._loaded[name] = kind(self._vocabulary)
+            self._loaded[name] = libraries.adapter(name)(self._vocabulary)
         return self._loaded[name]
+
+
+def allowed_tokens(spec: GrammarSpec, vocabulary: Vocabulary) -> Mask | None:
+    """What ``spec`` may ask for besides text; None for nothing.
+
+    Raises ``InvalidGrammar`` at a token that the vocabulary has not, or that ends the output.
+    """
+    if spec.kind != "structural_tag":
+        return None
+    tokens = list(structural_tag.tokens(structural_tag.parse(spec.document())))
+    for token in tokens:
+        if token.id in vocabulary.eos_token_ids:
+            raise InvalidGrammar(token.path, f"the token {token.id} ends the output")
+        if not vocabulary.has(token.id):
+            raise InvalidGrammar(token.path, f"there is no token {token.id}")
+    if not tokens:
+        return None
+    found: Mask = vocabulary.text_mask | vocabulary.mask(token.id for token in tokens)
+    return found
 
 
 class Outcome(NamedTuple):
@@ -158,11 +168,12 @@ class Compiler:
     def compile(self, spec: GrammarSpec) -> Outcome:
         """By the best backend that takes it. Raises ``GrammarError``."""
         spec.validate(self._limits)
+        allowed = allowed_tokens(spec, self._vocabulary)
         refusal: GrammarError | None = None
         for candidate in plan(spec, self._backends):
             try:
                 grammar = self._load(candidate.backend).compile(candidate.spec)
-                self._try_out(grammar)
+                self._try_out(Matcher(grammar.matcher(), self._vocabulary, allowed))
             except InvalidGrammar as error:
                 refusal = refusal or error
             else:
@@ -170,10 +181,9 @@ class Compiler:
         assert refusal is not None
         raise refusal
 
-    def _try_out(self, grammar: BackendGrammar) -> None:
+    def _try_out(self, matcher: Matcher) -> None:
         """Takes the first steps of an output, which build what compiling put off. Better a refusal
         now than a failure then."""
-        matcher = Matcher(grammar.matcher(), self._vocabulary)
         try:
             for _ in range(_TRIAL_STEPS):
                 matcher.fill_mask(self._row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 
@@ -89,9 +90,13 @@ class Matcher(TokenMatcher):
     are never allowed.
     """
 
-    def __init__(self, backend: BackendMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, backend: BackendMatcher, vocabulary: Vocabulary, allowed: Mask | None = None
+    ) -> None:
+        """``allowed``: the tokens a grammar may ask for; default: those that stand for bytes."""
         self._backend = backend
         self._vocabulary = vocabulary
+        self._allowed = vocabulary.text_mask if allowed is None else allowed
         self._terminated = False
         self._num_tokens = 0
 
@@ -108,16 +113,16 @@ class Matcher(TokenMatcher):
             return False
         if token_id in self._vocabulary.eos_token_ids:
             accepted = self._terminated = self._backend.is_accepting()
-        elif not self._is_text(token_id):
+        elif not self._is_allowed(token_id):
             accepted = False
         else:
             accepted = self._backend.accept(token_id)
         self._num_tokens += accepted
         return accepted
 
-    def _is_text(self, token_id: int) -> bool:
+    def _is_allowed(self, token_id: int) -> bool:
         vocabulary = self._vocabulary
-        return 0 <= token_id < vocabulary.size and vocabulary.allows(vocabulary.text_mask, token_id)
+        return 0 <= token_id < vocabulary.size and vocabulary.allows(self._allowed, token_id)
 
     def rollback(self, num_tokens: int) -> None:
         assert 0 <= num_tokens <= self.num_tokens
@@ -139,7 +144,7 @@ class Matcher(TokenMatcher):
             row.fill(0)
             return
         self._backend.fill(row)
-        row &= vocabulary.text_mask
+        row &= self._allowed
         if self._backend.is_accepting():
             row |= vocabulary.eos_mask
         elif not row.any():
@@ -151,29 +156,42 @@ class Matcher(TokenMatcher):
         return self.legal_prefix(self._vocabulary.tokenize(self._backend.forced_bytes()))
 
 
-class MaskFiller:
-    """Fills the masks of many outputs, on ``num_threads`` threads: backends release the GIL."""
+class MaskJob(NamedTuple):
+    """The masks of one output at one step."""
 
-    # Below this the threads cost more than they save: a row takes tens of microseconds.
-    _MIN_ROWS_PER_THREAD = 8
+    matcher: TokenMatcher
+    draft_ids: Sequence[int]
+    """Legal ones, see ``TokenMatcher.fill_draft_masks``."""
+    rows: Mask
+    """int32 ``[len(draft_ids) + 1, vocabulary.mask_words]``, contiguous."""
+
+
+class MaskFiller:
+    """Fills the masks of many outputs, on ``num_threads`` threads: backends release the GIL.
+
+    More threads do not make the usual batch faster, whose rows take ten microseconds each, half of
+    them in Python. They keep a few slow rows, of a millisecond and more, from adding up.
+    """
+
+    _MIN_JOBS_PER_THREAD = 8
 
     def __init__(self, num_threads: int = 1) -> None:
         self.num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar-mask")
 
-    def fill(self, matchers: Sequence[TokenMatcher], rows: Mask) -> dict[int, MatcherFailed]:
-        """``rows[i]`` becomes the mask of ``matchers[i]``, all of them different objects.
+    def fill(self, jobs: Sequence[MaskJob]) -> dict[int, MatcherFailed]:
+        """Overwrites the rows of all jobs, whose matchers are all different objects.
 
-        Returns the failures by index; such a row allows everything, as its sample is to be thrown
-        away. ``rows``: int32 ``[at least len(matchers), vocabulary.mask_words]``, each contiguous.
+        Returns the failures by index; such rows allow everything, as what is sampled from them is
+        to be thrown away.
         """
-        num_parts = min(self.num_threads, max(1, len(matchers) // self._MIN_ROWS_PER_THREAD))
+        num_parts = min(self.num_threads, max(1, len(jobs) // self._MIN_JOBS_PER_THREAD))
         if num_parts == 1:
-            return _fill_part(matchers, rows, range(len(matchers)))
+            return _fill_part(jobs, range(len(jobs)))
         # Striped, because neighbours often are alike and take alike.
-        parts = [range(start, len(matchers), num_parts) for start in range(num_parts)]
+        parts = [range(start, len(jobs), num_parts) for start in range(num_parts)]
         failures: dict[int, MatcherFailed] = {}
-        for found in self._threads.map(lambda part: _fill_part(matchers, rows, part), parts):
+        for found in self._threads.map(lambda part: _fill_part(jobs, part), parts):
             failures |= found
         return failures
 
@@ -181,14 +199,15 @@ class MaskFiller:
         self._threads.shutdown()
 
 
-def _fill_part(
-    matchers: Sequence[TokenMatcher], rows: Mask, part: range
-) -> dict[int, MatcherFailed]:
+def _fill_part(jobs: Sequence[MaskJob], part: range) -> dict[int, MatcherFailed]:
     failures = {}
     for index in part:
+        matcher, draft_ids, rows = jobs[index]
         try:
-            matchers[index].fill_mask(rows[index])
+            num_legal = matcher.fill_draft_masks(draft_ids, rows)
         except MatcherFailed as error:
-            rows[index].fill(-1)
+            rows.fill(-1)
             failures[index] = error
+        else:
+            assert num_legal == len(draft_ids), "a draft that the grammar forbids was planned"
     return failures

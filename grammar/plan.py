@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from grammar import structural_tag
-from grammar.audit import Audit, audit, schemas_of
+from grammar.audit import audit, schemas_of
 from grammar.errors import InvalidGrammar, UnsupportedKeyword
 from grammar.schema.document import Schema
+from grammar.schema.paths import ROOT
 from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec, Kind
 
@@ -34,9 +35,9 @@ class Candidate:
     """What was left out of them."""
 
 
-def plan(spec: GrammarSpec, backends: Sequence[str]) -> list[Candidate]:
+def plan(spec: GrammarSpec, backends: Sequence[str]) -> Iterator[Candidate]:
     """The backends to try, best first: for a strict grammar those that enforce every keyword, else
-    all, by how much they leave out.
+    all, by how much they leave out. Lazy, because the first one nearly always does.
 
     ``spec`` is well formed and small (``GrammarSpec.validate``). Raises ``UnsupportedKeyword``
     where a strict one has none, ``InvalidGrammar`` where no backend takes its kind.
@@ -44,33 +45,53 @@ def plan(spec: GrammarSpec, backends: Sequence[str]) -> list[Candidate]:
     able = [backend for backend in backends if backend in _KINDS[spec.kind]]
     if not able:
         raise InvalidGrammar("$", f"none of {', '.join(backends)} takes {spec.kind}")
+    if spec.kind == "structural_tag":
+        able = _able_to_name_tokens(spec, able)
     if spec.kind not in ("json_schema", "structural_tag"):
-        return [Candidate(able[0], spec)]
-    parts = schemas_of(spec)
-    audits = {part.path: audit(part.schema, able, path=part.path) for part in parts}
-    candidates = [_candidate(spec, backend, audits) for backend in able]
-    if spec.strict:
-        exact = [candidate for candidate in candidates if not candidate.unenforced]
-        if not exact:
-            worst = min(candidates, key=lambda candidate: len(candidate.unenforced)).unenforced[0]
-            raise UnsupportedKeyword(worst.keyword, worst.path, worst.reason)
-        return exact
-    return sorted(candidates, key=lambda candidate: len(candidate.unenforced))
+        yield Candidate(able[0], spec)
+        return
+    inexact: list[Candidate] = []
+    for backend in able:
+        candidate = _candidate(spec, backend)
+        if candidate.unenforced:
+            inexact.append(candidate)
+        else:
+            yield candidate
+    inexact.sort(key=lambda candidate: len(candidate.unenforced))
+    if not spec.strict:
+        yield from inexact
+    elif len(inexact) == len(able):
+        worst = inexact[0].unenforced[0]
+        raise UnsupportedKeyword(worst.keyword, worst.path, worst.reason)
 
 
-def _candidate(spec: GrammarSpec, backend: str, audits: dict[str, Audit]) -> Candidate:
-    unenforced = [f for found in audits.values() for f in found.unenforced(backend)]
+def _able_to_name_tokens(spec: GrammarSpec, able: list[str]) -> list[str]:
+    """xgrammar 0.2.8 admits no special token, whatever the tag says."""
+    named = next(structural_tag.tokens(structural_tag.parse(spec.document())), None)
+    if named is None:
+        return able
+    if "llguidance" not in able:
+        raise InvalidGrammar(named.path, f"{', '.join(able)} cannot be told to write a token")
+    return ["llguidance"]
 
-    def lowered(part: structural_tag.JsonSchema) -> Schema:
-        schema = audits[part.path].lowered[backend].schema
+
+def _candidate(spec: GrammarSpec, backend: str) -> Candidate:
+    lowered = {
+        part.path: audit(part.schema, (backend,), path=part.path).lowered[backend]
+        for part in schemas_of(spec)
+    }
+    unenforced = [finding for each in lowered.values() for finding in each.unenforced]
+
+    def of(part: structural_tag.JsonSchema) -> Schema:
+        schema = lowered[part.path].schema
         if schema is False:
             raise InvalidGrammar(part.path, "nothing can satisfy the schema")
         return schema
 
     if spec.kind == "json_schema":
-        document: Schema = lowered(structural_tag.JsonSchema(True, "$"))
+        document: Schema = of(structural_tag.JsonSchema(True, ROOT))
     else:
         tree = structural_tag.parse(spec.document())
-        document = structural_tag.to_json(structural_tag.map_schemas(tree, lowered))
+        document = structural_tag.to_json(structural_tag.map_schemas(tree, of))
     source = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     return Candidate(backend, replace(spec, source=source), tuple(unenforced))

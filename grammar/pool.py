@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import socket
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -15,7 +18,14 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from grammar.audit import BACKENDS
-from grammar.errors import CompileFailed, CompileMemory, CompileTimeout, GrammarError
+from grammar.errors import (
+    CompileFailed,
+    CompileMemory,
+    CompilerCrashed,
+    CompilerUnavailable,
+    CompileTimeout,
+    GrammarError,
+)
 from grammar.jobs import (
     Compiled,
     CompileJob,
@@ -35,16 +45,16 @@ from grammar.spec import GrammarSpec, Limits
 from grammar.validation import Report
 from grammar.vocabulary import Vocabulary
 
-LOAD_TIMEOUT_S = 120.0
-"""For importing libraries and building a tokenizer, on a busy machine."""
+_MAX_LAST_WORDS = 4_096
 _MAX_JOBS = 1_000  # then a worker is replaced, before fragmented memory adds up
 
 
 class WorkerPool:
     """Runs jobs in ``num_workers`` processes at most, started when first needed.
 
-    ``timeout_s`` and ``memory_bytes`` bound each job. Without a vocabulary it can only validate.
-    Thread-safe; its methods block.
+    ``timeout_s`` and ``memory_bytes`` bound each job; ``load_timeout_s`` bounds the start of a
+    process and of each library in it, which on a busy machine takes longer than any grammar may.
+    Without a vocabulary it can only validate. Thread-safe; its methods block.
     """
 
     def __init__(
@@ -56,9 +66,11 @@ class WorkerPool:
         num_workers: int = 1,
         timeout_s: float = 5.0,
         memory_bytes: int = 1 << 30,
+        load_timeout_s: float = 120.0,
     ) -> None:
         assert num_workers > 0
         self._timeout_s = timeout_s
+        self._load_timeout_s = load_timeout_s
         self._memory_bytes = memory_bytes
         self._setup = encode(
             Setup(
@@ -120,12 +132,21 @@ class WorkerPool:
         self.close()
 
     def _run(self, job: Job) -> Result:
+        try:
+            return self._attempt(job)
+        except CompilerCrashed:  # or something else killed it; what crashes twice is to blame
+            return self._attempt(job)
+
+    def _attempt(self, job: Job) -> Result:
         process = self._lease()
         try:
             reply = process.ask(job, self._timeout_s)
         except TimeoutError:
             self._replace(process)
             raise CompileTimeout(self._timeout_s) from None
+        except CompilerUnavailable:
+            self._replace(process)
+            raise
         except (EOFError, OSError):
             self._replace(process)
             raise self._death(process) from None
@@ -139,7 +160,7 @@ class WorkerPool:
             return CompileFailed("the grammar compiler was closed")
         if process.aborted:  # which is how Rust and C++ run out of memory
             return CompileMemory(self._memory_bytes)
-        return CompileFailed("the grammar crashed the compiler; simplify it")
+        return CompilerCrashed()
 
     def _lease(self) -> _Process:
         process = self._idle.get()
@@ -157,13 +178,21 @@ class WorkerPool:
         with self._lock:
             if self._closed:
                 raise CompileFailed("the grammar compiler was closed")
-            process = _Process()
+            try:
+                process = _Process(self._load_timeout_s)
+            except OSError as error:  # no memory, no process ids, no file descriptors
+                raise CompilerUnavailable(f"no process starts: {error}") from None
             self._alive.add(process)
         try:
             process.set_up(self._setup)
-        except (EOFError, OSError, TimeoutError):
+        except CompilerUnavailable:
             self._discard(process)
-            raise CompileFailed("the grammar compiler does not start") from None
+            raise
+        except (EOFError, OSError):
+            self._discard(process, patience_s=2.0)
+            if self._closed:
+                raise CompileFailed("the grammar compiler was closed") from None
+            raise CompilerUnavailable(process.last_words) from None
         return process
 
     def _release(self, process: _Process) -> None:
@@ -176,8 +205,8 @@ class WorkerPool:
         self._discard(process)
         self._idle.put(None)
 
-    def _discard(self, process: _Process) -> None:
-        process.kill()
+    def _discard(self, process: _Process, *, patience_s: float = 0.05) -> None:
+        process.kill(patience_s)
         with self._lock:
             self._alive.discard(process)
 
@@ -191,8 +220,16 @@ class _Process:
     """One worker process and our end of its socket. Used by one thread at a time, but for
     ``kill``."""
 
-    def __init__(self) -> None:
+    def __init__(self, load_timeout_s: float) -> None:
+        self._load_timeout_s = load_timeout_s
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by ``kill``)
+        self.last_words = ""
+        """Of one that died before it was set up."""
         ours, theirs = socket.socketpair()
+        # Or one that hangs before it reads would hold us for ever.
+        ours.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", math.ceil(load_timeout_s), 0)
+        )
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "grammar.worker", str(theirs.fileno())],
@@ -200,7 +237,7 @@ class _Process:
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # libraries print there what they also raise
+                stderr=self._stderr,
                 start_new_session=True,  # an interrupt of the terminal is not for it
             )
         self._connection = Connection(ours.detach())
@@ -219,11 +256,23 @@ class _Process:
         return self._process.returncode == -6  # SIGABRT
 
     def set_up(self, setup: bytes) -> None:
+        """Raises ``CompilerUnavailable``, or ``EOFError`` or ``OSError`` if it died."""
         self._connection.send_bytes(setup)
-        assert isinstance(self._receive(LOAD_TIMEOUT_S), Loaded)
+        reply = self._loaded()
+        if isinstance(reply, Refused):
+            raise reply.exception()
+        assert isinstance(reply, Loaded)
+
+    def _loaded(self) -> Reply:
+        try:
+            return self._receive(self._load_timeout_s)
+        except TimeoutError:
+            message = f"it did not start within {self._load_timeout_s:g} s"
+            raise CompilerUnavailable(message) from None
 
     def ask(self, job: Job, timeout_s: float) -> Result | Refused:
-        """Raises ``TimeoutError``, or ``EOFError`` or ``OSError`` if it died."""
+        """Raises ``TimeoutError``, ``CompilerUnavailable`` where a library does not load in time,
+        or ``EOFError`` or ``OSError`` if it died."""
         self.num_jobs += 1
         self._connection.send_bytes(encode(job))
         budget_s = timeout_s
@@ -232,8 +281,9 @@ class _Process:
             reply = self._receive(budget_s)
             budget_s -= time.monotonic() - started
             if isinstance(reply, Loading):
-                assert isinstance(self._receive(LOAD_TIMEOUT_S), Loaded)
-            elif not isinstance(reply, Loaded):
+                reply = self._loaded()
+            if not isinstance(reply, Loaded):
+                assert not isinstance(reply, Loading)
                 return reply
 
     def _receive(self, timeout_s: float) -> Reply:
@@ -241,13 +291,24 @@ class _Process:
             raise TimeoutError
         return decode_reply(self._connection.recv_bytes())
 
-    def kill(self) -> None:
-        # It may be dying by itself, of a cause we want to learn.
+    def kill(self, patience_s: float = 0.05) -> None:
+        """``patience_s``: it may be dying by itself, of a cause we want to learn."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.05)
+            self._process.wait(patience_s)
         self._process.kill()
         self._process.wait()
         self._connection.close()
+        self._keep_last_words()
+
+    def _keep_last_words(self) -> None:
+        if self._stderr.closed:
+            return
+        with self._stderr:
+            self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _MAX_LAST_WORDS))
+            lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        code = self._process.returncode
+        ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        self.last_words = f"it {ended} as it started: {lines[-1] if lines else 'it said nothing'}"
 
 
 def _environment() -> dict[str, str]:

@@ -1,18 +1,26 @@
 """Structural tags: free text in which tagged regions follow a grammar, tool calls above all.
 
 The JSON form is xgrammar's: ``{"type": "structural_tag", "format": {...}}``, or its first form,
-``{"structures": [{"begin", "schema", "end"}], "triggers": [...]}``.
+``{"structures": [{"begin", "schema", "end"}], "triggers": [...]}``. Tokens are named by their id.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grammar.errors import InvalidGrammar
 from grammar.schema.document import Schema
 from grammar.schema.paths import ROOT, child
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """This very token. The only way to a special one: to text those do not exist."""
+
+    id: int
+    path: str = field(default=ROOT, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,9 @@ class Regex:
 class AnyText:
     """Up to the end of the tag it fills, or of the output."""
 
+    excludes: tuple[str, ...] = ()
+    """Strings that must not stand in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
@@ -48,21 +59,28 @@ class Or:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    begin: str
+    begin: str | Token
     content: Format
-    ends: tuple[str, ...]
-    """Any one of them."""
+    ends: tuple[str | Token, ...]
+    """Any one of them; a token stands alone."""
+
+    @property
+    def end_texts(self) -> tuple[str, ...]:
+        return tuple(end for end in self.ends if isinstance(end, str))
 
 
 @dataclass(frozen=True, slots=True)
 class TriggeredTags:
     """Free text; once it contains a trigger, one of the tags that begin with it must follow. With
-    ``at_least_one`` a tag comes first, with ``stop_after_first`` nothing follows it."""
+    ``at_least_one`` a tag comes first, with ``stop_after_first`` nothing follows it. The triggers
+    are all strings or all tokens."""
 
-    triggers: tuple[str, ...]
+    triggers: tuple[str | Token, ...]
     tags: tuple[Tag, ...]
     at_least_one: bool
     stop_after_first: bool
+    excludes: tuple[str, ...] = ()
+    """Strings that must not stand in the free text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +92,8 @@ class TagsWithSeparator:
 
 
 Format = (
-    ConstString
+    Token
+    | ConstString
     | JsonSchema
     | Regex
     | AnyText
@@ -115,6 +134,22 @@ def schemas(tree: Format) -> Iterator[JsonSchema]:
                 yield from schemas(tag)
 
 
+def tokens(tree: Format) -> Iterator[Token]:
+    """The tokens it names, in order."""
+    match tree:
+        case Token():
+            yield tree
+        case Sequence(children) | Or(children):
+            for element in children:
+                yield from tokens(element)
+        case Tag(begin, content, ends):
+            yield from (edge for edge in (begin, *ends) if isinstance(edge, Token))
+            yield from tokens(content)
+        case TriggeredTags() | TagsWithSeparator():
+            for tag in tree.tags:
+                yield from tokens(tag)
+
+
 def map_schemas(tree: Format, change: Callable[[JsonSchema], Schema]) -> Format:
     """The same with every schema replaced."""
     match tree:
@@ -137,14 +172,16 @@ def to_json(tree: Format) -> dict[str, Any]:
 
 def _to_json(tree: Format) -> dict[str, Any]:
     match tree:
+        case Token(token_id):
+            return {"type": "token", "token": token_id}
         case ConstString(value):
             return {"type": "const_string", "value": value}
         case JsonSchema(schema):
             return {"type": "json_schema", "json_schema": schema}
         case Regex(pattern):
             return {"type": "regex", "pattern": pattern}
-        case AnyText():
-            return {"type": "any_text"}
+        case AnyText(excludes):
+            return {"type": "any_text"} | _excludes(excludes)
         case Sequence(elements):
             return {"type": "sequence", "elements": list(map(_to_json, elements))}
         case Or(elements):
@@ -152,12 +189,12 @@ def _to_json(tree: Format) -> dict[str, Any]:
         case Tag(begin, content, ends):
             return {
                 "type": "tag",
-                "begin": begin,
+                "begin": _edge(begin),
                 "content": _to_json(content),
-                "end": ends[0] if len(ends) == 1 else list(ends),
+                "end": _edge(ends[0]) if len(ends) == 1 else list(ends),
             }
         case TriggeredTags():
-            rest: dict[str, Any] = {"type": "triggered_tags", "triggers": list(tree.triggers)}
+            rest = _triggers_to_json(tree.triggers) | _excludes(tree.excludes)
         case TagsWithSeparator():
             rest = {"type": "tags_with_separator", "separator": tree.separator}
     return rest | {
@@ -165,6 +202,22 @@ def _to_json(tree: Format) -> dict[str, Any]:
         "at_least_one": tree.at_least_one,
         "stop_after_first": tree.stop_after_first,
     }
+
+
+def _edge(edge: str | Token) -> Any:
+    return edge if isinstance(edge, str) else _to_json(edge)
+
+
+def _excludes(texts: tuple[str, ...]) -> dict[str, Any]:
+    return {"excludes": list(texts)} if texts else {}
+
+
+def _triggers_to_json(triggers: tuple[str | Token, ...]) -> dict[str, Any]:
+    texts = [trigger for trigger in triggers if isinstance(trigger, str)]
+    if texts:
+        return {"type": "triggered_tags", "triggers": texts}
+    ids = [trigger.id for trigger in triggers if isinstance(trigger, Token)]
+    return {"type": "token_triggered_tags", "trigger_tokens": ids}
 
 
 class _Fields:
@@ -192,10 +245,43 @@ class _Fields:
             raise InvalidGrammar(child(self.path, name), f"'{name}' is to be non-empty strings")
         return tuple(values)
 
-    def ends(self) -> tuple[str, ...]:
-        if isinstance(self._members.get("end"), str):
-            return (self._members.pop("end"),)
-        return self.strings("end")
+    def begin(self) -> str | Token:
+        edge = self._edge("begin")
+        return str(self.take("begin", str)) if edge is None else edge
+
+    def ends(self) -> tuple[str | Token, ...]:
+        edge = self._edge("end")
+        return self.strings("end") if edge is None else (edge,)
+
+    def excludes(self) -> tuple[str, ...]:
+        if self._members.get("excludes", []) == []:
+            self._members.pop("excludes", None)
+            return ()
+        return self.strings("excludes")
+
+    def _edge(self, name: str) -> str | Token | None:
+        """A text or a token; None for anything else."""
+        match self._members.get(name):
+            case str(text):
+                del self._members[name]
+                return text
+            case dict(value):
+                del self._members[name]
+                return _token_at(value, child(self.path, name))
+        return None
+
+    def token(self, name: str) -> Token:
+        value, path = self._members.pop(name, None), child(self.path, name)
+        return Token(_token_id(value, path), path)
+
+    def tokens(self, name: str) -> tuple[Token, ...]:
+        values, path = self.take(name, list), child(self.path, name)
+        if not values:
+            raise InvalidGrammar(path, f"'{name}' is empty")
+        paths = [child(path, index) for index in range(len(values))]
+        return tuple(
+            Token(_token_id(value, at), at) for value, at in zip(values, paths, strict=True)
+        )
 
     def close(self) -> None:
         for name in self._members:
@@ -217,6 +303,21 @@ def _parse_first_form(fields: _Fields) -> TriggeredTags:
         inner.close()
     fields.close()
     return _triggered(TriggeredTags(triggers, tuple(tags), False, False), path)
+
+
+def _token_id(value: Any, path: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InvalidGrammar(path, f"a token is to be named by its id, got {value!r}")
+    return value
+
+
+def _token_at(value: dict[str, Any], path: str) -> Token:
+    fields = _Fields(value, path)
+    if fields.take("type", str) != "token":
+        raise InvalidGrammar(child(path, "type"), "this is to be a text or a token")
+    found = fields.token("token")
+    fields.close()
+    return found
 
 
 def _object(value: Any, path: str) -> dict[str, Any]:
@@ -253,7 +354,11 @@ def _regex(fields: _Fields, last: bool) -> Format:
 def _any_text(fields: _Fields, last: bool) -> Format:
     if not last:
         raise InvalidGrammar(fields.path, "any_text must fill a tag, or come last")
-    return AnyText()
+    return AnyText(fields.excludes())
+
+
+def _token(fields: _Fields, last: bool) -> Format:
+    return fields.token("token")
 
 
 def _elements(fields: _Fields, last: bool, *, ordered: bool) -> tuple[Format, ...]:
@@ -268,7 +373,7 @@ def _elements(fields: _Fields, last: bool, *, ordered: bool) -> tuple[Format, ..
 
 
 def _tag(fields: _Fields, last: bool) -> Tag:
-    begin, ends = fields.take("begin", str), fields.ends()
+    begin, ends = fields.begin(), fields.ends()
     value = fields.take("content", dict)
     # Free text that fills a tag runs up to its end, which must be something then.
     free = value.get("type") == "any_text" and all(ends)
@@ -289,27 +394,38 @@ def _tags(fields: _Fields) -> tuple[Tag, ...]:
     return tuple(tags)
 
 
-def _triggered_tags(fields: _Fields, last: bool) -> Format:
+def _triggered_tags(fields: _Fields, last: bool, *, by_token: bool) -> Format:
     if not last:
-        raise InvalidGrammar(fields.path, "triggered_tags must come last: its text never ends")
+        raise InvalidGrammar(fields.path, "triggered tags must come last: their text never ends")
     tree = TriggeredTags(
-        fields.strings("triggers"),
+        fields.tokens("trigger_tokens") if by_token else fields.strings("triggers"),
         _tags(fields),
         fields.take("at_least_one", bool, False),
         fields.take("stop_after_first", bool, False),
+        fields.excludes(),
     )
     return _triggered(tree, child(fields.path, "tags"))
 
 
 def _triggered(tree: TriggeredTags, path: str) -> TriggeredTags:
     for index, tag in enumerate(tree.tags):
-        if not any(tag.begin.startswith(trigger) for trigger in tree.triggers):
+        if not any(_begins(tag, trigger) for trigger in tree.triggers):
             where = child(child(path, index), "begin")
-            raise InvalidGrammar(where, f"'{tag.begin}' begins with none of the triggers")
+            raise InvalidGrammar(where, f"{_shown(tag.begin)} begins with none of the triggers")
     for trigger in tree.triggers:
-        if not any(tag.begin.startswith(trigger) for tag in tree.tags):
-            raise InvalidGrammar(path, f"no tag begins with the trigger '{trigger}'")
+        if not any(_begins(tag, trigger) for tag in tree.tags):
+            raise InvalidGrammar(path, f"no tag begins with the trigger {_shown(trigger)}")
     return tree
+
+
+def _begins(tag: Tag, trigger: str | Token) -> bool:
+    if isinstance(trigger, str) and isinstance(tag.begin, str):
+        return tag.begin.startswith(trigger)
+    return tag.begin == trigger
+
+
+def _shown(edge: str | Token) -> str:
+    return f"'{edge}'" if isinstance(edge, str) else f"the token {edge.id}"
 
 
 def _tags_with_separator(fields: _Fields, last: bool) -> Format:
@@ -322,6 +438,7 @@ def _tags_with_separator(fields: _Fields, last: bool) -> Format:
 
 
 _READERS: dict[str, Callable[[_Fields, bool], Format]] = {
+    "token": _token,
     "const_string": _const_string,
     "json_schema": _json_schema,
     "regex": _regex,
@@ -329,6 +446,7 @@ _READERS: dict[str, Callable[[_Fields, bool], Format]] = {
     "sequence": lambda fields, last: Sequence(_elements(fields, last, ordered=True)),
     "or": lambda fields, last: Or(_elements(fields, last, ordered=False)),
     "tag": _tag,
-    "triggered_tags": _triggered_tags,
+    "triggered_tags": lambda fields, last: _triggered_tags(fields, last, by_token=False),
+    "token_triggered_tags": lambda fields, last: _triggered_tags(fields, last, by_token=True),
     "tags_with_separator": _tags_with_separator,
 }

@@ -51,12 +51,12 @@ class Vocabulary:
     @cached_property
     def eos_mask(self) -> Mask:
         """Shape ``[mask_words]``: exactly the EOS bits."""
-        return self._mask(self.eos_token_ids)
+        return self.mask(self.eos_token_ids)
 
     @cached_property
     def any_mask(self) -> Mask:
         """Shape ``[mask_words]``: the bits of every token but EOS, specials included."""
-        return self._mask(
+        return self.mask(
             i
             for i, token in enumerate(self.tokens)
             if (token or i in self.special_ids) and i not in self.eos_token_ids
@@ -65,16 +65,17 @@ class Vocabulary:
     @cached_property
     def solid_mask(self) -> Mask:
         """Shape ``[mask_words]``: the bits of tokens that are not just blanks."""
-        return self._mask(i for i, token in enumerate(self.tokens) if not token.isspace())
+        return self.mask(i for i, token in enumerate(self.tokens) if not token.isspace())
 
     @cached_property
     def text_mask(self) -> Mask:
         """Shape ``[mask_words]``: the bits of tokens that stand for bytes."""
-        return self._mask(
+        return self.mask(
             i for i, token in enumerate(self.tokens) if token and i not in self.special_ids
         )
 
-    def _mask(self, ids: Iterable[int]) -> Mask:
+    def mask(self, ids: Iterable[int]) -> Mask:
+        """Shape ``[mask_words]``: exactly the bits of these."""
         bits = np.zeros(self.mask_words * 32, dtype=np.uint8)
         bits[list(ids)] = 1
         return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32).view(np.int32)
@@ -83,6 +84,12 @@ class Vocabulary:
     def allows(mask: Mask, token_id: int) -> bool:
         """Whether a mask has the bit of a token that lies within its width."""
         return bool(mask[token_id >> 5] >> (token_id & 31) & 1)
+
+    def has(self, token_id: int) -> bool:
+        """Whether it is a token at all: not padding, nor an id without bytes."""
+        return 0 <= token_id < self.size and (
+            bool(self.tokens[token_id]) or token_id in self.special_ids
+        )
 
     def tokenize(self, text: bytes) -> list[int]:
         """Cuts ``text`` into tokens, stopping early where no token fits.

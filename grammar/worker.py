@@ -12,7 +12,7 @@ import sys
 from multiprocessing.connection import Connection
 
 from grammar.backends.base import Backend
-from grammar.errors import CompileFailed, CompileMemory, GrammarError
+from grammar.errors import CompileFailed, CompileMemory, CompilerUnavailable, GrammarError
 from grammar.jobs import (
     Backends,
     Compiler,
@@ -31,7 +31,12 @@ from grammar.vocabulary import Vocabulary
 def main(fd: int) -> None:
     with Connection(fd) as connection:
         try:
-            _Worker(connection).serve()
+            try:
+                worker = _Worker(connection)
+            except CompilerUnavailable as error:
+                connection.send_bytes(encode(Refused.of(error)))
+                return
+            worker.serve()
         except (EOFError, ConnectionError):
             return  # the pool has closed, or its process is gone
 
@@ -50,6 +55,7 @@ class _Worker:
             self._backends = Backends(vocabulary)
             self._backends.load(setup.backends[0])
             self._compiler = Compiler(vocabulary, setup.backends, setup.limits, self._load)
+        _silence()
         self._send(Loaded())
 
     def serve(self) -> None:
@@ -76,23 +82,37 @@ class _Worker:
         if name in self._backends:
             return self._backends.load(name)
         self._send(Loading())
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        _set_limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
         backend = self._backends.load(name)
         self._limit()
         self._send(Loaded())
         return backend
 
     def _limit(self) -> None:
-        """Memory: so much more than now. Processor time: a guard for when the pool, which keeps
-        the clock, is gone."""
-        memory = _address_space() + self._setup.memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (memory, resource.RLIM_INFINITY))
+        """Memory: so much more than now, whatever the libraries have mapped. Processor time: a
+        guard for when the pool, which keeps the clock, is gone."""
+        _set_limit(resource.RLIMIT_AS, _address_space() + self._setup.memory_bytes)
         usage = resource.getrusage(resource.RUSAGE_SELF)
         seconds = int(usage.ru_utime + usage.ru_stime + 4 * self._setup.timeout_s + 10)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+        _set_limit(resource.RLIMIT_CPU, seconds)
 
     def _send(self, reply: Reply) -> None:
         self._connection.send_bytes(encode(reply))
+
+
+def _set_limit(kind: int, value: int) -> None:
+    """As far as those who started us allow."""
+    _, most = resource.getrlimit(kind)
+    if most != resource.RLIM_INFINITY and (value == resource.RLIM_INFINITY or value > most):
+        value = most
+    resource.setrlimit(kind, (value, most))
+
+
+def _silence() -> None:
+    """From here on libraries print only what they also raise."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stderr.fileno())
+    os.close(null)
 
 
 def _address_space() -> int:

@@ -29,6 +29,7 @@ _BOUNDS = {
     "max_queued": (0, MAX_COUNT),
     "monthly_tokens": (0, MAX_MONTHLY),
     "monthly_cost_micro": (0, MAX_MONTHLY),
+    "max_cached_blocks": (0, MAX_COUNT),
     "priority": (-(2**15) + 1, 2**15 - 1),
 }
 
@@ -49,6 +50,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Priority class of its requests; the most specific scope that has one decides."""
     weight: float | None = None
     """Share under contention; the most specific scope that has one decides."""
+    max_cached_blocks: int | None = None
+    """Blocks of the engine's KV cache that its requests may leave in the prefix cache."""
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():

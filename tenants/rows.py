@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+from uuid import UUID
+
 import msgspec
 
 from tenants.connections import Row
-from tenants.limits import Limits, QuotaAnswer, ScopePolicy, Window
+from tenants.limits import Limits, QuotaAnswer, ScopeKind, ScopePolicy, Window
 from tenants.types import (
+    Adapter,
     ApiKey,
     AuditEntry,
     KeyRecord,
@@ -32,6 +36,10 @@ def key_of(row: Row) -> ApiKey:
     return ApiKey(**values)
 
 
+def adapter_of(row: Row) -> Adapter:
+    return Adapter(**row)
+
+
 def record_of(row: Row) -> KeyRecord:
     tenant = Tenant(
         id=row["tenant_id"],
@@ -41,9 +49,29 @@ def record_of(row: Row) -> KeyRecord:
         created_at=row["tenant_created_at"],
         disabled_at=row["disabled_at"],
     )
-    policies = msgspec.json.decode(row["policies"] or "[]", type=tuple[ScopePolicy, ...])
-    principal = Principal(tenant=tenant, key=key_of(row), policies=policies)
+    policies = msgspec.json.decode(row["policies"] or "[]", type=list[_StoredPolicy])
+    principal = Principal(
+        tenant=tenant,
+        key=key_of(row),
+        policies=tuple(policy.known() for policy in policies),
+        adapters=msgspec.json.decode(row["adapters"] or "[]", type=tuple[Adapter, ...]),
+    )
     return KeyRecord(principal, row["key_hash"])
+
+
+class _StoredPolicy(msgspec.Struct):
+    scope_kind: ScopeKind
+    scope_id: UUID
+    limits: dict[str, Any]
+
+    def known(self) -> ScopePolicy:
+        """A newer version may have limits that this one does not know: its keys work on here."""
+        known = {name: self.limits.get(name) for name in Limits.__struct_fields__}
+        return ScopePolicy(
+            scope_kind=self.scope_kind,
+            scope_id=self.scope_id,
+            limits=msgspec.convert(known, Limits),
+        )
 
 
 def policy_of(row: Row) -> ScopePolicy:

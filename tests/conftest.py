@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import shutil
@@ -11,9 +12,53 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+
+# A slow machine is no failure, and a run says the same as the run before it. New examples are
+# looked for on purpose: `pytest --hypothesis-profile=explore`.
+settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("repeatable")
+
+RERUNS = 1
+"""Of a test in a browser that failed: Chromium's own start may fail where memory or processes are
+short, which says nothing about the page. The summary shows each with its traceback, so that none
+goes unseen."""
+
+
+def pytest_collection_finish() -> None:
+    _set_apart_what_lives()
+
+
+def _set_apart_what_lives() -> None:
+    """Modules and thousands of tests live to the end: every full collection would look through all
+    of them, for as long as many a test takes."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def collector_as_before() -> Iterator[None]:
+    """For tests of what sets the collector of its process, as an engine does."""
+    thresholds = gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+    _set_apart_what_lives()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.flaky(reruns=RERUNS))
 
 
 def _missing_gpu() -> str | None:
@@ -72,10 +117,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+PATIENCE_MS = 30_000
+"""How long a page may take for anything; a machine with other work is slow, not wrong."""
+
 CHROMIUM_ARGS = [
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
+    "--disable-dev-shm-usage",  # a container's is often too small for a page
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",
@@ -91,8 +140,9 @@ def chromium() -> Iterator[Browser]:
     Not shared further than a module: while playwright's synchronous API is started, an event loop
     counts as running in this thread, and asyncio tests could not start theirs.
     """
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         executable = shutil.which("chromium")
         browser = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_ARGS)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from engine.cache.ceilings import Ceilings
 from engine.cache.eviction import EvictionOrder
 from engine.cache.prefix import PrefixIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
+    from engine.cache.ceilings import Ceiling
     from engine.cache.prefix import Content
 
 
@@ -22,7 +24,8 @@ class BlockPool:
     first, then the partly filled ones, then the full ones, each kind in the order of release.
 
     ``floor`` is the number of its cached blocks that an owner keeps while others have more;
-    ``ceiling`` is the number above which it gives up its own oldest.
+    ``ceiling`` is the number above which it gives up its own oldest. Whoever publishes may belong
+    to groups with ceilings of their own.
     """
 
     def __init__(self, num_blocks: int, *, floor: int = 0, ceiling: int | None = None) -> None:
@@ -38,6 +41,7 @@ class BlockPool:
         # An OrderedDict is a linked list in C: O(1) at both ends and in the middle.
         self._partial: OrderedDict[int, None] = OrderedDict()
         self._full = EvictionOrder(floor)
+        self._ceilings = Ceilings()
 
     @property
     def num_free(self) -> int:
@@ -62,10 +66,11 @@ class BlockPool:
     def acquire(self, block_id: int) -> None:
         """One more reference on a block that is held or cached."""
         if self._ref_counts[block_id] == 0:
-            if block_id in self._partial:
-                del self._partial[block_id]
-            else:
-                self._full.remove(block_id)
+            content = self._contents[block_id]
+            assert content is not None, f"block {block_id} is acquired, but blank"
+            self._take_off_list(block_id)
+            for ceiling in content.ceilings:
+                del ceiling.idle[block_id]
         self._ref_counts[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
@@ -84,16 +89,38 @@ class BlockPool:
         if self.index.add(block_id, content):
             self._contents[block_id] = content
 
+    def ceilings_of(self, max_blocks: Mapping[str, int]) -> tuple[Ceiling, ...]:
+        """Groups by their names, with their bounds from now on: what is beyond goes at once."""
+        ceilings = self._ceilings.of(max_blocks)
+        self._keep_below(ceilings)
+        return ceilings
+
     def _free(self, block_id: int) -> None:
         content = self._contents[block_id]
         if content is None:
             self._blank.append(block_id)
-        elif content.partial:
+            return
+        for ceiling in content.ceilings:
+            ceiling.idle[block_id] = None
+        if content.partial:
             self._partial[block_id] = None
         else:
             self._full.add(block_id, content.owner)
             if self._full.count(content.owner) > self._ceiling:
                 self._forget(self._full.pop_from(content.owner))
+        self._keep_below(content.ceilings)
+
+    def _keep_below(self, ceilings: tuple[Ceiling, ...]) -> None:
+        for ceiling in ceilings:
+            for block_id in ceiling.excess():
+                self._take_off_list(block_id)
+                self._forget(block_id)
+
+    def _take_off_list(self, block_id: int) -> None:
+        if block_id in self._partial:
+            del self._partial[block_id]
+        else:
+            self._full.remove(block_id)
 
     def _evict(self) -> None:
         """Make the cached block blank that is worth least."""
@@ -107,6 +134,8 @@ class BlockPool:
         assert content is not None
         self.index.remove(block_id, content)
         self._contents[block_id] = None
+        for ceiling in content.ceilings:
+            ceiling.idle.pop(block_id, None)
         self._blank.append(block_id)
         self.num_evictions += 1
 
@@ -123,4 +152,8 @@ class BlockPool:
         assert cached.isdisjoint(self._blank), "a blank block has content"
         assert cached.issuperset(idle), "a cached block has no content"
         assert cached.issuperset(self._partial), "a cached block has no content"
+        for block_id, content in enumerate(self._contents):
+            for ceiling in () if content is None else content.ceilings:
+                assert (block_id in ceiling.idle) == (self._ref_counts[block_id] == 0)
+                assert len(ceiling.idle) <= ceiling.max_blocks, "a group is above its ceiling"
         self.index.check_integrity(dict(enumerate(self._contents)))

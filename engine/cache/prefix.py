@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from engine.cache.ceilings import Ceiling
+
 _TOKEN_BYTES = 4
 # Blocks with the same parent that are compared for a partial match, the newest first.
 _MAX_SIBLINGS_COMPARED = 8
@@ -80,6 +82,8 @@ class Content:
     """Whom it counts for when blocks have to go."""
     partial: bool = False
     """Filled only in part: readable by a copy of its leading slots."""
+    ceilings: tuple[Ceiling, ...] = ()
+    """Of the groups it counts for."""
 
 
 class PrefixIndex:

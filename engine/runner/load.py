@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from engine.attention.base import AttentionShape, CapturableBackend
+from engine.attention.base import FP8, AttentionShape, CapturableBackend
 from engine.attention.select import select_backend
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -18,6 +19,7 @@ from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.config import DTYPES
 from engine.runner.graphs import DecodeGraphs
+from engine.runner.kv_scales import load_kv_scales
 from engine.runner.load_drafting import (
     acceptance,
     capture_verify_graphs,
@@ -27,6 +29,7 @@ from engine.runner.load_drafting import (
 )
 from engine.runner.memory import (
     PagedCache,
+    choose_groups,
     count_blocks,
     fit_max_model_len,
     requested_max_model_len,
@@ -57,45 +60,42 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         facts = replace(facts, max_position_embeddings=asked_len)
     device = _device(config)
     config = config.for_device(device.type)
+    groups = choose_groups(config, facts, asked_len, device)
     dtype = _dtype(config, facts, device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     has_kernels = _register_kernels(device)
-    shape = _attention_shape(config, facts, dtype)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else FP8
+    shape = _attention_shape(config, facts, dtype, kv_dtype)
     attention = select_backend(config.attention_backend, device, shape)
     model = load_model(
         config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
     )
     adapters = _adapter_slots(config, model, dtype, device)
+    if shape.is_fp8:
+        report(LoadProgress("Scaling the KV cache", 0.9))
+        model.set_kv_scales(load_kv_scales(config, model, facts, shape, asked_len, device))
 
-    def activation_bytes() -> int:
+    def needed_bytes() -> int:
         report(LoadProgress("Measuring the largest step", 0.9))
-        # CUDA graphs keep memory of their own, for a step that is no larger.
-        copies = 1 if config.enforce_eager else 2
-        return _late_bytes(config, adapters) + copies * measure_activation_bytes(
-            model,
-            facts,
-            config,
-            attention,
-            max_model_len=asked_len,
-            dtype=dtype,
-            device=device,
-        )
+        step = partial(measure_activation_bytes, model, facts, config, attention)
+        peak = step(max_model_len=asked_len, kv_dtype=kv_dtype, device=device)
+        return _late_bytes(config, adapters) + _peaks(config) * peak
 
     network = load_draft_network(
         config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
     )
     draft_bytes = draft_block_bytes(network, config.block_size, dtype)
-    num_blocks = count_blocks(config, facts, dtype, device, activation_bytes, draft_bytes)
-    max_model_len = fit_max_model_len(config, facts, num_blocks)
+    num_blocks = count_blocks(config, facts, kv_dtype, device, needed_bytes, draft_bytes, groups)
+    max_model_len = fit_max_model_len(config, facts, num_blocks, groups)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
-    cache = PagedCache(facts, num_blocks, config.block_size, dtype=dtype, device=device)
-    table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device)
+    cache = PagedCache(facts, num_blocks, config.block_size, groups, dtype=kv_dtype, device=device)
+    table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device, groups.windows)
     sampler = _create_sampler(config, facts, device, has_kernels=has_kernels)
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
-    host_blocks = load_host_blocks(config.swap_space, [*cache.layers, *made.swapped])
+    host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
     if device.type == "cuda" and has_kernels:
-        _measure_products(made.model, report)
+        _measure_products(made.model, report, libraries=config.blas_autotune)
     graphs, verify_graphs = None, None
     # Models that are not our own may look at what they compute.
     capturable = isinstance(facts, ModelConfig) and not config.enforce_eager
@@ -124,6 +124,11 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         runner.measure_step_costs(speculative.num_tokens, config.step_tokens)
     report(LoadProgress("Model loaded", 1.0))
     return runner
+
+
+def _peaks(config: EngineConfig) -> int:
+    """CUDA graphs keep memory of their own, for a step that is no larger."""
+    return 1 if config.enforce_eager else 2
 
 
 def _late_bytes(config: EngineConfig, adapters: AdapterSlots | None) -> int:
@@ -158,7 +163,9 @@ def _create_sampler(
     )
 
 
-def _attention_shape(config: EngineConfig, model: ModelFacts, dtype: torch.dtype) -> AttentionShape:
+def _attention_shape(
+    config: EngineConfig, model: ModelFacts, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> AttentionShape:
     layout = model.cache_layout
     return AttentionShape(
         dtype,
@@ -169,6 +176,7 @@ def _attention_shape(config: EngineConfig, model: ModelFacts, dtype: torch.dtype
         config.max_num_seqs,
         window=model.widest_window,
         softcap=model.attention_softcap,
+        kv_dtype=kv_dtype,
     )
 
 
@@ -207,11 +215,18 @@ def _register_kernels(device: torch.device) -> bool:
     return True
 
 
+def _is_quantized(module: Linear | TiedLinear) -> bool:
+    return isinstance(module, Linear) and module.quantized is not None
+
+
 def _device(config: EngineConfig) -> torch.device:
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise ConfigError("device is 'cuda', but torch sees no GPU here: use 'auto' or 'cpu'")
-    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+    device = torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+    if config.blas_autotune and device.type != "cuda":
+        raise ConfigError("blas_autotune needs a GPU: there is one library on a CPU")
+    return device
 
 
 def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> torch.dtype:
@@ -220,13 +235,17 @@ def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> tor
     return torch.float32 if device.type == "cpu" else model.dtype
 
 
-def _measure_products(model: Model, report: OnProgress) -> None:
+def _measure_products(model: Model, report: OnProgress, *, libraries: bool) -> None:
     report(LoadProgress("Measuring matrix products", 0.95))
+    if libraries:
+        for module in model.modules():
+            if isinstance(module, Linear | TiedLinear) and not _is_quantized(module):
+                products.measure_libraries(module.weight.data)
     for module in model.modules():
         match module:
             case GatedMLP() if module.gate_up_proj.quantized is None:
                 products.measure(module.gate_up_proj.weight.data, gated=True)
-            case Linear() if module.quantized is not None:
+            case Linear() if _is_quantized(module):
                 pass
             case Linear() | TiedLinear():
                 products.measure(module.weight.data, gated=False)

@@ -22,6 +22,7 @@ COLUMNS = (
     ("monthly_cost_micro", "cost/month (micro)"),
     ("priority", "priority"),
     ("weight", "weight"),
+    ("max_cached_blocks", "cached blocks"),
 )
 """Fields of ``tenants.limits.Limits`` and what they are called in the table."""
 NONE = "none"
@@ -41,6 +42,7 @@ def limits(
     monthly_cost_micro: Number = None,
     priority: Number = None,
     weight: Number = None,
+    max_cached_blocks: Number = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
@@ -58,6 +60,7 @@ def limits(
         "monthly_cost_micro": monthly_cost_micro,
         "priority": priority,
         "weight": weight,
+        "max_cached_blocks": max_cached_blocks,
     }
     changes = {name: _number(name, text) for name, text in given.items() if text is not None}
 

@@ -23,18 +23,13 @@ class AnswerParser:
         reasoning: ReasoningParser | None = None,
         hides_reasoning: bool = False,
         tools: ToolParser | None = None,
-        prefill: str = "",
         max_calls: int | None = None,
     ) -> None:
-        """``prefill`` is the beginning of the answer that the prompt holds already. Calls beyond
-        ``max_calls`` are dropped, and ``is_full`` from then on."""
+        """Calls beyond ``max_calls`` are dropped, and ``is_full`` from then on."""
         self._reasoning = reasoning
         self._hides_reasoning = hides_reasoning
         self._tools = tools
         self._max_calls = max_calls
-        if prefill:
-            assert tools is not None
-            tools.push(prefill)
 
     @property
     def is_thinking(self) -> bool:

@@ -10,6 +10,10 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
+from grammar.schema.document import Schema
+from grammar.schema.paths import ROOT
+from grammar.structural_tag import Format, JsonSchema
+
 
 class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     arguments: str | msgspec.UnsetType = msgspec.UNSET
@@ -49,6 +53,10 @@ class ToolParser(Protocol):
         """The model has ended: what was held back."""
 
 
+def as_json(schema: Schema) -> Format:
+    return JsonSchema(schema, ROOT)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
     """How a family of models writes its calls."""
@@ -60,6 +68,9 @@ class ToolFormat:
     make_parser: Callable[[Schemas], ToolParser]
     marks: tuple[str, ...]
     """What the parser looks for. Where it is a special token, it must not be hidden."""
+    mark: str
+    """What begins a call or several, wherever it stands in the text; empty where a call is an
+    answer of its own."""
     begin: str
     """What stands before a call's arguments, ``%s`` being the name of its function."""
     end: str
@@ -70,8 +81,13 @@ class ToolFormat:
     """Once, before the first call."""
     closing: str = ""
     """Once, after the last one."""
+    spell: Callable[[Schema], Format] = as_json
+    """How arguments that satisfy a schema of OpenAI's strict subset are written. Raises
+    ``UnsupportedKeyword`` for what this spelling cannot be held to."""
     has_json_arguments: bool = True
-    """Whether they are the JSON object itself, and can be held to a schema."""
+    """Whether they are the JSON object itself."""
+    text: Format | None = None
+    """An answer that is no call, where there is no ``mark``."""
 
 
 @dataclass(frozen=True, slots=True)

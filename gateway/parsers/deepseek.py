@@ -91,6 +91,7 @@ DEEPSEEK = ToolFormat(
     signs=(CALLS,),
     make_parser=lambda schemas: DeepSeekParser(),
     marks=(CALLS, CALL, SEPARATOR, END_CALL, END_CALLS),
+    mark=CALLS,
     opening=CALLS,
     begin=f"{CALL}function{SEPARATOR}%s\n```json\n",
     end=f"\n```{END_CALL}",

@@ -28,6 +28,7 @@ HERMES = ToolFormat(
     signs=(OPEN,),
     make_parser=lambda schemas: HermesParser(),
     marks=(OPEN, CLOSE),
+    mark=OPEN,
     begin=f'{OPEN}\n{{"name": "%s", "arguments": ',
     end=f"}}\n{CLOSE}",
     separator="\n",

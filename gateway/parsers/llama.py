@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from gateway.parsers.base import MarkedParser, Region, ToolFormat
 from gateway.parsers.json_call import JsonCall
+from grammar.structural_tag import AnyText, Or, Regex, Sequence
 
 TAG = "<|python_tag|>"
 
@@ -38,11 +39,24 @@ class LlamaParser(MarkedParser):
         return self._after_call or not self._has_spoken
 
 
+_BLANK = "[ \\t\\r\\n;]*"
+# Neither an object nor the tag, for the parser takes both for calls.
+_NO_CALL = Or(
+    (
+        Regex(_BLANK),
+        Sequence(
+            (Regex(_BLANK + "([^ \\t\\r\\n;{<]|<[^|])"), AnyText(excludes=(TAG,))),
+        ),
+    )
+)
+
 LLAMA = ToolFormat(
     name="llama",
     signs=(TAG, '"parameters": dictionary', "Environment: ipython"),
     make_parser=lambda schemas: LlamaParser(),
     marks=(TAG,),
+    mark="",
+    text=_NO_CALL,
     begin='{"name": "%s", "parameters": ',
     end="}",
     separator="; ",

@@ -147,6 +147,7 @@ MISTRAL = ToolFormat(
     signs=(TAG,),
     make_parser=lambda schemas: MistralParser(),
     marks=(TAG, *_AFTER_NAME),
+    mark=TAG,
     opening=f"{TAG}[",
     begin='{"name": "%s", "arguments": ',
     end="}",

@@ -14,11 +14,24 @@ A value is text where the function's schema says string, and JSON where it is JS
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 from gateway.parsers.base import CallName, MarkedParser, Region, Schemas, ToolFormat
 from gateway.parsers.blocks import BlockRegion
+from grammar.errors import UnsupportedKeyword
+from grammar.schema.document import Schema
+from grammar.schema.paths import ROOT, child
+from grammar.structural_tag import (
+    AnyText,
+    ConstString,
+    Format,
+    JsonSchema,
+    Or,
+    Sequence,
+    Tag,
+)
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
@@ -44,6 +57,7 @@ class _Call(BlockRegion):
         self._schemas = schemas
         self._types: dict[str, Any] = {}
         self._key = ""
+        self._begun = ""  # a value that holds the closing tag
         self._comma = ""
         self._read: Callable[[], bool] = self._outside
 
@@ -90,17 +104,23 @@ class _Call(BlockRegion):
     def _value(self) -> bool:
         if (found := self._before(_END_PARAMETER)) is None:
             return False
-        text = found[0].removeprefix("\n").removesuffix("\n")
+        if self._is_json() and _is_open(self._begun + found[0]):
+            self._begun += found[0] + _END_PARAMETER  # which is data there
+            return True
+        text = (self._begun + found[0]).removeprefix("\n").removesuffix("\n")
+        self._begun = ""
         key, value = json.dumps(self._key, ensure_ascii=False), self._json(text)
         self._found.append(f"{self._comma}{key}: {value}")
         self._comma = ", "
         self._read = self._between
         return True
 
+    def _is_json(self) -> bool:
+        """Whether a schema says so."""
+        return self._key in self._types and not _is_text(self._types[self._key])
+
     def _json(self, text: str) -> str:
-        schema = self._types.get(self._key)
-        is_text = isinstance(schema, dict) and schema.get("type") == "string"
-        if not is_text:
+        if not _is_text(self._types.get(self._key)):
             try:
                 return json.dumps(json.loads(text), ensure_ascii=False)
             except (ValueError, RecursionError):
@@ -108,13 +128,87 @@ class _Call(BlockRegion):
         return json.dumps(text, ensure_ascii=False)
 
 
+def _is_text(schema: object) -> bool:
+    """Whether a value is written as it is, and not as JSON."""
+    return isinstance(schema, dict) and schema.get("type") == "string"
+
+
+def _is_open(text: str) -> bool:
+    """Whether this is the beginning of a JSON value, up to within a string."""
+    if text.lstrip()[:1] not in ("[", "{", '"'):
+        return False
+    return len(re.sub(r"\\.", "", text).split('"')) % 2 == 0
+
+
+def spell(schema: Schema) -> Format:
+    """One tag for each property, in the schema's order."""
+    assert isinstance(schema, dict)
+    properties: dict[str, Any] = schema["properties"]
+    if not properties:
+        return ConstString("")
+    definitions: dict[str, Any] = {
+        name: schema[name] for name in ("$defs", "definitions") if name in schema
+    }
+    _check_references(definitions, ROOT)
+    return Sequence(tuple(_tag(key, sub, definitions) for key, sub in properties.items()))
+
+
+def _tag(key: str, schema: dict[str, Any], definitions: dict[str, Any]) -> Tag:
+    path = child(child(ROOT, "properties"), key)
+    if ">" in key or key != key.strip():
+        raise UnsupportedKeyword("properties", path, "no tag of this model can have this name")
+    if _is_text(schema):
+        content = _text(schema, path)
+    else:
+        _check_references(schema, path)
+        content = JsonSchema({**definitions, **schema}, ROOT)
+    return Tag(f"{_PARAMETER}{key}>\n", content, (f"\n{_END_PARAMETER}\n",))
+
+
+def _text(schema: dict[str, Any], path: str) -> Format:
+    for keyword in ("pattern", "format"):
+        if keyword in schema:
+            reason = "this model writes texts outside of JSON, which can be held to no pattern"
+            raise UnsupportedKeyword(keyword, child(path, keyword), reason)
+    if "enum" not in schema and "const" not in schema:
+        return AnyText(excludes=(_END_PARAMETER,))
+    values = schema.get("enum", [schema.get("const")])
+    texts = [v for v in values if isinstance(v, str) and v == schema.get("const", v)]
+    if not texts or not all(map(_is_plain, texts)):
+        keyword = "enum" if "enum" in schema else "const"
+        reason = "a tag of this model cannot hold one of the values"
+        raise UnsupportedKeyword(keyword, child(path, keyword), reason)
+    return Or(tuple(map(ConstString, texts)))
+
+
+def _is_plain(value: str) -> bool:
+    """Whether the parser reads it back as it is."""
+    return _END_PARAMETER not in value and not value.startswith("\n") and not value.endswith("\n")
+
+
+def _check_references(schema: Any, path: str) -> None:
+    """A property stands alone here: the root is not within its reach."""
+    match schema:
+        case {"$ref": str(target)} if not target.startswith(("#/$defs/", "#/definitions/")):
+            reason = "arguments of this model can refer to definitions only"
+            raise UnsupportedKeyword("$ref", child(path, "$ref"), reason)
+        case dict():
+            for name, sub in schema.items():
+                _check_references(sub, child(path, name))
+        case list():
+            for index, sub in enumerate(schema):
+                _check_references(sub, child(path, index))
+
+
 QWEN = ToolFormat(
     name="qwen",
     signs=(_FUNCTION,),
     make_parser=QwenParser,
     marks=(OPEN, CLOSE),
+    mark=OPEN,
     begin=f"{OPEN}\n{_FUNCTION}%s>\n",
     end=f"{_END_FUNCTION}\n{CLOSE}",
     separator="\n",
+    spell=spell,
     has_json_arguments=False,
 )

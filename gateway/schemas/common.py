@@ -24,21 +24,27 @@ class UnenforcedKeyword(msgspec.Struct, frozen=True, kw_only=True):
     keyword: str
     path: str
     """In the schema."""
+    function: str | msgspec.UnsetType = msgspec.UNSET
+    """Whose ``parameters`` it stands in, where it is about a call. The keyword ``parameters`` at
+    ``$`` is all of them: the arguments were written freely."""
 
 
 class SchemaViolation(msgspec.Struct, frozen=True, kw_only=True):
     path: str
-    """In the answer's document."""
+    """In the answer's document, or in the call's arguments."""
     message: str
+    call_id: str | msgspec.UnsetType = msgspec.UNSET
+    """The call's, where it is about one."""
 
 
 class Compliance(msgspec.Struct, frozen=True, kw_only=True):
-    """``structured_outputs`` of a choice: where a schema could not be enforced while the answer was
-    generated, what became of it. Left out where everything was enforced."""
+    """``structured_outputs`` of a choice: where a schema could not be enforced while the answer or
+    the arguments of its calls were generated, what became of it. Left out where everything was
+    enforced."""
 
     unenforced: list[UnenforcedKeyword]
     valid: bool | None
-    """Whether the answer satisfies the schema all the same; null if that could not be found out in
+    """Whether all of it satisfies its schema all the same; null if that could not be found out in
     time."""
     violations: list[SchemaViolation] = []
     """The first ten."""

@@ -26,6 +26,7 @@ from grammar.structural_tag import (
     Sequence,
     Tag,
     TagsWithSeparator,
+    Token,
     TriggeredTags,
 )
 from grammar.vocabulary import Mask, Vocabulary
@@ -57,8 +58,9 @@ class LLGuidanceBackend:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokenizer = llguidance.LLTokenizer(
+            # One EOS is enough: ``Matcher`` knows the others, and no grammar of ours names any.
             llguidance.TokenizerWrapper(_Tokens(vocabulary)),
-            eos_token=sorted(vocabulary.eos_token_ids),
+            eos_token=min(vocabulary.eos_token_ids),
         )
         assert self._tokenizer.vocab_size == vocabulary.size
 
@@ -125,7 +127,11 @@ class _Tokens:
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokens = vocabulary.tokens
+        # It tells special tokens apart by their names.
+        self.tokens = [
+            f"<|{i}|>".encode() if i in vocabulary.special_ids else token
+            for i, token in enumerate(vocabulary.tokens)
+        ]
         self.special_token_ids = sorted(vocabulary.special_ids)
         self.eos_token_id = min(vocabulary.eos_token_ids)
         self._tokenize = vocabulary.tokenize
@@ -196,15 +202,16 @@ class _LarkWriter:
         if regular is not None:
             return self._define("T", regular)
         match tree:
+            case Token(token_id):
+                return f"<[{token_id}]>"
             case JsonSchema(schema):
                 return self._define("r", _json(schema))
             case Sequence(elements):
                 return self._define("r", " ".join(self._inline(e, ends) for e in elements))
             case Or(elements):
                 return self._define("r", " | ".join(self._inline(e, ends) for e in elements))
-            case Tag(begin, content, tag_ends):
-                inner = self._inline(content, tag_ends)
-                return self._define("r", f"{_literal(begin)} {inner} {_any_of(tag_ends)}")
+            case Tag(begin):
+                return self._define("r", f"{_edge(begin)} {self._rest(tree)}")
             case TriggeredTags():
                 return self._triggered(tree)
             case TagsWithSeparator():
@@ -220,33 +227,42 @@ class _LarkWriter:
                 return _literal(value)
             case Regex(pattern):
                 return f"/{llguidance.regex_to_lark(pattern, '')}/"
-            case AnyText():
-                return _text_without(ends)
+            case AnyText(excludes):
+                return _text_without((*ends, *excludes))
             case Sequence(elements):
                 parts = [self._regular(element, ends) for element in elements]
                 return None if None in parts else " ".join(f"({part})" for part in parts)
             case Or(elements):
                 parts = [self._regular(element, ends) for element in elements]
                 return None if None in parts else " | ".join(f"({part})" for part in parts)
-            case Tag(begin, content, tag_ends):
-                inner = self._regular(content, tag_ends)
-                if inner is None:
-                    return None
-                return f"{_literal(begin)} ({inner}) {_any_of(tag_ends)}"
+            case Tag(str(begin)):
+                rest = self._regular_rest(tree)
+                return None if rest is None else f"{_literal(begin)} {rest}"
         return None
 
+    def _rest(self, tag: Tag) -> str:
+        """What follows the beginning of a tag."""
+        regular = self._regular_rest(tag)
+        if regular is not None:
+            return self._define("T", regular)
+        return f"{self._inline(tag.content, tag.end_texts)} {_any_of(tag.ends)}"
+
+    def _regular_rest(self, tag: Tag) -> str | None:
+        if len(tag.end_texts) < len(tag.ends):
+            return None
+        inner = self._regular(tag.content, tag.end_texts)
+        return None if inner is None else f"({inner}) {_any_of(tag.ends)}"
+
     def _triggered(self, tree: TriggeredTags) -> str:
-        text = self._define("T", _text_without(tree.triggers))
+        barred = [trigger for trigger in tree.triggers if isinstance(trigger, str)]
+        text = self._define("T", _text_without((*barred, *tree.excludes)))
         bare, led = [], []
         for tag in tree.tags:
-            inner = self._regular(tag.content, tag.ends)
-            if inner is None:
-                rest = f"{self._inline(tag.content, tag.ends)} {_any_of(tag.ends)}"
-            else:
-                rest = self._define("T", f"({inner}) {_any_of(tag.ends)}")
-            bare.append(f"{_literal(tag.begin)} {rest}")
+            rest = self._rest(tag)
+            bare.append(f"{_edge(tag.begin)} {rest}")
+            before = f"{text} {_edge(tag.begin)}"
             # The text before it is one terminal with what begins it, as the longest match wants.
-            led.append(f"{self._define('T', f'{text} {_literal(tag.begin)}')} {rest}")
+            led.append(f"{self._define('T', before) if barred else before} {rest}")
         first = self._define("r", " | ".join(bare if tree.at_least_one else led))
         tail = self._define("r", text)
         if tree.stop_after_first:
@@ -262,8 +278,12 @@ def _repeated(first: str, more: str, tree: TagsWithSeparator) -> str:
     return f"({body})" if tree.at_least_one else f"({body})?"
 
 
-def _any_of(texts: tuple[str, ...]) -> str:
-    return f"({' | '.join(map(_literal, texts))})"
+def _edge(edge: str | Token) -> str:
+    return _literal(edge) if isinstance(edge, str) else f"<[{edge.id}]>"
+
+
+def _any_of(edges: tuple[str | Token, ...]) -> str:
+    return f"({' | '.join(map(_edge, edges))})"
 
 
 def _text_without(texts: tuple[str, ...]) -> str:

@@ -96,8 +96,39 @@ def test_what_cannot_be_enforced_is_refused_unless_it_need_not_be(llm: LLM) -> N
     with pytest.raises(InvalidRequest, match=r"uniqueItems.*\$\.uniqueItems"):
         llm.generate("x", params(StructuredOutputs(json=schema)))
     loose = StructuredOutputs(json=schema, strict=False)
-    (result,) = llm.generate("x", params(loose))
-    assert set(json.loads(result.outputs[0].text)) <= {1}
+    verdicts = set()
+    for seed in range(12):
+        (result,) = llm.generate("x", params(loose, seed))
+        output = result.outputs[0]
+        document = json.loads(output.text)
+        assert set(document) <= {1}
+        assert output.compliance is not None
+        assert output.compliance.unenforced == [("uniqueItems", "$.uniqueItems")]
+        assert output.compliance.valid == (len(document) < 2)
+        assert [v.path for v in output.compliance.violations] == ["$"] * (len(document) == 2)
+        verdicts.add(output.compliance.valid)
+    assert verdicts == {True, False}
+    enforced = StructuredOutputs(json='{"type": "integer", "maximum": 5}', strict=False)
+    assert llm.generate("x", params(enforced))[0].outputs[0].compliance is None
+
+
+def test_a_document_is_judged_without_its_reasoning_and_when_cut_short(llm: LLM) -> None:
+    end = tuple(llm.get_tokenizer().encode("\n", add_special_tokens=False))
+    schema = '{"type": "array", "items": {"const": 1}, "maxItems": 2, "uniqueItems": true}'
+    outputs = StructuredOutputs(json=schema, strict=False, reasoning_end_token_ids=end)
+    results = llm.generate(["Hello"] * 8, [params(outputs, seed) for seed in range(8)])
+    for output in (result.outputs[0] for result in results):
+        assert output.compliance is not None
+        document = output.text.partition("\n")[2]
+        is_whole = output.finish_reason == "stop"
+        assert output.compliance.valid == (is_whole and len(json.loads(document)) < 2)
+    plain = StructuredOutputs(json=schema, strict=False)
+    stopped = SamplingParams(structured_outputs=plain, stop=("[",), max_tokens=50)
+    (output,) = llm.generate("x", stopped)[0].outputs
+    assert output.stop_reason == "["
+    assert output.compliance is not None
+    assert output.compliance.valid is False
+    assert "not JSON" in output.compliance.violations[0].message
 
 
 @pytest.mark.parametrize(

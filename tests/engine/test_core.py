@@ -5,7 +5,7 @@ import re
 import pytest
 
 from engine.errors import InvalidRequest
-from engine.messages import QUEUE_TIME_BUCKETS_S
+from engine.messages import QUEUE_TIME_BUCKETS_S, AdapterRef
 from tests.engine.scheduler.harness import EOS, Harness
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
@@ -76,6 +76,8 @@ def test_each_step_says_what_it_sampled() -> None:
         ([1], {"n": 2}, "n must be 1 here, got 2: send a request for each"),
         ([1], {"bad_words": ["x"]}, "bad_words must come with bad_words_token_ids"),
         ([1, 2], {"num_public_tokens": 3}, r"num_public_tokens must be in \[0, 2\], got 3"),
+        ([1], {"max_cached_blocks": {"a": 5, "b": -1}}, "max_cached_blocks must not be below 0"),
+        ([1], {"num_granted_tokens": -1}, "num_granted_tokens must not be below 0, got -1"),
         ([1], {"weight": 0.0}, "weight must be a positive number, got 0.0"),
         ([1], {"weight": float("nan")}, "weight must be a positive number, got nan"),
     ],
@@ -102,6 +104,20 @@ def test_max_logprobs_is_what_may_be_asked_for(limit: int, asked: int) -> None:
     harness = Harness(max_logprobs=limit)
     harness.add("a", 3, max_tokens=2, logprobs=asked, prompt_logprobs=asked)
     harness.run()
+    harness.check_outputs()
+
+
+@OVERLAP
+def test_a_request_leaves_no_more_blocks_than_its_groups_may_have(overlap: bool) -> None:
+    harness = Harness(async_scheduling=overlap)
+    left = []
+    for name, bounds in (("free", {}), ("bound", {"key": 3, "tenant": 5}), ("more", {"tenant": 5})):
+        before = harness.core.stats().num_cached_blocks
+        harness.add(name, 40, max_tokens=8, ignore_eos=True, max_cached_blocks=bounds)
+        harness.run()
+        left.append(harness.core.stats().num_cached_blocks - before)
+    # 40 + 7 tokens are 11 full blocks and a rest; the last request drives out what is the key's.
+    assert left == [12, 3, 2]
     harness.check_outputs()
 
 
@@ -277,6 +293,100 @@ def test_queue_time_is_measured_on_the_clock() -> None:
     assert QUEUE_TIME_BUCKETS_S[slowest - 1] < 7.0 <= QUEUE_TIME_BUCKETS_S[slowest]
 
 
+class TestGrants:
+    """The harness checks after each step that nobody generated more than was granted."""
+
+    @OVERLAP
+    @pytest.mark.parametrize("draft_hits", [None, 1.0])
+    def test_a_request_waits_for_its_grants(self, overlap: bool, draft_hits: float | None) -> None:
+        harness = Harness(async_scheduling=overlap, draft_hits=draft_hits)
+        harness.add("a", 6, max_tokens=20, ignore_eos=True, num_granted_tokens=3)
+        harness.add("free", 6, max_tokens=30, ignore_eos=True)
+        for granted in (3, 4, 11, 50):
+            while harness.core.has_unfinished and len(harness.tokens["a"]) < min(granted, 20):
+                harness.step()
+            harness.step(2)
+            assert len(harness.tokens["a"]) == min(granted, 20)
+            harness.grant("a", {3: 4, 4: 11, 11: 50, 50: 50}[granted])
+        harness.run()
+        assert harness.finished["a"].finish_reason == "length"
+        harness.check_outputs()
+
+    @OVERLAP
+    def test_the_last_grant_ends_it(self, overlap: bool) -> None:
+        harness = Harness(async_scheduling=overlap)
+        harness.add("there", 6, max_tokens=20, ignore_eos=True, num_granted_tokens=4)
+        harness.add("on the way", 6, max_tokens=20, ignore_eos=True, num_granted_tokens=9)
+        harness.add("at the start", 6, max_tokens=20, ignore_eos=True, num_granted_tokens=0)
+        while len(harness.tokens["there"]) < 4:
+            harness.step()
+        harness.grant("there", 4, is_last=True)
+        harness.grant("on the way", 12, is_last=True)
+        harness.grant("at the start", 0, is_last=True)
+        harness.grant("nobody", 12, is_last=True)
+        del harness.granted["nobody"]
+        harness.run()
+        assert {len(tokens) for tokens in harness.tokens.values()} == {4, 12, 0}
+        assert {output.finish_reason for output in harness.finished.values()} == {"length"}
+        harness.check_outputs()
+
+    def test_who_waits_for_a_grant_is_no_work(self) -> None:
+        harness = Harness()
+        harness.add("a", 6, max_tokens=9, ignore_eos=True, num_granted_tokens=2)
+        while harness.core.has_unfinished:
+            harness.step()
+        assert len(harness.tokens["a"]) == 2
+        stats = harness.core.stats()
+        assert (stats.num_running, stats.num_waiting, stats.num_parked) == (0, 0, 1)
+        harness.grant("a", 9)
+        assert harness.core.has_unfinished
+        harness.run()
+        harness.check_outputs()
+
+    @OVERLAP
+    @pytest.mark.parametrize("num_swap_blocks", [0, 20])
+    def test_preempted_without_a_grant_it_lets_others_by(
+        self, overlap: bool, num_swap_blocks: int
+    ) -> None:
+        harness = Harness(
+            async_scheduling=overlap,
+            num_blocks=8,
+            num_swap_blocks=num_swap_blocks,
+            policy="priority",
+            max_num_seqs=3,
+        )
+        harness.add("low", 10, max_tokens=10, ignore_eos=True, priority=5, num_granted_tokens=4)
+        while harness.core.has_unfinished:
+            harness.step()
+        harness.add("high", 20, max_tokens=10, ignore_eos=True)
+        harness.add("lowest", 4, max_tokens=3, ignore_eos=True, priority=9)
+        while harness.core.has_unfinished:
+            harness.step()
+        assert harness.core.stats().num_preemptions == 1
+        assert harness.finished.keys() == {"high", "lowest"}
+        harness.grant("low", 10)
+        harness.run()
+        harness.check_outputs()
+
+    def test_parked_without_a_grant(self) -> None:
+        harness = Harness()
+        harness.add("a", 6, max_tokens=9, ignore_eos=True, num_granted_tokens=2)
+        while harness.core.has_unfinished:
+            harness.step()
+        harness.core.park(["a"])
+        harness.core.check_integrity()
+        assert harness.core.stats().num_parked == 1
+        harness.core.unpark(["a"])
+        harness.core.check_integrity()
+        harness.step(3)
+        assert len(harness.tokens["a"]) == 2
+        harness.core.park(["a"])
+        harness.grant("a", 9)
+        harness.core.unpark(["a"])
+        harness.run()
+        harness.check_outputs()
+
+
 class TestPark:
     @OVERLAP
     def test_a_parked_request_holds_nothing_and_goes_on_where_it_was(self, overlap: bool) -> None:
@@ -353,3 +463,83 @@ class TestPark:
         harness.run()
         harness.check_outputs()
         assert harness.core.stats().num_parked == 0
+
+
+class TestAdapters:
+    def test_each_request_has_its_own(self) -> None:
+        harness = Harness(max_loras=2, max_num_batched_tokens=16)
+        for index, adapter in enumerate(("", "a", "b", "", "a")):
+            harness.add(f"r{index}", [5, 6, 7, 8, 9, 10], adapter=adapter, max_tokens=9)
+        harness.run()
+        harness.check_outputs()
+        assert harness.tokens["r1"] == harness.tokens["r4"]
+        assert len({tuple(harness.tokens[f"r{i}"]) for i in range(3)}) == 3
+
+    def test_one_that_does_not_load_is_answered_without_its_path(self) -> None:
+        harness = Harness()
+        harness.add("a", 3, adapter="bad")
+        (output,) = harness.step()
+        assert output.error == "the adapter's files cannot be used at the moment"
+        assert output.error_code == "adapter_unavailable"
+        assert not harness.core.has_unfinished
+
+    def test_one_that_was_unloaded_is_refused_and_its_running_request_ends(self) -> None:
+        harness = Harness()
+        harness.add("a", 3, adapter="x", max_tokens=9, ignore_eos=True)
+        harness.step(2)
+        harness.core.unload_adapter("x")
+        harness.add("b", 3, adapter="x")
+        harness.step()
+        assert harness.finished["b"].error_code == "adapter_unloaded"
+        harness.run()
+        harness.check_outputs(errors={"b"})
+        assert harness.adapters.kept == set()
+
+    def test_a_request_that_can_never_run_reads_nothing(self) -> None:
+        harness = Harness()
+        harness.add("a", 500, adapter="x")
+        harness.step()
+        assert harness.finished["a"].error_code == "invalid_request"
+        assert harness.core.stats().num_adapter_reads == 0
+
+    def test_a_full_queue_lets_go_of_it(self) -> None:
+        harness = Harness(max_num_queued_reqs=1, max_num_seqs=1)
+        harness.add("a", 3, adapter="x", max_tokens=5, ignore_eos=True)
+        harness.step()
+        for request_id in "bc":
+            harness.add(request_id, 3, adapter="x", max_tokens=5)
+        harness.run()
+        harness.check_outputs(errors={"c"})
+        assert harness.finished["c"].error_code == "queue_full"
+
+    def test_a_held_request_is_aborted(self) -> None:
+        harness = Harness()
+        harness.add("a", 3, adapter="x")
+        assert harness.core.stats().num_waiting == 1
+        with pytest.raises(InvalidRequest, match="'a' is in use"):
+            harness.core.add_request(harness.messages["a"])
+        harness.core.abort(["a"])
+        (output,) = harness.step()
+        assert output.finish_reason == "abort"
+        assert not harness.core.has_unfinished
+
+    def test_what_is_granted_meanwhile_counts(self) -> None:
+        harness = Harness()
+        for name in "ab":
+            harness.add(name, 3, adapter="x", max_tokens=9, ignore_eos=True, num_granted_tokens=2)
+            harness.grant(name, 5, is_last=True)
+        harness.core.abort(["b"])
+        harness.run()
+        harness.check_outputs()
+        assert len(harness.tokens["a"]) == 5
+
+    def test_without_adapters_they_are_refused(self) -> None:
+        harness = Harness()
+        harness.core._adapters = None
+        harness.add("a", 3, adapter="x")
+        (output,) = harness.step()
+        assert output.error == "adapter 'x' cannot be loaded: enable_lora is not set"
+        results: list[object] = []
+        harness.core.load_adapter(AdapterRef(name="x", path="/x"), results.append)
+        harness.core.unload_adapter("x")
+        assert [str(result) for result in results] == [output.error]

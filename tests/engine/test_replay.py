@@ -11,6 +11,7 @@ from engine.demo import MODEL_DIR
 from engine.errors import ModelLoadError
 from engine.messages import (
     GenerateRequest,
+    Grant,
     RequestOutput,
     SamplingParams,
     StructuredOutputs,
@@ -39,11 +40,14 @@ def make_core(tokens_per_s: float = 10) -> tuple[ReplayCore, Clock]:
     return ReplayCore(WORDS, tokens_per_s, clock=clock, sleep=clock.sleep), clock
 
 
-def request(name: str = "r", **params: object) -> GenerateRequest:
+def request(
+    name: str = "r", num_granted_tokens: int | None = None, **params: object
+) -> GenerateRequest:
     return GenerateRequest(
         request_id=name,
         prompt_token_ids=[1],
         params=SamplingParams(**params),  # type: ignore[arg-type]
+        num_granted_tokens=num_granted_tokens,
     )
 
 
@@ -113,6 +117,30 @@ def test_a_parked_request_waits() -> None:
     core.unpark(["r"])
     assert [output.finish_reason for _, output in run(core, clock)] == ["length"]
     assert core.stats().generation_tokens == 2
+
+
+def test_not_one_token_comes_before_it_is_granted() -> None:
+    core, clock = make_core()
+    core.add_request(request(max_tokens=9, ignore_eos=True, num_granted_tokens=2))
+    for granted, is_last in ((2, False), (3, False), (5, True)):
+        core.grant([Grant("r", granted, is_last), Grant("unknown", 9)])
+        for _ in range(20):
+            clock.now_s += 0.1
+            core.step()
+        assert core.stats().generation_tokens == granted
+    assert not core.has_unfinished
+
+
+def test_the_last_grant_ends_who_waits_for_it() -> None:
+    core, clock = make_core()
+    core.add_request(request(max_tokens=9, num_granted_tokens=1))
+    for _ in range(5):
+        clock.now_s += 0.1
+        core.step()
+    assert core.stats().num_parked == 1
+    core.grant([Grant("r", 1, is_last=True)])
+    assert core.step() == [RequestOutput("r", [], "length")]
+    assert not core.has_unfinished
 
 
 def test_what_needs_a_model_is_refused() -> None:

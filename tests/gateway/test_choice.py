@@ -47,6 +47,7 @@ class Fixture:
                 skip_special_tokens=skip_special_tokens,
                 make_parser=make_parser,
                 unenforced=None,
+                loose_calls=None,
             ),
         )
         return Choice(0, cast(RequestStream, self.stream), admitted, self.tokenizer)

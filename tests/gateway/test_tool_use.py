@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -153,38 +152,16 @@ def test_other_formats_of_calls(tokenizer: Tokenizer) -> None:
     llama = Fixture(tokenizer, LLAMA).grammar(function("f"), tool_choice="required")
     assert llama["tags"][0]["begin"] == '{"name": "f", "parameters": '
     mistral = Fixture(tokenizer, MISTRAL).grammar(tool_choice="required")
-    assert [part["type"] for part in mistral["elements"]] == [
-        "const_string",
-        "tags_with_separator",
-        "const_string",
-    ]
+    assert (mistral["begin"], mistral["end"]) == ("[TOOL_CALLS][", "]")
+    assert mistral["content"]["type"] == "tags_with_separator"
     qwen = Fixture(tokenizer, QWEN).grammar(function("f"), tool_choice="required")
     assert qwen["tags"][0]["content"] == {"type": "any_text"}
 
 
-def test_a_special_token_before_the_calls_is_said_by_the_prompt(tokenizer: Tokenizer) -> None:
-    special = dataclasses.replace(MISTRAL, opening="<|im_start|>[")
-    fixture = Fixture(tokenizer, special)
-    use = fixture.use(tool_choice="required")
-    assert fixture.tools.prefill(use) == "<|im_start|>["
-    assert len(fixture.grammar(tool_choice="required")["elements"]) == 2
-    assert fixture.tools.prefill(fixture.use()) == ""
-    with pytest.raises(UnsupportedParameter) as caught:
-        fixture.use(function("f", strict=True))
-    assert caught.value.param == "tools"
-    inside = Fixture(tokenizer, dataclasses.replace(HERMES, end="<|im_end|>"))
-    with pytest.raises(UnsupportedParameter) as caught:
-        inside.use(tool_choice="required")
-    assert caught.value.param == "tool_choice"
-
-
-def test_a_model_without_tools_or_without_json(tokenizer: Tokenizer) -> None:
+def test_a_model_without_tools(tokenizer: Tokenizer) -> None:
     with pytest.raises(UnsupportedParameter) as caught:
         Fixture(tokenizer, None).use()
     assert caught.value.param == "tools"
-    with pytest.raises(UnsupportedParameter) as caught:
-        Fixture(tokenizer, QWEN).use(function("f", strict=True))
-    assert caught.value.param == "tools[0].function.strict"
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 from grammar.audit import BACKENDS
 from grammar.compiler import GrammarCompiler
 from grammar.errors import DeadEnd, MatcherFailed
-from grammar.matcher import MaskFiller, Matcher
+from grammar.matcher import MaskFiller, MaskJob, Matcher
 from grammar.spec import GrammarSpec, Kind
-from grammar.vocabulary import Vocabulary
+from grammar.vocabulary import Mask, Vocabulary
 from tests.grammar.vocabularies import MERGES, SPECIALS, byte_vocabulary
 from tests.grammar.walks import accepts, allowed_ids
 
@@ -299,6 +299,28 @@ def test_a_vocabulary_that_cannot_go_on_fails_the_matcher() -> None:
     compiler.close()
 
 
+def jobs_of(matchers: list[Matcher], rows: Mask) -> list[MaskJob]:
+    return [MaskJob(matcher, (), rows[i : i + 1]) for i, matcher in enumerate(matchers)]
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_windows_of_drafts_are_filled_beside_single_places(
+    compiler: GrammarCompiler, vocabulary: Vocabulary, num_threads: int
+) -> None:
+    compiled = compiler.compile(GrammarSpec("regex", "[xy]{40}"))
+    windows = [[ord(c) for c in "xy" * (i % 4)] for i in range(30)]
+    rows = np.full((sum(len(w) + 1 for w in windows), vocabulary.mask_words), 5, dtype=np.int32)
+    jobs, start = [], 0
+    for window in windows:
+        stop = start + len(window) + 1
+        jobs.append(MaskJob(compiled.matcher(), window, rows[start:stop]))
+        start = stop
+    filler = MaskFiller(num_threads)
+    assert filler.fill(jobs) == {}
+    filler.close()
+    assert (rows == vocabulary.mask(b"xy")).all()
+
+
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_many_masks_at_once(
     compiler: GrammarCompiler, vocabulary: Vocabulary, num_threads: int
@@ -310,8 +332,8 @@ def test_many_masks_at_once(
             assert matcher.accept(ord("x"))
     rows = np.full((60, vocabulary.mask_words), 5, dtype=np.int32)
     filler = MaskFiller(num_threads)
-    assert filler.fill(matchers, rows) == {}
-    assert filler.fill([], rows) == {}
+    assert filler.fill(jobs_of(matchers, rows)) == {}
+    assert filler.fill([]) == {}
     filler.close()
     for index, row in enumerate(rows[:51]):
         bits = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
@@ -330,7 +352,7 @@ def test_one_failure_does_not_touch_the_other_rows(vocabulary: Vocabulary) -> No
     bad = FailingMatcher(None, vocabulary)  # type: ignore[arg-type]
     rows = np.zeros((21, vocabulary.mask_words), dtype=np.int32)
     filler = MaskFiller(2)
-    failures = filler.fill([*good[:7], bad, *good[7:]], rows)
+    failures = filler.fill(jobs_of([*good[:7], bad, *good[7:]], rows))
     filler.close()
     assert list(failures) == [7]
     assert "too complex" in str(failures[7])

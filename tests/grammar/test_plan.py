@@ -36,7 +36,7 @@ def test_strict_and_nobody_able_names_the_keyword() -> None:
 def test_not_strict_prefers_the_one_that_leaves_out_least() -> None:
     schema = {"type": "array", "items": {"anyOf": [NUMBER, LENGTH]}, "uniqueItems": True}
     assert backends(schema, ("outlines", "xgrammar", "llguidance"), strict=False)[0] == "llguidance"
-    candidate = plan(GrammarSpec.from_schema(schema, strict=False), ALL)[0]
+    candidate = next(plan(GrammarSpec.from_schema(schema, strict=False), ALL))
     assert [finding.path for finding in candidate.unenforced] == ["$.uniqueItems"]
     assert "uniqueItems" not in candidate.spec.source
 
@@ -56,16 +56,16 @@ def test_other_kinds_go_to_the_first_that_takes_them() -> None:
     ]
     assert [c.backend for c in plan(GrammarSpec("regex", "x"), ALL)] == ["llguidance"]
     with pytest.raises(InvalidGrammar, match="takes ebnf"):
-        plan(GrammarSpec("ebnf", "x"), ("outlines",))
+        next(plan(GrammarSpec("ebnf", "x"), ("outlines",)))
 
 
 def test_schemas_inside_structural_tags_are_planned_too() -> None:
     tag = {"begin": "<f>", "schema": {"items": {"uniqueItems": True}}, "end": "</f>"}
     source = json.dumps({"structures": [tag], "triggers": ["<f>"]})
     with pytest.raises(UnsupportedKeyword) as caught:
-        plan(GrammarSpec("structural_tag", source), ALL)
+        next(plan(GrammarSpec("structural_tag", source), ALL))
     assert caught.value.path == "$.structures[0].schema.items.uniqueItems"
-    candidates = plan(GrammarSpec("structural_tag", source, strict=False), ALL)
+    candidates = list(plan(GrammarSpec("structural_tag", source, strict=False), ALL))
     assert [candidate.backend for candidate in candidates] == ["llguidance", "xgrammar"]
     assert "uniqueItems" not in candidates[0].spec.source
 

@@ -12,7 +12,7 @@ from grammar.errors import InvalidGrammar
 from grammar.spec import GrammarSpec
 from grammar.structural_tag import JsonSchema, Tag, TriggeredTags, parse
 from grammar.vocabulary import Vocabulary
-from tests.grammar.walks import accepts
+from tests.grammar.walks import accepts, allowed_ids
 
 INT = {"type": "integer"}
 ARGUMENTS = {
@@ -48,6 +48,21 @@ TOOLS = {
     ],
 }
 TEXT: dict[str, Any] = {"type": "any_text"}
+
+
+def token(token_id: object) -> dict[str, Any]:
+    return {"type": "token", "token": token_id}
+
+
+def by_token(**more: Any) -> dict[str, Any]:
+    """Calls between special tokens, as the vocabulary of these tests has them."""
+    name = {"type": "sequence", "elements": [const("add"), token(BAR), schema(ARGUMENTS)]}
+    tags = [{"type": "tag", "begin": token(OPEN), "content": name, "end": token(CLOSE)}]
+    return {"type": "token_triggered_tags", "trigger_tokens": [OPEN], "tags": tags} | more
+
+
+OPEN, BAR, CLOSE = range(275, 278)
+CALL = [OPEN, *b"add", BAR, *b'{"a":1}', CLOSE]
 
 CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (
@@ -156,8 +171,115 @@ def test_languages(
         assert not accepts(compiled.matcher(), compiler.vocabulary, text), text
 
 
-@pytest.mark.parametrize(("source", "good", "bad"), CASES)
-def test_json_form_round_trips(source: dict[str, Any], good: list[str], bad: list[str]) -> None:
+def complete(compiler: GrammarCompiler, source: dict[str, Any], token_ids: list[int]) -> bool:
+    """Whether they are a complete output; mask and ``accept`` must agree all the way."""
+    matcher = compiler.compile(GrammarSpec("structural_tag", json.dumps(source))).matcher()
+    for token_id in (*token_ids, min(compiler.vocabulary.eos_token_ids)):
+        legal = token_id in allowed_ids(matcher, compiler.vocabulary)
+        assert matcher.accept(token_id) == legal
+        if not legal:
+            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("source", "good", "bad"),
+    [
+        (
+            by_token(),
+            [[], [*b"no calls"], CALL, [*b"x", *CALL, *b"y", *CALL], [*CALL, *CALL]],
+            [
+                [OPEN],
+                [BAR],
+                [*b"x", CLOSE],
+                CALL[:-1],
+                [OPEN, *b"sub"],
+                [OPEN, *b"add", CLOSE],
+                [OPEN, *b"add", BAR, *b'{"a":"', BAR],
+                [OPEN, *b"add<|im_start|>"],
+            ],
+        ),
+        (by_token(at_least_one=True), [CALL, [*CALL, *b"x", *CALL]], [[], [*b"x", *CALL]]),
+        (by_token(stop_after_first=True), [[], [*b"x", *CALL]], [[*CALL, *CALL], [*CALL, 65]]),
+        (by_token(excludes=["<|", "no"]), [[*b"< n"], CALL], [[*b"<|"], [*b"a no"]]),
+        (
+            {"type": "sequence", "elements": [token(BAR), TEXT | {"excludes": ["b"]}]},
+            [[BAR], [BAR, *b"acd"]],
+            [[], [*b"a"], [BAR, *b"ab"], [BAR, BAR]],
+        ),
+        (
+            {"type": "tag", "begin": "<", "content": TEXT, "end": token(CLOSE)},
+            [[*b"<a", CLOSE], [*b"<", CLOSE], [*b"<>", CLOSE]],
+            [[*b"<a"], [*b"<a", OPEN]],
+        ),
+        (
+            {"type": "tag", "begin": token(OPEN), "content": TEXT, "end": ["x", "yy"]},
+            [[OPEN, *b"ax"], [OPEN, *b"ayy"], [OPEN, *b"ayx"]],
+            [[OPEN, *b"axb"], [OPEN, *b"a"]],
+        ),
+        (
+            {"type": "or", "elements": [token(OPEN), const("a"), token(65)]},
+            [[OPEN], [*b"a"], [65]],
+            [[BAR], [OPEN, OPEN], [66]],
+        ),
+    ],
+)
+def test_tokens_are_asked_for_by_id(
+    vocabulary: Vocabulary,
+    source: dict[str, Any],
+    good: list[list[int]],
+    bad: list[list[int]],
+) -> None:
+    compiler = GrammarCompiler(vocabulary, num_workers=0)
+    for token_ids in good:
+        assert complete(compiler, document(source), token_ids), token_ids
+    for token_ids in bad:
+        assert not complete(compiler, document(source), token_ids), token_ids
+    compiler.close()
+
+
+def test_tokens_that_cannot_be_asked_for(vocabulary: Vocabulary) -> None:
+    def refused(token_id: int, *backends: str) -> str:
+        compiler = GrammarCompiler(vocabulary, backends=backends, num_workers=0)
+        tag = {"type": "tag", "begin": token(token_id), "content": schema(INT), "end": "x"}
+        with pytest.raises(InvalidGrammar) as caught:
+            compiler.compile(GrammarSpec("structural_tag", json.dumps(document(tag))))
+        compiler.close()
+        assert caught.value.path == "$.format.begin.token"
+        return caught.value.message
+
+    assert "ends the output" in refused(min(vocabulary.eos_token_ids), "llguidance")
+    assert "no token 300" in refused(300, "llguidance")  # the padding of the logits
+    assert "no token 99999" in refused(99_999, "llguidance")
+    assert "xgrammar cannot" in refused(OPEN, "xgrammar")
+
+
+def test_what_tokens_follow_can_be_taken_back(vocabulary: Vocabulary) -> None:
+    compiler = GrammarCompiler(vocabulary, num_workers=0)
+    matcher = compiler.compile(
+        GrammarSpec("structural_tag", json.dumps(document(by_token())))
+    ).matcher()
+    masks = []
+    for token_id in CALL:
+        masks.append(allowed_ids(matcher, vocabulary))
+        assert matcher.accept(token_id)
+    for mask in reversed(masks):
+        matcher.rollback(1)
+        assert allowed_ids(matcher, vocabulary) == mask
+    assert matcher.legal_prefix([OPEN, *b"ad", BAR]) == [OPEN, *b"ad"]
+    compiler.close()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *(case[0] for case in CASES),
+        document(by_token(excludes=["<|"], at_least_one=True)),
+        document({"type": "sequence", "elements": [token(1), TEXT | {"excludes": ["a", "b"]}]}),
+        document(TOOLS | {"excludes": ["x"]}),
+    ],
+)
+def test_json_form_round_trips(source: dict[str, Any]) -> None:
     tree = parse(source)
     again = parse(structural_tag.to_json(tree))
     assert structural_tag.to_json(again) == structural_tag.to_json(tree)
@@ -203,6 +325,20 @@ def test_the_first_form_is_the_second_in_short() -> None:
         ),
         ({"structures": [1], "triggers": ["a"]}, "$.structures[0]", "an object"),
         (document(schema(3)), "$.format.json_schema", "an object"),
+        (document(token("<|im_start|>")), "$.format.token", "by its id, got '<|im"),
+        (document(token(True)), "$.format.token", "by its id"),
+        (document(token(-1)), "$.format.token", "by its id"),
+        (document(tag("<", INT, ">") | {"begin": INT}), "$.format.begin.type", "text or a token"),
+        (document(by_token(trigger_tokens=[])), "$.format.trigger_tokens", "empty"),
+        (document(by_token(trigger_tokens=[OPEN, "x"])), "$.format.trigger_tokens[1]", "by its id"),
+        (document(by_token(trigger_tokens=[OPEN, 1])), "$.format.tags", "the token 1"),
+        (
+            document(by_token(trigger_tokens=[BAR])),
+            "$.format.tags[0].begin",
+            "token 275 begins",
+        ),
+        (document(TEXT | {"excludes": "a"}), "$.format.excludes", "an array"),
+        (document(TEXT | {"excludes": [""]}), "$.format.excludes", "non-empty strings"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(source: Any, path: str, message: str) -> None:

@@ -28,6 +28,8 @@ MILLION = 1_000_000
         ("max_queued", -1),
         ("monthly_tokens", -1),
         ("monthly_cost_micro", 10**15 + 1),
+        ("max_cached_blocks", -1),
+        ("max_cached_blocks", 2**31),
         ("priority", 2**15),
         ("weight", 0.0),
         ("weight", float("nan")),

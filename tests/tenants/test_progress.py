@@ -72,7 +72,10 @@ def test_counting_after_the_end_is_a_mistake(tmp_path: Path) -> None:
     progress.close()
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(steps=st.lists(st.tuples(st.sampled_from(["begin", "count", "end"]), st.integers(0, 10**6))))
 def test_slots_are_used_again_and_never_shared(
     tmp_path: Path, steps: list[tuple[str, int]]

@@ -1,5 +1,7 @@
 /** `/admin/v1` as functions. Every failure is an `ApiError` with the server's own words. */
 
+const ANSWER_WITHIN_MS = 30_000;
+
 export class ApiError extends Error {
   /** @param {number} status 0 when the server did not answer */
   constructor(message, status = 0) {
@@ -31,6 +33,7 @@ export class Api {
         headers,
         body: body === undefined ? undefined : JSON.stringify(body),
         cache: "no-store",
+        signal: AbortSignal.timeout(ANSWER_WITHIN_MS),
       });
     } catch {
       throw new ApiError("The server does not answer.");

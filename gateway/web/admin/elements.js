@@ -2,6 +2,8 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+const LISTENERS = ["onchange", "onclick", "onsubmit"];
+
 /** @param {Record<string, unknown>} props attributes; `on…` are listeners, null is left out */
 export function element(tag, props = {}, ...children) {
   return fill(document.createElement(tag), props, children);
@@ -14,7 +16,7 @@ export function shape(tag, props = {}, ...children) {
 function fill(node, props, children) {
   for (const [name, value] of Object.entries(props)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    if (LISTENERS.includes(name)) node[name] = value;
     else node.setAttribute(name, value === true ? "" : value);
   }
   node.append(...children.flat().filter((child) => child !== null && child !== undefined));
@@ -24,6 +26,40 @@ function fill(node, props, children) {
 export function card(title, ...content) {
   return element("section", { class: "card", "aria-label": title }, element("h3", {}, title), ...content);
 }
+
+/**
+ * Make these the children of `node` and leave alone what is there already: focus, a selection and
+ * a press under way outlive figures that change every other second.
+ *
+ * @param {(string | Node)[]} children new ones, or some of `node`'s own in their old places
+ */
+export function redraw(node, ...children) {
+  const fresh = children.map((child) => (typeof child === "string" ? new Text(child) : child));
+  const old = [...node.childNodes];
+  fresh.forEach((child, index) => {
+    const there = old[index];
+    if (there === undefined) node.append(child);
+    else if (there !== child) bring(there, child);
+  });
+  for (const rest of old.slice(fresh.length)) rest.remove();
+}
+
+/** Bring a node up to date with its successor, or put that in its place when it is about another thing. */
+function bring(there, fresh) {
+  if (there.nodeType === Node.TEXT_NODE && fresh.nodeType === Node.TEXT_NODE) {
+    if (there.data !== fresh.data) there.data = fresh.data;
+  } else if (about(there) !== about(fresh)) {
+    there.replaceWith(fresh);
+  } else {
+    for (const name of there.getAttributeNames()) if (!fresh.hasAttribute(name)) there.removeAttribute(name);
+    for (const { name, value } of fresh.attributes) if (there.getAttribute(name) !== value) there.setAttribute(name, value);
+    for (const name of LISTENERS) there[name] = fresh[name];
+    redraw(there, ...fresh.childNodes);
+  }
+}
+
+/** What a node stands for: a row of another request is not the same row with other words. */
+const about = (node) => JSON.stringify([node.nodeName, node.getAttribute?.("href"), { ...node.dataset }]);
 
 /**
  * @param {(string | {title: string, number?: boolean})[]} columns

@@ -1,7 +1,7 @@
 /** All tenants together: the engine as it is, who uses it, what was used. */
 
 import { level, usageChart } from "./chart.js";
-import { card, count, element, rough, table } from "./elements.js";
+import { card, count, element, redraw, rough, table } from "./elements.js";
 import { auditCard, streamsCard } from "./live.js";
 
 const DAYS = 30;
@@ -103,5 +103,5 @@ function figure(term, value) {
 
 /** Replace all of a card but its title. */
 export function show(section, ...content) {
-  section.replaceChildren(section.firstElementChild, ...content);
+  redraw(section, section.firstElementChild, ...content);
 }

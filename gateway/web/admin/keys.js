@@ -1,7 +1,7 @@
 /** The keys of a tenant: made, replaced and revoked here; a new one's text is shown once. */
 
 import { copyText } from "../js/clipboard.js";
-import { button, card, confirmed, element, table, time } from "./elements.js";
+import { button, card, confirmed, element, redraw, table, time } from "./elements.js";
 
 const SCOPES = ["chat", "responses", "usage", "admin"];
 const GRACE_S = 24 * 3600;
@@ -97,7 +97,7 @@ export function keysCard(api, tenantId, projects) {
       };
     });
     const columns = ["Key", "Name", "Project", "Scopes", "State", "Last used", ""];
-    list.replaceChildren(table(columns, rows, "No keys yet."));
+    redraw(list, table(columns, rows, "No keys yet."));
   }
 
   return { node, load };

@@ -1,6 +1,6 @@
 /** The limits of a tenant, its projects and its keys: shown together, changed one scope at a time. */
 
-import { card, count, element, table } from "./elements.js";
+import { card, count, element, redraw, table } from "./elements.js";
 
 const FIELDS = [
   ["requests_per_minute", "Requests / min"],
@@ -11,6 +11,7 @@ const FIELDS = [
   ["monthly_cost_micro", "Cost / month (micro)"],
   ["priority", "Priority"],
   ["weight", "Weight"],
+  ["max_cached_blocks", "Cached blocks"],
 ];
 
 export function limitsCard(api, tenantId, projects) {
@@ -90,7 +91,7 @@ export function limitsCard(api, tenantId, projects) {
     const rows = policies.map(({ scope_id, limits: found }) => ({
       cells: [names.get(scope_id) ?? "a revoked key", ...FIELDS.map(([name]) => (found[name] === null ? "" : count(found[name])))],
     }));
-    list.replaceChildren(table(columns, rows, "Nothing is limited."));
+    redraw(list, table(columns, rows, "Nothing is limited."));
     if (!keep) show();
   }
 

@@ -1,6 +1,6 @@
 /** Running requests, which can be ended, and the log of changes. */
 
-import { button, card, confirmed, count, element, table, time } from "./elements.js";
+import { button, card, confirmed, count, element, redraw, table, time } from "./elements.js";
 
 const number = (title) => ({ title, number: true });
 
@@ -30,7 +30,7 @@ export function streamsCard(api, names, tenantId) {
         element("div", { class: "actions" }, button("End", () => kill(stream), "danger")),
       ],
     }));
-    node.replaceChildren(node.firstElementChild, table(columns, rows, "No request runs."));
+    redraw(node, node.firstElementChild, table(columns, rows, "No request runs."));
   }
 
   return { node, load };
@@ -57,7 +57,8 @@ export function auditCard(api, names, tenantId) {
     const rows = entries.map((entry) => ({
       cells: [time(entry.at), entry.actor, entry.action, names().get(entry.tenant_id) ?? "", difference(entry)],
     }));
-    node.replaceChildren(
+    redraw(
+      node,
       node.firstElementChild,
       table(["Time", "Who", "What", "Tenant", "Change"], rows, "Nothing was changed yet."),
       ...(hasMore ? [element("div", { class: "form-actions" }, button("Older changes", more))] : []),

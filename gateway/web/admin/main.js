@@ -3,7 +3,7 @@
 import { ApiKey } from "../js/api_key.js";
 import { installTheme } from "../js/theme.js";
 import { Api, ApiError } from "./api.js";
-import { element } from "./elements.js";
+import { element, redraw } from "./elements.js";
 import { EverybodyView } from "./everybody.js";
 import { TenantView } from "./tenant.js";
 
@@ -13,42 +13,42 @@ const byId = (id) => document.getElementById(id);
 const api = new Api();
 const names = new Map();
 let tenants = [];
+let loads = []; // of the tenants whose requests run
 let view = null;
-let isReady = false;
-let numChanges = 0;
+let isAdmitted = false;
+let isStale = true; // the view is not yet of whom the address names
+let isTicking = false;
+let numChoices = 0;
 
 const key = new ApiKey((text) => {
   api.use(text);
-  isReady = false;
-  begin();
+  isAdmitted = isStale = true; // until the server says otherwise
+  say("connecting", "Connecting");
+  tick();
 }, "sluice.admin-key");
 
 async function begin() {
-  say("connecting", "Connecting");
-  const done = await guarded(async () => {
-    await loadTenants();
-    isReady = true;
-    await choose();
-  });
-  if (done) say("open", "Connected");
+  await loadTenants();
+  await choose();
 }
 
 async function loadTenants() {
   tenants = (await api.get("/tenants")).data;
   names.clear();
   for (const tenant of tenants) names.set(tenant.id, tenant.name);
-  showTenants([]);
+  showTenants();
 }
 
 function chosenId() {
   return new URLSearchParams(location.hash.slice(1)).get("tenant");
 }
 
-function showTenants(loads) {
+function showTenants() {
   const running = new Map(loads.map((load) => [load.tenant_id, load.num_running]));
   const chosen = chosenId();
   byId("everybody").setAttribute("aria-current", chosen === null ? "page" : "false");
-  byId("tenants").replaceChildren(
+  redraw(
+    byId("tenants"),
     ...tenants.map((tenant) =>
       element(
         "li",
@@ -70,23 +70,30 @@ function showTenants(loads) {
   );
 }
 
-/** Show whom the address names. */
+/** Show whom the address names. What is shown stays until its successor is whole. */
 async function choose() {
-  const change = ++numChanges;
-  const tenant = tenants.find(({ id }) => id === chosenId());
-  let next;
-  if (tenant) {
-    const projects = (await api.get(`/tenants/${tenant.id}/projects`)).data;
-    next = new TenantView(api, () => names, tenant, projects, (anew) => guarded(() => refresh(anew)));
-  } else {
-    next = new EverybodyView(api, () => names);
+  const choice = ++numChoices;
+  isStale = true;
+  showTenants();
+  byId("view").setAttribute("aria-busy", "true");
+  try {
+    const next = await chosenView();
+    await next.load();
+    if (choice !== numChoices) return;
+    view = next;
+    isStale = false;
+    byId("view").replaceChildren(...next.nodes);
+  } finally {
+    if (choice === numChoices) byId("view").setAttribute("aria-busy", "false");
   }
-  if (change !== numChanges) return;
-  view = next;
-  showTenants([]);
-  byId("view").replaceChildren(...next.nodes);
-  await next.load();
-  if (view === next) await tick();
+  await freshen();
+}
+
+async function chosenView() {
+  const tenant = tenants.find(({ id }) => id === chosenId());
+  if (!tenant) return new EverybodyView(api, () => names);
+  const projects = (await api.get(`/tenants/${tenant.id}/projects`)).data;
+  return new TenantView(api, () => names, tenant, projects, (anew) => guarded(() => refresh(anew)));
 }
 
 async function refresh(anew = false) {
@@ -94,32 +101,49 @@ async function refresh(anew = false) {
   if (anew) await choose();
 }
 
-async function tick() {
+/** Bring what changes by the second up to date. */
+async function freshen() {
   const current = view;
-  if (!isReady || document.hidden || current === null) return;
-  const done = await guarded(async () => {
-    const engine = await current.tick();
-    if (current === view) showTenants(engine.tenants);
-  });
-  if (done) say("open", "Connected");
+  const engine = await current.tick();
+  if (current !== view) return;
+  loads = engine.tenants;
+  showTenants();
 }
 
-/** Run `work`; a failure is said, and a key that is no good asked for anew. */
-async function guarded(work) {
+/** One at a time, however slow the server is; what failed is tried again. */
+async function tick() {
+  const isChoosing = byId("view").ariaBusy === "true";
+  if (!isAdmitted || isTicking || isChoosing || (document.hidden && !isStale)) return;
+  isTicking = true;
+  try {
+    const done = await guarded(isStale ? begin : freshen, "tick");
+    if (done) say("open", "Connected");
+    else if (isAdmitted) say("waiting", "Trouble");
+  } finally {
+    isTicking = false;
+  }
+}
+
+/**
+ * Run `work`; a failure is said, and a key that is no good asked for anew. What a reader's own deed
+ * ran into stays said until the next deed: a tick only takes back what a tick has said.
+ */
+async function guarded(work, of = "deed") {
+  const trouble = byId("trouble");
   try {
     await work();
-    byId("trouble").hidden = true;
+    if (of === "deed" || trouble.dataset.of === of) trouble.hidden = true;
     return true;
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
     if (error.status === 401 || error.status === 403) {
-      isReady = false;
+      isAdmitted = false;
       say("refused", "Not admitted");
       key.ask(error.status === 403 ? "This key is not an administrator's." : error.message);
     } else {
-      say("waiting", "Trouble");
-      byId("trouble").textContent = error.message;
-      byId("trouble").hidden = false;
+      trouble.dataset.of = of;
+      trouble.textContent = error.message;
+      trouble.hidden = false;
     }
     return false;
   }
@@ -140,8 +164,8 @@ byId("new-tenant").addEventListener("submit", (event) => {
     location.hash = `tenant=${tenant.id}`;
   });
 });
-addEventListener("hashchange", () => {
-  if (isReady) guarded(choose);
+addEventListener("hashchange", async () => {
+  if (isAdmitted && (await guarded(choose))) byId("view").scrollTop = 0;
 });
 // A button's own request that fails says so where all failures are said.
 addEventListener("unhandledrejection", (event) => {

@@ -152,6 +152,42 @@ def test_a_ceiling_of_zero_keeps_nothing() -> None:
     pool.check_integrity()
 
 
+def test_above_the_ceiling_of_a_group_its_own_oldest_go() -> None:
+    pool = BlockPool(9)
+    (group,) = pool.ceilings_of({"group": 2})
+    cached(pool, "other")
+    cached(pool, "a", "b", "c", ceilings=(group,))
+    assert found(pool, "other", "a", "b", "c") == ["other", "b", "c"]
+    cached(pool, "rest", partial=True, ceilings=(group,))
+    assert found(pool, "b", "c", "rest") == ["c", "rest"], "partly filled ones count, too"
+    pool.ceilings_of({"group": 1})
+    assert found(pool, "c", "rest") == ["rest"], "a lower ceiling holds at once"
+    assert pool.num_free == 9
+    pool.check_integrity()
+
+
+def test_held_blocks_of_a_group_do_not_count() -> None:
+    pool = BlockPool(4)
+    (group,) = pool.ceilings_of({"group": 1})
+    blocks = [cached(pool, name, ceilings=(group,))[0] for name in "a"]
+    pool.acquire(blocks[0])
+    cached(pool, "b", ceilings=(group,))
+    assert found(pool, "a", "b") == ["a", "b"]
+    pool.release(blocks)
+    assert found(pool, "a", "b") == ["a"]
+    pool.check_integrity()
+
+
+def test_a_block_counts_for_all_its_groups() -> None:
+    pool = BlockPool(6)
+    wide, narrow = pool.ceilings_of({"tenant": 3, "key": 1})
+    cached(pool, "a", "b", ceilings=(narrow, wide))
+    assert found(pool, "a", "b") == ["b"]
+    cached(pool, "c", "d", "e", ceilings=(wide,))
+    assert found(pool, "b", "c", "d", "e") == ["c", "d", "e"]
+    pool.check_integrity()
+
+
 def test_a_loud_owner_cannot_evict_the_floor_of_another() -> None:
     pool = BlockPool(6, floor=2)
     cached(pool, "q1", "q2", owner="quiet")
@@ -192,9 +228,12 @@ def test_integrity_notices_a_lost_block() -> None:
     ),
     floor=st.integers(0, 3),
     ceiling=st.integers(0, 8),
+    bounds=st.lists(
+        st.dictionaries(st.sampled_from("xy"), st.integers(0, 4)), min_size=1, max_size=4
+    ),
 )
 def test_no_order_of_calls_breaks_it(
-    operations: list[tuple[str, int]], floor: int, ceiling: int
+    operations: list[tuple[str, int]], floor: int, ceiling: int, bounds: list[dict[str, int]]
 ) -> None:
     pool = BlockPool(8, floor=floor, ceiling=ceiling)
     held: list[int] = []
@@ -217,7 +256,12 @@ def test_no_order_of_calls_breaks_it(
                 published.add(block_id)
                 pool.publish(
                     block_id,
-                    content(str(number), owner=str(number % 3), partial=step % 5 == 0),
+                    content(
+                        str(number),
+                        owner=str(number % 3),
+                        partial=step % 5 == 0,
+                        ceilings=pool.ceilings_of(bounds[step % len(bounds)]),
+                    ),
                 )
         pool.check_integrity()
         # A block whose content was a duplicate is unpublished, but must not be published again.

@@ -30,7 +30,8 @@ class TestRoom:
         new = table()
         manager.admit(new, PrefixHit(), 5)
         assert len(new.block_ids) == 2
-        assert manager.grow(new, 1) == [new.block_ids[2]]
+        assert manager.num_blocks_to_grow(new, 3) == 1
+        assert manager.grow(new, 3) == [new.block_ids[2:]]
 
     def test_the_blocks_an_admission_lacks(self) -> None:
         manager = CacheManager(4, 4)
@@ -204,4 +205,17 @@ class TestShares:
         tokens = list(range(16))
         manager.release(written(manager, tokens, "loud"), tokens)
         assert manager.lookup(table("loud"), [*tokens, 1]).num_tokens == 8
+        manager.pool.check_integrity()
+
+    def test_nor_above_one_of_its_own(self) -> None:
+        manager = CacheManager(16, 2)
+        tokens = list(range(15))
+        for salt, bounds in (("loud", {"loud": 3}), ("quiet", {})):
+            new = table(salt)
+            new.ceilings = manager.pool.ceilings_of(bounds)
+            manager.admit(new, PrefixHit(), len(tokens))
+            manager.publish(new, tokens, len(tokens))
+            manager.release(new, tokens)
+        assert manager.lookup(table("loud"), [*tokens, 1]).num_tokens == 6
+        assert manager.lookup(table("quiet"), [*tokens, 1]).num_tokens == 15
         manager.pool.check_integrity()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from gateway.parsers.answer import AnswerParser
 from gateway.parsers.hermes import HermesParser
-from gateway.parsers.mistral import MistralParser
 from gateway.parsers.reasoning import ReasoningParser
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -41,8 +40,3 @@ def test_one_call_too_many_fills_it() -> None:
     assert parser.is_full
     assert piece.calls == []
     assert parser.push("more").content == ""
-
-
-def test_what_the_prompt_has_begun_counts() -> None:
-    parser = AnswerParser(tools=MistralParser(), prefill="[TOOL_CALLS]")
-    assert whole(parser, '[{"name": "f", "arguments": {}}]') == ("", "", ["f"])

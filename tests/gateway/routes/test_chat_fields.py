@@ -231,6 +231,84 @@ async def test_beside_tools_the_answer_is_checked_as_well(
     assert "structured_outputs" not in choice
 
 
+LOOSE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "array", "uniqueItems": True}},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "unenforced"),
+    [
+        ({}, ("parameters", "$")),
+        ({"tool_choice": "required"}, ("uniqueItems", "$.properties.a.uniqueItems")),
+        ({"response_format": {"type": "json_object"}}, ("parameters", "$")),
+    ],
+)
+async def test_arguments_that_nothing_held_to_their_schema_are_checked(
+    gateway: Gateway, double: EngineDouble, fields: dict[str, Any], unenforced: tuple[str, str]
+) -> None:
+    """Streamed or not, over HTTP and WebSockets."""
+    keyword, path = unenforced
+    for arguments, valid in (("[1]", True), ("[1, 1]", False)):
+        text = CALL.replace("1", arguments)
+        double.script = lambda prompt, text=text: Play(text=text)
+        choice = await choice_of(gateway, tools=[LOOSE_TOOL], **fields)
+        report = choice["structured_outputs"]
+        assert report["unenforced"] == [{"keyword": keyword, "path": path, "function": "f"}]
+        assert report["valid"] is valid
+        calls = choice["message"]["tool_calls"]
+        where = [(violation["call_id"], violation["path"]) for violation in report["violations"]]
+        assert where == ([] if valid else [(calls[0]["id"], "$.a")])
+        streamed = await chat(gateway, chat_body(stream=True, tools=[LOOSE_TOOL], **fields))
+        last = [event for event in events(streamed.body) if event != "[DONE]"][-1]
+        assert last["choices"][0]["finish_reason"] == "tool_calls"
+        assert last["choices"][0]["structured_outputs"]["valid"] is valid
+        async with ready(gateway) as client:
+            await client.chat("t", tools=[LOOSE_TOOL], **fields)
+            done = (await client.turn("t"))[-1]
+        assert done["structured_outputs"]["valid"] is valid
+
+
+async def test_arguments_of_strict_functions_need_no_check(
+    gateway: Gateway, double: EngineDouble
+) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    strict = {
+        "type": "function",
+        "function": {"name": "f", "strict": True, "parameters": parameters},
+    }
+    double.script = lambda prompt: Play(text=CALL)
+    assert "structured_outputs" not in await choice_of(gateway, tools=[strict])
+
+
+@pytest.mark.parametrize("strict", [True, False, None])
+async def test_an_invalid_schema_of_arguments_is_refused_with_its_place(
+    gateway: Gateway, strict: bool | None
+) -> None:
+    function: dict[str, Any] = {
+        "name": "f",
+        "parameters": {"properties": {"a": {"type": "text"}}},
+    }
+    if strict is not None:
+        function["strict"] = strict
+    tools = [{"type": "function", "function": function}]
+    answer = await chat(gateway, chat_body(tools=tools))
+    assert (answer.status, answer.error["param"]) == (400, "tools[0].function.parameters")
+    assert "$.properties.a.type" in answer.error["message"]
+
+
 async def test_models_without_tools_in_their_template(model_dir: Path, tmp_path: Path) -> None:
     plain = "{{ messages[0].content }}<|im_start|>assistant\n"
     async with served_template(model_dir, tmp_path, plain) as (gateway, _):

@@ -166,6 +166,23 @@ async def test_calls_and_their_outputs(gateway: Gateway, double: EngineDouble) -
     assert prompt.index("<tool_call>") < prompt.index("<|im_start|>tool\nrain")
 
 
+@pytest.mark.parametrize(("city", "valid"), [('"Köln"', True), ("3", False)])
+async def test_arguments_that_nothing_held_to_their_schema_are_checked(
+    gateway: Gateway, double: EngineDouble, city: str, valid: bool
+) -> None:
+    double.script = lambda prompt: Play(text=CALL.replace('"Köln"', city))
+    plain = (await create(gateway, input="Rain?", tools=[TOOL])).json()
+    streamed = await create(gateway, input="Rain?", tools=[TOOL], stream=True)
+    for response in (plain, events_of(streamed.body)[-1]["response"]):
+        msgspec.convert(response, ResponseAnswer)  # as it is documented
+        (call,) = response["output"]
+        report = response["structured_outputs"]
+        assert report["unenforced"][0]["function"] == "get_weather"
+        assert report["valid"] is valid
+        where = [(violation["call_id"], violation["path"]) for violation in report["violations"]]
+        assert where == ([] if valid else [(call["call_id"], "$.city")])
+
+
 async def test_items_sent_back_by_hand(gateway: Gateway, double: EngineDouble) -> None:
     """As agents do that keep no state on the server: the whole list each time."""
     double.script = lambda prompt: Play(text=CALL)

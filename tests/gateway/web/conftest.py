@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import PATIENCE_MS
 from tests.gateway.web.scripted_server import KEY, ScriptedServer
 
 if TYPE_CHECKING:
@@ -52,11 +53,13 @@ def open_page(chromium: Browser, server: ScriptedServer) -> Iterator[OpenPage]:
 
     def open_(*, key: str | None = KEY, path: str = "/", **options: Any) -> Page:
         context = chromium.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-        context.set_default_timeout(5_000)
+        context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
         page = context.new_page()
         watch(page)
         page.goto(server.url + path + (f"#key={key}" if key else ""))
+        # A font that comes late would change what is measured.
+        page.evaluate("document.fonts.ready.then(() => null)")
         if key == KEY:
             page.wait_for_selector("#link-state[data-state=open]")
         return page

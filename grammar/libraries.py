@@ -1,0 +1,65 @@
+"""The libraries behind the backends: which versions are good enough, and what to say without one.
+
+An older version would not fail but leave out, silently, what ``schema.dialects`` says it enforces:
+the tests of this package were run against each of these minima and fail below them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+
+from grammar.backends.base import Backend
+from grammar.errors import CompilerUnavailable
+from grammar.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    distribution: str
+    """As pip knows it."""
+    minimum: str
+    adapter: str
+    """The class in the backend's module."""
+
+    @property
+    def mend(self) -> str:
+        return f"pip install '{self.distribution}>={self.minimum}'"
+
+
+LIBRARIES = {
+    "llguidance": Library("llguidance", "1.8", "LLGuidanceBackend"),
+    "xgrammar": Library("xgrammar", "0.2.8", "XGrammarBackend"),
+    "outlines": Library("outlines-core", "0.2.13", "OutlinesBackend"),
+}
+"""By backend."""
+
+
+def adapter(backend: str) -> Callable[[Vocabulary], Backend]:
+    """What makes a backend for a vocabulary; imports its library, which can take seconds.
+
+    Raises ``CompilerUnavailable``.
+    """
+    library = LIBRARIES[backend]
+    name = library.distribution
+    try:
+        installed = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        raise CompilerUnavailable(f"{name} is not installed: {library.mend}") from None
+    if _numbers(installed) < _numbers(library.minimum):
+        message = f"{name} {installed} is too old to be relied on: {library.mend}"
+        raise CompilerUnavailable(message)
+    try:
+        module = importlib.import_module(f"grammar.backends.{backend}")
+    except (ImportError, OSError) as error:  # OSError: a shared library is missing or broken
+        message = f"{name} {installed} does not load ({error}): {library.mend}"
+        raise CompilerUnavailable(message) from None
+    found: Callable[[Vocabulary], Backend] = getattr(module, library.adapter)
+    return found
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
