@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from starlette.websockets import WebSocket
 
@@ -100,7 +101,12 @@ class Services:
 
 
 def create_services(
-    config: Config, *, engine: EngineClient, store: Store, secrets: Secrets
+    config: Config,
+    *,
+    engine: EngineClient,
+    store: Store,
+    secrets: Secrets,
+    metrics_folder: Path | None = None,
 ) -> Services:
     """Nothing runs yet: ``lifecycle.start`` begins the background tasks.
 
@@ -111,7 +117,7 @@ def create_services(
     tokenizer = Tokenizer.load(config.engine.model_dir)
     template = ChatTemplate.load(config.engine.model_dir)
     compiler = GrammarChecker(_vocabulary(tokenizer))
-    metrics = Metrics()
+    metrics = Metrics(metrics_folder)
     journal = _open_journal(config.tenants)
     ledger = Ledger(store, journal=journal)
     quota = Quota(store, usage_retention_months=config.tenants.usage_retention_months)
@@ -151,6 +157,7 @@ def create_services(
         "line to other workers": peers.run,
         "deleted adapters": adapters.run,
         "retention": Retention(store.shared).run,
+        **({} if metrics.board is None else {"metrics for other workers": metrics.board.run}),
         **_revoking(config, revocations, metrics),
     }
     engine.on_tokens = metrics.observe_inter_token
