@@ -5,7 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLD_PYTHON = Sluice needs Python 3.11 or newer, and "$(PYTHON)" is not; name one that is: make PYTHON=python3.12
 
-.PHONY: demo serve test lint bench sanitize screenshot clean
+# An index that is slow or away for a moment is asked again; large wheels go on where they broke off.
+export PIP_RETRIES ?= 10
+export PIP_TIMEOUT ?= 60
+export PIP_RESUME_RETRIES ?= 10
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+.PHONY: install demo serve test lint bench sanitize screenshot clean
+
+install: $(STAMP)
 
 demo: $(STAMP)
 	@$(BIN)/sluice demo

@@ -19,7 +19,7 @@ class Family(msgspec.Struct, frozen=True):
     name: str
     """As people call it."""
     quantizable: bool = True
-    """Whether its weights may be quantized. Those of mixtures of experts may not."""
+    """Whether its weights may be quantized. Those of latent attention may not."""
 
 
 NATIVE = {
@@ -32,8 +32,8 @@ NATIVE = {
     "Gemma2ForCausalLM": Family("gemma2", "Gemma 2"),
     "Gemma3ForCausalLM": Family("gemma3", "Gemma 3 (text)"),
     "Gemma3ForConditionalGeneration": Family("gemma3", "Gemma 3 (text)"),
-    "MixtralForCausalLM": Family("mixtral", "Mixtral", False),
-    "Qwen3MoeForCausalLM": Family("qwen3_moe", "Qwen 3 MoE", False),
+    "MixtralForCausalLM": Family("mixtral", "Mixtral"),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", "Qwen 3 MoE"),
     "DeepseekV2ForCausalLM": Family("deepseek_v2", "DeepSeek V2", False),
     "DeepseekV3ForCausalLM": Family("deepseek_v3", "DeepSeek V3, R1", False),
 }

@@ -14,17 +14,28 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
+from engine.adapter_calls import AdapterCalls
 from engine.backlog import Backlog
 from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError, QueueFull
+from engine.errors import (
+    AdapterLoadError,
+    ConfigError,
+    EngineDead,
+    EngineError,
+    ModelLoadError,
+    QueueFull,
+)
 from engine.messages import (
     AbortRequest,
+    AdapterAnswer,
+    AdapterRef,
     EngineMessage,
     Failed,
     FinishReason,
     GenerateRequest,
     Grant,
     GrantTokens,
+    LoadAdapter,
     LoadProgress,
     ParkRequest,
     Ping,
@@ -32,6 +43,7 @@ from engine.messages import (
     RequestOutput,
     Stats,
     StepOutputs,
+    UnloadAdapter,
     UnparkRequest,
 )
 from engine.transport import EngineProcess, MakeTransport, Transport
@@ -44,6 +56,8 @@ FRESH_S = 0.05
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 30.0
 STABLE_S = 30.0
 """An engine that lived this long starts over with the shortest backoff."""
+
+Divert = Callable[[RequestOutput], bool]
 
 _FAILURES: dict[str, type[EngineError]] = {"config": ConfigError, "model": ModelLoadError}
 
@@ -73,6 +87,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._pending: RequestOutput | None = None
         self._error: EngineDead | None = None
         self._wakers: list[asyncio.Future[None]] = []
+        self._divert: Divert | None = None
         self._last_token_at: float | None = None
         """None before the first, and after a pause of the reader's making."""
 
@@ -91,10 +106,18 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._client._unpark(self)
         return output
 
-    async def wait(self) -> None:
-        """Return when there is something to read, be it the end; what follows is merged into it."""
-        while self._pending is None and not self._done:
-            await self._change()
+    async def wait(self, divert: Divert | None = None) -> None:
+        """Return when there is something to read, be it the end; what follows is merged into it.
+
+        ``divert`` gets each output that comes meanwhile, but for the last, in the callback that
+        receives it; what it takes (True) is not there to be read. It must not raise.
+        """
+        self._divert = divert
+        try:
+            while self._pending is None and not self._done:
+                await self._change()
+        finally:
+            self._divert = None
 
     def grant(self, num_tokens: int, *, is_last: bool = False) -> None:
         """Let a request that was submitted with ``num_granted_tokens`` have so many by now, in sum;
@@ -137,7 +160,12 @@ class RequestStream(AsyncIterator[RequestOutput]):
         if self.on_count is not None:
             self.on_count()
         self.finish_reason = output.finish_reason
-        self._pending = output if self._pending is None else _merge(self._pending, output)
+        if self._pending is not None:
+            self._pending = _merge(self._pending, output)
+        elif self._divert is None or self.finish_reason is not None or not self._divert(output):
+            self._pending = output
+        else:
+            return
         if self.finish_reason is None:
             self._client._park_if_unread(self, len(self._pending.new_token_ids))
         self._wake()
@@ -224,6 +252,7 @@ class EngineClient:
         self._progress_at = 0.0
         self._pings: deque[tuple[asyncio.Future[Stats], int]] = deque()
         """Each with what had been sent before it: ``Backlog.mark``."""
+        self._adapter_calls = AdapterCalls()
         self._asked: asyncio.Future[Stats] | None = None
         """The ping of all that wait for a fresh word on the queue."""
         self._backlog = Backlog(config)
@@ -273,6 +302,7 @@ class EngineClient:
                     error_code="internal",
                 )
             )
+        self._adapter_calls.fail(self._dead_because)
         if self._transport is not None:
             await self._transport.stop(self._shutdown_timeout_s)
 
@@ -341,6 +371,33 @@ class EngineClient:
         _ = self.info
         return await self._ping()
 
+    # -- adapters
+
+    async def load_adapter(self, adapter: AdapterRef) -> AdapterAnswer:
+        """Have it read and checked beside what runs: its digest, rank and base model.
+
+        Requests may name it without this, too. Raises ``AdapterLoadError``, ``EngineDead``.
+        """
+        _ = self.info
+        assert self._transport is not None
+        answer = await self._adapter_calls.ask(
+            self._transport.send, lambda call_id: LoadAdapter(call_id, adapter)
+        )
+        if answer.error is not None:
+            raise AdapterLoadError(answer.error)
+        return answer
+
+    async def unload_adapter(self, name: str) -> None:
+        """The engine refuses requests that name it from now on; those there are run to their end.
+
+        Unknown names pass. Raises ``EngineDead``: then it is forgotten, too.
+        """
+        _ = self.info
+        assert self._transport is not None
+        await self._adapter_calls.ask(
+            self._transport.send, lambda call_id: UnloadAdapter(call_id, name)
+        )
+
     # -- messages
 
     def _on_message(self, message: EngineMessage) -> None:
@@ -350,6 +407,8 @@ class EngineClient:
                 self._dispatch(message.outputs)
             case Stats():
                 self._on_stats(message)
+            case AdapterAnswer():
+                self._adapter_calls.hear(message)
             case LoadProgress():
                 if self._on_progress is not None:
                     self._on_progress(message)
@@ -488,6 +547,7 @@ class EngineClient:
                 waiter.set_exception(EngineDead(str(error)))
                 waiter.exception()  # nobody need be waiting
         self._pings.clear()
+        self._adapter_calls.fail(self._dead_because)
         self._unsent_aborts.clear()
         self._unsent_parks.clear()
         self._unsent_grants.clear()

@@ -16,6 +16,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ModelImpl = Literal["auto", "native", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
+KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 AttentionBackendName = Literal["auto", "cuda", "flash_attn", "triton", "cpu", "torch"]
 Policy = Literal["fcfs", "priority", "fair_share"]
 
@@ -59,8 +60,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Blocks in the KV cache; None sizes it from the memory."""
     gpu_memory_utilization: float = 0.92
     """Share of the GPU's memory for weights, activations and KV cache together."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """How keys and values are stored: in the model's dtype (``auto``), or as ``fp8`` (the same as
+    ``fp8_e4m3``), of which twice as many fit as of 16 bits. Computed with at full precision."""
+    calculate_kv_scales: bool = True
+    """Measure the scales of an FP8 KV cache at start-up, where the checkpoint has none; else they
+    are 1."""
     kv_cache_memory_bytes: int | None = None
     """Bytes for the KV cache; on a CPU None means 512 MiB."""
+    disable_hybrid_kv_cache_manager: bool | None = None
+    """Keep every token in the KV cache of all layers, even of those that look back no further than
+    a window. None: on a GPU, and beside a draft network."""
     swap_space: float | None = None
     """GiB of host memory for what preempted requests had computed, so that they need not compute it
     again where copying is quicker; 0 turns it off. None: for a GPU as much as its KV cache, but
@@ -114,11 +124,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_logprobs: int = 20
     """The most ``logprobs`` or ``prompt_logprobs`` a request may ask for; -1 sets no limit."""
     enable_lora: bool = False
-    """Let requests of the offline API name an adapter (LoRA); for native models."""
+    """Serve LoRA adapters beside the model, many in one batch; for native models."""
     max_loras: int = 1
     """Different adapters in one step at most: so many fit on the device at once."""
     max_lora_rank: int = 16
     """The largest rank that an adapter may have; decides the memory of each of ``max_loras``."""
+    max_cpu_loras: int | None = None
+    """Adapters that stay in host memory while no request uses them, the one used least recently
+    going first; one that went is read again when it is asked for. None: all that were loaded."""
     num_threads: int | None = None
     """Torch's CPU threads; None leaves torch's choice."""
     seed: int = 0
@@ -140,6 +153,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, "must be at least 1", value)
+        _require(
+            self.max_cpu_loras is None or self.max_cpu_loras >= self.max_loras,
+            "max_cpu_loras",
+            "must be at least max_loras",
+            self.max_cpu_loras,
+        )
         _require(
             0 < self.gpu_memory_utilization <= 1,
             "gpu_memory_utilization",
@@ -192,6 +211,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def step_tokens(self) -> int:
         """``max_num_batched_tokens``, or that of a CPU."""
         return self.max_num_batched_tokens or _STEP_TOKENS
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of one request in a step, at most."""
+        return min(self.long_prefill_token_threshold or self.step_tokens, self.step_tokens)
 
     @property
     def model_dir(self) -> Path:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from itertools import chain, count
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from engine.cache.manager import CacheManager
+from engine.cache.hybrid import create_cache_manager
 from engine.constraints import Constraints, Ending
-from engine.errors import AdapterLoadError, InvalidRequest, QueueFull
+from engine.errors import AdapterLoadError, AdapterUnloaded, InvalidRequest, QueueFull
 from engine.messages import RequestOutput, Stats
 from engine.request import Request, RequestState
 from engine.scheduler.policy import create_policy
@@ -19,27 +19,18 @@ from engine.spec.speculator import Speculator
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from collections.abc import Set as AbstractSet
-    from pathlib import Path
 
+    from engine.adapters import Adapters, OnLoaded
     from engine.config import EngineConfig
-    from engine.messages import GenerateRequest, Grant, SamplingParams
+    from engine.messages import AdapterRef, GenerateRequest, Grant, SamplingParams
     from engine.scheduler.plan import Runner
     from engine.scheduler.step import Step
     from engine.spec.base import Proposer
     from grammar.compiler import GrammarCompiler
 
-# How long a step with nothing to compute waits for a grammar, so that the loop does not spin.
-_GRAMMAR_WAIT_S = 0.002
-
-
-class Adapters(Protocol):
-    """What the core needs of ``engine.lora.slots.AdapterSlots``."""
-
-    def load(self, name: str, folder: Path) -> None: ...
-
-    def unload(self, name: str) -> None: ...
-
-    def digest(self, name: str) -> str | None: ...
+# How long a step with nothing to compute waits for a grammar or an adapter, so that the loop does
+# not spin.
+_IDLE_WAIT_S = 0.002
 
 
 class EngineCore:
@@ -71,13 +62,8 @@ class EngineCore:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._overlap = bool(config.async_scheduling) if overlap is None else overlap
         self._clock = clock
-        self._cache = CacheManager(
-            runner.num_blocks,
-            config.block_size,
-            enable_prefix_caching=config.enable_prefix_caching,
-            tenant_floor=config.prefix_cache_tenant_floor,
-            tenant_ceiling=config.prefix_cache_tenant_ceiling,
-            num_swap_blocks=runner.num_swap_blocks,
+        self._cache = create_cache_manager(
+            config, runner.group_windows, runner.num_blocks, runner.num_swap_blocks
         )
         self.scheduler = Scheduler(
             config,
@@ -104,13 +90,16 @@ class EngineCore:
         """Of those not parked: may generate nothing until they are granted more."""
         self._outputs: list[RequestOutput] = []
         """What the next return of ``step`` delivers."""
+        self._early_grants: dict[str, Grant] = {}
+        """For requests that wait for their adapter."""
         self._arrivals = count()
 
     @property
     def has_unfinished(self) -> bool:
         """Whether ``step`` has something to do or to say."""
         active = len(self._requests) > len(self._parked) + len(self._ungranted)
-        return bool(active or self._outputs or self.scheduler.num_in_flight)
+        reading = self._adapters is not None and self._adapters.is_reading
+        return bool(active or self._outputs or self.scheduler.num_in_flight or reading)
 
     def _prefix_match(self, request: Request) -> int:
         return self._cache.num_matching_tokens(request.block_table, request.token_ids)
@@ -123,16 +112,44 @@ class EngineCore:
         Raises ``InvalidRequest`` only for the id of a request that is still running, because an
         answer would reach that one's reader.
         """
-        if message.request_id in self._requests:
+        adapters = self._adapters
+        if message.request_id in self._requests or (
+            adapters is not None and adapters.holds(message.request_id)
+        ):
             raise InvalidRequest(f"request_id {message.request_id!r} is in use")
+        digest: str | None = ""
         try:
-            request = self._accept(message)
+            self._check(message)
+            if message.adapter is not None:
+                digest = self._with_adapters(message.adapter).admit(message)
+        except (InvalidRequest, AdapterLoadError) as error:
+            self._refuse(message, error, "invalid_request")
+        except AdapterUnloaded as error:
+            self._refuse(message, error, "adapter_unloaded")
+        else:
+            if digest is not None:
+                self._begin(message, digest)
+
+    def _begin(self, message: GenerateRequest, adapter_digest: str) -> None:
+        """Queue a request that has its adapter."""
+        max_tokens = message.params.max_tokens
+        limit = self._max_total_tokens
+        request = Request(
+            message,
+            adapter_digest=adapter_digest,
+            arrival=next(self._arrivals),
+            arrival_s=self._clock(),
+            max_total_tokens=(
+                limit if max_tokens is None else len(message.prompt_token_ids) + max_tokens
+            ),
+            eos_token_ids=self._eos_token_ids,
+        )
+        request.block_table.ceilings = self._cache.pool.ceilings_of(message.max_cached_blocks)
+        try:
             self.scheduler.register(request)
-        except InvalidRequest as error:
-            self._outputs.append(_refusal(message.request_id, str(error), "invalid_request"))
-            return
         except QueueFull as error:
-            self._outputs.append(_refusal(message.request_id, str(error), "queue_full"))
+            self._release_adapter(request)
+            self._refuse(message, error, "queue_full")
             return
         self._requests[request.request_id] = request
         if request.constrained:
@@ -142,6 +159,11 @@ class EngineCore:
         if request.awaits_grant and not request.finished:
             self._note_grant(request)
 
+    def _refuse(self, message: GenerateRequest, error: Exception, code: str) -> None:
+        self._outputs.append(
+            RequestOutput(message.request_id, [], "error", error=str(error), error_code=code)
+        )
+
     def _begin_constrained(self, request: Request) -> None:
         try:
             self._constraints.begin(request)
@@ -149,7 +171,13 @@ class EngineCore:
             self.scheduler.finish(request, "error")
             self._report(request, [], error=str(error), error_code="invalid_request")
 
-    def _accept(self, message: GenerateRequest) -> Request:
+    @property
+    def _max_total_tokens(self) -> int:
+        """Of prompt and output."""
+        # The last token of all is never computed, so it needs no slot.
+        return min(self._max_model_len, self._cache.max_num_tokens + 1)
+
+    def _check(self, message: GenerateRequest) -> None:
         """Raises ``InvalidRequest`` for a request that could never run to its end."""
         prompt, max_tokens = message.prompt_token_ids, message.params.max_tokens
         if not prompt:
@@ -170,9 +198,7 @@ class EngineCore:
             raise InvalidRequest(
                 f"max_cached_blocks must not be below 0, got {message.max_cached_blocks}"
             )
-        # The last token of all is never computed, so it needs no slot.
-        num_slots = self._cache.pool.num_blocks * self._cache.block_size
-        limit = min(self._max_model_len, num_slots + 1)
+        limit = self._max_total_tokens
         what = "max_model_len" if limit == self._max_model_len else "the size of the KV cache"
         if len(prompt) >= limit:
             raise InvalidRequest(
@@ -184,27 +210,6 @@ class EngineCore:
                 f"max_tokens is {max_tokens}, but after a prompt of {len(prompt)} tokens {what}"
                 f" leaves room for {limit - len(prompt)}"
             )
-        request = Request(
-            message,
-            adapter_digest=self._adapter_digest(message.adapter),
-            arrival=next(self._arrivals),
-            arrival_s=self._clock(),
-            max_total_tokens=limit if max_tokens is None else len(prompt) + max_tokens,
-            eos_token_ids=self._eos_token_ids,
-        )
-        request.block_table.ceilings = self._cache.pool.ceilings_of(message.max_cached_blocks)
-        return request
-
-    def _adapter_digest(self, name: str) -> str:
-        if not name:
-            return ""
-        digest = None if self._adapters is None else self._adapters.digest(name)
-        if digest is None:
-            raise InvalidRequest(
-                f"adapter {name!r} is not loaded"
-                + (": enable_lora is not set" if self._adapters is None else "")
-            )
-        return digest
 
     def _check_params(self, params: SamplingParams) -> None:
         """What ``SamplingParams`` cannot check by itself. Raises ``InvalidRequest``."""
@@ -235,20 +240,28 @@ class EngineCore:
                 f"{field} must be in [0, {vocab_size}), got {min(token_ids)} to {max(token_ids)}"
             )
 
-    def load_adapter(self, name: str, folder: Path) -> None:
-        """Requests may name it from now on. ``AdapterLoadError`` says what does not fit."""
-        if self._adapters is None:
-            raise AdapterLoadError(f"adapter {name!r} cannot be loaded: enable_lora is not set")
-        self._adapters.load(name, folder)
+    def load_adapter(self, adapter: AdapterRef, on_done: OnLoaded) -> None:
+        """Read and check an adapter now; ``on_done`` hears how that ended, here or in ``step``."""
+        try:
+            self._with_adapters(adapter).load(adapter, on_done)
+        except AdapterLoadError as error:
+            on_done(error)
 
     def unload_adapter(self, name: str) -> None:
-        """Raises ``InvalidRequest`` if it is not loaded, or if requests still use it."""
-        self._adapter_digest(name)
-        num_users = sum(request.adapter == name for request in self._requests.values())
-        if num_users:
-            raise InvalidRequest(f"adapter {name!r} is in use: end its {num_users} requests first")
-        assert self._adapters is not None
-        self._adapters.unload(name)
+        """Refuse new requests for it; those there are run on to their end."""
+        if self._adapters is not None:
+            self._adapters.unload(name)
+
+    def _with_adapters(self, adapter: AdapterRef) -> Adapters:
+        if self._adapters is None:
+            raise AdapterLoadError(
+                f"adapter {adapter.name!r} cannot be loaded: enable_lora is not set"
+            )
+        return self._adapters
+
+    def _release_adapter(self, request: Request) -> None:
+        if request.adapter and self._adapters is not None:
+            self._adapters.release(request.adapter)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests in whatever state they are; each gets a last output. Unknown ids pass."""
@@ -257,6 +270,10 @@ class EngineCore:
             if request is not None:
                 self.scheduler.finish(request, "abort")
                 self._report(request, [])
+            elif self._adapters is not None and self._adapters.holds(request_id):
+                self._adapters.discard(request_id)
+                self._early_grants.pop(request_id, None)
+                self._outputs.append(RequestOutput(request_id, [], "abort"))
 
     def park(self, request_ids: Iterable[str]) -> None:
         """Set requests aside that have begun to generate: they hold no row and no blocks until
@@ -280,6 +297,8 @@ class EngineCore:
         for grant in grants:
             request = self._requests.get(grant.request_id)
             if request is None:
+                if self._adapters is not None and self._adapters.holds(grant.request_id):
+                    self._early_grants[grant.request_id] = grant
                 continue
             request.grant(grant)
             self._ungranted.discard(request.request_id)
@@ -305,12 +324,13 @@ class EngineCore:
         sample) lets even a grammar see every token before the next one is sampled. Only drafts need
         the step before to be over first: they continue what it sampled.
         """
+        self._start_loaded()
         self._start_compiled()
         self._prepare_drafts()
         num_due = self.scheduler.num_in_flight
         step = self.scheduler.schedule()
-        self._speculator.planned(None if step is None else step.plan)
         if step is not None:
+            self._speculator.planned(step.plan)
             self._runner.forward(step.plan)
             if not step.constrained:
                 self._runner.sample(None)
@@ -324,12 +344,28 @@ class EngineCore:
         outputs, self._outputs = self._outputs, []
         return outputs
 
+    def _start_loaded(self) -> None:
+        """Queue the requests whose adapter has been read."""
+        if self._adapters is None or not self._adapters.is_reading:
+            return
+        num_others = len(self._requests) - len(self._parked) - len(self._ungranted)
+        idle = num_others == 0 and not self._outputs
+        for message, outcome in self._adapters.arrived(wait_s=_IDLE_WAIT_S if idle else 0.0):
+            grant = self._early_grants.pop(message.request_id, None)
+            if isinstance(outcome, str):
+                self._begin(message, outcome)
+                self.grant([] if grant is None else [grant])
+            else:
+                # The reason is the operator's to read, in the log.
+                error = AdapterLoadError("the adapter's files cannot be used at the moment")
+                self._refuse(message, error, "adapter_unavailable")
+
     def _start_compiled(self) -> None:
         """Queue the requests whose grammar is ready."""
         num_others = len(self._requests) - len(self._parked) - len(self._ungranted)
         num_others -= self._constraints.num_compiling
         idle = num_others == 0 and not self._outputs
-        wait_s = _GRAMMAR_WAIT_S if idle else 0.0
+        wait_s = _IDLE_WAIT_S if idle else 0.0
         for request, ending in self._constraints.compiled(wait_s=wait_s):
             if ending is None:
                 self.scheduler.add(request)
@@ -347,7 +383,9 @@ class EngineCore:
 
     def _collect(self) -> None:
         """Take in the oldest step in flight."""
-        for request, token_ids in self.scheduler.update(self._runner.collect()):
+        result = self._runner.collect()
+        self._speculator.collected(result, self._requests)
+        for request, token_ids in self.scheduler.update(result):
             if request.constrained and not request.finished:
                 ending = self._constraints.accept(request, token_ids)
                 if ending is not None:
@@ -403,6 +441,7 @@ class EngineCore:
         )
         if request.finished:
             del self._requests[request.request_id]
+            self._release_adapter(request)
             self._speculator.drop(request)
             self._parked.discard(request.request_id)
             self._ungranted.discard(request.request_id)
@@ -415,12 +454,13 @@ class EngineCore:
 
     def stats(self) -> Stats:
         scheduler, pool, totals = self.scheduler, self._cache.pool, self.scheduler.stats
-        swap = self._cache.swap
+        swap, adapters = self._cache.swap, self._adapters
+        num_held = 0 if adapters is None else adapters.num_held
         num_parked = len(self._parked) + len(self._ungranted)
         num_running = len(scheduler.running.keys() - self._ungranted)
         return Stats(
             num_running=num_running,
-            num_waiting=len(self._requests) - num_running - num_parked,
+            num_waiting=len(self._requests) - num_running - num_parked + num_held,
             num_parked=num_parked,
             num_swapped=swap.num_holders,
             num_queued_reqs=scheduler.queue.num_reqs,
@@ -438,6 +478,9 @@ class EngineCore:
             recomputed_tokens=totals.recomputed_tokens,
             prompt_tokens=totals.prompt_tokens,
             generation_tokens=totals.generation_tokens,
+            num_loaded_adapters=0 if adapters is None else adapters.num_in_memory,
+            num_adapter_reads=0 if adapters is None else adapters.num_reads,
+            num_adapter_swaps=0 if adapters is None else adapters.num_swaps,
             prefix_cache_queries=totals.prefix_cache_queries,
             prefix_cache_hits=totals.prefix_cache_hits,
             prefix_cache_evictions=pool.num_evictions,
@@ -469,8 +512,6 @@ class EngineCore:
             assert self.scheduler.queue.num_reqs == self.scheduler.queue.num_tokens == 0
             assert not self._parked
             assert self._constraints.is_idle
+            assert self._adapters is None or self._adapters.num_users == 0
+            assert not self._early_grants
             assert self._cache.swap.num_free == self._cache.swap.num_blocks
-
-
-def _refusal(request_id: str, message: str, code: str) -> RequestOutput:
-    return RequestOutput(request_id, [], "error", error=message, error_code=code)

@@ -4,6 +4,7 @@ EngineError
 ├── ConfigError        a wrong or impossible setting
 ├── ModelLoadError     the model folder is missing, unreadable or does not fit the code
 ├── AdapterLoadError   an adapter is missing, unreadable or does not fit the model
+├── AdapterUnloaded    a request for an adapter that was unloaded
 ├── InvalidRequest     a request that can never run (prompt too long, bad parameters)
 ├── QueueFull          admission refused: too many requests wait already
 └── EngineDead         the engine process is gone or hangs
@@ -26,6 +27,10 @@ class ModelLoadError(EngineError):
 
 class AdapterLoadError(EngineError):
     """The adapter cannot be loaded."""
+
+
+class AdapterUnloaded(EngineError):
+    """The adapter was unloaded."""
 
 
 class InvalidRequest(EngineError, ValueError):

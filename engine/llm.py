@@ -15,12 +15,14 @@ from typing import Any, TypeAlias, TypedDict, cast
 import msgspec
 
 from engine import sampling_defaults
+from engine.adapters import LoadedAdapter
 from engine.chat_template import ChatTemplate
 from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineError, InvalidRequest, QueueFull
+from engine.errors import AdapterLoadError, ConfigError, EngineError, InvalidRequest, QueueFull
 from engine.interrupts import interrupts_held_back
 from engine.lora.request import LoRARequest
 from engine.messages import (
+    AdapterRef,
     GenerateRequest,
     LoadProgress,
     Ready,
@@ -77,12 +79,12 @@ class LLM:
         self.config = _config(str(model), options)
         engine = build_engine(self.config, on_progress or (lambda _: None))
         self._core = engine.core
-        assert engine.adapters is not None
-        self._adapters = engine.adapters
         self.info: Ready = engine.ready
         self._ids = count()
-        self._adapter_paths: dict[str, Path] = {}
-        """Of the adapters that are loaded."""
+        self._adapters: dict[str, AdapterRef] = {}
+        """Those that are loaded, by name."""
+        self._outputs: list[RequestOutput] = []
+        """Of steps, and not read yet by the open stream."""
         self._obstacle: str | None = None
         """Why no call can begin now."""
 
@@ -169,23 +171,41 @@ class LLM:
 
     def load_lora(self, lora_request: LoRARequest) -> None:
         """Load an adapter before its first use. ``AdapterLoadError`` says what does not fit."""
-        name, path = lora_request.lora_name, Path(lora_request.lora_path)
-        known = self._adapter_paths.get(name)
+        name, path = lora_request.lora_name, str(lora_request.lora_path)
+        known = self._adapters.get(name)
         if known is None:
-            self._adapters.load_adapter(name, path)
-            self._adapter_paths[name] = path
-        elif known != path:
+            if not name:
+                raise InvalidRequest("lora_name must not be empty")
+            self._adapters[name] = self._load_adapter(AdapterRef(name=name, path=path))
+        elif known.path != path:
             raise InvalidRequest(
-                f"lora_name {name!r} is in use for {known}: unload_lora it, or choose another"
+                f"lora_name {name!r} is in use for {known.path}: unload_lora it, or choose another"
             )
 
     def unload_lora(self, lora_name: str) -> None:
-        """Forget an adapter. ``InvalidRequest`` if it is not loaded, or in use."""
-        self._adapters.unload_adapter(lora_name)
-        del self._adapter_paths[lora_name]
+        """Forget an adapter; a stream that uses it goes on to its end.
 
-    def _adapter_names(self, lora_request: LoRA, num_prompts: int) -> list[str]:
-        """The name for each prompt, loaded; "" for none."""
+        ``InvalidRequest`` if it is not loaded.
+        """
+        if lora_name not in self._adapters:
+            raise InvalidRequest(f"adapter {lora_name!r} is not loaded")
+        del self._adapters[lora_name]
+        self._core.unload_adapter(lora_name)
+
+    def _load_adapter(self, ref: AdapterRef) -> AdapterRef:
+        """With the digest of what was read. Streams that are open advance meanwhile."""
+        results: list[LoadedAdapter | AdapterLoadError] = []
+        self._core.load_adapter(ref, results.append)
+        while not results:
+            with interrupts_held_back():
+                self._outputs += self._core.step()
+        (result,) = results
+        if isinstance(result, AdapterLoadError):
+            raise result
+        return msgspec.structs.replace(ref, digest=result.digest)
+
+    def _adapter_refs(self, lora_request: LoRA, num_prompts: int) -> list[AdapterRef | None]:
+        """What each prompt asks for, loaded."""
         if lora_request is None or isinstance(lora_request, LoRARequest):
             lora_request = [lora_request] * num_prompts
         if len(lora_request) != num_prompts:
@@ -193,7 +213,7 @@ class LLM:
         for request in lora_request:
             if request is not None:
                 self.load_lora(request)
-        return ["" if request is None else request.lora_name for request in lora_request]
+        return [None if one is None else self._adapters[one.lora_name] for one in lora_request]
 
     def _begin(
         self,
@@ -207,14 +227,18 @@ class LLM:
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         params = _broadcast(sampling_params, len(many))
-        adapters = self._adapter_names(lora_request, len(many))
+        adapters = self._adapter_refs(lora_request, len(many))
         return [
             self._read(prompt, p, add_special_tokens, adapter)
             for prompt, p, adapter in zip(many, params, adapters, strict=True)
         ]
 
     def _read(
-        self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool, adapter: str
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        add_special_tokens: bool,
+        adapter: AdapterRef | None,
     ) -> GenerationProgress:
         text = prompt if isinstance(prompt, str) else None
         if isinstance(prompt, str):
@@ -276,7 +300,8 @@ class LLM:
                     self._submit(job, live)
             while live:
                 with interrupts_held_back():
-                    outputs = self._core.step()
+                    self._outputs += self._core.step()
+                outputs, self._outputs = self._outputs, []
                 for output in outputs:
                     if output.request_id not in live:
                         continue
@@ -302,6 +327,7 @@ class LLM:
             self._core.abort(request_ids)
             while self._core.has_unfinished:
                 self._core.step()
+            self._outputs.clear()
             self._obstacle = None
 
     def _submit(

@@ -249,6 +249,17 @@ def _require(ok: bool, field: str, rule: str, got: object) -> None:
         raise ValueError(f"{field} {rule}, got {got!r}")
 
 
+class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter: all the engine needs to load it, now or again after it was put away."""
+
+    name: str
+    """Unique, and never used again for another one. The gateway takes its row's id."""
+    path: str
+    """The folder of ``adapter_config.json`` and ``adapter_model.safetensors``."""
+    digest: str = ""
+    """Of the files, as ``AdapterAnswer`` told it; other files are refused then. Empty: any."""
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Client to engine: generate from ``prompt_token_ids``."""
 
@@ -263,8 +274,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     group: str = ""
     """Requests of one group share the blocks of what their prompts have in common, even where
     prefix caching is off: the completions of one prompt. Unique to them."""
-    adapter: str = ""
-    """Name of a loaded adapter that computes all its tokens; empty for the model itself."""
+    adapter: AdapterRef | None = None
+    """Computes all its tokens, and is loaded first if it is not there; None: the model itself."""
     fair_key: str = ""
     """Whom the scheduler charges for this request's work."""
     weight: float = 1.0
@@ -297,6 +308,26 @@ class UnparkRequest(msgspec.Struct, frozen=True, tag="unpark"):
     """Client to engine: go on with these, at the place in the queue that their arrival gives."""
 
     request_ids: list[str]
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """Client to engine: read and check it now; answered with ``AdapterAnswer``.
+
+    One that is loaded already is fine. One that does not fit leaves nothing behind.
+    """
+
+    call_id: int
+    adapter: AdapterRef
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
+    """Client to engine: take no more requests for it; answered with ``AdapterAnswer`` at once.
+
+    Its running requests end as if nothing had happened, then it is forgotten. Unknown names pass.
+    """
+
+    call_id: int
+    name: str
 
 
 class Grant(msgspec.Struct, array_like=True, frozen=True):
@@ -336,6 +367,8 @@ ClientMessage = (
     | AbortRequest
     | ParkRequest
     | UnparkRequest
+    | LoadAdapter
+    | UnloadAdapter
     | GrantTokens
     | Shutdown
     | Attach
@@ -370,7 +403,8 @@ class RequestOutput(msgspec.Struct, array_like=True, frozen=True):
     """Set with finish_reason "error": what went wrong, fit for a client's eyes."""
     error_code: str | None = None
     """Set with ``error``: ``invalid_request`` (the mend is the client's), ``queue_full`` (later may
-    work) or ``internal``."""
+    work), ``adapter_unloaded``, ``adapter_unavailable`` (its files do not load any more) or
+    ``internal``."""
     logprobs: list[TokenLogprobs] | None = None
     """One for each of ``new_token_ids``; None unless asked for."""
     prompt_logprobs: list[TokenLogprobs] | None = None
@@ -389,6 +423,18 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
     """Engine to client: one message a step for all requests that moved."""
 
     outputs: list[RequestOutput]
+
+
+class AdapterAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="adapter"):
+    """Engine to client: what became of ``LoadAdapter`` or ``UnloadAdapter``."""
+
+    call_id: int
+    error: str | None = None
+    """What does not fit, for whoever asked to load it."""
+    rank: int = 0
+    digest: str = ""
+    base_model: str | None = None
+    """The model it was made for, as its config names it."""
 
 
 class TenantStats(msgspec.Struct, array_like=True, frozen=True):
@@ -413,7 +459,8 @@ class TenantStats(msgspec.Struct, array_like=True, frozen=True):
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    """As ``spec_decode_num_accepted_tokens``; likewise the two before."""
+    num_accepted_tokens_per_pos: list[int] = []
+    """As ``spec_decode_num_accepted_tokens_per_pos``; likewise the three before."""
 
 
 QUEUE_TIME_BUCKETS_S = (
@@ -454,6 +501,12 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """Of these, what a preemption or parking had thrown away."""
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    num_loaded_adapters: int = 0
+    """In host memory."""
+    num_adapter_reads: int = 0
+    """Times that an adapter's files were read."""
+    num_adapter_swaps: int = 0
+    """Times that an adapter was copied into a slot on the device."""
     prefix_cache_queries: int = 0
     """Tokens looked up in the prefix cache."""
     prefix_cache_hits: int = 0
@@ -503,7 +556,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """Which error the client raises: ``ConfigError``, ``ModelLoadError`` or ``EngineDead``."""
 
 
-EngineMessage = StepOutputs | Stats | Ready | LoadProgress | Failed
+EngineMessage = StepOutputs | AdapterAnswer | Stats | Ready | LoadProgress | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)

@@ -8,6 +8,7 @@ import msgspec
 
 from engine.detokenize import Detokenizer
 from engine.messages import (
+    AdapterRef,
     FinishReason,
     RequestOutput,
     RequestOutputKind,
@@ -172,9 +173,8 @@ class GenerationProgress:
         prompt_token_ids: list[int],
         params: SamplingParams,
         tokenizer: Tokenizer | None,
-        adapter: str = "",
+        adapter: AdapterRef | None = None,
     ) -> None:
-        """adapter: the name of a loaded one; empty for none."""
         self.request_id = request_id
         self.adapter = adapter
         self.prompt_token_ids = prompt_token_ids

@@ -44,6 +44,7 @@ class ModelledRunner:
         self.num_swap_blocks = num_swap_blocks
         self.swap_s_per_block = swap_s_per_block
         self.num_lookahead_tokens = 0
+        self.group_windows = (None,)
         self.step_costs = None
         self.now = 0.0
         self._results: deque[StepResult] = deque()

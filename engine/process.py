@@ -15,18 +15,20 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import zmq
 
+from engine.adapters import Adapters, LoadedAdapter, OnLoaded
 from engine.clients import SEND_HIGH_WATER_MARK, Clients, listen
 from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineError, ModelLoadError
+from engine.errors import AdapterLoadError, ConfigError, EngineError, ModelLoadError
 from engine.garbage import tune_collector
 from engine.messages import (
     AbortRequest,
+    AdapterAnswer,
+    AdapterRef,
     Attach,
     ClientMessage,
     EngineMessage,
@@ -34,6 +36,7 @@ from engine.messages import (
     GenerateRequest,
     Grant,
     GrantTokens,
+    LoadAdapter,
     LoadProgress,
     ParkRequest,
     Ping,
@@ -41,6 +44,7 @@ from engine.messages import (
     RequestOutput,
     Shutdown,
     Stats,
+    UnloadAdapter,
     UnparkRequest,
     encode,
 )
@@ -72,19 +76,15 @@ class Core(Protocol):
 
     def unpark(self, request_ids: list[str]) -> None: ...
 
+    def load_adapter(self, adapter: AdapterRef, on_done: OnLoaded) -> None: ...
+
+    def unload_adapter(self, name: str) -> None: ...
+
     def grant(self, grants: list[Grant]) -> None: ...
 
     def step(self) -> list[RequestOutput]: ...
 
     def stats(self) -> Stats: ...
-
-
-class Adapters(Protocol):
-    """What loads adapters for a core."""
-
-    def load_adapter(self, name: str, folder: Path) -> None: ...
-
-    def unload_adapter(self, name: str) -> None: ...
 
 
 def _nothing() -> None:
@@ -96,8 +96,6 @@ class Engine(msgspec.Struct, frozen=True):
 
     core: Core
     ready: Ready
-    adapters: Adapters | None = None
-    """None for a core that has none of a model's weights."""
     warm_up: Callable[[], object] = _nothing
     """Begins in the background what the first request with a grammar would wait for."""
 
@@ -121,7 +119,11 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
         max_model_len=runner.max_model_len,
         eos_token_ids=eos_token_ids,
         grammar=grammar,
-        adapters=runner.adapters,
+        adapters=(
+            None
+            if runner.adapters is None
+            else Adapters(runner.adapters, max_cpu_loras=config.max_cpu_loras)
+        ),
         overlap=runner.device.type == "cuda" if config.async_scheduling is None else None,
     )
     ready = Ready(
@@ -133,7 +135,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
         device=str(runner.device),
         pid=os.getpid(),
     )
-    return Engine(core, ready, core, _nothing if grammar is None else grammar.start)
+    return Engine(core, ready, _nothing if grammar is None else grammar.start)
 
 
 def _grammar_compiler(
@@ -185,6 +187,15 @@ def _handle(
             core.park(message.request_ids)
         case UnparkRequest():
             core.unpark(message.request_ids)
+        case LoadAdapter():
+            core.load_adapter(
+                message.adapter,
+                lambda result: clients.send(client, _answer(message.call_id, result)),
+            )
+        case UnloadAdapter():
+            core.unload_adapter(message.name)
+            clients.send(client, AdapterAnswer(call_id=message.call_id))
+            return False
         case GrantTokens():
             core.grant(message.grants)
         case Ping():
@@ -194,6 +205,14 @@ def _handle(
             clients.send(client, ready)
             return False
     return True
+
+
+def _answer(call_id: int, result: LoadedAdapter | AdapterLoadError) -> AdapterAnswer:
+    if isinstance(result, AdapterLoadError):
+        return AdapterAnswer(call_id=call_id, error=str(result))
+    return AdapterAnswer(
+        call_id=call_id, rank=result.rank, digest=result.digest, base_model=result.base_model
+    )
 
 
 def _send(socket: zmq.Socket[bytes], message: EngineMessage) -> None:

@@ -17,9 +17,11 @@ from functools import partial
 
 import msgspec
 
+from engine.adapters import OnLoaded
 from engine.config import EngineConfig
-from engine.errors import ModelLoadError
+from engine.errors import AdapterLoadError, ModelLoadError
 from engine.messages import (
+    AdapterRef,
     FinishReason,
     GenerateRequest,
     Grant,
@@ -112,6 +114,12 @@ class ReplayCore:
         for request_id in self._parked.intersection(request_ids):
             self._parked.remove(request_id)
             heapq.heappush(self._due, (self._clock(), next(self._arrivals), request_id))
+
+    def load_adapter(self, adapter: AdapterRef, on_done: OnLoaded) -> None:
+        on_done(AdapterLoadError("adapters need a model: this server replays a fixed text"))
+
+    def unload_adapter(self, name: str) -> None:
+        """There is none."""
 
     def grant(self, grants: list[Grant]) -> None:
         for grant in grants:

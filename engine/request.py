@@ -127,7 +127,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | None = None
 
-        self.adapter = message.adapter
+        self.adapter = "" if message.adapter is None else message.adapter.name
         region = {"salt": message.cache_salt}
         if adapter_digest:
             region["adapter"] = adapter_digest

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-import msgspec
-
 from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
 from engine.messages import SamplingParams, StructuredOutputs
@@ -25,7 +23,6 @@ from gateway.errors import (
     ContextLengthExceeded,
     Draining,
     InvalidRequestError,
-    ModelNotFound,
     Overloaded,
 )
 from gateway.output_format import OutputFormat
@@ -38,6 +35,7 @@ from gateway.schemas.chat import ChatCompletionRequest, ChatFields
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.sampling import SamplingFields
 from gateway.secrets import Secrets
+from gateway.served_models import ServedModel, ServedModels
 from gateway.text_completion import Echo
 from gateway.text_prompt import TextPrompt
 from gateway.tool_use import Tools, ToolUse
@@ -45,7 +43,7 @@ from grammar.compiler import GrammarChecker
 from grammar.errors import CompilerUnavailable, GrammarError
 from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec
-from tenants.access import require_scope, resolve_model
+from tenants.access import require_scope
 from tenants.authenticator import Authenticator
 from tenants.errors import InvalidValue
 from tenants.names import normalize_name
@@ -68,6 +66,7 @@ class Admission:
         self,
         config: Config,
         *,
+        models: ServedModels,
         engine: EngineClient,
         ledger: Ledger,
         quota: Quota,
@@ -80,7 +79,7 @@ class Admission:
     ) -> None:
         self.draining = False
         """Set when the server shuts down: nothing more is admitted."""
-        self._model = config.model_name
+        self.models = models
         self._default_max_tokens = config.models.default_max_tokens
         self._engine = engine
         self._ledger = ledger
@@ -90,13 +89,13 @@ class Admission:
         self._salt_root = secrets.cache_salt_root
         self._tokenizer = tokenizer
         self._compiler = compiler
-        models = config.models
-        self.prompts = ChatPrompts(template, tokenizer, allowed_kwargs=models.template_kwargs)
-        self.tools = Tools(formats.tool_format(models.tool_parser, template), tokenizer)
-        self.has_reasoning = formats.has_reasoning(models.reasoning_parser, template)
+        settings = config.models
+        self.prompts = ChatPrompts(template, tokenizer, allowed_kwargs=settings.template_kwargs)
+        self.tools = Tools(formats.tool_format(settings.tool_parser, template), tokenizer)
+        self.has_reasoning = formats.has_reasoning(settings.reasoning_parser, template)
         """Whether the model reasons before it answers."""
         self._sampling = Sampling(tokenizer, sampling_defaults or {})
-        self._priorities = Priorities(models.service_tiers or {}, config.engine.policy)
+        self._priorities = Priorities(settings.service_tiers or {}, config.engine.policy)
 
     async def admit_completion(
         self, request: ChatCompletionRequest, *, request_id: UUID, principal: Principal
@@ -119,7 +118,7 @@ class Admission:
         unsupported.refuse(request, unsupported.COMPLETIONS)
         _check_stream_options(request)
         self._check_open(principal)
-        self.check_model(principal, request.model)
+        served = self.models.find(principal, request.model)
         end_user = _end_user(request.user, None)
         num_choices = _num_choices(request.n)
         if request.best_of not in (None, num_choices):
@@ -140,6 +139,7 @@ class Admission:
         )
         admitted = await self._admitted(
             request,
+            served=served,
             request_id=request_id,
             principal=principal,
             prompts=[prompt.token_ids for prompt in prompts],
@@ -178,7 +178,7 @@ class Admission:
         ``errors.to_api_error``'s to translate.
         """
         self._check_open(principal, scope)
-        self.check_model(principal, self._model if model is None else model)
+        served = self.models.find(principal, model)
         end_user = _end_user(fields.user, fields.safety_identifier)
         use = self.tools.read(fields)
         check_metadata(fields.metadata)
@@ -201,6 +201,7 @@ class Admission:
         )
         return await self._admitted(
             fields,
+            served=served,
             request_id=request_id,
             principal=principal,
             prompts=[prompt.token_ids],
@@ -218,6 +219,7 @@ class Admission:
         self,
         fields: SamplingFields,
         *,
+        served: ServedModel,
         request_id: UUID,
         principal: Principal,
         prompts: list[list[int]],
@@ -238,15 +240,17 @@ class Admission:
         hold = await self._reserve(
             principal,
             request_id,
+            model=served.name,
             prompt_tokens=sum(map(len, prompts)),
             max_tokens=params.max_tokens * len(prompts) * num_choices,
         )
         return Admitted(
             id=request_id,
             principal=principal,
-            model=self._model,
+            model=served.name,
+            adapter=served.adapter,
             prompts=prompts,
-            params=_within_budget(params, hold, len(prompts) * num_choices),
+            params=params,
             stop=stop,
             num_choices=num_choices,
             make_parser=make_parser,
@@ -269,7 +273,13 @@ class Admission:
             raise Overloaded("Usage cannot be recorded at the moment.", retry_after_s=5)
 
     async def _reserve(
-        self, principal: Principal, request_id: UUID, *, prompt_tokens: int, max_tokens: int
+        self,
+        principal: Principal,
+        request_id: UUID,
+        *,
+        model: str,
+        prompt_tokens: int,
+        max_tokens: int,
     ) -> Hold:
         """Last of all: nothing that can be refused comes after it, but a key that ended meanwhile.
 
@@ -278,7 +288,7 @@ class Admission:
         hold = await self._quota.reserve(
             principal,
             request_id=request_id,
-            model=self._model,
+            model=model,
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
             price=self._price,
@@ -290,14 +300,6 @@ class Admission:
             await self._quota.release(hold)
             raise
         return hold
-
-    def check_model(self, principal: Principal, model: str) -> None:
-        """Raises ``ModelNotFound`` or ``ModelNotAllowed``."""
-        if resolve_model(principal.key, model) != self._model:
-            raise ModelNotFound(
-                f"The model {model!r} does not exist; this server has {self._model!r}.",
-                param="model",
-            )
 
     async def _prompt(self, fields: ChatFields, use: ToolUse | None) -> ChatPrompt:
         return await self.prompts.encode(
@@ -460,20 +462,6 @@ def _cache_salt(root: bytes, principal: Principal, asked: str | None) -> str:
     if asked is not None and len(asked) > MAX_CACHE_SALT:
         raise InvalidRequestError(f"At most {MAX_CACHE_SALT} characters.", param="cache_salt")
     return cache_salt(root, principal.tenant.id, asked or "")
-
-
-def _within_budget(params: SamplingParams, hold: Hold, num_answers: int) -> SamplingParams:
-    """A budget that ends within the first slice binds the engine itself: not one token too many.
-
-    Several answers share what is left in whatever parts they take; ``Hold.note`` ends those.
-    """
-    if num_answers > 1 or not hold.is_last:
-        return params
-    return msgspec.structs.replace(
-        params,
-        max_tokens=hold.allowed,
-        min_tokens=min(params.min_tokens, hold.allowed),
-    )
 
 
 def _num_choices(n: int | None) -> int:

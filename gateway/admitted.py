@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from engine.messages import SamplingParams
+from engine.messages import AdapterRef, SamplingParams
 from gateway.compliance import LooseCalls, Unenforced
 from gateway.parsers.answer import AnswerParser
 from tenants.limits import Price
@@ -30,6 +30,8 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     make_parser: Callable[[], AnswerParser] | None
     skip_special_tokens: bool
     cache_salt: str
+    adapter: AdapterRef | None = None
+    """What ``model`` is beside the server's own."""
     hold: Hold
     """Its part of the tenant's limits; whoever begins the request sees that it ends."""
     price: Price = Price()

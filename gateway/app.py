@@ -23,6 +23,7 @@ from gateway.middleware.errors import Errors
 from gateway.middleware.idempotency import Idempotency
 from gateway.middleware.request_id import RequestId
 from gateway.routes.admin import PREFIX as ADMIN_PREFIX
+from gateway.routes.admin_adapters import adapter_routes
 from gateway.routes.admin_live import live_routes
 from gateway.routes.admin_tenants import TenantRoutes
 from gateway.routes.admin_usage import usage_routes
@@ -84,7 +85,8 @@ def _routes(services: Services) -> list[BaseRoute]:
         ).routes(),
         *usage_routes(services.store),
         *live_routes(services.store, services.generations, engine),
-        *model_routes(config.model_name, engine),
+        *adapter_routes(services.adapters, services.store, services.revocations.on_change),
+        *model_routes(services.models, engine),
         *(
             ws_route(
                 path,

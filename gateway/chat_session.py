@@ -29,11 +29,11 @@ from gateway.errors import (
 )
 from gateway.generation import Generation, Generations
 from gateway.schemas import ws
+from gateway.served_models import ServedModels
 from gateway.socket_session import SocketSession
 from gateway.stream_log import StreamReader
 from gateway.streams import Streams
 from gateway.turn import Turn, frames_of, is_last, logged_frames_of
-from tenants.access import visible_models
 from tenants.authenticator import Authenticator
 from tenants.types import Principal
 
@@ -53,7 +53,7 @@ class ChatSession(SocketSession):
         *,
         api_key: str | None,
         config: ServerConfig,
-        model: str,
+        models: ServedModels,
         engine: EngineClient,
         authenticator: Authenticator,
         admission: Admission,
@@ -63,7 +63,7 @@ class ChatSession(SocketSession):
         super().__init__(
             socket, context, api_key=api_key, config=config, authenticator=authenticator
         )
-        self._model = model
+        self._models = models
         self._engine = engine
         self._admission = admission
         self._generations = generations
@@ -77,7 +77,7 @@ class ChatSession(SocketSession):
         await self._send(
             None,
             ws.Ready(
-                models=list(visible_models(principal.key, (self._model,))),
+                models=list(self._models.names(principal)),
                 max_model_len=self._max_model_len(),
                 max_turns=self._config.ws_max_turns,
                 max_message_bytes=self._config.ws_max_message_bytes,

@@ -11,7 +11,14 @@ from engine.tokenizer import Tokenizer
 from gateway.admitted import Admitted
 from gateway.assembler import Delta
 from gateway.compliance import Call
-from gateway.errors import ApiError, GenerationFailed, InvalidRequestError, Overloaded
+from gateway.errors import (
+    AdapterUnavailable,
+    ApiError,
+    GenerationFailed,
+    InvalidRequestError,
+    ModelNotFound,
+    Overloaded,
+)
 from gateway.graphemes import GraphemeGate
 from gateway.parsers.answer import Piece
 from gateway.parsers.base import ToolCallDelta
@@ -153,4 +160,8 @@ def engine_error(output: RequestOutput) -> ApiError:
         return InvalidRequestError(message)
     if output.error_code == "queue_full":
         return Overloaded(message, retry_after_s=1)
+    if output.error_code == "adapter_unloaded":
+        return ModelNotFound("The model does not exist any more.", param="model")
+    if output.error_code == "adapter_unavailable":
+        return AdapterUnavailable("The model's own files cannot be used at the moment.")
     return GenerationFailed(message)

@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gateway.commands import database, key, models, operations, project, tenant
+from gateway.commands import adapter, database, key, models, operations, project, tenant
 
 DEFAULT_PORT = 8000
 
@@ -175,6 +175,7 @@ app.command("models")(models.models)
 app.add_typer(tenant.app, name="tenant")
 app.add_typer(project.app, name="project")
 app.add_typer(key.app, name="key")
+app.add_typer(adapter.app, name="adapter")
 app.command()(operations.usage)
 app.add_typer(operations.streams, name="stream")
 app.command()(operations.audit)

@@ -180,6 +180,9 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ``reasoning_content``; by default where the chat template knows these tags."""
     template_kwargs: tuple[str, ...] = ("enable_thinking", "thinking")
     """Variables of the chat template that requests may set with ``chat_template_kwargs``."""
+    adapters_dir: str | None = None
+    """Folder below which administrators may load LoRA adapters from; needs
+    ``engine.enable_lora``."""
     service_tiers: dict[str, int] | None = None
     """Further values of ``service_tier`` than ``default`` and ``flex``, which goes after it, and
     what each adds to a request's priority: ``{priority = -10}`` lets whoever asks go first."""
@@ -214,6 +217,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     server: ServerConfig = ServerConfig()
     tenants: TenantsConfig = TenantsConfig()
     models: ModelsConfig = ModelsConfig()
+
+    def __post_init__(self) -> None:
+        if self.engine.enable_lora and self.models.adapters_dir is None:
+            raise ConfigError(
+                "models.adapters_dir is missing; with engine.enable_lora set it to the folder of "
+                "the adapters"
+            )
+        if self.models.adapters_dir is not None and not self.engine.enable_lora:
+            raise ConfigError(
+                "models.adapters_dir needs engine.enable_lora = true; set it or leave both out"
+            )
 
     @property
     def model_name(self) -> str:
@@ -322,6 +336,14 @@ def _resolve(config: Config, folder: Path) -> Config:
         config,
         engine=msgspec.structs.replace(
             engine, model=_model(engine.model, folder), speculative_config=speculative
+        ),
+        models=msgspec.structs.replace(
+            config.models,
+            adapters_dir=(
+                None
+                if config.models.adapters_dir is None
+                else str(folder / config.models.adapters_dir)
+            ),
         ),
         tenants=msgspec.structs.replace(
             tenants,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
-from starlette.types import Scope
+from starlette.types import Scope, Send
 
 from tenants.types import Principal
 
@@ -16,6 +16,8 @@ _KEY = "sluice"
 class RequestContext:
     """Made by the outermost middleware, one for each HTTP request or WebSocket."""
 
+    send: Send
+    """For the chunks of an answer that has begun: past the layers, which look at heads and ends."""
     request_id: UUID = field(default_factory=uuid4)
     principal: Principal | None = None
     """Set by ``middleware.auth``, or by a WebSocket session once it is authenticated."""
@@ -25,8 +27,8 @@ class RequestContext:
     """Headers for the answer, whatever it will be: the limits as admission left them."""
 
 
-def attach(scope: Scope) -> RequestContext:
-    context = RequestContext()
+def attach(scope: Scope, send: Send) -> RequestContext:
+    context = RequestContext(send)
     scope[_KEY] = context
     return context
 

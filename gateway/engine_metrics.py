@@ -35,6 +35,7 @@ GAUGES: dict[str, tuple[str, str]] = {
     "num_cached_blocks": ("num_cached_blocks", "Blocks whose content the prefix cache knows."),
     "num_total_swap_blocks": ("num_swap_blocks", "Blocks of host memory for swapped requests."),
     "num_free_swap_blocks": ("num_free_swap_blocks", "Those that are free."),
+    "num_loaded_adapters": ("num_loaded_adapters", "LoRA adapters in host memory."),
     "fairness_gap": (
         "fairness_gap",
         "Largest difference in weighted service between two tenants with backlog.",
@@ -49,6 +50,8 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "recomputed_tokens": ("recomputed_tokens", "Of these, computed again after a preemption."),
     "swapped_out_blocks": ("swapped_out_blocks", "Blocks copied to host memory."),
     "swapped_in_blocks": ("swapped_in_blocks", "Blocks copied back."),
+    "num_adapter_reads": ("adapter_reads", "Times that an adapter's files were read."),
+    "num_adapter_swaps": ("adapter_swaps", "Times that an adapter was copied to the device."),
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
     "generation_tokens": ("generation_tokens", "Generated tokens."),
     "prefix_cache_queries": ("prefix_cache_queries", "Tokens looked up in the prefix cache."),
@@ -66,16 +69,21 @@ TENANT_COUNTERS: dict[str, tuple[str, str, str]] = {
     "computed_tokens": ("service_tokens", "kind", "computed"),
     "cached_tokens": ("service_tokens", "kind", "cached"),
     "generation_tokens": ("service_tokens", "kind", "generation"),
-    "num_draft_tokens": ("tenant_draft_tokens", "outcome", "drafted"),
-    "num_accepted_tokens": ("tenant_draft_tokens", "outcome", "accepted"),
     "preemptions_caused": ("tenant_preemptions", "role", "caused"),
     "preemptions_suffered": ("tenant_preemptions", "role", "suffered"),
 }
 """Field of ``TenantStats`` to (name, label, value)."""
 
+TENANT_DRAFT_COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+"""Fields of ``TenantStats``; of ``Stats`` with ``spec_decode_`` before."""
+
+PER_POS = (
+    "spec_decode_num_accepted_tokens_per_pos",
+    "Guessed tokens that were right, by their place in the draft.",
+)
+
 _TENANT_HELP = {
     "service_tokens": "Tokens a tenant was served: prompts computed or cached, and generated.",
-    "tenant_draft_tokens": "Guessed tokens, and those of them that were right.",
     "tenant_preemptions": "Preemptions by the tenant in whose favour, and by whose request.",
 }
 
@@ -102,15 +110,12 @@ class EngineCollector(Collector):
             stats.queue_time_counts or [0] * (len(QUEUE_TIME_BUCKETS_S) + 1),
             stats.queue_time_sum_s,
         )
-        accepted = CounterMetricFamily(
-            PREFIX + "spec_decode_num_accepted_tokens_per_pos",
-            "Guessed tokens that were right, by their place in the draft.",
-            labels=["position"],
-        )
+        accepted = CounterMetricFamily(PREFIX + PER_POS[0], PER_POS[1], labels=["position"])
         for position, count in enumerate(stats.spec_decode_num_accepted_tokens_per_pos):
             accepted.add_metric([str(position)], count)
         yield accepted
         yield from _by_tenant(stats.tenants)
+        yield from _drafts_by_tenant(stats.tenants)
 
 
 def _by_tenant(tenants: Sequence[TenantStats]) -> Iterable[Metric]:
@@ -143,6 +148,23 @@ def _by_tenant(tenants: Sequence[TenantStats]) -> Iterable[Metric]:
         for field, (name, _, value) in TENANT_COUNTERS.items():
             totals[name].add_metric([tenant.fair_key, value], getattr(tenant, field))
     return (running, queued, queued_tokens, waited, *totals.values())
+
+
+def _drafts_by_tenant(tenants: Sequence[TenantStats]) -> Iterable[Metric]:
+    """The counters of speculative decoding under names of their own, so that sums over the labels
+    count nothing twice."""
+    for field in TENANT_DRAFT_COUNTERS:
+        name, text = COUNTERS[f"spec_decode_{field}"]
+        total = CounterMetricFamily(f"{PREFIX}tenant_{name}", text, labels=["tenant"])
+        for tenant in tenants:
+            total.add_metric([tenant.fair_key], getattr(tenant, field))
+        yield total
+    labels = ["tenant", "position"]
+    accepted = CounterMetricFamily(f"{PREFIX}tenant_{PER_POS[0]}", PER_POS[1], labels=labels)
+    for tenant in tenants:
+        for position, count in enumerate(tenant.num_accepted_tokens_per_pos):
+            accepted.add_metric([tenant.fair_key, str(position)], count)
+    yield accepted
 
 
 class Latencies(Collector):

@@ -32,6 +32,7 @@ ApiError                       a request failed: what the client is told
 └── Unavailable                503  try again later
     ├── Overloaded             503  too many requests wait already
     ├── EngineUnavailable      503  the engine is starting, restarting or gone
+    ├── AdapterUnavailable     503  the files of an adapter are gone, or not what was loaded
     ├── StoreUnavailable       503  keys or limits cannot be checked at the moment
     ├── FormatsUnavailable     503  no grammar can be compiled at the moment
     └── Draining               503  the server is shutting down
@@ -51,11 +52,13 @@ from typing import ClassVar
 import msgspec
 from starlette.exceptions import HTTPException
 
-from engine.errors import EngineDead, InvalidRequest, QueueFull
+from engine.errors import AdapterLoadError, EngineDead, InvalidRequest, QueueFull
 from gateway import rate_limits
 from gateway.schemas.common import ErrorBody, ErrorObject
 from grammar.errors import CompilerUnavailable, CompileTimeout, GrammarError, InvalidGrammar
 from tenants.errors import (
+    AdapterExists,
+    AdapterNotFound,
     AuthenticationFailed,
     InvalidValue,
     KeyExists,
@@ -350,6 +353,12 @@ class EngineUnavailable(Unavailable):
     default_code = "engine_unavailable"
 
 
+class AdapterUnavailable(Unavailable):
+    """The files of an adapter are gone, or not what was loaded."""
+
+    default_code = "adapter_unavailable"
+
+
 class StoreUnavailable(Unavailable):
     """Keys or limits cannot be checked at the moment."""
 
@@ -431,9 +440,18 @@ _TRANSLATIONS: tuple[tuple[type[Exception], Callable[..., ApiError]], ...] = (
     (InvalidValue, lambda exc: InvalidRequestError(str(exc), param=exc.field)),
     *(
         (kind, lambda exc: NotFound(str(exc)))
-        for kind in (TenantNotFound, ProjectNotFound, KeyNotFound, ScopeNotFound)
+        for kind in (TenantNotFound, ProjectNotFound, KeyNotFound, ScopeNotFound, AdapterNotFound)
     ),
-    *((kind, lambda exc: Conflict(str(exc))) for kind in (TenantExists, ProjectExists, KeyExists)),
+    *(
+        (kind, lambda exc: Conflict(str(exc)))
+        for kind in (TenantExists, ProjectExists, KeyExists, AdapterExists)
+    ),
+    (
+        AdapterLoadError,
+        lambda exc: InvalidRequestError(
+            " ".join(str(exc).split()), param="path", code="invalid_adapter"
+        ),
+    ),
     (QuotaExceeded, _from_quota),
     (CompilerUnavailable, _from_compiler),
     (InvalidGrammar, _from_grammar),

@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
-
-import msgspec
 
 from engine.client import EngineClient
 from engine.errors import EngineDead
@@ -38,8 +35,10 @@ from gateway.errors import (
     InternalError,
     to_api_error,
 )
+from gateway.grants import Grants
 from gateway.metrics import Metrics
 from gateway.public_prefixes import PublicPrefixes
+from gateway.reading import SingleReader, Sink, deltas_of_many
 from gateway.schemas.common import (
     CompletionTokensDetails,
     Compliance,
@@ -65,16 +64,22 @@ _STATUSES: Mapping[str, UsageStatus] = {
 class Generation:
     """A request in the engine. Whoever begins one must ``close`` it, in a ``finally``."""
 
-    def __init__(self, owner: Generations, admitted: Admitted, choices: list[Choice]) -> None:
+    def __init__(
+        self,
+        owner: Generations,
+        admitted: Admitted,
+        choices: list[Choice],
+        grants: Grants | None = None,
+    ) -> None:
         self.admitted = admitted
         self.created = int(time.time())
         self._owner = owner
         self._choices = choices
+        self._grants = grants
         self._began_at = time.monotonic()
         self._heard: RequestOutput | None = None  # by first_word, of choice 0
         self._has_tokens = False
         self._cancelled = False
-        self._is_spent = False  # the budget ended before the answer
         self._failure: ApiError | None = None
         self._closed = False
         self._running: Running | None = None
@@ -107,19 +112,19 @@ class Generation:
             raise self._failure
         self._heard = output
 
-    async def deltas(self) -> AsyncGenerator[Delta, None]:
+    async def deltas(self, sink: Sink | None = None) -> AsyncGenerator[Delta, None]:
         """All that the choices gain, each choice's last one with its finish reason.
 
         After ``cancel`` that is ``cancelled``. Raises ``ApiError`` when the request fails; then
         nothing more comes. Deltas of a choice are ``flush_interval_s`` apart, but for the last.
+        ``sink`` gets what comes while the next delta is waited for, if it can take it; that is not
+        yielded then, the last one always is.
         """
         try:
-            outputs = self._outputs_of_one if len(self._choices) == 1 else self._outputs_of_many
-            async with aclosing(outputs()) as running:
-                async for choice, output in running:
-                    delta = self._advance(choice, output)
+            async with aclosing(self._read(sink)) as running:
+                async for delta in running:
                     if delta.finish_reason is not None:
-                        delta.compliance = await self._compliance(choice)
+                        delta.compliance = await self._compliance(self._choices[delta.index])
                     if not delta.is_empty:
                         yield delta
         except ApiError as exc:
@@ -128,6 +133,13 @@ class Generation:
         except Exception as exc:
             self._failure = to_api_error(exc)
             raise self._failure from exc
+
+    def _read(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
+        heard, self._heard = self._heard, None
+        interval_s = self._owner.flush_interval_s
+        if len(self._choices) > 1:
+            return deltas_of_many(self._choices, self._advance, interval_s, heard)
+        return SingleReader(self._choices[0], self._advance, interval_s, sink).deltas(heard)
 
     def cancel(self) -> None:
         """The client asked to stop: ``deltas`` ends soon, with what was generated until now."""
@@ -181,14 +193,16 @@ class Generation:
         )
         for choice in self._choices:
             choice.stream.on_count = self._count
+        if self._grants is not None:
+            self._grants.begin([choice.stream for choice in self._choices])
 
     def _count(self) -> None:
         """As tokens arrive, not as they are read: a budget waits for no reader."""
         if self._running is not None:
             self._running.count(self.num_generated_tokens, self._num_cached_tokens)
-        if not self._is_spent and not self.admitted.hold.note(self.num_generated_tokens):
-            self._is_spent = True
-            self._abort()
+        self.admitted.hold.note(self.num_generated_tokens)
+        if self._grants is not None:
+            self._grants.advance()
 
     def stop_counting(self) -> None:
         """The settlement is kept elsewhere."""
@@ -251,9 +265,7 @@ class Generation:
         if output.finish_reason == "abort" and choice.finish_reason is None:
             if self._failure is not None:
                 raise self._failure
-            if self._is_spent:
-                output = msgspec.structs.replace(output, finish_reason="length")
-            elif choice.stream.abandoned or (self._closed and not self._cancelled):
+            if choice.stream.abandoned or (self._closed and not self._cancelled):
                 raise Gone("Nobody read this stream any more.", code="stream_abandoned")
             elif not self._cancelled:
                 raise InternalError("The request was aborted by the server.")
@@ -261,53 +273,6 @@ class Generation:
         if delta.finish_reason == "abort":
             delta.finish_reason = "cancelled"
         return delta
-
-    async def _outputs_of_one(self) -> AsyncGenerator[tuple[Choice, RequestOutput], None]:
-        choice = self._choices[0]
-        loop, interval_s = asyncio.get_running_loop(), self._owner.flush_interval_s
-        flushed_at = -math.inf
-        while choice.finish_reason is None:
-            # The first output leaves at once, and so does the last. In between, what comes too
-            # soon waits for more: the client merges. A slow stream needs no timer at all.
-            if self._heard is None:
-                await choice.stream.wait()
-            wait_s = flushed_at + interval_s - loop.time()
-            if wait_s > 0 and choice.stream.finish_reason is None:
-                await asyncio.sleep(wait_s)
-            output = await self._next(choice)
-            flushed_at = loop.time()
-            yield choice, output
-
-    async def _outputs_of_many(self) -> AsyncGenerator[tuple[Choice, RequestOutput], None]:
-        loop, interval_s = asyncio.get_running_loop(), self._owner.flush_interval_s
-        reading = {self._read(choice): choice for choice in self._choices}
-        try:
-            while reading:
-                done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-                flushed_at = loop.time()
-                for task in sorted(done, key=lambda task: reading[task].index):
-                    choice = reading.pop(task)
-                    yield choice, task.result()
-                    if choice.finish_reason is None:
-                        reading[self._read(choice)] = choice
-                if reading and (wait_s := flushed_at + interval_s - loop.time()) > 0:
-                    await asyncio.sleep(wait_s)
-        finally:
-            for task in reading:
-                task.cancel()
-            await asyncio.gather(*reading, return_exceptions=True)
-
-    async def _next(self, choice: Choice) -> RequestOutput:
-        if choice.index == 0 and self._heard is not None:
-            heard, self._heard = self._heard, None
-            return heard
-        return await anext(choice.stream)
-
-    def _read(self, choice: Choice) -> asyncio.Task[RequestOutput]:
-        async def read() -> RequestOutput:
-            return await self._next(choice)
-
-        return asyncio.create_task(read(), name=f"read {choice.stream.request_id}")
 
     def _abort(self) -> None:
         for choice in self._choices:
@@ -355,14 +320,17 @@ class Generations:
         From here on ``admitted.hold`` is ours: it is settled, or released when this raises.
         """
         choices: list[Choice] = []
+        num_choices = len(admitted.prompts) * admitted.num_choices
+        assert admitted.params.max_tokens is not None
+        grants = Grants.of(admitted.hold, num_choices, admitted.params.max_tokens)
         with ExitStack() as undo:
             undo.callback(self._release, admitted.hold)
-            for index in range(len(admitted.prompts) * admitted.num_choices):
-                choice = self._submit(admitted, index)
+            for index in range(num_choices):
+                choice = self._submit(admitted, index, grants)
                 undo.callback(choice.stream.close)
                 choices.append(choice)
             undo.pop_all()
-        generation = Generation(self, admitted, choices)
+        generation = Generation(self, admitted, choices, grants)
         generation.count_in(self._ledger)
         self._live.add(generation)
         return generation
@@ -414,7 +382,7 @@ class Generations:
             await asyncio.wait(self._settlements, timeout=deadline_s)
         return len(self._settlements)
 
-    def _submit(self, admitted: Admitted, index: int) -> Choice:
+    def _submit(self, admitted: Admitted, index: int, grants: Grants | None) -> Choice:
         principal = admitted.principal
         prompt_index, copy = divmod(index, admitted.num_choices)
         request = GenerateRequest(
@@ -424,9 +392,11 @@ class Generations:
             cache_salt=admitted.cache_salt,
             num_public_tokens=self._num_public_tokens(principal, admitted.prompts[prompt_index]),
             group=f"{admitted.id.hex}-{prompt_index}" if admitted.num_choices > 1 else "",
+            adapter=admitted.adapter,
             fair_key=principal.tenant.id.hex,
             weight=principal.weight,
             priority=admitted.priority,
+            num_granted_tokens=None if grants is None else grants.first(index),
             max_cached_blocks=principal.max_cached_blocks,
         )
         return Choice(index, self._engine.submit(request), admitted, self._tokenizer)
@@ -439,6 +409,7 @@ class Generations:
     async def _settle(self, generation: Generation, status: UsageStatus) -> None:
         try:
             event = await generation.usage_event(status)
+            await generation.admitted.hold.stop()
             self.metrics.count_usage(event)
             await self._ledger.settle(event)
         except LedgerFull:

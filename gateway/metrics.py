@@ -35,13 +35,13 @@ class Metrics:
         self._generations = Counter(
             "sluice_generations",
             "Settled requests by how they ended.",
-            ["status"],
+            ["status", "model"],
             registry=self._registry,
         )
         self._tokens = Counter(
             "sluice_tokens",
             "Settled tokens.",
-            ["kind"],
+            ["kind", "model"],
             registry=self._registry,
         )
         self._first_token = Histogram(
@@ -77,10 +77,10 @@ class Metrics:
         self._responses.labels(route, str(status)).inc()
 
     def count_usage(self, event: UsageEvent) -> None:
-        self._generations.labels(event.status).inc()
-        self._tokens.labels("prompt").inc(event.prompt_tokens)
-        self._tokens.labels("cached").inc(event.cached_tokens)
-        self._tokens.labels("completion").inc(event.completion_tokens)
+        self._generations.labels(event.status, event.model).inc()
+        self._tokens.labels("prompt", event.model).inc(event.prompt_tokens)
+        self._tokens.labels("cached", event.model).inc(event.cached_tokens)
+        self._tokens.labels("completion", event.model).inc(event.completion_tokens)
 
     def observe_first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)

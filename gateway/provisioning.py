@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Required, TypedDict, Unpack, cast
 from uuid import UUID
 
 from tenants import keys
-from tenants.errors import TenantNotFound
+from tenants.errors import InvalidValue, TenantNotFound
 from tenants.names import normalize_name
 from tenants.store import Store
 from tenants.types import ApiKey, Project, Scope, Tenant
@@ -45,7 +46,11 @@ async def ensure_project(store: Store, tenant: Tenant, name: str) -> Project:
 async def make_key(
     store: Store, pepper: bytes, tenant_id: UUID, **options: Unpack[KeyOptions]
 ) -> tuple[ApiKey, str]:
-    """A new key and its text, which nobody can read again. Raises as ``Store.create_key``."""
+    """A new key and its text, which nobody can read again.
+
+    Raises as ``Store.create_key``, and ``InvalidValue`` for a key that would never open anything.
+    """
+    _check_lives(options.get("expires_at"), "must be in the future")
     minted = keys.mint(pepper)
     key = await store.create_key(
         tenant_id, public_id=minted.public_id, key_hash=minted.key_hash, **options
@@ -58,13 +63,23 @@ async def replace_key(
 ) -> tuple[ApiKey, str]:
     """A key that replaces another, which works on for ``grace``, and its text.
 
-    Raises ``KeyNotFound`` (also when the old key is revoked), ``InvalidValue``.
+    Raises ``KeyNotFound`` (also when the old key is revoked), ``InvalidValue`` (also when it has
+    expired: its successor would have, too).
     """
+    old = await store.find_key(public_id)
+    if old is not None:
+        _check_lives(old.principal.key.expires_at, "is over for this key: make a new one")
     minted = keys.mint(pepper)
     key = await store.rotate_key(
         public_id, new_public_id=minted.public_id, key_hash=minted.key_hash, grace=grace
     )
     return key, minted.text
+
+
+def _check_lives(expires_at: datetime | None, reason: str) -> None:
+    # What has no time zone, the store refuses.
+    if expires_at is not None and expires_at.tzinfo is not None and expires_at <= datetime.now(UTC):
+        raise InvalidValue("expires_at", reason)
 
 
 async def bootstrap(store: Store, pepper: bytes, tenant_name: str, *, name: str) -> str:
@@ -86,6 +101,7 @@ async def create_key(
     expires_at: datetime | None = None,
     project: str | None = None,
     allowed_models: Sequence[str] = (),
+    model_aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """``make_key`` by names; its text. ``project`` is created if there is none.
 
@@ -104,6 +120,7 @@ async def create_key(
         expires_at=expires_at,
         project_id=project_id,
         allowed_models=allowed_models,
+        model_aliases=model_aliases,
     )
     return text
 

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Scope, Send
 
+from gateway import context
 from gateway.errors import ApiError, InternalError, to_api_error
 from gateway.stream_log import StreamReader
 
@@ -99,6 +100,7 @@ class AnswerWork:
 
     async def _run(self) -> None:
         try:
+            context.of(self._scope).send = self._messages.put
             await self._app(self._scope, self._receive, self._messages.put)
         except ClientDisconnect:
             pass  # it was told so

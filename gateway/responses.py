@@ -141,7 +141,7 @@ class Responses:
                 tools,
                 admitted,
                 response_id=response_id,
-                model=self._model,
+                model=self._model if admitted is None else admitted.model,
                 is_background=is_background,
             ),
             tenant_id=principal.tenant.id,

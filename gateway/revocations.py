@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import chain
+from uuid import UUID
 
 from gateway.errors import ApiError, PermissionDenied, to_api_error
 from gateway.generation import Generations
@@ -40,12 +41,14 @@ class Revocations:
         generations: Generations,
         sessions: Set[Session],
         num_checks: int = 8,
+        on_adapter_deleted: Callable[[UUID], None] | None = None,
     ) -> None:
         """``num_checks`` bounds how many keys are looked up at once when all may have changed."""
         self._authenticator = authenticator
         self._generations = generations
         self._sessions = sessions
         self._num_checks = num_checks
+        self._on_adapter_deleted = on_adapter_deleted
         self._suspects: dict[str, None] = {}  # in the order of their changes
         self._wake = asyncio.Event()
 
@@ -53,6 +56,10 @@ class Revocations:
         """For a ``ChangeListener``; does not block."""
         if change.request_id is not None:
             self._generations.fail_request(change.request_id, killed())
+            return
+        if change.adapter_id is not None:
+            if self._on_adapter_deleted is not None:
+                self._on_adapter_deleted(change.adapter_id)
             return
         self._authenticator.apply(change)
         for principal in self._in_use():

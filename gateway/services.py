@@ -12,6 +12,7 @@ from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
 from engine.tokenizer import Tokenizer
 from gateway import context
+from gateway.adapters import Adapters
 from gateway.admission import Admission
 from gateway.background import Background
 from gateway.chat_session import ChatSession
@@ -31,6 +32,7 @@ from gateway.revocations import Revocations
 from gateway.routed_ids import new_worker_id
 from gateway.routes.answers import Answers
 from gateway.secrets import Secrets
+from gateway.served_models import ServedModels
 from gateway.stream_archive import StreamArchive
 from gateway.stream_log import MemoryStreamLog
 from gateway.streams import Streams
@@ -65,6 +67,8 @@ class Services:
     peers: Peers
     streams: Streams
     responses: Responses
+    models: ServedModels
+    adapters: Adapters
     tickets: Tickets
     answers: Answers
 
@@ -75,7 +79,7 @@ class Services:
             context.of(socket.scope),
             api_key=api_key,
             config=self.config.server,
-            model=self.config.model_name,
+            models=self.models,
             engine=self.engine,
             authenticator=self.authenticator,
             admission=self.admission,
@@ -116,8 +120,11 @@ def create_services(
     generations = _create_generations(
         config, engine, tokenizer, template, ledger, quota, metrics, compiler
     )
+    models = ServedModels(config)
+    adapters = Adapters(config, engine=engine, store=store)
     admission = Admission(
         config,
+        models=models,
         engine=engine,
         ledger=ledger,
         quota=quota,
@@ -131,12 +138,18 @@ def create_services(
     peers = _create_peers(config, store, secrets)
     streams = _create_streams(config, store, peers)
     sessions: set[Session] = set()
-    revocations = Revocations(authenticator, generations=generations, sessions=sessions)
+    revocations = Revocations(
+        authenticator,
+        generations=generations,
+        sessions=sessions,
+        on_adapter_deleted=adapters.on_deleted,
+    )
     work = {
         "quota leases": quota.run,
         "settlements of the dead": ledger.run,
         "last uses of keys": last_used.run,
         "line to other workers": peers.run,
+        "deleted adapters": adapters.run,
         "retention": Retention(store.shared).run,
         **_revoking(config, revocations, metrics),
     }
@@ -170,6 +183,8 @@ def create_services(
         peers=peers,
         streams=streams,
         responses=Responses(config, store.shared, peers, admission, generations),
+        models=models,
+        adapters=adapters,
         tickets=Tickets(peers),
         answers=Answers(streams, heartbeat_s=config.server.heartbeat_s),
     )

@@ -16,9 +16,12 @@ from typing import Protocol
 from sse_starlette.sse import AppStatus, EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway import context
 from gateway.assembler import Delta
 from gateway.errors import ApiError
 from gateway.generation import Generation
+from gateway.outlet import Outlet
+from gateway.reading import Sink
 from gateway.schemas.common import Usage
 from gateway.stream_log import StreamReader
 from gateway.streams import Streams
@@ -48,9 +51,9 @@ class Chunks(Protocol):
 class EventResponse(EventSourceResponse, ABC):
     """Sends a body of whole events, with a heartbeat whenever it is silent for long.
 
-    Two inner steps of the library are replaced, both for the cost of a chunk: its loop (which
-    formats a log record and opens a cancel scope for each chunk) and its ping (a comment, which
-    SDKs cannot read; and it comes also while the stream flows).
+    Two inner steps of the library are replaced: its loop, for the cost of a chunk (it formats a log
+    record and opens a cancel scope for each), and its ping (a comment, which SDKs cannot read; and
+    it comes also while the stream flows).
     """
 
     def __init__(
@@ -70,12 +73,15 @@ class EventResponse(EventSourceResponse, ABC):
         )
         self._body = body
         self._close = close
+        self._outlet: Outlet[Message]
         self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._outlet = Outlet(context.of(scope).send)
         try:
             await super().__call__(scope, receive, send)
         finally:
+            self._outlet.close()
             self._close()
 
     async def _stream_response(self, send: Send) -> None:
@@ -89,7 +95,7 @@ class EventResponse(EventSourceResponse, ABC):
         )
         async with aclosing(self._body) as body:
             async for chunk in body:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await self._outlet.send(_message(chunk))
                 self._sent_at = loop.time()
         async with self._send_lock:
             self.active = False
@@ -115,18 +121,24 @@ class EventResponse(EventSourceResponse, ABC):
 
 
 class EventStream(EventResponse):
-    """Streams one generation, and closes it."""
+    """Streams one generation, and closes it. Its ``Sink``, too."""
 
     def __init__(self, generation: Generation, chunks: Chunks, *, heartbeat_s: float) -> None:
-        super().__init__(_body(generation, chunks), heartbeat_s=heartbeat_s, close=generation.close)
-        self._heartbeat: Message = {
-            "type": "http.response.body",
-            "body": chunks.heartbeat,
-            "more_body": True,
-        }
+        body = _body(generation, chunks, self)
+        super().__init__(body, heartbeat_s=heartbeat_s, close=generation.close)
+        self._chunks = chunks
+        self._time = asyncio.get_running_loop().time
+
+    @property
+    def is_free(self) -> bool:
+        return self._outlet.is_free
+
+    def put(self, delta: Delta) -> None:
+        self._outlet.put(_message(self._chunks.delta(delta)))
+        self._sent_at = self._time()
 
     async def _beat(self, send: Send) -> None:
-        await send(self._heartbeat)
+        await send(_message(self._chunks.heartbeat))
 
 
 class FollowingEventStream(EventResponse):
@@ -162,11 +174,17 @@ async def open_event_stream(
     return FollowingEventStream(reader, heartbeat_s=heartbeat_s)
 
 
-async def _body(generation: Generation, chunks: Chunks) -> AsyncGenerator[bytes, None]:
+def _message(chunk: bytes) -> Message:
+    return {"type": "http.response.body", "body": chunk, "more_body": True}
+
+
+async def _body(
+    generation: Generation, chunks: Chunks, sink: Sink | None = None
+) -> AsyncGenerator[bytes, None]:
     if opening := chunks.opening():
         yield opening
     try:
-        async with aclosing(generation.deltas()) as deltas:
+        async with aclosing(generation.deltas(sink)) as deltas:
             async for delta in deltas:
                 if delta.finish_reason == "cancelled":
                     delta.finish_reason = "stop"  # OpenAI's clients know no nearer word

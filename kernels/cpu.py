@@ -99,14 +99,16 @@ def rope_and_cache(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     num_tokens, num_q_heads, head_dim = q.shape
+    cache = LayerCacheStruct.of(k_cache, v_cache, k_scale, v_scale)
     library().sluice_rope_and_cache(
         q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
-        k_cache.data_ptr(),
-        v_cache.data_ptr(),
+        ctypes.addressof(cache),
         cos_sin.data_ptr(),
         positions.data_ptr(),
         slots.data_ptr(),
@@ -172,6 +174,35 @@ def apply_penalties(
         logits.shape[1],
         tokens.shape[1],
     )
+
+
+class LayerCacheStruct(ctypes.Structure):
+    """``LayerCache`` of cpu_cache.h."""
+
+    _fields_ = (
+        ("keys", _pointer),
+        ("values", _pointer),
+        ("key_scales", _pointer),
+        ("value_scales", _pointer),
+    )
+
+    @classmethod
+    def of(
+        cls,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        k_scale: torch.Tensor | None,
+        v_scale: torch.Tensor | None,
+    ) -> LayerCacheStruct:
+        """Of contiguous tensors that outlive it: float32, or float8_e4m3fn with scales."""
+        stored = torch.float32 if k_scale is None else torch.float8_e4m3fn
+        assert k_cache.dtype == v_cache.dtype == stored, (k_cache.dtype, v_cache.dtype, stored)
+        return cls(
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            None if k_scale is None else k_scale.data_ptr(),
+            None if v_scale is None else v_scale.data_ptr(),
+        )
 
 
 class LinearStruct(ctypes.Structure):
@@ -264,19 +295,22 @@ def paged_attention(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     """Causal attention of the sequences of ``step`` (see ``reference.paged_attention``), into out.
 
     q, out: [num_tokens, num_q_heads, head_dim] float32, head_dim up to 256, out contiguous;
-    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] float32. Rows of out that
-    belong to no sequence of the step are left alone. Meant for few queries a sequence.
+    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] float32, or float8_e4m3fn
+    with scales. Rows of out that belong to no sequence of the step are left alone. Meant for few
+    queries a sequence.
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
+    cache = LayerCacheStruct.of(k_cache, v_cache, k_scale, v_scale)
     library().sluice_paged_attention(
         out.data_ptr(),
         q.data_ptr(),
-        k_cache.data_ptr(),
-        v_cache.data_ptr(),
+        ctypes.addressof(cache),
         ctypes.addressof(step),
         q.shape[1],
         num_kv_heads,
@@ -302,11 +336,11 @@ def library() -> ctypes.CDLL:
     for name, arguments in {
         "sluice_rms_norm": [_pointer] * 4 + [_int] * 2 + [_float, _int],
         "sluice_silu_mul": [_pointer] * 2 + [_int] * 3,
-        "sluice_rope_and_cache": [_pointer] * 8
+        "sluice_rope_and_cache": [_pointer] * 7
         + [_int] * 5
         + [_pointer] * 2
         + [_float, _int, _int],
-        "sluice_paged_attention": [_pointer] * 5 + [_int] * 5 + [_float, _int, _float, _int],
+        "sluice_paged_attention": [_pointer] * 4 + [_int] * 5 + [_float, _int, _float, _int],
         "sluice_sample": [_pointer] * 8 + [_int] * 3,
         "sluice_apply_penalties": [_pointer] * 4 + [_int] * 3,
         "sluice_pack": [_pointer] * 2 + [_int] * 2,

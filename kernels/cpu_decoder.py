@@ -97,7 +97,7 @@ class Decoder:
             scale,
         )
         self._cache: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._cache_pointers: ctypes.Array[ctypes.c_void_p] = (ctypes.c_void_p * 0)()
+        self._cache_structs: ctypes.Array[cpu.LayerCacheStruct] = (cpu.LayerCacheStruct * 0)()
 
     def __call__(
         self,
@@ -107,12 +107,14 @@ class Decoder:
         positions: torch.Tensor,
         slots: torch.Tensor,
         taps: Mapping[int, torch.Tensor] = MappingProxyType({}),
+        kv_scales: Sequence[tuple[torch.Tensor, torch.Tensor]] | None = None,
     ) -> torch.Tensor:
         """hidden: [num_tokens, hidden], the embeddings, overwritten; returns that shape, normed.
 
         kv_cache, positions, slots: as for the ops; step: ``AttentionSequences.struct`` of all
         sequences of the step, one after another. taps: layer number to [num_tokens, hidden], which
-        becomes what goes into that layer.
+        becomes what goes into that layer. kv_scales: of each layer of a ``kv_cache`` in FP8, always
+        the same for the same.
         """
         tapped = None
         if taps:
@@ -120,17 +122,20 @@ class Decoder:
             for layer, tensor in taps.items():
                 tapped[layer] = tensor.data_ptr()
         if kv_cache is not self._cache:
-            pointers = [tensor.data_ptr() for layer in kv_cache for tensor in layer]
-            self._cache, self._cache_pointers = (
-                kv_cache,
-                (ctypes.c_void_p * len(pointers))(*pointers),
-            )
+            none: list[tuple[None, None]] = [(None, None)] * len(kv_cache)
+            scales = none if kv_scales is None else kv_scales
+            structs = [
+                cpu.LayerCacheStruct.of(*caches, *scale)
+                for caches, scale in zip(kv_cache, scales, strict=True)
+            ]
+            self._cache = kv_cache
+            self._cache_structs = (cpu.LayerCacheStruct * len(structs))(*structs)
         out = torch.empty_like(hidden)
         cpu.library().sluice_decoder(
             out.data_ptr(),
             hidden.data_ptr(),
             ctypes.addressof(self._struct),
-            ctypes.addressof(self._cache_pointers),
+            ctypes.addressof(self._cache_structs),
             kv_cache[0][0].shape[1],
             ctypes.addressof(step),
             positions.data_ptr(),

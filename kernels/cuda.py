@@ -198,6 +198,8 @@ def paged_decode(
     alibi_slopes: torch.Tensor | None = None,
     shared: SharedPrefixes | None = None,
     wait_first: bool = True,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     """Causal attention of up to ``max_queries`` last tokens of each sequence, into ``out``.
 
@@ -205,9 +207,10 @@ def paged_decode(
     k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], block_size a multiple of 16.
     block_table: [batch, max_blocks] int32. ``decode_schedule`` must have run with the same lengths,
     heads, max_queries, window and shared. Rows of padding sequences are left untouched. shared:
-    ``shared_prefix`` has run; without a window, a soft cap or slopes. wait_first: False lets it
-    begin before the operation right before it has ended; that one then must make nothing but the
-    queries and the step's own keys and values.
+    ``shared_prefix`` has run; without a window, a soft cap, slopes or FP8. wait_first: False lets
+    it begin before the operation right before it has ended; that one then must make nothing but the
+    queries and the step's own keys and values. k_scale, v_scale: [num_kv_heads] float32, of caches
+    in float8_e4m3fn.
     """
     torch.ops.sluice_cuda.paged_decode(
         out,
@@ -231,6 +234,8 @@ def paged_decode(
         scale,
         soft_cap,
         wait_first,
+        k_scale,
+        v_scale,
     )
 
 
@@ -342,17 +347,64 @@ def rope_and_cache(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     """Rotate q in place and k on its way into the paged cache, next to v.
 
     q, k, v: [tokens, heads, head_dim], views of one fused projection.
     cos_sin: [max_positions, rotary_dim] float32, cosines then sines (halves convention).
     positions, slots: [tokens] int64; slot = block * block_size + offset, -1 writes nothing.
-    q_norm, k_norm: [head_dim] weights of a per-head RMSNorm before the rotation.
+    q_norm, k_norm: [head_dim] weights of a per-head RMSNorm before the rotation. k_scale, v_scale:
+    of caches in FP8, see ``reference.quantize_heads``.
     """
     torch.ops.sluice_cuda.rope_and_cache(
-        q, k, v, k_cache, v_cache, cos_sin, positions, slots, q_norm, k_norm, eps
+        q, k, v, k_cache, v_cache, cos_sin, positions, slots, q_norm, k_norm, eps, k_scale, v_scale
     )
+
+
+def dequantize_blocks(
+    k_out: torch.Tensor,
+    v_out: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    blocks: torch.Tensor,
+    *,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+) -> None:
+    """Copies, in 16 bits, of blocks of a cache in FP8: ``out[i] = cache[blocks[i]] * scale``.
+
+    k_out, v_out: [at least num_blocks, block_size, num_kv_heads, head_dim] bfloat16 or float16;
+    blocks: [num_blocks] int32.
+    """
+    torch.ops.sluice_cuda.dequantize_blocks(
+        k_out, v_out, k_cache, v_cache, k_scale, v_scale, blocks
+    )
+
+
+def copy_blocks(
+    tensors: torch.Tensor,
+    rows: torch.Tensor,
+    blocks: torch.Tensor,
+    *,
+    out: bool,
+    max_ctas: int,
+) -> None:
+    """Copy blocks of a cache of many tensors to rows (``out``) or back, all in one launch.
+
+    tensors: [num_tensors, 3] int64: the address of each, the bytes of one of its blocks, and where
+    in a row they go. rows: [num_copies] int64, addresses of device memory or of ``mapped_address``;
+    blocks: [num_copies] int32. All in multiples of 16 bytes. max_ctas: how much of the GPU it may
+    take.
+    """
+    torch.ops.sluice_cuda.copy_blocks(tensors, rows, blocks, out, max_ctas)
+
+
+def mapped_address(host: torch.Tensor) -> int:
+    """Where kernels find pinned host memory."""
+    address: int = torch.ops.sluice_cuda.mapped_address(host)
+    return address
 
 
 def skinny_linear(

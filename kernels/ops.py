@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kernels import reference
+from kernels.experts import ExpertMatrices
 
 # Ops have many signatures; the typed functions below are the only way in.
 Implementation = Callable[..., Any]
@@ -98,6 +99,8 @@ def rope_and_cache(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     resolve("rope_and_cache", q.device.type, q.dtype)(
         q,
@@ -111,13 +114,15 @@ def rope_and_cache(
         q_norm=q_norm,
         k_norm=k_norm,
         eps=eps,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
 
 
 def apply_experts(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
     experts: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from kernels import philox
+from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 MIN_SCALE = 1e-12
@@ -46,6 +47,8 @@ def rope_and_cache(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     """Rotate q in place and k on its way into the paged cache, next to v (arXiv 2104.09864).
 
@@ -54,7 +57,7 @@ def rope_and_cache(
     cache). cos_sin: [max_positions, rotary_dim] float32, cosines then sines; dimension i turns with
     i + rotary_dim / 2, those past rotary_dim stay. positions, slots: [num_tokens] int64; slot =
     block * block_size + offset, -1 stores nothing. q_norm, k_norm: [head_dim] weights of an RMSNorm
-    of each head before the rotation.
+    of each head before the rotation. k_scale, v_scale: of caches in FP8, see ``quantize_heads``.
     """
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)
     if q_norm is not None:
@@ -67,31 +70,71 @@ def rope_and_cache(
     if padding.any():
         kept = ~padding
         k, v, slots = k[kept], v[kept], slots[kept]
-    k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, slots, k)
-    if v_cache.data_ptr() == k_cache.data_ptr():
-        return
-    v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slots, v)
+    store_heads(k_cache, slots, k, k_scale)
+    if v_cache.data_ptr() != k_cache.data_ptr():
+        store_heads(v_cache, slots, v, v_scale)
+
+
+def store_heads(
+    cache: torch.Tensor, slots: torch.Tensor, heads: torch.Tensor, scale: torch.Tensor | None
+) -> None:
+    """Write heads [num_tokens, num_kv_heads, head_dim] to their slots, none of them negative.
+
+    cache: [num_blocks, block_size, num_kv_heads, head_dim]; scale: None unless it is in FP8.
+    """
+    rows = cache.view(-1, *cache.shape[2:])
+    if scale is None:
+        rows.index_copy_(0, slots, heads)
+    else:  # as bytes: few of torch's functions know FP8
+        stored = quantize_heads(heads, scale).view(torch.uint8)
+        rows.view(torch.uint8).index_copy_(0, slots, stored)
+
+
+def quantize_heads(heads: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """``heads / scale`` in FP8 (e4m3), what is beyond its range at its ends.
+
+    heads: [..., num_kv_heads, head_dim]; scale: [num_kv_heads] float32.
+    """
+    scaled = heads.float() / scale.unsqueeze(-1)
+    return scaled.clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+
+
+def dequantize_heads(stored: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """float32; stored: [..., num_kv_heads, head_dim] float8_e4m3fn; scale: [num_kv_heads]."""
+    return stored.float() * scale.unsqueeze(-1)
 
 
 def apply_experts(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
     experts: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
     """The weighted sum of each token's experts, ``down(silu(gate(x)) * up(x))`` each.
 
     x: [num_tokens, hidden]; gate_up: [num_experts, 2 * inner, hidden], gate first; down:
-    [num_experts, hidden, inner]; experts: [num_tokens, top_k] int64; weights: the same float32.
+    [num_experts, hidden, inner], either of them quantized or not; experts: [num_tokens, top_k]
+    int64; weights: the same float32.
     """
     out = torch.zeros_like(x)
     for expert in torch.unique(experts).tolist():
         tokens, places = (experts == expert).nonzero(as_tuple=True)
-        inner = silu_mul(F.linear(x[tokens], gate_up[expert]))
-        weighted = F.linear(inner, down[expert]) * weights[tokens, places].unsqueeze(1)
+        inner = silu_mul(F.linear(x[tokens], matrix_of(gate_up, expert, x.dtype)))
+        made = F.linear(inner, matrix_of(down, expert, x.dtype))
+        weighted = made * weights[tokens, places].unsqueeze(1)
         out.index_add_(0, tokens, weighted.to(x.dtype))
     return out
+
+
+def matrix_of(matrices: ExpertMatrices, expert: int, dtype: torch.dtype) -> torch.Tensor:
+    """One expert's, [features, k] of ``dtype``."""
+    match matrices:
+        case Fp8Experts():
+            return (matrices.weight[expert].float() * matrices.scale[expert]).to(dtype)
+        case Int4Experts():
+            return dequantize_int4(matrices.packed[expert], matrices.groups[expert]).to(dtype)
+    return matrices[expert]
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,6 +183,8 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of the last tokens of each sequence over its paged keys, in float32.
 
@@ -147,7 +192,8 @@ def paged_attention(
     says. block_table: [batch, max_blocks]; seq_lens: [batch], the step's tokens included. The query
     heads of a group share a KV head (arXiv 2305.13245). Nothing past a sequence's end is read.
     window: keys a query sees, its own included (arXiv 2004.05150); softcap: scores become
-    ``softcap * tanh(score / softcap)``.
+    ``softcap * tanh(score / softcap)``. k_scale, v_scale: [num_kv_heads] float32, what caches in
+    FP8 are multiplied with.
     """
     out = torch.empty_like(q)
     block_size, num_kv_heads, head_dim = k_cache.shape[1:]
@@ -157,8 +203,8 @@ def paged_attention(
         if num_queries == 0:
             continue
         blocks = block_table[i, : -(-length // block_size)].long()
-        k = k_cache[blocks].view(-1, num_kv_heads, head_dim)[:length].float()
-        v = v_cache[blocks].view(-1, num_kv_heads, head_dim)[:length].float()
+        k = _read_heads(k_cache, blocks, k_scale)[:length]
+        v = _read_heads(v_cache, blocks, v_scale)[:length]
         grouped = q[first:last].float().view(num_queries, num_kv_heads, -1, head_dim)
         scores = torch.einsum("qhgd,khd->hgqk", grouped, k) * scale
         if softcap is not None:
@@ -171,6 +217,14 @@ def paged_attention(
         weights = scores.masked_fill(hidden, _NEG_INF).softmax(-1)
         out[first:last] = torch.einsum("hgqk,khd->qhgd", weights, v).reshape_as(q[first:last])
     return out
+
+
+def _read_heads(
+    cache: torch.Tensor, blocks: torch.Tensor, scale: torch.Tensor | None
+) -> torch.Tensor:
+    """[num_tokens, num_kv_heads, head_dim] float32 of the blocks."""
+    heads = cache.view(torch.uint8)[blocks].view(cache.dtype).flatten(0, 1)
+    return heads.float() if scale is None else dequantize_heads(heads, scale)
 
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:

@@ -15,6 +15,18 @@ CREATE TYPE public.quota_answer AS (
 	reset_tokens_us bigint
 );
 
+CREATE FUNCTION public.adapters_of(p_tenant_id uuid) RETURNS jsonb
+    LANGUAGE plpgsql
+    AS $$
+    BEGIN
+        PERFORM sluice_enter(p_tenant_id);
+        RETURN (
+            SELECT jsonb_agg(to_jsonb(a) ORDER BY a.name COLLATE "C")
+            FROM adapter AS a WHERE a.tenant_id = p_tenant_id
+        );
+    END
+    $$;
+
 CREATE FUNCTION public.api_key_gets_project() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
@@ -330,6 +342,18 @@ CREATE FUNCTION public.limit_room(p_wanted bigint, p_prompt bigint, p_tokens_lef
                 )
             END
         )::bigint
+    $$;
+
+CREATE FUNCTION public.notify_adapter_change() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+    BEGIN
+        PERFORM pg_notify('sluice_changes', 'tenant ' || coalesce(NEW.tenant_id, OLD.tenant_id));
+        IF TG_OP = 'DELETE' THEN
+            PERFORM pg_notify('sluice_changes', 'adapter ' || OLD.id);
+        END IF;
+        RETURN NULL;
+    END
     $$;
 
 CREATE FUNCTION public.notify_key_change() RETURNS trigger
@@ -925,6 +949,21 @@ CREATE FUNCTION public.usage_event_is_append_only() RETURNS trigger
     END
     $$;
 
+CREATE TABLE public.adapter (
+    id uuid NOT NULL,
+    tenant_id uuid NOT NULL,
+    name text NOT NULL,
+    parent text NOT NULL,
+    path text NOT NULL,
+    base_model text,
+    rank integer NOT NULL,
+    digest text NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT adapter_rank_check CHECK ((rank > 0))
+);
+
+ALTER TABLE ONLY public.adapter FORCE ROW LEVEL SECURITY;
+
 CREATE TABLE public.api_key (
     id uuid NOT NULL,
     tenant_id uuid NOT NULL,
@@ -1156,6 +1195,12 @@ ALTER TABLE ONLY public.usage_seen FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE ONLY public.usage_event ATTACH PARTITION public.usage_event_default DEFAULT;
 
+ALTER TABLE ONLY public.adapter
+    ADD CONSTRAINT adapter_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.adapter
+    ADD CONSTRAINT adapter_tenant_id_name_key UNIQUE (tenant_id, name);
+
 ALTER TABLE ONLY public.api_key
     ADD CONSTRAINT api_key_pkey PRIMARY KEY (id);
 
@@ -1242,6 +1287,10 @@ CREATE INDEX usage_seen_created_at_idx ON public.usage_seen USING brin (created_
 
 ALTER INDEX public.usage_event_tenant_id_created_at_idx ATTACH PARTITION public.usage_event_default_tenant_id_created_at_idx;
 
+CREATE TRIGGER adapter_audit AFTER INSERT OR DELETE OR UPDATE ON public.adapter FOR EACH ROW EXECUTE FUNCTION public.audit_change('adapter');
+
+CREATE TRIGGER adapter_notify AFTER INSERT OR DELETE OR UPDATE ON public.adapter FOR EACH ROW EXECUTE FUNCTION public.notify_adapter_change();
+
 CREATE TRIGGER api_key_audit AFTER INSERT OR DELETE OR UPDATE ON public.api_key FOR EACH ROW EXECUTE FUNCTION public.audit_change('key');
 
 CREATE TRIGGER api_key_notify AFTER INSERT OR UPDATE OF key_hash, name, scopes, project_id, allowed_models, model_aliases, expires_at, revoked_at, revoke_at ON public.api_key FOR EACH ROW EXECUTE FUNCTION public.notify_key_change();
@@ -1265,6 +1314,9 @@ CREATE TRIGGER tenant_notify AFTER UPDATE ON public.tenant FOR EACH ROW EXECUTE 
 CREATE TRIGGER usage_event_append_only BEFORE DELETE OR UPDATE ON public.usage_event FOR EACH ROW EXECUTE FUNCTION public.usage_event_is_append_only();
 
 CREATE TRIGGER usage_event_not_truncated BEFORE TRUNCATE ON public.usage_event FOR EACH STATEMENT EXECUTE FUNCTION public.usage_event_is_append_only();
+
+ALTER TABLE ONLY public.adapter
+    ADD CONSTRAINT adapter_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenant(id);
 
 ALTER TABLE ONLY public.api_key
     ADD CONSTRAINT api_key_project_id_fkey FOREIGN KEY (tenant_id, project_id) REFERENCES public.project(tenant_id, id);
@@ -1298,6 +1350,12 @@ ALTER TABLE ONLY public.response
 
 ALTER TABLE public.usage_event
     ADD CONSTRAINT usage_event_key_id_fkey FOREIGN KEY (tenant_id, key_id) REFERENCES public.api_key(tenant_id, id);
+
+ALTER TABLE public.adapter ENABLE ROW LEVEL SECURITY;
+
+CREATE POLICY adapter_all ON public.adapter TO sluice_operator USING (true) WITH CHECK (true);
+
+CREATE POLICY adapter_entered ON public.adapter TO sluice_app USING ((tenant_id = ANY (( SELECT public.sluice_tenants() AS sluice_tenants)::uuid[]))) WITH CHECK ((tenant_id = ANY (( SELECT public.sluice_tenants() AS sluice_tenants)::uuid[])));
 
 ALTER TABLE public.api_key ENABLE ROW LEVEL SECURITY;
 
@@ -1394,6 +1452,9 @@ GRANT ALL ON FUNCTION public.usage_event_add_partitions(p_from date, p_months in
 
 REVOKE ALL ON FUNCTION public.usage_event_drop_partitions(p_before date) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.usage_event_drop_partitions(p_before date) TO sluice_operator;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.adapter TO sluice_app;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.adapter TO sluice_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.api_key TO sluice_app;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.api_key TO sluice_operator;

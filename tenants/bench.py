@@ -1,19 +1,23 @@
 """What tenancy costs: ``python -m tenants.bench`` prints it, on a durable PostgreSQL of its own.
 
 Keys from the cache, then requests from reservation to durable settlement, by many tenants and by
-one. Every scope has limits on requests, tokens and concurrency, so nothing is spared.
+one, whose requests come to one worker or to several processes. Every scope has limits on requests,
+tokens and concurrency, so nothing is spared. The last line leaves the reservations out: so fast
+would workers be that had leased their quota and asked nobody.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
@@ -130,27 +134,34 @@ class Bench:
         """Clients that each reserve, settle durably, and begin anew; latency is the reservation's:
         what tenancy adds to the time to the first token.
         """
+        began = time.perf_counter()
+        latencies = await self.latencies(people, num_clients)
+        return _measured(what, latencies, time.perf_counter() - began)
+
+    async def latencies(
+        self, people: Sequence[Principal], num_clients: int, *, reserves: bool = True
+    ) -> list[float]:
+        """One for each pair; without ``reserves`` each is a settlement alone, which then charges as
+        much, and the latency is the settlement's.
+        """
         latencies: list[float] = []
-        num_pairs = 0
         until = time.perf_counter() + self._seconds
 
         async def client(number: int) -> None:
-            nonlocal num_pairs
             while time.perf_counter() < until:
                 who = people[number % len(people)]
                 number += num_clients
                 at = time.perf_counter()
-                hold = await self._reserve(who)
-                latencies.append(time.perf_counter() - at)
-                await self._ledger.settle(_event(who, hold.request_id))
-                await hold.close()
-                num_pairs += 1
+                hold = await self._reserve(who) if reserves else None
+                waited = time.perf_counter() - at
+                await self._ledger.settle(_event(who, hold.request_id if hold else uuid4()))
+                if hold is not None:
+                    await hold.close()
+                latencies.append(waited if reserves else time.perf_counter() - at)
 
-        began = time.perf_counter()
         await asyncio.gather(*(client(number) for number in range(num_clients)))
-        elapsed = time.perf_counter() - began
         assert self._ledger.num_pending == 0
-        return Measured(what, num_pairs / elapsed, *_quantiles(latencies))
+        return latencies
 
 
 def _event(who: Principal, request_id: object) -> UsageEvent:
@@ -176,19 +187,67 @@ def _quantiles(latencies: list[float]) -> tuple[float, float]:
     return cuts[49] * 1000, cuts[98] * 1000
 
 
-async def run(dsn: str, *, num_tenants: int, num_clients: int, seconds: float) -> list[Measured]:
+@dataclass(frozen=True)
+class Share:
+    """What one of several processes does, for one tenant."""
+
+    dsn: str
+    public_id: str
+    num_clients: int
+    seconds: float
+    reserves: bool
+
+
+def work_alone(share: Share) -> list[float]:
+    """A worker in a process of its own; the latencies of its pairs."""
+
+    async def work() -> list[float]:
+        store = await PostgresStore.connect(share.dsn)
+        try:
+            found = await store.find_key(share.public_id)
+            assert found is not None
+            bench = Bench(store, share.seconds)
+            people = [found.principal]
+            return await bench.latencies(people, share.num_clients, reserves=share.reserves)
+        finally:
+            await store.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work())
+
+
+async def hot_tenant(what: str, share: Share, num_workers: int) -> Measured:
+    """All workers' requests are the same tenant's. Rates are those of the measured seconds."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
+        loop = asyncio.get_running_loop()
+        shares = [loop.run_in_executor(pool, work_alone, share) for _ in range(num_workers)]
+        latencies = [one for found in await asyncio.gather(*shares) for one in found]
+    return _measured(what, latencies, share.seconds)
+
+
+async def run(
+    dsn: str, *, num_tenants: int, num_clients: int, num_workers: int, seconds: float
+) -> list[Measured]:
     """All measurements on a migrated database."""
     store = await PostgresStore.connect(dsn)
     try:
         bench = Bench(store, seconds)
         people = await bench.furnish(num_tenants)
-        return [
+        results = [
             await bench.authentication(),
             await bench.paced("100 requests/s", 100),
             await bench.paced("500 requests/s", 500),
             await bench.pairs(f"{num_tenants:,} tenants", people, num_clients),
             await bench.pairs("one tenant", people[:1], num_clients),
         ]
+        public_id = people[0].key.public_id
+        share = Share(dsn, public_id, -(-num_clients // num_workers), seconds, reserves=True)
+        where = f"one tenant, {num_workers} processes"
+        results.append(await hot_tenant(where, share, num_workers))
+        share = replace(share, reserves=False)
+        results.append(await hot_tenant(f"{where}, settling alone", share, num_workers))
+        return results
     finally:
         await store.close()
 
@@ -211,12 +270,17 @@ def main() -> None:
     parser.add_argument("--dsn", help="a migrated database to fill; by default an own server")
     parser.add_argument("--tenants", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=256, help="requests at once")
+    parser.add_argument("--workers", type=int, default=4, help="processes of the last two lines")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     given = parser.parse_args()
 
     async def work(dsn: str) -> list[Measured]:
         return await run(
-            dsn, num_tenants=given.tenants, num_clients=given.clients, seconds=given.seconds
+            dsn,
+            num_tenants=given.tenants,
+            num_clients=given.clients,
+            num_workers=given.workers,
+            seconds=given.seconds,
         )
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

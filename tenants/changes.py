@@ -27,12 +27,14 @@ CHANNEL = "sluice_changes"
 class Change(NamedTuple):
     """What to forget: a key, all keys of a tenant, or, when all are None, everything.
 
-    With a ``request_id`` nothing: that request is to be ended.
+    With a ``request_id`` nothing: that request is to be ended. An ``adapter_id`` is for the engine
+    to forget.
     """
 
     public_id: str | None = None
     tenant_id: UUID | None = None
     request_id: UUID | None = None
+    adapter_id: UUID | None = None
 
 
 EVERYTHING = Change()
@@ -48,6 +50,8 @@ def parse(payload: str) -> Change:
             return Change(tenant_id=UUID(name))
         if kind == "request":
             return Change(request_id=UUID(name))
+        if kind == "adapter":
+            return Change(adapter_id=UUID(name))
     except ValueError:
         pass
     return EVERYTHING

@@ -8,6 +8,8 @@ TenantsError
 ├── ProjectNotFound
 ├── KeyExists                the public id is taken
 ├── KeyNotFound
+├── AdapterExists            the tenant has an adapter of this name
+├── AdapterNotFound
 ├── AdminKeyExists           the first admin key was made before
 ├── ScopeNotFound            the tenant has no such project or key to limit
 ├── StoreUnavailable         the database does not answer; trying again later may help
@@ -104,6 +106,24 @@ class KeyNotFound(TenantsError):
     def __init__(self, key: object) -> None:
         super().__init__(f"There is no key {str(key)!r}; `sluice key list` shows a tenant's keys.")
         self.key = str(key)
+
+
+class AdapterExists(TenantsError):
+    """The tenant has an adapter of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The tenant has an adapter named {name!r} already; unload it or choose another name."
+        )
+        self.name = name
+
+
+class AdapterNotFound(TenantsError):
+    """The tenant has no adapter with this name or id."""
+
+    def __init__(self, adapter: object) -> None:
+        super().__init__(f"The tenant has no adapter {str(adapter)!r}.")
+        self.adapter = str(adapter)
 
 
 class AdminKeyExists(TenantsError):

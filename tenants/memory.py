@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -11,8 +10,9 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from tenants.audit import actor
 from tenants.errors import (
+    AdapterExists,
+    AdapterNotFound,
     AdminKeyExists,
     KeyExists,
     KeyNotFound,
@@ -30,6 +30,7 @@ from tenants.limits import (
     ScopeKind,
     ScopePolicy,
 )
+from tenants.memory_audit import MemoryAudit
 from tenants.memory_quota import MemoryQuota, Reservation
 from tenants.memory_shared import MemoryShared
 from tenants.names import (
@@ -47,6 +48,7 @@ from tenants.names import (
 )
 from tenants.store import Store
 from tenants.types import (
+    Adapter,
     ApiKey,
     AuditEntry,
     KeyRecord,
@@ -69,13 +71,6 @@ def _now() -> datetime:
 
 
 _COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost_micro")
-_Audited = Tenant | Project | ApiKey
-
-
-def _audited(row: _Audited) -> dict[str, Any]:
-    state: dict[str, Any] = msgspec.to_builtins(row)
-    state.pop("last_used_at", None)
-    return state
 
 
 class _StoredKey(NamedTuple):
@@ -91,10 +86,11 @@ class MemoryStore(Store):
         self._tenants: dict[UUID, Tenant] = {}
         self._projects: dict[UUID, Project] = {}
         self._keys: dict[str, _StoredKey] = {}
+        self._adapters: dict[UUID, Adapter] = {}
         self._ledger: dict[UUID, UsageEvent] = {}
         self._quota = MemoryQuota()
         self.shared = MemoryShared(now, self._tenants)
-        self._audit: list[AuditEntry] = []
+        self._audit = MemoryAudit(now)
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
         tenant = Tenant(
@@ -106,7 +102,7 @@ class MemoryStore(Store):
         )
         self._check_free(tenant.name)
         self._tenants[tenant.id] = tenant
-        self._note("tenant", None, tenant)
+        self._audit.note("tenant", None, tenant)
         self._add_project(tenant.id, "default", is_default=True)
         return tenant
 
@@ -149,7 +145,7 @@ class MemoryStore(Store):
         changed = msgspec.structs.replace(tenant, **changes)
         self._check_free(changed.name, tenant_id)
         self._tenants[tenant_id] = changed
-        self._note("tenant", tenant, changed)
+        self._audit.note("tenant", tenant, changed)
         return changed
 
     async def create_project(self, tenant_id: UUID, name: str) -> Project:
@@ -169,7 +165,7 @@ class MemoryStore(Store):
             created_at=self._now(),
         )
         self._projects[project.id] = project
-        self._note("project", None, project)
+        self._audit.note("project", None, project)
         return project
 
     async def list_projects(self, tenant_id: UUID) -> Sequence[Project]:
@@ -185,7 +181,7 @@ class MemoryStore(Store):
             raise ProjectExists(name)
         project = msgspec.structs.replace(own[project_id], name=name)
         self._projects[project_id] = project
-        self._note("project", own[project_id], project)
+        self._audit.note("project", own[project_id], project)
         return project
 
     async def create_key(
@@ -230,7 +226,7 @@ class MemoryStore(Store):
         if key.public_id in self._keys:
             raise KeyExists(key.public_id)
         self._keys[key.public_id] = _StoredKey(key, key_hash)
-        self._note("key", None, key)
+        self._audit.note("key", None, key)
         return key
 
     async def create_first_admin_key(
@@ -275,7 +271,7 @@ class MemoryStore(Store):
         stored = self._keys[public_id]
         key = msgspec.structs.replace(stored.key, **changes)
         self._keys[public_id] = _StoredKey(key, stored.key_hash)
-        self._note("key", stored.key, key)
+        self._audit.note("key", stored.key, key)
         return key
 
     async def find_key(self, public_id: str) -> KeyRecord | None:
@@ -287,6 +283,7 @@ class MemoryStore(Store):
             tenant=self._tenants[key.tenant_id],
             key=key,
             policies=self._quota.policies((key.id, key.project_id, key.tenant_id)),
+            adapters=tuple(await self.list_adapters(key.tenant_id)),
         )
         return KeyRecord(principal, stored.key_hash)
 
@@ -299,6 +296,49 @@ class MemoryStore(Store):
         if stored is None:
             raise KeyNotFound(public_id)
         return self._change_key(public_id, revoked_at=stored.key.revoked_at or self._now())
+
+    async def create_adapter(
+        self,
+        tenant_id: UUID,
+        *,
+        adapter_id: UUID,
+        name: str,
+        parent: str,
+        path: str,
+        base_model: str | None,
+        rank: int,
+        digest: str,
+    ) -> Adapter:
+        adapter = Adapter(
+            id=adapter_id,
+            tenant_id=tenant_id,
+            name=normalize_name("name", name),
+            parent=parent,
+            path=path,
+            base_model=base_model,
+            rank=rank,
+            digest=digest,
+            created_at=self._now(),
+        )
+        if tenant_id not in self._tenants:
+            raise TenantNotFound(tenant_id)
+        if any(other.name == adapter.name for other in await self.list_adapters(tenant_id)):
+            raise AdapterExists(adapter.name)
+        self._adapters[adapter.id] = adapter
+        self._audit.note("adapter", None, adapter)
+        return adapter
+
+    async def list_adapters(self, tenant_id: UUID) -> Sequence[Adapter]:
+        own = (one for one in self._adapters.values() if one.tenant_id == tenant_id)
+        return sorted(own, key=lambda adapter: adapter.name)
+
+    async def delete_adapter(self, tenant_id: UUID, adapter_id: UUID) -> Adapter:
+        adapter = self._adapters.get(adapter_id)
+        if adapter is None or adapter.tenant_id != tenant_id:
+            raise AdapterNotFound(adapter_id)
+        del self._adapters[adapter_id]
+        self._audit.note("adapter", adapter, None)
+        return adapter
 
     async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
         for public_id, stored in self._keys.items():
@@ -339,7 +379,7 @@ class MemoryStore(Store):
         after = self._policy_state(tenant_id, scope_id)
         verb = "create" if before is None else "update"
         if before != after:
-            self._record(f"limits.{verb}", tenant_id, str(scope_id), before, after)
+            self._audit.record(f"limits.{verb}", tenant_id, str(scope_id), before, after)
 
     async def list_limits(self, tenant_id: UUID) -> Sequence[ScopePolicy]:
         scope_ids = (
@@ -503,32 +543,12 @@ class MemoryStore(Store):
         return sorted(running, key=lambda request: (request.created_at, request.request_id))
 
     async def kill_request(self, tenant_id: UUID, request_id: UUID) -> None:
-        self._record("stream.kill", tenant_id, str(request_id), None, None)
+        self._audit.record("stream.kill", tenant_id, str(request_id))
 
     async def list_audit(
         self, tenant_id: UUID | None = None, *, before: int | None = None, limit: int = 100
     ) -> Sequence[AuditEntry]:
-        entries = (
-            entry
-            for entry in reversed(self._audit)
-            if tenant_id in (None, entry.tenant_id) and (before is None or entry.id < before)
-        )
-        return list(itertools.islice(entries, limit))
-
-    def _note(self, kind: str, before: _Audited | None, after: _Audited) -> None:
-        """As the triggers of the database do: what a change was is seen from the rows alone."""
-        was, now = (None if row is None else _audited(row) for row in (before, after))
-        if was == now or now is None:
-            return
-        if was is None:
-            verb = "create"
-        elif now.get("revoked_at") is not None and was.get("revoked_at") is None:
-            verb = "revoke"
-        else:
-            verb = "rotate" if now.get("revoke_at") != was.get("revoke_at") else "update"
-        tenant_id = after.id if isinstance(after, Tenant) else after.tenant_id
-        object_id = after.public_id if isinstance(after, ApiKey) else str(after.id)
-        self._record(f"{kind}.{verb}", tenant_id, object_id, was, now)
+        return self._audit.list(tenant_id, before=before, limit=limit)
 
     def _policy_state(self, tenant_id: UUID, scope_id: UUID) -> dict[str, Any] | None:
         for policy in self._quota.policies((scope_id,)):
@@ -536,26 +556,6 @@ class MemoryStore(Store):
             scope = {"scope_id": str(scope_id), "scope_kind": policy.scope_kind}
             return {**scope, "tenant_id": str(tenant_id), **limits}
         return None
-
-    def _record(
-        self,
-        action: str,
-        tenant_id: UUID,
-        object_id: str,
-        before: dict[str, Any] | None,
-        after: dict[str, Any] | None,
-    ) -> None:
-        entry = AuditEntry(
-            id=len(self._audit) + 1,
-            tenant_id=tenant_id,
-            at=self._now(),
-            actor=actor(),
-            action=action,
-            object_id=object_id,
-            before=before,
-            after=after,
-        )
-        self._audit.append(entry)
 
     async def maintain(self, *, usage_retention_months: int | None = None) -> None:
         """Memory has no partitions, and shows no request of its own."""

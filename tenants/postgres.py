@@ -14,6 +14,8 @@ from tenants import queries
 from tenants.batches import Batcher
 from tenants.connections import NO_VIOLATIONS, Connections, Row, Violations
 from tenants.errors import (
+    AdapterExists,
+    AdapterNotFound,
     AdminKeyExists,
     InvalidValue,
     KeyExists,
@@ -48,6 +50,7 @@ from tenants.names import (
 )
 from tenants.postgres_shared import PostgresShared
 from tenants.rows import (
+    adapter_of,
     answer_of,
     audit_entry_of,
     key_of,
@@ -58,6 +61,7 @@ from tenants.rows import (
 )
 from tenants.store import Store
 from tenants.types import (
+    Adapter,
     ApiKey,
     AuditEntry,
     KeyRecord,
@@ -263,6 +267,43 @@ class PostgresStore(Store):
         if not is_public_id(public_id):
             raise missing
         return key_of(await self._one("revoke_key", public_id, missing=missing))
+
+    async def create_adapter(
+        self,
+        tenant_id: UUID,
+        *,
+        adapter_id: UUID,
+        name: str,
+        parent: str,
+        path: str,
+        base_model: str | None,
+        rank: int,
+        digest: str,
+    ) -> Adapter:
+        name = normalize_name("name", name)
+        row = await self._one(
+            "create_adapter",
+            *(adapter_id, tenant_id, name, parent, path, base_model, rank, digest),
+            tenant_id=tenant_id,
+            violations={
+                "adapter_tenant_id_name_key": AdapterExists(name),
+                "adapter_tenant_id_fkey": TenantNotFound(tenant_id),
+            },
+        )
+        return adapter_of(row)
+
+    async def list_adapters(self, tenant_id: UUID) -> Sequence[Adapter]:
+        rows = await self._all("list_adapters", tenant_id, tenant_id=tenant_id)
+        return [adapter_of(row) for row in rows]
+
+    async def delete_adapter(self, tenant_id: UUID, adapter_id: UUID) -> Adapter:
+        row = await self._one(
+            "delete_adapter",
+            *(tenant_id, adapter_id),
+            tenant_id=tenant_id,
+            missing=AdapterNotFound(adapter_id),
+        )
+        return adapter_of(row)
 
     async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
         await self._all("touch_keys", list(last_used), list(last_used.values()))

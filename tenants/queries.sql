@@ -95,7 +95,7 @@ SELECT key_bootstrap($1, $2, $3, $4, $5, $6) AS made;
 
 -- name: find_key
 -- What a presented key is compared with, and whose it is: one round trip per lookup.
-SELECT * FROM key_lookup($1);
+SELECT k.*, adapters_of(k.tenant_id) AS adapters FROM key_lookup($1) AS k;
 
 -- name: list_keys for tenant
 -- A tenant's keys, oldest first.
@@ -114,6 +114,25 @@ WHERE public_id = $1
 RETURNING
     id, tenant_id, project_id, public_id, name, scopes, allowed_models, model_aliases, created_at,
     expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id;
+
+-- name: create_adapter for tenant
+-- An adapter whose files have been checked; the name is unique among the tenant's.
+INSERT INTO adapter (id, tenant_id, name, parent, path, base_model, rank, digest)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+RETURNING id, tenant_id, name, parent, path, base_model, rank, digest, created_at;
+
+-- name: list_adapters for tenant
+-- A tenant's adapters.
+SELECT id, tenant_id, name, parent, path, base_model, rank, digest, created_at
+FROM adapter
+WHERE tenant_id = $1
+ORDER BY name COLLATE "C";
+
+-- name: delete_adapter for tenant
+-- Its running requests end by themselves.
+DELETE FROM adapter
+WHERE tenant_id = $1 AND id = $2
+RETURNING id, tenant_id, name, parent, path, base_model, rank, digest, created_at;
 
 -- name: touch_keys for operator
 -- When keys were used last, many in one statement; rows are locked in one order by all callers.

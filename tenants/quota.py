@@ -1,9 +1,8 @@
 """A request's quota from admission to settlement: reserve, extend while it generates, settle.
 
-    reserve ──► hold (prompt + a slice) ──► note(generated) … ──► Ledger.settle(event)
-                     ▲                           │
-                     └──── extend, ahead of ◄────┘
-                           the generation
+    reserve ──► hold (prompt + a slice) ──► ask(more), ahead of ──► Ledger.settle(event)
+                     ▲                      the generation
+                     └──── extend ◄──────────────┘
 
 Settling is the ledger's: its transaction gives back what the hold has too much. A hold is a lease
 of this process: ``run`` renews all of them with what was generated so far, and settles requests
@@ -31,6 +30,8 @@ from tenants.types import Principal
 logger = logging.getLogger(__name__)
 
 SLICE_TOKENS = 256
+OVERDRAFT_TOKENS = 20_000
+"""What a tenant may use in one process while the store is away: prompts and completions."""
 MAX_POLL_S = 0.25
 SHOW_AFTER_S = 1.0
 """Shorter requests without limits cost the store nothing but their settlement."""
@@ -38,7 +39,10 @@ _MAINTENANCE_S = 6 * 3600.0
 
 
 class Hold:
-    """What one request may generate so far. Made by ``Quota.reserve``; ends with ``close``."""
+    """What one request may generate so far. Made by ``Quota.reserve``; ends with ``close``.
+
+    Whoever has it sees to it that nothing is generated beyond ``allowed``.
+    """
 
     def __init__(
         self,
@@ -51,6 +55,8 @@ class Hold:
     ) -> None:
         self.answer = answer
         """For ``x-ratelimit-*``; without windows when no policy limits the rate."""
+        self.on_more: Callable[[], None] | None = None
+        """Called when a question for more was answered."""
         self._quota = quota
         self._request = request
         self._max_tokens = max_tokens
@@ -66,13 +72,18 @@ class Hold:
         return self._request.request_id
 
     @property
+    def slice_tokens(self) -> int:
+        """How many are to be asked for at a time."""
+        return self._quota.slice_tokens
+
+    @property
     def generated(self) -> int:
         """As last noted."""
         return self._generated
 
     @property
     def allowed(self) -> int:
-        """Tokens of completion that are paid for by now."""
+        """Tokens of completion that are reserved by now."""
         return self._allowed
 
     @property
@@ -80,33 +91,35 @@ class Hold:
         """Whether the budget ends at ``allowed``: no more will be asked for."""
         return self._ended
 
-    def note(self, generated: int) -> bool:
-        """So many tokens are generated; False when the budget ends here: stop with ``length``.
-
-        Asks for the next slice when half of the last one is left, in a task of its own.
-        """
+    def note(self, generated: int) -> None:
+        """So many tokens are generated: what is charged should this process die."""
         self._generated = max(self._generated, generated)
-        if self._ended:
-            return self._generated < self._allowed
-        ahead = self._allowed - self._generated
-        wants_more = self._allowed < self._max_tokens and ahead < self._quota.slice_tokens // 2
-        if wants_more and self._extending is None:
-            self._extending = asyncio.create_task(
-                self._extend(), name=f"extend {self._request.request_id}"
-            )
-        return True
 
-    async def _extend(self) -> None:
-        wanted = min(self._quota.slice_tokens, self._max_tokens - self._allowed)
+    def ask(self, tokens: int) -> None:
+        """Ask for so many more in a task of its own, as far as the request could use them.
+
+        One question at a time: while one is open, and after the budget has ended, it does nothing.
+        """
+        wanted = min(tokens, self._max_tokens - self._allowed)
+        if wanted > 0 and not self._ended and self._extending is None:
+            self._extending = asyncio.create_task(
+                self._extend(wanted), name=f"extend {self._request.request_id}"
+            )
+
+    async def _extend(self, wanted: int) -> None:
         try:
-            granted = await self._quota.extend(self._request, wanted, self._generated)
+            granted = await self._quota.extend(self, self._request, wanted)
         except StoreUnavailable as error:
-            # Settling charges all the same; to cut the stream for it would be worse.
-            logger.warning("Request %s runs on without quota: %s", self.request_id, error)
-            granted = wanted
+            granted = self._quota.overdraw(self._request.tenant_id, wanted)
+            logger.warning(
+                "Request %s goes on with %d tokens without quota: %s",
+                *(self.request_id, granted, error),
+            )
         self._allowed += granted
         self._ended = granted < wanted
         self._extending = None
+        if self.on_more is not None:
+            self.on_more()
 
     def show_later(self) -> None:
         """Nothing is held: have it listed all the same if it runs for long, to be found and ended
@@ -129,13 +142,22 @@ class Hold:
             self._quota.forget(self.request_id)
             await self._quota.undo(self._request)
 
-    async def close(self) -> None:
-        """Renew the lease no more. Call it after ``Ledger.settle``; idempotent."""
-        await self._hide()
-        self._quota.forget(self._request.request_id)
+    async def stop(self) -> None:
+        """Ask for nothing more: no answer to an open question comes after this. Idempotent.
+
+        Call it before ``Ledger.settle``, which takes away all that is reserved by then.
+        """
+        self.on_more = None
+        self._ended = True
         if self._extending is not None:
             self._extending.cancel()
             await asyncio.wait([self._extending])
+
+    async def close(self) -> None:
+        """Renew the lease no more. Call it after ``Ledger.settle``; idempotent."""
+        await self.stop()
+        await self._hide()
+        self._quota.forget(self._request.request_id)
 
 
 class Quota:
@@ -148,12 +170,13 @@ class Quota:
         slice_tokens: int = SLICE_TOKENS,
         lease_s: float = 30.0,
         queue_timeout_s: float = 30.0,
-        overdraft_tokens: int = 20_000,
+        overdraft_tokens: int = OVERDRAFT_TOKENS,
         usage_retention_months: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``overdraft_tokens`` is what each tenant may hold in this process, over its limits,
-        for as long as the store is away. ``usage_retention_months`` is the store's to act on.
+        """``overdraft_tokens`` is what each tenant may be given in this process, over its limits,
+        while the store is away: to new requests and to those that run.
+        ``usage_retention_months`` is the store's to act on.
         """
         assert slice_tokens > 1
         self.slice_tokens = slice_tokens
@@ -211,8 +234,10 @@ class Quota:
         try:
             answer = await self._ask(request)
         except StoreUnavailable:
-            if not self._overdraw(request):
+            tokens = request.prompt_tokens + request.completion_tokens
+            if self._overdraft_left(request.tenant_id) < tokens:
                 raise
+            self.overdraw(request.tenant_id, tokens)
             answer = QuotaAnswer(state="running", completion_tokens=request.completion_tokens)
         except asyncio.CancelledError:
             await self.undo(request)
@@ -249,17 +274,38 @@ class Quota:
         else:
             await self.undo(request)
 
-    async def extend(self, request: QuotaRequest, tokens: int, generated: int) -> int:
+    async def extend(self, hold: Hold, request: QuotaRequest, tokens: int) -> int:
         """How many of ``tokens`` more the months' limits allow. Raises ``StoreUnavailable``."""
-        granted = await self._store.extend(
+        granted = await self._extend(hold, request, tokens)
+        if granted is None:
+            granted = await self._reserve_again(hold, request, tokens)
+        self._overdrawn.pop(request.tenant_id, None)
+        return granted
+
+    async def _extend(self, hold: Hold, request: QuotaRequest, tokens: int) -> int | None:
+        return await self._store.extend(
             request.tenant_id,
             request.request_id,
             tokens=tokens,
-            generated=generated,
+            generated=hold.generated,
             lease=self._lease,
         )
-        # Without its reservation (the server crashed and forgot it) settling charges everything.
-        return tokens if granted is None else granted
+
+    async def _reserve_again(self, hold: Hold, request: QuotaRequest, tokens: int) -> int:
+        """The server crashed and forgot the reservation, or was away when it should have been made.
+
+        Rates and slots do not end a request that runs: settling charges it all the same.
+        """
+        whole = msgspec.structs.replace(request, completion_tokens=hold.allowed + tokens)
+        answer = await self._store.reserve(whole)
+        if answer.state == "queued":
+            await self.undo(request)
+        if answer.state != "running":
+            return 0 if answer.refused_by in ("monthly_tokens", "monthly_cost") else tokens
+        granted = max(0, answer.completion_tokens - hold.allowed)
+        if granted < tokens:  # a minute's worth bounds what is reserved at once
+            granted += await self._extend(hold, request, tokens - granted) or 0
+        return granted
 
     def forget(self, request_id: UUID) -> None:
         """Renew this request's lease no more."""
@@ -325,14 +371,14 @@ class Quota:
         except StoreUnavailable as error:
             logger.warning("Request %s stays reserved for a while: %s", request.request_id, error)
 
-    def _overdraw(self, request: QuotaRequest) -> bool:
-        """Whether the tenant may go on while the store is away."""
-        tokens = request.prompt_tokens + request.completion_tokens
-        drawn = self._overdrawn.get(request.tenant_id, 0) + tokens
-        if drawn > self._overdraft_tokens:
-            return False
-        self._overdrawn[request.tenant_id] = drawn
-        return True
+    def overdraw(self, tenant_id: UUID, tokens: int) -> int:
+        """How many of ``tokens`` the tenant gets while the store is away."""
+        given = min(tokens, self._overdraft_left(tenant_id))
+        self._overdrawn[tenant_id] = self._overdrawn.get(tenant_id, 0) + given
+        return given
+
+    def _overdraft_left(self, tenant_id: UUID) -> int:
+        return self._overdraft_tokens - self._overdrawn.get(tenant_id, 0)
 
 
 def _minutes_worth(principal: Principal, prompt_tokens: int) -> Iterator[int]:

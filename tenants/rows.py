@@ -10,6 +10,7 @@ import msgspec
 from tenants.connections import Row
 from tenants.limits import Limits, QuotaAnswer, ScopeKind, ScopePolicy, Window
 from tenants.types import (
+    Adapter,
     ApiKey,
     AuditEntry,
     KeyRecord,
@@ -35,6 +36,10 @@ def key_of(row: Row) -> ApiKey:
     return ApiKey(**values)
 
 
+def adapter_of(row: Row) -> Adapter:
+    return Adapter(**row)
+
+
 def record_of(row: Row) -> KeyRecord:
     tenant = Tenant(
         id=row["tenant_id"],
@@ -46,7 +51,10 @@ def record_of(row: Row) -> KeyRecord:
     )
     policies = msgspec.json.decode(row["policies"] or "[]", type=list[_StoredPolicy])
     principal = Principal(
-        tenant=tenant, key=key_of(row), policies=tuple(policy.known() for policy in policies)
+        tenant=tenant,
+        key=key_of(row),
+        policies=tuple(policy.known() for policy in policies),
+        adapters=msgspec.json.decode(row["adapters"] or "[]", type=tuple[Adapter, ...]),
     )
     return KeyRecord(principal, row["key_hash"])
 

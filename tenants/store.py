@@ -11,6 +11,7 @@ from uuid import UUID
 from tenants.limits import Limits, QuotaAnswer, QuotaRequest, ScopeKind, ScopePolicy
 from tenants.shared import SharedState
 from tenants.types import (
+    Adapter,
     ApiKey,
     AuditEntry,
     KeyRecord,
@@ -113,6 +114,26 @@ class Store(Protocol):
 
     async def revoke_key(self, public_id: str) -> ApiKey:
         """Idempotent: the first time stays. Raises ``KeyNotFound``."""
+
+    async def create_adapter(
+        self,
+        tenant_id: UUID,
+        *,
+        adapter_id: UUID,
+        name: str,
+        parent: str,
+        path: str,
+        base_model: str | None,
+        rank: int,
+        digest: str,
+    ) -> Adapter:
+        """Raises ``TenantNotFound``, ``AdapterExists``."""
+
+    async def list_adapters(self, tenant_id: UUID) -> Sequence[Adapter]:
+        """A tenant's adapters by name; none for a tenant that does not exist."""
+
+    async def delete_adapter(self, tenant_id: UUID, adapter_id: UUID) -> Adapter:
+        """What was there. Raises ``AdapterNotFound``."""
 
     async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
         """Note when keys were used last, by key id; an earlier time than the one there is dropped.

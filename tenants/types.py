@@ -71,6 +71,24 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     replaces_key_id: UUID | None = None
 
 
+class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's own variant of the served model (LoRA); its keys use it by its name."""
+
+    id: UUID
+    tenant_id: UUID
+    name: str
+    parent: str
+    """The served model that it changes."""
+    path: str
+    """Its folder, below that of all adapters."""
+    base_model: str | None = None
+    """What it was made for, as its files name it."""
+    rank: int
+    digest: str
+    """Of its files, as they were when they were checked."""
+    created_at: datetime
+
+
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """Who sends a request: the answer to a key that was presented."""
 
@@ -78,6 +96,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     key: ApiKey
     policies: tuple[ScopePolicy, ...] = ()
     """Limits of its key, project and tenant, in this order; scopes without any are left out."""
+    adapters: tuple[Adapter, ...] = ()
+    """Its tenant's, by name."""
 
     @property
     def priority(self) -> int:
@@ -188,7 +208,7 @@ class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a tenant, project, key or limit: who did it, what was and what is."""
+    """One change of a tenant, project, key, limit or adapter: who did it, what was and what is."""
 
     id: int
     """Ascends with time."""

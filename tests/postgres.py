@@ -2,18 +2,29 @@
 
 A folder's conftest takes what it needs: ``from tests.postgres import pg_dsn, postgres_server``
 (a fixture and those it stands on). The server is shared by all folders of the session.
+
+It is the embedded one, unless ``SLUICE_TEST_POSTGRES_BINDIR`` names the folder of another version's
+programs (``initdb`` and ``postgres``). ``SLUICE_TEST_POSTGRES_BINDIRS`` names several, with colons
+in between, for the tests that look at each version; Debian's are found without it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import re
 import shutil
+import signal
+import subprocess
 import tempfile
+import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -22,9 +33,13 @@ import pytest
 
 import migrations
 from tenants.embedded import EmbeddedPostgres, find_binaries
+from tenants.postmaster import Postmaster, Programs
 
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 """Durability is PostgreSQL's to test."""
+
+BINDIR = os.environ.get("SLUICE_TEST_POSTGRES_BINDIR")
+DEBIAN = Path("/usr/lib/postgresql")
 
 _TEMPLATE = "migrated"
 _SERVER = pytest.StashKey[str]()
@@ -51,6 +66,46 @@ async def execute(dsn: str, *statements: str) -> None:
         await connection.close()
 
 
+def installed() -> dict[str, Path]:
+    """Folders of programs by the major version of their server: "16" to its ``bin``."""
+    given = os.environ.get("SLUICE_TEST_POSTGRES_BINDIRS", "").split(":")
+    found = {}
+    for folder in [*DEBIAN.glob("*/bin"), *(Path(text) for text in given if text)]:
+        told = subprocess.run(
+            [folder / "postgres", "--version"], capture_output=True, text=True, check=True
+        ).stdout
+        version = re.search(r"\) (\d+)", told)
+        assert version is not None, told
+        found[version[1]] = folder
+    return found
+
+
+@contextlib.contextmanager
+def started(
+    binaries: Path, folder: Path, settings: Mapping[str, str] = MappingProxyType(FAST)
+) -> Iterator[str]:
+    """A plain server of these binaries, as others set it up; its superuser's DSN."""
+    data, port = folder / "data", "5432"
+    programs = Programs(binaries, data)
+    programs.own(data)
+    programs.own(folder / "run")
+    programs.run("initdb", "--username=postgres", "--auth=trust", "--no-sync", f"--pgdata={data}")
+    with (folder / "log").open("ab") as log:
+        options = [f"-k{folder / 'run'}", "-clisten_addresses=", f"-p{port}"]
+        options += [f"-c{name}={value}" for name, value in settings.items()]
+        child = programs.spawn("postgres", "-D", str(data), *options, log=log)
+    try:
+        deadline = time.monotonic() + 60
+        while (server := Postmaster.find(data)) is None or server.status != "ready":
+            assert child.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield f"postgresql://postgres@/postgres?host={folder / 'run'}&port={port}"
+    finally:
+        child.send_signal(signal.SIGINT)  # without waiting for its sessions
+        child.wait(20)
+
+
 @pytest.fixture
 def pg_folder() -> Iterator[Path]:
     """An empty folder for a server of the test's own.
@@ -71,10 +126,15 @@ def postgres_server(request: pytest.FixtureRequest) -> str:
     stash = request.config.stash
     if _SERVER not in stash:
         folder = Path(tempfile.mkdtemp(prefix="sluice-test-"))
-        server = EmbeddedPostgres(folder, settings=FAST)
         request.config.add_cleanup(lambda: shutil.rmtree(folder))
-        request.config.add_cleanup(server.stop)  # cleanups run last in, first out
-        dsn = server.start()
+        if BINDIR is not None:
+            running = started(Path(BINDIR), folder)
+            dsn = running.__enter__()
+            request.config.add_cleanup(lambda: running.__exit__(None, None, None))
+        else:
+            server = EmbeddedPostgres(folder, settings=FAST)
+            request.config.add_cleanup(server.stop)  # cleanups run last in, first out
+            dsn = server.start()
         run_aside(execute(dsn, f"CREATE DATABASE {_TEMPLATE}"))
         run_aside(migrations.upgrade(with_database(dsn, _TEMPLATE)))
         stash[_SERVER] = dsn

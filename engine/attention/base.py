@@ -13,6 +13,20 @@ if TYPE_CHECKING:
     from kernels.cuda import SharedPrefixes
 
 
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """What a layer's keys and values, stored in FP8, are multiplied with: [num_kv_heads] float32.
+
+    One tensor twice where keys and values are one.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
     """What a backend must be able to serve."""
@@ -27,7 +41,12 @@ class AttentionShape:
     """The widest window of a layer that has one."""
     softcap: float | None = None
     kv_dtype: torch.dtype | None = None
-    """None: ``dtype``."""
+    """Of the cache; None: ``dtype``."""
+
+    @property
+    def is_fp8(self) -> bool:
+        """Keys and values are stored in FP8."""
+        return self.kv_dtype == FP8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +77,9 @@ class AttentionBatch:
     """[num_rows, max_blocks] int32; entries past a sequence's end mean nothing."""
     on_device: DeviceBatch | None = None
     """The same for backends that read device memory; None where there are no CUDA kernels."""
+    window: int | None = None
+    """The widest of the layers that these block tables are for: what is further back may be
+    somebody else's by now, and is not read. None: there is nothing like that."""
 
 
 class StepAttention(Protocol):
@@ -72,13 +94,14 @@ class StepAttention(Protocol):
         *,
         window: int | None = None,
         softcap: float | None = None,
+        kv_scales: KVScales | None = None,
     ) -> torch.Tensor:
         """Attend causally to the cache, the step's own keys included, which it holds already.
 
         q: [num_tokens, num_q_heads, head_dim], heads contiguous; returns that shape, contiguous.
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]; they may be one tensor.
         window: tokens a query sees, its own included; None: all. softcap: scores become
-        ``softcap * tanh(score / softcap)``.
+        ``softcap * tanh(score / softcap)``. kv_scales: of a cache in FP8.
         """
 
 

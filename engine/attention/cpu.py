@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBatch
+from engine.attention.base import AttentionBatch, KVScales
 from engine.attention.torch_ref import TorchAttention, TorchStepAttention
 from kernels import cpu
 
@@ -59,13 +59,27 @@ class CpuStepAttention:
         *,
         window: int | None = None,
         softcap: float | None = None,
+        kv_scales: KVScales | None = None,
     ) -> torch.Tensor:
         if self.rest is not None and len(self.sequences.rows) == 0:
-            return self.rest(q, k_cache, v_cache, scale, window=window, softcap=softcap)
+            return self.rest(
+                q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
+            )
         out = torch.empty(q.shape)
         cpu.paged_attention(
-            out, q, k_cache, v_cache, self.struct, scale, window=window, softcap=softcap
+            out,
+            q,
+            k_cache,
+            v_cache,
+            self.struct,
+            scale,
+            window=window,
+            softcap=softcap,
+            k_scale=None if kv_scales is None else kv_scales.k,
+            v_scale=None if kv_scales is None else kv_scales.v,
         )
         if self.rest is not None:
-            self.rest.attend_into(out, q, k_cache, v_cache, scale, window=window, softcap=softcap)
+            self.rest.attend_into(
+                out, q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
+            )
         return out

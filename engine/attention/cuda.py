@@ -12,10 +12,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch, StepAttention
+from engine.attention.base import (
+    AttentionBatch,
+    AttentionShape,
+    DeviceBatch,
+    KVScales,
+    StepAttention,
+)
+from engine.attention.hopper import CopiedStepAttention, Fp8Copies, HopperStepAttention
 from engine.attention.triton import TritonAttention, TritonStepAttention
 from kernels import cuda
-from kernels.tiles import tile_list
 from kernels.transfer import to_device
 
 MAX_QUERIES = 8
@@ -33,8 +39,10 @@ class CudaAttention:
         self._shape = shape
         self._triton = TritonAttention(device, shape)
         self._own_prefill = cuda.has_prefill(device, shape.head_dim, shape.dtype)
+        self._copies = Fp8Copies(device, shape) if shape.is_fp8 and self._own_prefill else None
         shares = cuda.has_shared_prefix(device, shape.head_dim, shape.dtype)
-        plain = shape.window is None and shape.softcap is None
+        # What is shared is in 16 bits: of FP8 everybody reads its own.
+        plain = shape.window is None and shape.softcap is None and not shape.is_fp8
         self.sharing: AttentionShape | None = shape if shares and plain else None
         self._max_queries = min(MAX_QUERIES, cuda.max_decode_rows(shape.head_dim))
         # The schedule depends on the window: layers of different windows need one each.
@@ -79,18 +87,15 @@ class CudaAttention:
     ) -> StepAttention:
         return self._prepare_short(batch, num_queries, block_size)
 
-    def _prepare_long(
-        self, batch: AttentionBatch, sequences: cuda.Ints
-    ) -> _LongStepAttention | TritonStepAttention:
+    def _prepare_long(self, batch: AttentionBatch, sequences: cuda.Ints) -> LongStepAttention:
         assert batch.on_device is not None
         if not self._own_prefill:
             return self._triton.prepare_some(batch, sequences)
+        if self._copies is not None:
+            copied = self._copies.prepare(batch, sequences)
+            return copied or self._triton.prepare_some(batch, sequences)
         group = self._shape.num_heads // self._shape.num_kv_heads
-        tiles = tile_list(
-            batch.query_lens[sequences], batch.seq_lens[sequences], group, cuda.PREFILL_ROWS
-        )
-        tiles[:, 0] = sequences[tiles[:, 0]]
-        return _LongStepAttention(batch.on_device, to_device(tiles, self._device))
+        return HopperStepAttention.of(batch, batch.on_device, sequences, group)
 
     def _prepare_short(
         self, batch: DeviceBatch, max_queries: int, block_size: int
@@ -117,9 +122,12 @@ class _ShortStepAttention:
         *,
         window: int | None = None,
         softcap: float | None = None,
+        kv_scales: KVScales | None = None,
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.attend_into(out, q, k_cache, v_cache, scale, window=window, softcap=softcap)
+        self.attend_into(
+            out, q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
+        )
         return out
 
     def attend_into(
@@ -132,6 +140,7 @@ class _ShortStepAttention:
         *,
         window: int | None = None,
         softcap: float | None = None,
+        kv_scales: KVScales | None = None,
     ) -> None:
         fresh = window not in self.scheduled
         if fresh:
@@ -163,6 +172,8 @@ class _ShortStepAttention:
             soft_cap=softcap or 0.0,
             shared=batch.shared,
             wait_first=fresh or len(batch.seq_lens) < MIN_EARLY_BATCH,
+            k_scale=None if kv_scales is None else kv_scales.k,
+            v_scale=None if kv_scales is None else kv_scales.v,
         )
 
     def _schedule(self, window: int | None, device: torch.device) -> None:
@@ -186,43 +197,14 @@ class _ShortStepAttention:
         self.scheduled.add(window)
 
 
-@dataclass(frozen=True, slots=True)
-class _LongStepAttention:
-    batch: DeviceBatch
-    tiles: torch.Tensor
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        cuda.paged_prefill(
-            out,
-            q,
-            k_cache,
-            v_cache,
-            self.batch.block_table,
-            self.batch.seq_lens,
-            self.batch.cu_queries,
-            self.tiles,
-            scale=scale,
-            window=window or 0,
-            soft_cap=softcap or 0.0,
-        )
-        return out
+LongStepAttention = HopperStepAttention | CopiedStepAttention | TritonStepAttention
 
 
 @dataclass(frozen=True, slots=True)
 class _MixedStepAttention:
     """One after the other: side by side on two streams was measured to be slower."""
 
-    long: _LongStepAttention | TritonStepAttention
+    long: LongStepAttention
     short: _ShortStepAttention
 
     def __call__(
@@ -234,7 +216,12 @@ class _MixedStepAttention:
         *,
         window: int | None = None,
         softcap: float | None = None,
+        kv_scales: KVScales | None = None,
     ) -> torch.Tensor:
-        out = self.long(q, k_cache, v_cache, scale, window=window, softcap=softcap)
-        self.short.attend_into(out, q, k_cache, v_cache, scale, window=window, softcap=softcap)
+        out = self.long(
+            q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
+        )
+        self.short.attend_into(
+            out, q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
+        )
         return out

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch, StepAttention
+from engine.attention.base import (
+    AttentionBatch,
+    AttentionShape,
+    DeviceBatch,
+    KVScales,
+    StepAttention,
+)
 from kernels import cuda
 from kernels.transfer import to_device
 
@@ -88,7 +94,9 @@ class _DecodeStep:
         *,
         window: int | None = None,
         softcap: float | None = None,
+        kv_scales: KVScales | None = None,
     ) -> torch.Tensor:
+        assert kv_scales is None, "refused when the backend was chosen"
         from flash_attn import flash_attn_with_kvcache
 
         out: torch.Tensor = flash_attn_with_kvcache(
@@ -118,7 +126,9 @@ class _PromptStep:
         *,
         window: int | None = None,
         softcap: float | None = None,
+        kv_scales: KVScales | None = None,
     ) -> torch.Tensor:
+        assert kv_scales is None, "refused when the backend was chosen"
         from flash_attn import flash_attn_varlen_func
 
         out: torch.Tensor = flash_attn_varlen_func(

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
-from engine.attention.base import AttentionBatch
+from engine.attention.base import AttentionBatch, KVScales
+from kernels.reference import dequantize_heads
 
 _GROUP_COST = 8192
 """What one more group costs, in cells of its query-key matrix (measured on a CPU)."""
@@ -76,10 +77,15 @@ class TorchAttention:
         self, batch: AttentionBatch, members: Ints, first_tokens: Ints, block_size: int
     ) -> _Group:
         query_lens, seq_lens = batch.query_lens[members], batch.seq_lens[members]
+        first_blocks = np.zeros_like(seq_lens)
+        if batch.window is not None:
+            first_blocks = np.maximum(seq_lens - query_lens - batch.window + 1, 0) // block_size
+            # Counted from there on, all is as if the blocks before had never been.
+            seq_lens = seq_lens - first_blocks * block_size
         query_len, kv_len = int(query_lens.max()), int(seq_lens.max())
         num_blocks = -(-kv_len // block_size)
         whole = len(members) == len(batch.query_lens)  # Then they are in their order.
-        table = batch.block_table[:, :num_blocks][self._tensor(batch.rows[members])]
+        table = self._blocks(batch, members, first_blocks, num_blocks)
         blocks_used = -(-seq_lens // block_size)
         if (blocks_used != num_blocks).any():
             unused = np.arange(num_blocks) >= blocks_used[:, None]
@@ -110,6 +116,17 @@ class TorchAttention:
             + np.minimum(np.arange(query_len), query_lens[:, None] - 1),
         )
 
+    def _blocks(
+        self, batch: AttentionBatch, members: Ints, first_blocks: Ints, num_blocks: int
+    ) -> torch.Tensor:
+        """[B, num_blocks]: from the first one on of each."""
+        rows = self._tensor(batch.rows[members])
+        if not first_blocks.any():
+            return batch.block_table[:, :num_blocks][rows]
+        last = batch.block_table.shape[1] - 1
+        places = np.minimum(first_blocks[:, None] + np.arange(num_blocks), last)
+        return batch.block_table[rows[:, None], self._tensor(places)]
+
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
@@ -127,11 +144,14 @@ class TorchStepAttention:
         *,
         window: int | None = None,
         softcap: float | None = None,
+        kv_scales: KVScales | None = None,
     ) -> torch.Tensor:
         if self.groups[0].token_index is None:
-            return _attend(self.groups[0], q, k_cache, v_cache, scale, window, softcap)
+            return _attend(self.groups[0], q, k_cache, v_cache, scale, window, softcap, kv_scales)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        self.attend_into(out, q, k_cache, v_cache, scale, window=window, softcap=softcap)
+        self.attend_into(
+            out, q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
+        )
         return out
 
     def attend_into(
@@ -144,13 +164,14 @@ class TorchStepAttention:
         *,
         window: int | None = None,
         softcap: float | None = None,
+        kv_scales: KVScales | None = None,
     ) -> None:
         """Write the tokens of the groups, and no others."""
         for group in self.groups:
             assert group.token_index is not None
             assert group.out_tokens is not None
             queries = q[group.token_index]
-            attended = _attend(group, queries, k_cache, v_cache, scale, window, softcap)
+            attended = _attend(group, queries, k_cache, v_cache, scale, window, softcap, kv_scales)
             if group.out_rows is not None:
                 attended = attended[group.out_rows]
             out.index_copy_(0, group.out_tokens, attended)
@@ -164,11 +185,13 @@ def _attend(
     scale: float,
     window: int | None,
     softcap: float | None,
+    scales: KVScales | None,
 ) -> torch.Tensor:
     """q, result: [B * query_len, num_q_heads, head_dim]."""
     grouped = q.reshape(-1, group.query_len, *q.shape[1:]).transpose(1, 2)
-    keys = _gather(group, k_cache, grouped.shape[0])
-    values = keys if v_cache is k_cache else _gather(group, v_cache, grouped.shape[0])
+    batch, (k_scale, v_scale) = grouped.shape[0], (scales.k, scales.v) if scales else (None, None)
+    keys = _gather(group, k_cache, batch, k_scale, q.dtype)
+    values = keys if v_cache is k_cache else _gather(group, v_cache, batch, v_scale, q.dtype)
     if window is not None and window >= group.kv_len:
         window = None
     causal = group.causal and window is None and softcap is None
@@ -215,9 +238,17 @@ def _mask(group: _Group, window: int | None, like: torch.Tensor) -> torch.Tensor
     return group.masks[window]
 
 
-def _gather(group: _Group, cache: torch.Tensor, batch: int) -> torch.Tensor:
-    """[B, num_kv_heads, kv_len, head_dim] of a layer's cache."""
+def _gather(
+    group: _Group,
+    cache: torch.Tensor,
+    batch: int,
+    scale: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """[B, num_kv_heads, kv_len, head_dim] of a layer's cache. scale: of one in FP8."""
     rows = cache.index_select(0, group.blocks)
+    if scale is not None:
+        rows = dequantize_heads(rows, scale).to(dtype)
     if group.stale is not None:
         # A stale NaN would survive the mask: 0 * NaN is NaN.
         rows.view(-1, *cache.shape[2:]).index_fill_(0, group.stale, 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch
+from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch, KVScales
 from kernels import cuda
 from kernels.tiles import tile_list
 from kernels.transfer import to_device
@@ -87,9 +87,12 @@ class TritonStepAttention:
         *,
         window: int | None = None,
         softcap: float | None = None,
+        kv_scales: KVScales | None = None,
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.attend_into(out, q, k_cache, v_cache, scale, window=window, softcap=softcap)
+        self.attend_into(
+            out, q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
+        )
         return out
 
     def attend_into(
@@ -102,6 +105,7 @@ class TritonStepAttention:
         *,
         window: int | None = None,
         softcap: float | None = None,
+        kv_scales: KVScales | None = None,
     ) -> None:
         """Write the tokens of the sequences being served, and no others."""
         from kernels.triton import paged_prefill
@@ -119,4 +123,6 @@ class TritonStepAttention:
             scale=scale,
             window=window or 0,
             soft_cap=softcap or 0.0,
+            k_scale=None if kv_scales is None else kv_scales.k,
+            v_scale=None if kv_scales is None else kv_scales.v,
         )

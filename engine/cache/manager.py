@@ -11,10 +11,13 @@ from engine.cache.prefix import Content, child_key, extend_chain, root_key, toke
 from engine.cache.swap import Swapped, SwapSpace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from engine.cache.ceilings import Ceiling
 
+
+NO_BLOCK = -1
+"""Stands in a table for a block that was given back before its request ended."""
 
 # The region of public prefixes. No request's region has this domain.
 _PUBLIC = {"public": ""}
@@ -34,6 +37,9 @@ class BlockTable:
         "ceilings",
         "group",
         "keys",
+        "layer_groups",
+        "num_held",
+        "num_places",
         "num_public_tokens",
         "num_published",
         "num_written",
@@ -60,6 +66,12 @@ class BlockTable:
         self.ceilings: tuple[Ceiling, ...] = ()
         """``BlockPool.ceilings_of`` the groups that what it leaves in the cache counts for."""
         self.block_ids: list[int] = []
+        self.layer_groups: list[GroupTable] = []
+        """In place of ``block_ids``, where some layers have a window."""
+        self.num_places = 0
+        """Leading blocks of tokens that there is room for, in all layers."""
+        self.num_held = 0
+        """Blocks held, those of all layer groups together."""
         self.keys: list[bytes] = []
         """Keys of the leading full blocks, as far as they were computed. They outlive a release:
         a preempted request looks its own prefix up again."""
@@ -71,6 +83,16 @@ class BlockTable:
         """Leading slots whose step is over."""
         self.swapped: Swapped | None = None
         """What it has in host memory, while it holds no blocks for it."""
+
+
+@dataclass(slots=True)
+class GroupTable:
+    """The blocks that a request holds for one group of layers."""
+
+    block_ids: list[int]
+    """``NO_BLOCK`` where the window has left a block behind."""
+    first: int = 0
+    """The first place that is held, if any is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +109,11 @@ class PrefixHit:
     is_swapped: bool = False
     """What is behind the full blocks comes from host memory."""
 
+    @property
+    def num_blocks(self) -> int:
+        """Leading full blocks that are there."""
+        return len(self.block_ids)
+
     def without_copy(self) -> PrefixHit:
         return PrefixHit(self.num_tokens - self.num_copied, self.block_ids)
 
@@ -98,6 +125,9 @@ class CacheManager:
     owner that nobody holds: fewer than the floor are safe from others, more than the ceiling are
     given up.
     """
+
+    windows: Sequence[int | None] = (None,)
+    """Of each layer group."""
 
     def __init__(
         self,
@@ -122,6 +152,11 @@ class CacheManager:
     def num_free_blocks(self) -> int:
         return self.pool.num_free
 
+    @property
+    def max_num_tokens(self) -> int:
+        """The slots of the longest request that fits when it is alone."""
+        return self.pool.num_blocks * self.block_size
+
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
@@ -139,6 +174,9 @@ class CacheManager:
         num_swapped = min(table.swapped.num_tokens, len(token_ids) - 1)
         if hit.num_tokens >= num_swapped:
             return hit
+        return self._swapped_hit(hit, num_swapped)
+
+    def _swapped_hit(self, hit: PrefixHit, num_swapped: int) -> PrefixHit:
         return PrefixHit(num_swapped, hit.block_ids, is_swapped=True)
 
     def _cached_prefix(self, table: BlockTable, token_ids: Sequence[int]) -> PrefixHit:
@@ -199,11 +237,7 @@ class CacheManager:
         if table.num_written % self.block_size == 0:
             return
         index = table.num_written // self.block_size
-        parent = self._parent(table, index)
-        data = token_bytes(token_ids[index * self.block_size : table.num_written])
-        key = child_key(parent, data)
-        content = Content(key, parent, data, table.owner, True, table.ceilings)
-        self.pool.publish(table.block_ids[index], content)
+        self.pool.publish(table.block_ids[index], self._rest(table, token_ids, index))
 
     def _shares(self, table: BlockTable) -> bool:
         return self.enable_prefix_caching or bool(table.group)
@@ -222,6 +256,13 @@ class CacheManager:
         data = token_bytes(token_ids[start : start + self.block_size])
         parent = self._parent(table, index)
         return Content(table.keys[index], parent, data, table.owner, False, table.ceilings)
+
+    def _rest(self, table: BlockTable, token_ids: Sequence[int], index: int) -> Content:
+        """What the block at ``index`` holds so far."""
+        parent = self._parent(table, index)
+        data = token_bytes(token_ids[index * self.block_size : table.num_written])
+        key = child_key(parent, data)
+        return Content(key, parent, data, table.owner, True, table.ceilings)
 
     def _parent(self, table: BlockTable, index: int) -> bytes:
         """The key that the block at ``index`` of the table continues."""
@@ -264,13 +305,38 @@ class CacheManager:
             self.pool.acquire(hit.source)
         num_fresh = self.num_blocks_for(num_tokens) - len(hit.block_ids)
         table.block_ids = hit.block_ids + self.pool.allocate(num_fresh)
+        table.num_places = table.num_held = len(table.block_ids)
         table.num_published = len(hit.block_ids)
 
-    def grow(self, table: BlockTable, num_blocks: int) -> list[int]:
-        """Append fresh blocks to the table. The caller checked ``num_free_blocks``."""
-        block_ids = self.pool.allocate(num_blocks)
+    def num_slots_reserved(self, hit: PrefixHit, num_tokens: int) -> int:
+        """Slots that ``admit`` gives a request, in all layer groups together."""
+        return num_tokens
+
+    def block_copies(self, table: BlockTable, hit: PrefixHit) -> list[tuple[int, int, int]]:
+        """After ``admit``: what a hit has to be copied, (source block, block, leading slots)."""
+        if not hit.num_copied:
+            return []
+        return [(hit.source, table.block_ids[hit.num_blocks], hit.num_copied)]
+
+    def block_ids(self, table: BlockTable) -> list[list[int]]:
+        """The blocks of each layer group, in the order of their tokens."""
+        return [list(table.block_ids)]
+
+    def num_blocks_to_grow(self, table: BlockTable, num_places: int) -> int:
+        """Free blocks that ``grow`` needs."""
+        return num_places - table.num_places
+
+    def grow(self, table: BlockTable, num_places: int) -> list[list[int]]:
+        """Append fresh blocks until there is room for so many blocks of tokens; they are returned,
+        for each layer group. The caller checked ``num_free_blocks``."""
+        block_ids = self.pool.allocate(num_places - table.num_places)
         table.block_ids += block_ids
-        return block_ids
+        table.num_places = table.num_held = num_places
+        return [block_ids]
+
+    def num_places_within(self, table: BlockTable, num_blocks: int) -> int:
+        """How far ``grow`` gets with so many free blocks."""
+        return table.num_places + num_blocks
 
     def release(self, table: BlockTable, token_ids: Sequence[int]) -> None:
         """Give all blocks back; the last ones are evicted first, as a prefix serves more often."""
@@ -278,13 +344,30 @@ class CacheManager:
             self._publish_rest(table, token_ids)
         self.pool.release(reversed(table.block_ids))
         table.block_ids = []
+        table.num_places = table.num_held = 0
         table.num_published = table.num_written = 0
 
     def num_sole_blocks(self, table: BlockTable) -> int:
         """Blocks that a release of this table would free."""
         return sum(self.pool.ref_count(block_id) == 1 for block_id in table.block_ids)
 
+    def num_sole_tokens(self, table: BlockTable) -> int:
+        """Slots of tokens that nobody else holds."""
+        return self.num_sole_blocks(table) * self.block_size
+
+    def held_blocks(self, table: BlockTable) -> Iterable[int]:
+        """Each block that the table has a reference on."""
+        return table.block_ids
+
+    def check_table(self, table: BlockTable) -> None:
+        """What the table says of itself is true. For tests and idle moments."""
+        assert table.num_held == table.num_places == len(table.block_ids)
+
     # ---- host memory ----------------------------------------------------------------------------
+
+    def num_blocks_to_swap(self, table: BlockTable, num_tokens: int) -> int:
+        """Blocks of host memory that ``swap_out`` takes."""
+        return self.num_blocks_for(num_tokens)
 
     def swap_out(self, table: BlockTable, num_tokens: int) -> list[tuple[int, int]]:
         """Give the blocks of the leading tokens a place in host memory: (block, host block) to

@@ -13,6 +13,8 @@ class Swapped:
     """Host blocks: nobody else's, whatever their content."""
     num_tokens: int
     """Leading tokens whose slots were scheduled to be written when they were copied."""
+    firsts: tuple[int, ...] = ()
+    """With layer groups, whose blocks follow one another: the first place of each."""
 
 
 class SwapSpace:
@@ -38,7 +40,7 @@ class SwapSpace:
     def num_free(self) -> int:
         return len(self._free)
 
-    def take(self, num_blocks: int, num_tokens: int) -> Swapped:
+    def take(self, num_blocks: int, num_tokens: int, firsts: tuple[int, ...] = ()) -> Swapped:
         """Blocks for a request's leading tokens. The caller checked ``num_free``."""
         assert 0 < num_blocks <= self.num_free, f"{num_blocks} wanted, {self.num_free} are free"
         block_ids = [self._free.pop() for _ in range(num_blocks)]
@@ -46,7 +48,7 @@ class SwapSpace:
             self._held[block_id] = True
         self.num_holders += 1
         self.num_blocks_out += num_blocks
-        return Swapped(block_ids, num_tokens)
+        return Swapped(block_ids, num_tokens, firsts)
 
     def give_back(self, swapped: Swapped) -> None:
         for block_id in swapped.block_ids:

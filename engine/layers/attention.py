@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
-from engine.attention.base import StepAttention
+from engine.attention.base import KVScales, StepAttention
 from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.layers.norm import OffsetRMSNorm, RMSNorm
@@ -32,6 +33,12 @@ class StepContext:
     """What goes into the layers with these numbers is copied here: [num_tokens, hidden]."""
     adapted: bool = False
     """Some tokens have an adapter, which the linear layers apply."""
+    by_layer: Mapping[int, tuple[torch.Tensor, StepAttention]] = field(default_factory=dict)
+    """``slots`` and ``attend`` of the layers whose keys are in blocks of their own."""
+
+    def of(self, layer: int) -> tuple[torch.Tensor, StepAttention]:
+        """``slots`` and ``attend`` for a layer."""
+        return self.by_layer.get(layer) or (self.slots, self.attend)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +69,8 @@ class SelfAttention(Module):
         self, layer: int, config: AttentionConfig, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.layer = layer
+        self.kv_scales: KVScales | None = None
+        """Of a cache in FP8; None: the cache has the layer's dtype."""
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
@@ -101,17 +110,31 @@ class SelfAttention(Module):
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         k_cache, v_cache = step.kv_cache[self.layer]
-        cached = q, k, v, k_cache, v_cache, cos_sin, step.positions, step.slots
+        slots, attend = step.of(self.layer)
+        scales = self.kv_scales
+        k_scale, v_scale = (None, None) if scales is None else (scales.k, scales.v)
+        store = partial(
+            ops.rope_and_cache,
+            *(q, k, v, k_cache, v_cache, cos_sin, step.positions, slots),
+            k_scale=k_scale,
+            v_scale=v_scale,
+        )
         if self.q_norm is None or self.k_norm is None:
-            ops.rope_and_cache(*cached)
+            store()
         elif isinstance(self.q_norm, OffsetRMSNorm) and not self.q_norm.folds:
             q.copy_(self.q_norm(q.reshape(-1, self.head_dim)).view_as(q))
             k.copy_(self.k_norm(k.reshape(-1, self.head_dim)).view_as(k))
-            ops.rope_and_cache(*cached)
+            store()
         else:
             q_norm, k_norm = self.q_norm.weight.data, self.k_norm.weight.data
-            ops.rope_and_cache(*cached, q_norm=q_norm, k_norm=k_norm, eps=self.q_norm.eps)
-        attended = step.attend(
-            q, k_cache, v_cache, self.scale, window=self.window, softcap=self.softcap
+            store(q_norm=q_norm, k_norm=k_norm, eps=self.q_norm.eps)
+        attended = attend(
+            q,
+            k_cache,
+            v_cache,
+            self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            kv_scales=scales,
         )
         return self.o_proj(attended.view(x.shape[0], -1))

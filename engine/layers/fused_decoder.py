@@ -38,8 +38,9 @@ class DecoderLayer(Protocol):
 
 
 class FusedDecoder:
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, attention: Sequence[SelfAttention]) -> None:
         self._decoder = decoder
+        self._attention = attention
 
     @classmethod
     def of(
@@ -48,9 +49,12 @@ class FusedDecoder:
         """The layers, which are packed already, as one; None where that is not possible."""
         weights = [_weights(layer) for layer in layers]
         packed = [layer for layer in weights if layer is not None]
-        attention = layers[0].self_attn
-        if len(packed) < len(layers) or not isinstance(attention, SelfAttention):
+        attentions = [
+            m for m in (layer.self_attn for layer in layers) if isinstance(m, SelfAttention)
+        ]
+        if len(packed) < len(layers):
             return None
+        attention = attentions[0]
         num_bytes = sum(
             product.num_bytes
             for layer in packed
@@ -70,7 +74,7 @@ class FusedDecoder:
             eps=norm.eps,
             scale=attention.scale,
         )
-        return cls(decoder)
+        return cls(decoder, attentions)
 
     def serves(self, step: StepContext) -> bool:
         if step.adapted:
@@ -81,8 +85,15 @@ class FusedDecoder:
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """x: [num_tokens, hidden], the embeddings, overwritten; returns that shape, normed."""
         assert isinstance(step.attend, CpuStepAttention)
+        scales = [a.kv_scales for a in self._attention if a.kv_scales is not None]
         return self._decoder(
-            x, step.kv_cache, step.attend.struct, step.positions, step.slots, step.taps
+            x,
+            step.kv_cache,
+            step.attend.struct,
+            step.positions,
+            step.slots,
+            step.taps,
+            [(scale.k, scale.v) for scale in scales] or None,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
 from kernels import cpu, onednn, ops, products
+from kernels.experts import ExpertMatrices
 
 PackedLinear = cpu.PackedLinear | onednn.PackedLinear
 
@@ -40,6 +41,10 @@ class QuantizedWeight(Module, ABC):
     @abstractmethod
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x @ dequantize().T + bias``; x: [rows, in_features]. Once prepared."""
+
+    @abstractmethod
+    def stack(self, weights: Sequence[QuantizedWeight]) -> ExpertMatrices:
+        """Weights like this one, of experts, as one. Once all are prepared."""
 
     def gated_linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``silu_mul`` of ``linear``."""

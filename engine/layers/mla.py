@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.attention.base import KVScales
 from engine.layers.attention import StepContext
 from engine.layers.linear import Linear
 from engine.layers.module import Module
@@ -61,6 +62,8 @@ class LatentAttention(Module):
         device: torch.device,
     ) -> None:
         self.layer = layer
+        self.kv_scales: KVScales | None = None
+        """As in ``SelfAttention``."""
         self.num_heads = num_heads
         self.scale = scale
         self._config = config
@@ -111,9 +114,14 @@ class LatentAttention(Module):
         k[:, 0, :rotary_dim] = self._in_halves(k_turned)
         k[:, 0, rotary_dim:] = self.kv_a_layernorm(latent.contiguous())
         cache, _ = step.kv_cache[self.layer]
-        ops.rope_and_cache(q, k, k, cache, cache, cos_sin, step.positions, step.slots)
+        scales = self.kv_scales
+        stored = q, k, k, cache, cache, cos_sin, step.positions, step.slots
+        if scales is None:
+            ops.rope_and_cache(*stored)
+        else:
+            ops.rope_and_cache(*stored, k_scale=scales.k, v_scale=scales.v)
 
-        attended = step.attend(q, cache, cache, self.scale)[..., rotary_dim:]
+        attended = step.attend(q, cache, cache, self.scale, kv_scales=scales)[..., rotary_dim:]
         values = torch.bmm(attended.transpose(0, 1), to_values.transpose(1, 2))
         return self.o_proj(values.transpose(0, 1).reshape(num_tokens, -1))
 

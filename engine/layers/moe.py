@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch.nn import functional as F
 
+from engine.layers.linear import Linear, QuantizedWeight
 from engine.layers.mlp import GatedMLP
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
 from kernels import ops
+from kernels.experts import ExpertMatrices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,10 @@ class Router(Module):
 
 
 class ExpertLinear(Module):
-    """The matrices of all experts in one weight: [num_experts, out_features, in_features]."""
+    """The matrices of all experts in one weight: [num_experts, out_features, in_features].
+
+    Quantized, each expert has a weight of its own until all are loaded.
+    """
 
     def __init__(
         self,
@@ -87,8 +92,32 @@ class ExpertLinear(Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self.num_experts, self.parts = num_experts, parts
+        self._in_features, self._dtype, self._device = in_features, dtype, device
         shape = num_experts, sum(parts.values()), in_features
-        self.weight = Weight.stacked(torch.empty(shape, dtype=dtype, device=device), parts)
+        self.weight = Weight.stacked(shape, parts, dtype=dtype, device=device)
+        self.quantized: list[QuantizedWeight] | None = None
+        self._matrices: ExpertMatrices | None = None
+
+    def quantize(self, weight: Callable[[Linear], QuantizedWeight]) -> None:
+        """weight: what stands for the weight of a linear layer, as each expert has one."""
+        one = Linear(
+            self._in_features, self.parts, bias=False, dtype=self._dtype, device=self._device
+        )
+        self.quantized = [weight(one) for _ in range(self.num_experts)]
+
+    @property
+    def matrices(self) -> ExpertMatrices:
+        return self.weight.data if self._matrices is None else self._matrices
+
+    def pack(self) -> None:
+        if self.quantized is None:
+            return
+        weights, self.quantized = self.quantized, []
+        if all(weight.prepare() for weight in weights):
+            self._matrices = weights[0].stack(weights)
+        else:
+            self._matrices = torch.stack([weight.dequantize() for weight in weights])
 
 
 class Experts(Module):
@@ -116,8 +145,22 @@ class Experts(Module):
         self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """x: [num_tokens, hidden]; the rest as ``Router`` returns it."""
-        gate_up, down = self.gate_up.weight.data, self.down.weight.data
-        return ops.apply_experts(x, gate_up, down, experts, weights)
+        return ops.apply_experts(x, self.gate_up.matrices, self.down.matrices, experts, weights)
+
+    def children(self) -> Iterator[tuple[str, Module | Weight]]:
+        """The tensors of quantized weights stand in the checkpoint expert by expert."""
+        for name, linear in self.linears():
+            if linear.quantized is None:
+                yield name, linear
+            else:
+                yield from ((f"{i}.{name}", one) for i, one in enumerate(linear.quantized))
+
+    def linears(self) -> list[tuple[str, ExpertLinear]]:
+        return [("gate_up", self.gate_up), ("down", self.down)]
+
+    def pack(self) -> None:
+        self.gate_up.pack()
+        self.down.pack()
 
 
 class SparseMoE(Module):

@@ -48,12 +48,19 @@ class Weight:
         return self.data
 
     @classmethod
-    def stacked(cls, data: torch.Tensor, parts: Mapping[str, int]) -> Weight:
-        """data: [count, rows, ...], each with the ``parts``: "0.gate_proj", "0.up_proj", ..."""
-        weight = cls(data)
+    def stacked(
+        cls,
+        shape: Sequence[int],
+        parts: Mapping[str, int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Weight:
+        """As ``empty``; shape: [count, rows, ...], each with the ``parts``: "0.gate_proj", ..."""
+        weight = cls.empty(shape, dtype=dtype, device=device)
         weight.parts = {
             f"{i}.{name}": (i, rows)
-            for i in range(data.shape[0])
+            for i in range(shape[0])
             for name, rows in _ranges(parts).items()
         }
         return weight

@@ -42,6 +42,8 @@ class Adapter:
     rank: int
     digest: str
     """Of both files: what was computed with one content never passes for another's."""
+    base_model: str | None
+    """What it was made for, by the name its config gives."""
 
 
 def load_adapter(
@@ -80,7 +82,7 @@ def load_adapter(
         for module, down in sides["A"].items()
     }
     digest = sha256((folder / FILE_NAME).read_bytes() + data).hexdigest()
-    return Adapter(pairs, config.r, digest)
+    return Adapter(pairs, config.r, digest, config.base_model_name_or_path)
 
 
 def _read_key(key: str, place_of: Callable[[str], str | None]) -> tuple[str, str]:

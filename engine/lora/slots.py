@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.errors import AdapterLoadError
 from engine.layers.linear import Linear
 from engine.lora.adapter import Adapter, load_adapter
 from engine.lora.places import Place, find_places
@@ -43,6 +42,8 @@ class AdapterSlots:
         self._slots: OrderedDict[str, int] = OrderedDict()
         """Of the adapters on the device, the one used last at the end."""
         self._free = list(range(max_loras - 1, -1, -1))
+        self.num_swaps = 0
+        """Copies of an adapter into a slot."""
         self._row_adapters = [""] * max_num_rows
         self._step = StepAdapters()
         self._grouped = device.type == "cuda" and importlib.util.find_spec("triton") is not None
@@ -70,14 +71,12 @@ class AdapterSlots:
 
     # ---- adapters come and go -------------------------------------------------------------------
 
-    def load(self, name: str, folder: Path) -> None:
-        """Read an adapter into host memory. ``AdapterLoadError`` says what does not fit; nothing
-        of it is kept then."""
-        if not name:
-            raise AdapterLoadError("an adapter's name must not be empty")
-        if name in self._adapters:
-            raise AdapterLoadError(f"adapter {name!r} is loaded already: unload it first")
-        self._adapters[name] = load_adapter(
+    def read(self, folder: Path) -> Adapter:
+        """Into host memory, checked. ``AdapterLoadError`` says what does not fit.
+
+        Changes nothing here: it may be called from any thread.
+        """
+        return load_adapter(
             folder,
             self._places,
             max_rank=self._max_rank,
@@ -85,17 +84,17 @@ class AdapterSlots:
             place_of=self._place_of,
         )
 
-    def unload(self, name: str) -> None:
+    def keep(self, name: str, adapter: Adapter) -> None:
+        """Rows may have it from now on."""
+        assert name not in self._adapters
+        self._adapters[name] = adapter
+
+    def drop(self, name: str) -> None:
         """Forget an adapter that no request uses any more."""
         del self._adapters[name]
         slot = self._slots.pop(name, None)
         if slot is not None:
             self._free.append(slot)
-
-    def digest(self, name: str) -> str | None:
-        """Of the adapter's content; None for one that is not loaded."""
-        adapter = self._adapters.get(name)
-        return None if adapter is None else adapter.digest
 
     @property
     def resident(self) -> list[str]:
@@ -152,6 +151,7 @@ class AdapterSlots:
         return {name: self._slots[name] for name in wanted}
 
     def _fill(self, slot: int, adapter: Adapter) -> None:
+        self.num_swaps += 1
         # On the stream of the steps: one in flight still finds what was there before.
         for name, part in self._parts.items():
             pair = adapter.pairs.get(name)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from engine.layers.attention import StepContext
-from engine.layers.mla import MLAConfig
+from engine.attention.base import KVScales
+from engine.layers.attention import SelfAttention, StepContext
+from engine.layers.mla import LatentAttention, MLAConfig
 from engine.layers.module import Module
 from engine.layers.moe import RouterConfig
 from engine.layers.rope import RopeConfig
@@ -96,9 +98,13 @@ class ModelConfig:
         return CacheLayout(self.num_layers, self.num_kv_heads, self.head_dim)
 
     @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        return tuple(self.window(layer) for layer in range(self.num_layers))
+
+    @property
     def widest_window(self) -> int | None:
-        windows = (self.window(layer) for layer in range(self.num_layers))
-        return max((window for window in windows if window is not None), default=None)
+        windows = (window for window in self.layer_windows if window is not None)
+        return max(windows, default=None)
 
     def window(self, layer: int) -> int | None:
         """None also where no sequence is longer than the window."""
@@ -125,6 +131,8 @@ class ModelFacts(Protocol):
     @property
     def cache_layout(self) -> CacheLayout: ...
     @property
+    def layer_windows(self) -> tuple[int | None, ...]: ...
+    @property
     def widest_window(self) -> int | None: ...
     @property
     def attention_softcap(self) -> float | None: ...
@@ -147,6 +155,12 @@ class Model(Module, ABC):
     def place_of(self, name: str) -> str | None:
         """Which parameter the checkpoint's tensor ``name`` is; None: one that is not needed."""
         return name
+
+    def set_kv_scales(self, scales: Sequence[KVScales]) -> None:
+        """Store keys and values in FP8 from now on, with these scales of each layer."""
+        for module in self.modules():
+            if isinstance(module, SelfAttention | LatentAttention):
+                module.kv_scales = scales[module.layer]
 
     @abstractmethod
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:

@@ -32,11 +32,16 @@ class FallbackConfig:
     dtype: torch.dtype
     eos_token_ids: frozenset[int]
     cache_layout: CacheLayout
-    widest_window: int | None
+    layer_windows: tuple[int | None, ...]
     attention_softcap: float | None
     tie_word_embeddings: bool
     source: Any
     """transformers' config."""
+
+    @property
+    def widest_window(self) -> int | None:
+        windows = (window for window in self.layer_windows if window is not None)
+        return max(windows, default=None)
 
 
 def read_config(
@@ -64,7 +69,7 @@ def read_config(
         dtype=config.dtype or torch.float32,
         eos_token_ids=eos_token_ids(model_dir, config.eos_token_id),
         cache_layout=layout,
-        widest_window=calls.widest_window,
+        layer_windows=tuple(calls.windows[layer] for layer in range(layout.num_layers)),
         attention_softcap=calls.softcap,
         tie_word_embeddings=bool(config.tie_word_embeddings),
         source=config,

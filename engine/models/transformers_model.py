@@ -8,15 +8,17 @@ attention, by the step's own tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
 
+from engine.attention.base import KVScales
 from engine.layers.attention import StepContext
 from engine.models.base import Model
+from kernels.reference import store_heads
 
 NAME = "sluice"
 """Of our function in transformers' attention interface."""
@@ -51,6 +53,12 @@ class TransformersModel(Model):
     def release(self) -> None:
         """Give the model back as it was."""
         self._decoder.forward = self._compute
+
+    def set_kv_scales(self, scales: Sequence[KVScales]) -> None:
+        for module in self._decoder.modules():
+            layer = getattr(module, "layer_idx", None)
+            if layer is not None:
+                module.kv_scales = scales[layer]
 
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         with attending(step):
@@ -112,16 +120,20 @@ def _attention(
         context.record(module, query, key, value, attention_mask=attention_mask, **how)
         return torch.zeros_like(query).transpose(1, 2), None
     k_cache, v_cache = context.kv_cache[module.layer_idx]
-    for new, cache in ((key, k_cache), (value, v_cache)):
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, context.slots, new[0].transpose(0, 1))
+    slots, attend = context.of(module.layer_idx)
+    scales: KVScales | None = getattr(module, "kv_scales", None)
+    k_scale, v_scale = (None, None) if scales is None else (scales.k, scales.v)
+    for new, cache, scale in ((key, k_cache, k_scale), (value, v_cache, v_scale)):
+        store_heads(cache, slots, new[0].transpose(0, 1), scale)
     scaling = how.get("scaling")
-    attended = context.attend(
+    attended = attend(
         query[0].transpose(0, 1).contiguous(),
         k_cache,
         v_cache,
         query.shape[3] ** -0.5 if scaling is None else float(scaling),
         window=how.get("sliding_window"),
         softcap=softcap_of(how),
+        kv_scales=scales,
     )
     return attended.unsqueeze(0), None
 

@@ -51,12 +51,9 @@ class Calls:
 
     layouts: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """By layer: query heads, KV heads, head size."""
-    windows: set[int] = field(default_factory=set)
+    windows: dict[int, int | None] = field(default_factory=dict)
+    """By layer."""
     softcap: float | None = None
-
-    @property
-    def widest_window(self) -> int | None:
-        return max(self.windows, default=None)
 
     def record(
         self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **how: Any
@@ -64,8 +61,7 @@ class Calls:
         _refuse(module, key, value, how)
         self.layouts[module.layer_idx] = query.shape[1], key.shape[1], key.shape[3]
         self.softcap = softcap_of(how)
-        if how.get("sliding_window") is not None:
-            self.windows.add(how["sliding_window"])
+        self.windows[module.layer_idx] = how.get("sliding_window")
 
     def cache_layout(self, num_layers: int) -> CacheLayout:
         if sorted(self.layouts) != list(range(num_layers)):

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from engine.errors import ModelLoadError
 from engine.layers.linear import Linear, QuantizedWeight
+from engine.layers.mla import LatentAttention
 from engine.layers.module import Module
-from engine.layers.moe import SparseMoE
+from engine.layers.moe import ExpertLinear
 from engine.weights.names import checkpoint_name
 
 
@@ -37,22 +38,35 @@ class Quantization(ABC):
 def quantize(model: Module, quantization: Quantization) -> None:
     """Before the weights are loaded. ``ModelLoadError`` names a layer that cannot be quantized."""
     for path, module in _named_modules(model):
-        if isinstance(module, SparseMoE):
-            raise ModelLoadError(f"quantization: not supported for mixtures of experts ({path})")
-        if not isinstance(module, Linear):
-            continue
-        names = [checkpoint_name(f"{path}.weight", part) for part in module.parts]
-        chosen = {quantization.quantizes(name.removesuffix(".weight")) for name in names}
-        if len(chosen) > 1:
+        if isinstance(module, LatentAttention):
             raise ModelLoadError(
-                f"quantization_config: {path} is one matrix here: quantize all of "
-                f"{', '.join(module.parts)} or none"
+                f"quantization: not supported for latent attention ({path}), which multiplies with "
+                "its up-projection from both sides"
             )
-        if chosen == {True}:
-            try:
+        if not isinstance(module, Linear | ExpertLinear):
+            continue
+        if not _all_or_none(quantization, path, module):
+            continue
+        try:
+            if isinstance(module, ExpertLinear):
+                module.quantize(quantization.weight)
+            else:
                 module.quantized = quantization.weight(module)
-            except ValueError as error:
-                raise ModelLoadError(f"quantization: {path}: {error}") from error
+        except ValueError as error:
+            raise ModelLoadError(f"quantization: {path}: {error}") from error
+
+
+def _all_or_none(quantization: Quantization, path: str, module: Linear | ExpertLinear) -> bool:
+    """Whether the matrices that ``module`` is made of are quantized."""
+    parts = module.weight.parts
+    names = [checkpoint_name(f"{path}.weight", part) for part in parts]
+    chosen = {quantization.quantizes(name.removesuffix(".weight")) for name in names}
+    if len(chosen) > 1:
+        raise ModelLoadError(
+            f"quantization_config: {path} is one matrix here: quantize all of "
+            f"{', '.join(module.parts)} or none"
+        )
+    return chosen == {True}
 
 
 def _named_modules(module: Module, prefix: str = "") -> Iterator[tuple[str, Module]]:

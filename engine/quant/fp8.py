@@ -16,6 +16,7 @@ from engine.layers.linear import Linear, QuantizedWeight
 from engine.layers.parameter import Weight
 from engine.quant.base import Quantization
 from kernels import ops, quantized
+from kernels.experts import ExpertMatrices, Fp8Experts
 
 FP8 = torch.float8_e4m3fn
 
@@ -60,6 +61,12 @@ class _Fp8Product(QuantizedWeight):
 
     def dequantize(self) -> torch.Tensor:
         return (self.weight.data.float() * self.scale).to(self._dtype)
+
+    def stack(self, weights: Sequence[QuantizedWeight]) -> ExpertMatrices:
+        products = [weight for weight in weights if isinstance(weight, _Fp8Product)]
+        data = [product.weight.data.view(torch.uint8) for product in products]
+        scales = [product.scale for product in products]
+        return Fp8Experts(torch.stack(data).view(FP8), torch.stack(scales))
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return quantized.fp8_linear(

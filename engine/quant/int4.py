@@ -17,6 +17,8 @@ from engine.errors import ModelLoadError
 from engine.layers.linear import Linear, QuantizedWeight
 from engine.layers.parameter import Weight
 from kernels import quantized
+from kernels.experts import ExpertMatrices, Int4Experts
+from kernels.reference import matrix_of
 
 PER_WORD = 8
 """Nibbles in an int32."""
@@ -84,6 +86,22 @@ class Int4Weight(QuantizedWeight):
             centred = unpacked.nibbles[part].float() - unpacked.zeros[part].float()[:, group]
             out[part] = (centred * unpacked.scales[part].float()[:, group]).to(self._dtype)
         return out
+
+    def stack(self, weights: Sequence[QuantizedWeight]) -> ExpertMatrices:
+        packed = [weight._packed for weight in weights if isinstance(weight, Int4Weight)]
+        matrices = [matrix for matrix in packed if matrix is not None]
+        if any(matrix.order is not None for matrix in matrices):
+            raise ModelLoadError(
+                "quantization: inputs in another order (desc_act) are not supported for experts"
+            )
+        made = Int4Experts(
+            torch.stack([matrix.packed for matrix in matrices]),
+            torch.stack([matrix.groups for matrix in matrices]),
+        )
+        if self.group_size % 32 == 0:
+            return made
+        whole = [matrix_of(made, expert, self._dtype) for expert in range(len(made))]
+        return torch.stack(whole)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         assert self._packed is not None

@@ -1,11 +1,13 @@
 """Drafting as CUDA graphs: all drafts of a step in one launch.
 
-A graph runs the network over the last ``k + 1`` known tokens of each sequence, of which at most the
-last few lack their keys (the others get the same ones again), and then ``k - 1`` times over a token
-that it drew itself.
+A graph runs the network over the last known tokens of each sequence, of which at most the last few
+lack their keys (the others get the same ones again), and then ``k - 1`` times over a token that it
+drew itself.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 
@@ -13,7 +15,9 @@ from engine.attention.base import CapturableBackend
 from engine.layers.attention import KVCache, StepContext
 from engine.runner.features import FeatureCache
 from engine.runner.rows import Ints, RowTable
-from engine.runner.verify_graphs import Captured, SentRows, SequenceBuffers, capture_sizes
+from engine.runner.sized_graphs import SizedGraphs, capture_all
+from engine.runner.static_inputs import SentRows, SequenceBuffers
+from engine.runner.verify_graphs import capture_lengths, capture_sizes
 from engine.sampling.cuda import CudaSampler
 from engine.spec.draft_network import ChainNetwork
 from kernels import cuda
@@ -44,42 +48,39 @@ class DraftGraphs:
         self._attention = attention
         self._block_size = block_size
         self.num_drafts = num_drafts
+        """Of a sequence, at most."""
         self.window = num_drafts + 1
-        """Known tokens that a graph goes over."""
-        sizes = self._sizes = capture_sizes(max_num_seqs)
+        """Known tokens that a graph goes over: all that a step can add."""
+        sizes = capture_sizes(max_num_seqs)
         self.max_batch = sizes[-1]
-        self._sent = SentRows(sizes, table.tokens.device)
+        self._sent = SentRows(sizes[-1], table.tokens.device)
         self._over_window = SequenceBuffers(table, block_size, sizes[-1], self.window)
         self._one_each = SequenceBuffers(table, block_size, sizes[-1], 1)
-        self._captured: dict[int, Captured] = {}
+        self._graphs = {
+            length: SizedGraphs(sizes, partial(self._forward, length), self.window)
+            for length in capture_lengths(num_drafts)
+        }
 
-    @torch.inference_mode()
     def capture(self) -> None:
         """Record all graphs."""
-        pool = torch.cuda.graph_pool_handle()
-        for size in reversed(self._sizes):
-            self._sent.pad(size)
-            self._forward(size)  # whatever is compiled or chosen at first use
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                drafts = self._forward(size)
-            self._captured[size] = Captured(graph, drafts)
+        capture_all(list(self._graphs.values()), self._sent.pad)
 
-    def run(self, rows: Ints, known: Ints) -> torch.Tensor:
-        """[num_rows, num_drafts] int64, overwritten by the next run. Each row must know at least
-        ``window`` tokens, lack keys of no others, and have slots for the drafts."""
+    def run(self, rows: Ints, known: Ints, num_tokens: int) -> torch.Tensor:
+        """At least ``num_tokens`` drafts, at most ``num_drafts`` of each row: [num_rows, n] int64,
+        overwritten by the next run. Each row must know at least ``window`` tokens, lack keys of no
+        others, and have slots for ``num_drafts``."""
         self._sampler.table()
-        captured = self._captured[self._sent.send(rows, known)]
-        captured.graph.replay()
-        return captured.out[: len(rows)]
+        graphs = self._graphs[min(n for n in self._graphs if n >= min(num_tokens, self.num_drafts))]
+        size = graphs.size_for(len(rows))
+        self._sent.send(rows, known, size)
+        return graphs.replay(size)[: len(rows)]
 
-    def _forward(self, size: int) -> torch.Tensor:
+    def _forward(self, length: int, size: int) -> torch.Tensor:
         rows, known = self._sent.of(size)
         hidden = self._run(self._over_window, rows, known - self.window, self.window)
         hidden = hidden.view(size, self.window, -1)[:, -1].contiguous()
         drafts = [self._draw(hidden, rows, known)]
-        for step in range(self.num_drafts - 1):
+        for step in range(length - 1):
             fed_back = hidden[:, : self._network.feature_size]
             hidden = self._run(self._one_each, rows, known + step, 1, fed_back)
             drafts.append(self._draw(hidden, rows, known + step + 1))

@@ -51,6 +51,11 @@ class Drafting(ABC):
     def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
         """At most ``num_tokens`` tokens for each (row, number of known tokens)."""
 
+    @abstractmethod
+    def rehearse(self, batch: int, num_tokens: int) -> None:
+        """Do the work of ``draft`` for so many requests, to be timed. Before the first plan: it
+        writes where nobody has anything."""
+
     def _draw(self, logits: torch.Tensor, rows: Ints, positions: Ints) -> torch.Tensor:
         """[num_rows] int64; in the table they are at their positions, too."""
         return self._sampler.sample_into(self._table.tokens, logits, rows, positions, None)
@@ -88,6 +93,9 @@ class ParallelDrafting(Drafting):
             drawn.append(self._draw(logits, rows, positions))
         drafts: list[list[int]] = torch.stack(drawn, 1).tolist()
         return drafts
+
+    def rehearse(self, batch: int, num_tokens: int) -> None:
+        self.draft([(row, 2) for row in range(batch)], num_tokens)
 
 
 class ChainDrafting(Drafting):
@@ -140,13 +148,30 @@ class ChainDrafting(Drafting):
         if self._graphs is not None:
             rest = ~self._fits(self._graphs, rows, known)
             if not rest.all():
-                found = self._replay(self._graphs, rows[~rest], known[~rest])
+                found = self._replay(self._graphs, rows[~rest], known[~rest], num_tokens)
                 for index, draft in zip(members[~rest].tolist(), found.tolist(), strict=True):
                     drafts[index] = draft[:num_tokens]
         if rest.any():
             for index, token_id in self._chain(members[rest], rows[rest], known[rest], num_tokens):
                 drafts[index].append(token_id)
         return drafts
+
+    def rehearse(self, batch: int, num_tokens: int) -> None:
+        rows, ones = np.arange(batch), np.ones(batch, np.int64)
+        limit = self._table.tokens.shape[1] - num_tokens
+        graphs = self._graphs
+        if graphs is not None and batch <= graphs.max_batch and graphs.window < limit:
+            graphs.run(rows, ones * graphs.window, num_tokens).tolist()
+            return
+        hidden: torch.Tensor | None = None
+        for place in range(min(num_tokens, limit)):
+            if hidden is not None:
+                hidden = hidden[:, : self._network.feature_size]
+            elif self._features is not None:
+                hidden = self._features.read(self._slots(rows, ones * -1))
+            hidden = self._run(ChunkFields(rows, ones * place, ones, ones), hidden)
+            drawn = self._draw(self._network.logits(hidden), rows, ones * (place + 1))
+            drawn.tolist()
 
     def _chain(
         self, members: Ints, rows: Ints, known: Ints, num_tokens: int
@@ -185,13 +210,15 @@ class ChainDrafting(Drafting):
         )
         return fits
 
-    def _replay(self, graphs: DraftGraphs, rows: Ints, known: Ints) -> torch.Tensor:
+    def _replay(
+        self, graphs: DraftGraphs, rows: Ints, known: Ints, num_tokens: int
+    ) -> torch.Tensor:
         starts = np.array([self._drafted.start(row) for row in rows.tolist()])
         behind = starts < known - graphs.window
         if behind.any():
             self._catch_up(rows[behind], known[behind])
         self._drafted.fill(rows, known)
-        return graphs.run(rows, known)
+        return graphs.run(rows, known, num_tokens)
 
     def _catch_up(self, rows: Ints, known: Ints) -> torch.Tensor:
         """Compute what known tokens lack; [num_rows, n] of the last token of each row."""

@@ -75,21 +75,47 @@ class ChunkFields:
 def build_inputs(fields: ChunkFields, table: RowTable, block_size: int) -> StepInputs:
     if table.tokens.is_cuda and cuda.available():
         return _build_on_device(fields, table, block_size)
-    rows, computed, query_lens = fields.rows, fields.computed, fields.query_lens
-    device = table.tokens.device
-    ends = query_lens.cumsum()
-    token_rows = rows.repeat(query_lens)
-    positions = np.arange(ends[-1]) + (computed - ends + query_lens).repeat(query_lens)
-    on_device = to_device(np.stack((token_rows, positions)), device)
-    token_rows_d, positions_d = on_device[0], on_device[1]
-    blocks = table.block_table[token_rows_d, positions_d // block_size]
+    token_rows, positions = _tokens_of(fields, table.tokens.device)
     return assemble(
         fields,
-        token_ids=table.tokens[token_rows_d, positions_d],
-        positions=positions_d,
-        slots=blocks * block_size + positions_d % block_size,
+        token_ids=table.tokens[token_rows, positions],
+        positions=positions,
+        slots=_slots(table.block_table, token_rows, positions, block_size),
         block_table=table.block_table,
+        window=table.windows[0],
     )
+
+
+def other_groups(
+    fields: ChunkFields, table: RowTable, block_size: int
+) -> list[tuple[torch.Tensor, AttentionBatch]]:
+    """Slots and sequences of the same step, for each layer group behind the first."""
+    if len(table.windows) == 1:
+        return []
+    token_rows, positions = _tokens_of(fields, table.tokens.device)
+    seq_lens = fields.computed + fields.query_lens
+    return [
+        (
+            _slots(block_table, token_rows, positions, block_size),
+            AttentionBatch(fields.query_lens, seq_lens, fields.rows, block_table, window=window),
+        )
+        for block_table, window in zip(table.block_tables[1:], table.windows[1:], strict=True)
+    ]
+
+
+def _tokens_of(fields: ChunkFields, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and position of each token: [num_tokens] int64, twice."""
+    query_lens, ends = fields.query_lens, fields.query_lens.cumsum()
+    positions = np.arange(ends[-1]) + (fields.computed - ends + query_lens).repeat(query_lens)
+    on_device = to_device(np.stack((fields.rows.repeat(query_lens), positions)), device)
+    return on_device[0], on_device[1]
+
+
+def _slots(
+    block_table: torch.Tensor, token_rows: torch.Tensor, positions: torch.Tensor, block_size: int
+) -> torch.Tensor:
+    blocks = block_table[token_rows, positions // block_size]
+    return blocks * block_size + positions % block_size
 
 
 def _build_on_device(fields: ChunkFields, table: RowTable, block_size: int) -> StepInputs:
@@ -139,6 +165,7 @@ def assemble(
     block_table: torch.Tensor,
     on_device: DeviceBatch | None = None,
     rows: torch.Tensor | None = None,
+    window: int | None = None,
 ) -> StepInputs:
     """Add what the host knows. rows: [num_chunks] int32, where the device knows them too."""
     places = fields.num_places
@@ -156,7 +183,9 @@ def assemble(
         token_ids=token_ids,
         positions=positions,
         slots=slots,
-        attention=AttentionBatch(fields.query_lens, seq_lens, fields.rows, block_table, on_device),
+        attention=AttentionBatch(
+            fields.query_lens, seq_lens, fields.rows, block_table, on_device, window
+        ),
         sampled_chunks=sampled,
         sampled_rows=fields.rows[sampled],
         sampled_positions=seq_lens[sampled] - back,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.attention.base import AttentionShape, CapturableBackend
+from engine.attention.base import FP8, AttentionShape, CapturableBackend
 from engine.attention.select import select_backend
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -18,6 +18,7 @@ from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.config import DTYPES
 from engine.runner.graphs import DecodeGraphs
+from engine.runner.kv_scales import load_kv_scales
 from engine.runner.load_drafting import (
     acceptance,
     capture_verify_graphs,
@@ -27,6 +28,7 @@ from engine.runner.load_drafting import (
 )
 from engine.runner.memory import (
     PagedCache,
+    choose_groups,
     count_blocks,
     fit_max_model_len,
     requested_max_model_len,
@@ -57,16 +59,21 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         facts = replace(facts, max_position_embeddings=asked_len)
     device = _device(config)
     config = config.for_device(device.type)
+    groups = choose_groups(config, facts, asked_len, device)
     dtype = _dtype(config, facts, device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     has_kernels = _register_kernels(device)
-    shape = _attention_shape(config, facts, dtype)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else FP8
+    shape = _attention_shape(config, facts, dtype, kv_dtype)
     attention = select_backend(config.attention_backend, device, shape)
     model = load_model(
         config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
     )
     adapters = _adapter_slots(config, model, dtype, device)
+    if shape.is_fp8:
+        report(LoadProgress("Scaling the KV cache", 0.9))
+        model.set_kv_scales(load_kv_scales(config, model, facts, shape, asked_len, device))
 
     def activation_bytes() -> int:
         report(LoadProgress("Measuring the largest step", 0.9))
@@ -78,7 +85,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
             config,
             attention,
             max_model_len=asked_len,
-            dtype=dtype,
+            kv_dtype=kv_dtype,
             device=device,
         )
 
@@ -86,14 +93,16 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
     )
     draft_bytes = draft_block_bytes(network, config.block_size, dtype)
-    num_blocks = count_blocks(config, facts, dtype, device, activation_bytes, draft_bytes)
-    max_model_len = fit_max_model_len(config, facts, num_blocks)
+    num_blocks = count_blocks(
+        config, facts, kv_dtype, device, activation_bytes, draft_bytes, groups
+    )
+    max_model_len = fit_max_model_len(config, facts, num_blocks, groups)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
-    cache = PagedCache(facts, num_blocks, config.block_size, dtype=dtype, device=device)
-    table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device)
+    cache = PagedCache(facts, num_blocks, config.block_size, groups, dtype=kv_dtype, device=device)
+    table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device, groups.windows)
     sampler = _create_sampler(config, facts, device, has_kernels=has_kernels)
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
-    host_blocks = load_host_blocks(config.swap_space, [*cache.layers, *made.swapped])
+    host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
     if device.type == "cuda" and has_kernels:
         _measure_products(made.model, report)
     graphs, verify_graphs = None, None
@@ -158,7 +167,9 @@ def _create_sampler(
     )
 
 
-def _attention_shape(config: EngineConfig, model: ModelFacts, dtype: torch.dtype) -> AttentionShape:
+def _attention_shape(
+    config: EngineConfig, model: ModelFacts, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> AttentionShape:
     layout = model.cache_layout
     return AttentionShape(
         dtype,
@@ -169,6 +180,7 @@ def _attention_shape(config: EngineConfig, model: ModelFacts, dtype: torch.dtype
         config.max_num_seqs,
         window=model.widest_window,
         softcap=model.attention_softcap,
+        kv_dtype=kv_dtype,
     )
 
 

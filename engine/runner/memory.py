@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from engine.cache.groups import LayerGroups, group_layers, max_request_tokens, single_group
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.layers.attention import KVCache
@@ -14,11 +15,37 @@ from engine.models.base import ModelFacts
 CPU_KV_CACHE_BYTES = 512 * 1024 * 1024
 
 
-def block_bytes(model: ModelFacts, block_size: int, dtype: torch.dtype) -> int:
-    """Keys and values of one block in all layers."""
+def choose_groups(
+    config: EngineConfig, model: ModelFacts, max_model_len: int, device: torch.device
+) -> LayerGroups:
+    """How the layers share blocks. ``ConfigError`` says why groups were asked for in vain."""
+    single = single_group(model.cache_layout.num_layers)
+    disabled = config.disable_hybrid_kv_cache_manager
+    reason = _against_groups(config, device)
+    if disabled is False and reason is not None:
+        raise ConfigError(f"disable_hybrid_kv_cache_manager = false: {reason}")
+    if disabled or reason is not None:
+        return single
+    return group_layers(model.layer_windows, max_model_len)
+
+
+def _against_groups(config: EngineConfig, device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return "a GPU keeps the blocks of all layers together"
+    speculative = config.speculative_config
+    if speculative is not None and speculative.model is not None:
+        return "a draft network, whose keys live beside the model's, looks back at every block"
+    return None
+
+
+def block_bytes(
+    model: ModelFacts, block_size: int, dtype: torch.dtype, groups: LayerGroups | None = None
+) -> int:
+    """Keys and values of one block, in all layers or in those of a group."""
     layout = model.cache_layout
     width = layout.num_tensors * layout.num_kv_heads * layout.head_dim
-    return block_size * layout.num_layers * width * dtype.itemsize
+    num_layers = layout.num_layers if groups is None else groups.num_layers_each
+    return block_size * num_layers * width * dtype.itemsize
 
 
 def count_blocks(
@@ -28,6 +55,7 @@ def count_blocks(
     device: torch.device,
     activation_bytes: Callable[[], int],
     draft_bytes: int = 0,
+    groups: LayerGroups | None = None,
 ) -> int:
     """Blocks in the KV cache; ``draft_bytes`` come to each block for drafting.
 
@@ -45,7 +73,7 @@ def count_blocks(
             needed = activation_bytes()
             free, total = torch.cuda.mem_get_info(device)
             budget = int(total * config.gpu_memory_utilization) - (total - free) - needed
-    num_blocks = budget // (block_bytes(model, config.block_size, dtype) + draft_bytes)
+    num_blocks = budget // (block_bytes(model, config.block_size, dtype, groups) + draft_bytes)
     if num_blocks < 1:
         raise ConfigError(
             f"{max(budget, 0)} bytes hold no block of the KV cache: raise kv_cache_memory_bytes "
@@ -64,15 +92,20 @@ def requested_max_model_len(config: EngineConfig, model: ModelFacts) -> int:
     return asked or limit
 
 
-def fit_max_model_len(config: EngineConfig, model: ModelFacts, num_blocks: int) -> int:
+def fit_max_model_len(
+    config: EngineConfig, model: ModelFacts, num_blocks: int, groups: LayerGroups
+) -> int:
     """The longest request to serve. One such request alone always fits the cache.
 
     Raises ``ConfigError`` when a length was asked for that the cache cannot hold.
     """
-    asked, capacity = config.max_model_len, num_blocks * config.block_size
+    asked, limit = config.max_model_len, model.max_position_embeddings
+    capacity = max_request_tokens(
+        groups.windows, num_blocks, config.block_size, 2 * config.chunk_tokens
+    )
     if asked is None:
-        return min(model.max_position_embeddings, capacity)
-    if asked > capacity:
+        return limit if capacity is None else min(limit, capacity)
+    if capacity is not None and asked > capacity:
         raise ConfigError(
             f"max_model_len {asked} does not fit the KV cache of {num_blocks} blocks of "
             f"{config.block_size} tokens: lower max_model_len or raise kv_cache_memory_bytes"
@@ -81,27 +114,34 @@ def fit_max_model_len(config: EngineConfig, model: ModelFacts, num_blocks: int) 
 
 
 class PagedCache:
-    """The KV cache of all layers in one tensor."""
+    """The KV cache of all layers in one tensor. Where these are in ``groups``, the layers of the
+    same number in each have the same place there, and different blocks."""
 
     def __init__(
         self,
         model: ModelFacts,
         num_blocks: int,
         block_size: int,
+        groups: LayerGroups | None = None,
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """dtype: of what is stored."""
         layout = model.cache_layout
-        shape = (layout.num_layers, layout.num_tensors, num_blocks, block_size)
+        self.groups = groups or single_group(layout.num_layers)
+        shape = (self.groups.num_layers_each, layout.num_tensors, num_blocks, block_size)
         self._memory = torch.zeros(
             *shape, layout.num_kv_heads, layout.head_dim, dtype=dtype, device=device
         )
         self.num_blocks = num_blocks
-        self.layers: KVCache = [
+        self.tensors: KVCache = [
             (layer[0],) * 2 if layout.is_latent else (layer[0], layer[1]) for layer in self._memory
         ]
+        """Each once."""
+        self.layers: KVCache = [self.tensors[number] for _, number in self.groups.places]
 
     def copy_block(self, source: int, target: int, num_slots: int) -> None:
         """Copy the leading slots of a block to another, in all layers."""
-        self._memory[:, :, target, :num_slots] = self._memory[:, :, source, :num_slots]
+        memory = self._memory.view(torch.uint8)  # torch cannot copy parts of every dtype
+        memory[:, :, target, :num_slots] = memory[:, :, source, :num_slots]

@@ -18,18 +18,29 @@ class RowTable:
     """Both tables live on the device, so that a step needs only row numbers from the host."""
 
     def __init__(
-        self, max_num_rows: int, max_model_len: int, block_size: int, device: torch.device
+        self,
+        max_num_rows: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
+        """windows: of the layer groups, each of which has a block table."""
+        self.windows = tuple(windows)
         max_blocks = -(-max_model_len // block_size)
+        shape = len(windows), max_num_rows, max_blocks
         self.tokens = torch.zeros(max_num_rows, max_model_len, dtype=torch.int64, device=device)
         """[max_num_rows, max_model_len] int64: token ids as far as known."""
-        self.block_table = torch.zeros(max_num_rows, max_blocks, dtype=torch.int32, device=device)
-        """[max_num_rows, max_blocks] int32"""
-        self.block_ids = np.zeros((max_num_rows, max_blocks), np.int32)
+        self.block_tables = torch.zeros(shape, dtype=torch.int32, device=device)
+        """[num_groups, max_num_rows, max_blocks] int32"""
+        self.block_table = self.block_tables[0]
+        """[max_num_rows, max_blocks] int32: of the first group, as a rule the only one."""
+        self._host_tables = np.zeros(shape, np.int32)
+        self.block_ids = self._host_tables[0]
         """The block table again, on the host."""
         self.num_admissions = 0
         """How often rows were given out: until it changes, they start with the same blocks."""
-        self._num_blocks = [0] * max_num_rows
+        self._num_blocks = [[0] * max_num_rows for _ in windows]
 
     def admit(self, admission: Admission) -> None:
         self.apply([admission], [])
@@ -39,27 +50,39 @@ class RowTable:
         self.apply([], new_blocks)
 
     def apply(
-        self, admissions: Sequence[Admission], new_blocks: Sequence[tuple[int, Sequence[int]]]
+        self,
+        admissions: Sequence[Admission],
+        new_blocks: Sequence[tuple[int, Sequence[int]]],
+        other_new_blocks: Sequence[tuple[int, int, Sequence[int]]] = (),
     ) -> None:
         """Take in what is new in a plan."""
         device = self.tokens.device
         for admission in admissions:
             token_ids = to_device(np.array(admission.token_ids, np.int64), device)
             self.tokens[admission.row, : len(token_ids)] = token_ids
-            self._num_blocks[admission.row] = 0
+            for num_blocks in self._num_blocks:
+                num_blocks[admission.row] = 0
         self.num_admissions += len(admissions)
+        new = [(0, a.row, a.block_ids) for a in admissions]
+        for admission in admissions:
+            for group, block_ids in enumerate(admission.other_block_ids, 1):
+                new.append((group, admission.row, block_ids))
+        new += [(0, row, block_ids) for row, block_ids in new_blocks]
+        new += other_new_blocks
         places: list[int] = []
         ids: list[int] = []
-        width = self.block_table.shape[1]
-        for row, block_ids in [*((a.row, a.block_ids) for a in admissions), *new_blocks]:
-            start = self._num_blocks[row]
-            self._num_blocks[row] = end = start + len(block_ids)
-            places += range(row * width + start, row * width + end)
+        _, max_num_rows, width = self.block_tables.shape
+        for group, row, block_ids in new:
+            start = self._num_blocks[group][row]
+            self._num_blocks[group][row] = end = start + len(block_ids)
+            first = (group * max_num_rows + row) * width
+            places += range(first + start, first + end)
             ids += block_ids
         if ids:
-            self.block_ids.reshape(-1)[places] = ids
-            sent = to_device(np.array((places, ids), np.int64), device)
-            self.block_table.view(-1).index_copy_(0, sent[0], sent[1].to(torch.int32))
+            found = np.maximum(np.array((places, ids), np.int64), 0)  # NO_BLOCK is below
+            self._host_tables.reshape(-1)[found[0]] = found[1]
+            sent = to_device(found, device)
+            self.block_tables.view(-1).index_copy_(0, sent[0], sent[1].to(torch.int32))
 
     def write_drafts(self, chunks: Sequence[Chunk]) -> None:
         """Put the guesses of these chunks behind the known tokens, at the places they stand for."""

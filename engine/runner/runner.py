@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBackend
+from engine.attention.base import AttentionBackend, StepAttention
 from engine.layers.attention import StepContext
 from engine.lora.slots import AdapterSlots
 from engine.models.base import Model
 from engine.runner.drafting import Drafting
 from engine.runner.graphs import DecodeGraphs
-from engine.runner.inputs import ChunkFields, StepInputs, build_inputs
+from engine.runner.inputs import ChunkFields, StepInputs, build_inputs, other_groups
 from engine.runner.logprobs import LogprobRows, Reading
 from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
@@ -24,7 +24,7 @@ from engine.runner.swap import HostBlocks
 from engine.runner.verify_graphs import VerifyGraphs
 from engine.sampling.sampler import RowMask, Sampler
 from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
-from engine.spec.adaptive import StepCosts
+from engine.spec.costs import StepCosts
 from engine.spec.rejection import accept
 from kernels.transfer import pinned
 
@@ -105,6 +105,10 @@ class TorchRunner:
         return self._cache.num_blocks
 
     @property
+    def group_windows(self) -> tuple[int | None, ...]:
+        return self._cache.groups.windows
+
+    @property
     def num_swap_blocks(self) -> int:
         return 0 if self._host_blocks is None else self._host_blocks.num_blocks
 
@@ -143,14 +147,18 @@ class TorchRunner:
 
     def measure_step_costs(self, num_drafts: int, max_num_tokens: int) -> None:
         """Fill ``step_costs``. Before the first plan."""
+        nothing = StepPlan(-1)
+        graphs, drafting = self._verify_graphs, self._drafting
+        lengths = [1, 3, num_drafts] if graphs is None else graphs.lengths
         self.step_costs = measure_step_costs(
-            lambda fields: self._compute(StepPlan(-1), fields),
+            lambda fields: self._compute(nothing, fields),
+            None if graphs is None else lambda fields: self._run_eagerly(nothing, fields),
+            None if drafting is None else drafting.rehearse,
+            lengths=sorted({0, *(length for length in lengths if length <= num_drafts)}),
             max_num_seqs=len(self._table.tokens),
             max_num_tokens=max_num_tokens,
             max_model_len=self.max_model_len,
-            num_drafts=num_drafts,
             device=self.device,
-            all_or_none=self._verify_graphs is not None,
         )
 
     def _run_eagerly(
@@ -163,6 +171,7 @@ class TorchRunner:
             self._attention.prepare(inputs.attention, self._block_size),
             self._cache.layers,
             adapted=adapted,
+            by_layer=self._by_layer(fields),
         )
         hidden = self._model.hidden_states(inputs.token_ids, step)
         prompt_logprobs = self._logprobs.of_prompts(
@@ -174,6 +183,15 @@ class TorchRunner:
                 hidden = hidden.index_select(0, inputs.logits_index)
             logits = self._model.logits(hidden)
         return _Launched(plan, inputs, logits, prompt_logprobs)
+
+    def _by_layer(self, fields: ChunkFields) -> dict[int, tuple[torch.Tensor, StepAttention]]:
+        """What layers of the groups behind the first have for themselves in a step."""
+        others = [
+            (slots, self._attention.prepare(batch, self._block_size))
+            for slots, batch in other_groups(fields, self._table, self._block_size)
+        ]
+        places = self._cache.groups.places if others else ()
+        return {layer: others[group - 1] for layer, (group, _) in enumerate(places) if group}
 
     @torch.inference_mode()
     def sample(self, mask: TokenMask | None) -> None:
@@ -237,8 +255,8 @@ class TorchRunner:
                 admission.params,
                 admission.num_prompt_tokens,
             )
-        if plan.admissions or plan.new_blocks:
-            self._table.apply(plan.admissions, plan.new_blocks)
+        if plan.admissions or plan.new_blocks or plan.other_new_blocks:
+            self._table.apply(plan.admissions, plan.new_blocks, plan.other_new_blocks)
         for source, target, num_slots in plan.block_copies:
             self._cache.copy_block(source, target, num_slots)
         self._table.write_drafts(plan.chunks)

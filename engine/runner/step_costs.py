@@ -3,55 +3,73 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
 from engine.runner.inputs import ChunkFields
-from engine.spec.adaptive import StepCosts
+from engine.spec.costs import StepCosts
 
-_BATCHES = (1, 4, 16, 64, 256)
+_BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
 _NUM_COMPUTED = 32
 _REPEATS = 3
+# Beyond, once will do: noise is a small part of it.
+_LONG_S = 0.1
 
 
 @torch.inference_mode()
 def measure_step_costs(
     run: Callable[[ChunkFields], object],
+    run_uneven: Callable[[ChunkFields], object] | None,
+    draft: Callable[[int, int], object] | None,
     *,
+    lengths: Sequence[int],
     max_num_seqs: int,
     max_num_tokens: int,
     max_model_len: int,
-    num_drafts: int,
     device: torch.device,
-    all_or_none: bool = False,
 ) -> StepCosts:
-    """``run`` executes a step up to its logits. Call it before any request has a row: the steps
-    write into blocks that nobody holds."""
-    limit = min(max_num_seqs, max(1, max_num_tokens // (num_drafts + 1)))
-    batches = [*(batch for batch in _BATCHES if batch < limit), limit]
-    computed = min(_NUM_COMPUTED, max(0, max_model_len - num_drafts - 1))
+    """Call it before any request has a row: the steps write into blocks that nobody holds.
 
-    def seconds(batch: int, num_tokens: int) -> float:
-        lens = np.full(batch, num_tokens)
-        fields = ChunkFields(np.arange(batch), np.full(batch, computed), lens, lens)
-        best = float("inf")
-        for _ in range(_REPEATS):
-            _wait(device)
-            start = time.perf_counter()
-            run(fields)
-            _wait(device)
-            best = min(best, time.perf_counter() - start)
-        return best
+    ``run`` executes a step up to its logits; ``run_uneven`` does it as for a step in which requests
+    have different numbers of drafts, if that is another way. ``draft(batch, length)`` drafts, if
+    that takes time. lengths: drafts for each request, ascending from 0.
+    """
+    longest = lengths[-1]
+    limit = min(max_num_seqs, max(1, max_num_tokens // (longest + 1)))
+    batches = [*(batch for batch in _BATCHES if batch < limit), limit]
+    computed = min(_NUM_COMPUTED, max(0, max_model_len - longest - 1))
+
+    def step(execute: Callable[[ChunkFields], object], batch: int, length: int) -> None:
+        if length and draft is not None:
+            draft(batch, length)
+        lens = np.full(batch, 1 + length)
+        execute(ChunkFields(np.arange(batch), np.full(batch, computed), lens, lens))
+
+    def table(execute: Callable[[ChunkFields], object]) -> list[list[float]]:
+        return [
+            [_seconds(partial(step, execute, batch, length), device) for batch in batches]
+            for length in lengths
+        ]
 
     return StepCosts(
-        batches,
-        [seconds(batch, 1) for batch in batches],
-        [seconds(batch, 1 + num_drafts) for batch in batches],
-        num_drafts,
-        all_or_none,
+        batches, lengths, table(run), None if run_uneven is None else table(run_uneven)
     )
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    best = float("inf")
+    for _ in range(_REPEATS):
+        _wait(device)
+        start = time.perf_counter()
+        work()
+        _wait(device)
+        best = min(best, time.perf_counter() - start)
+        if best > _LONG_S:
+            break
+    return best
 
 
 def _wait(device: torch.device) -> None:

@@ -22,6 +22,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.layers.attention import KVCache
+from engine.runner.direct_copies import DirectCopies
 from kernels.transfer import to_device
 
 # Blocks travel through a buffer on the device, which makes one copy of the pieces of all layers.
@@ -40,7 +41,8 @@ class HostBlocks:
     Each tensor of the cache has the block as its first dimension.
     """
 
-    def __init__(self, kv_cache: KVCache, num_blocks: int) -> None:
+    def __init__(self, kv_cache: KVCache, num_blocks: int, *, direct: bool = False) -> None:
+        """direct: by ``DirectCopies``, if they can."""
         self.num_blocks = num_blocks
         # Keys and values may be one tensor.
         tensors = [tensor for k, v in kv_cache for tensor in ((k,) if v is k else (k, v))]
@@ -52,7 +54,11 @@ class HostBlocks:
         if self._device.type == "cuda":
             _pin(self._host)
             weakref.finalize(self, _unpin, self._host)
+        self._direct: DirectCopies | None = None
+        if direct and DirectCopies.serves(self._tensors):
+            self._direct = DirectCopies(self._tensors, self._host)
         num_staged = min(num_blocks, max(1, _STAGING_BYTES // self.block_bytes))
+        num_staged = num_staged if self._direct is None else 0
         self._out = _Lane(self._device, num_staged, self.block_bytes)
         self._in = _Lane(self._device, num_staged, self.block_bytes)
         self.s_per_block = self._measure()
@@ -62,6 +68,9 @@ class HostBlocks:
         with self._out.entered():
             if self._out.stream is not None:
                 self._out.stream.wait_stream(torch.cuda.current_stream(self._device))
+            if self._direct is not None:
+                self._direct.copy(pairs, out=True)
+                return self._out.event()
             for some in self._out.portions(pairs):
                 staged = self._gather([block_id for block_id, _ in some])
                 for row, (_, host_id) in zip(staged, some, strict=True):
@@ -74,14 +83,20 @@ class HostBlocks:
         No step in flight may use the blocks, and their copies out must be over.
         """
         with self._in.entered():
-            for some in self._in.portions(pairs):
-                staged = self._in.staging[: len(some)]
-                for row, (_, host_id) in zip(staged, some, strict=True):
-                    row.copy_(self._host[host_id], non_blocking=True)
-                self._scatter([block_id for block_id, _ in some], staged)
+            if self._direct is not None:
+                self._direct.copy(pairs, out=False)
+            else:
+                self._copy_in_portions(pairs)
             end = self._in.event()
         if end is not None:
             torch.cuda.current_stream(self._device).wait_event(end)
+
+    def _copy_in_portions(self, pairs: Pairs) -> None:
+        for some in self._in.portions(pairs):
+            staged = self._in.staging[: len(some)]
+            for row, (_, host_id) in zip(staged, some, strict=True):
+                row.copy_(self._host[host_id], non_blocking=True)
+            self._scatter([block_id for block_id, _ in some], staged)
 
     def _gather(self, block_ids: list[int]) -> torch.Tensor:
         """[len(block_ids), block_bytes] uint8"""

@@ -1,22 +1,22 @@
 """Steps that check drafts as CUDA graphs: every sequence computes as many tokens as the others.
 
-That is the common step of speculative decoding: one known token and ``num_speculative_tokens``
-guesses of each request. Where some have fewer, the step runs without a graph.
+That is the common step of speculative decoding: one known token and a number of guesses of each
+request. Where some have fewer, the step runs without a graph.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
 import torch
 
-from engine.attention.base import CapturableBackend, DeviceBatch
+from engine.attention.base import CapturableBackend
 from engine.layers.attention import KVCache, StepContext
 from engine.models.base import Model
 from engine.runner.inputs import ChunkFields, StepInputs, assemble
-from engine.runner.rows import Ints, RowTable
-from kernels import cuda
+from engine.runner.rows import RowTable
+from engine.runner.sized_graphs import SizedGraphs, capture_all
+from engine.runner.static_inputs import SentRows, SequenceBuffers
 
 MAX_BATCH = 128
 """Beyond, checking drafts hardly pays, and launching kernels takes less time than they do."""
@@ -29,85 +29,9 @@ def capture_sizes(max_num_seqs: int) -> list[int]:
     return [*(size for size in sizes if size < largest), largest]
 
 
-class SequenceBuffers:
-    """Static memory for the inputs of ``num_queries`` tokens of each of up to so many sequences."""
-
-    def __init__(self, table: RowTable, block_size: int, max_batch: int, num_queries: int) -> None:
-        device = table.tokens.device
-        self._table = table
-        self._block_size = block_size
-        self._num_queries = num_queries
-
-        def int32(size: int) -> torch.Tensor:
-            return torch.zeros(size, dtype=torch.int32, device=device)
-
-        ends = num_queries * torch.arange(max_batch + 1, device=device)
-        self._cu_queries = ends.to(torch.int32)
-        self._seq_lens = int32(max_batch)
-        self._batch_table = int32(max_batch * table.block_table.shape[1]).view(max_batch, -1)
-        self._tokens = torch.zeros(3, max_batch * num_queries, dtype=torch.int64, device=device)
-
-    def batch(self, size: int) -> DeviceBatch:
-        return DeviceBatch(
-            self._seq_lens[:size], self._cu_queries[: size + 1], self._batch_table[:size]
-        )
-
-    def tokens(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Token ids, positions, slots: [size * num_queries] int64 each."""
-        token_ids, positions, slots = self._tokens[:, : size * self._num_queries]
-        return token_ids, positions, slots
-
-    def look_up(self, rows: torch.Tensor, computed: torch.Tensor) -> None:
-        """The tokens from ``computed`` on, of each of ``rows`` (-1 for padding): [size] int32."""
-        size = len(rows)
-        batch = self.batch(size)
-        token_ids, positions, slots = self.tokens(size)
-        cuda.step_inputs(
-            self._table.tokens,
-            self._table.block_table,
-            rows,
-            computed,
-            batch.cu_queries,
-            token_ids=token_ids,
-            positions=positions,
-            slots=slots,
-            seq_lens=batch.seq_lens,
-            batch_table=batch.block_table,
-            block_size=self._block_size,
-        )
-
-
-class SentRows:
-    """Two integers a sequence on the device, brought there by one copy."""
-
-    def __init__(self, sizes: list[int], device: torch.device) -> None:
-        self._sent = torch.zeros(2 * sizes[-1], dtype=torch.int32, device=device)
-        self._size_for = np.array(sizes)[np.searchsorted(sizes, np.arange(sizes[-1] + 1))]
-
-    def of(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows and the other integer: [size] int32 each."""
-        return self._sent[:size], self._sent[size : 2 * size]
-
-    def pad(self, size: int) -> None:
-        self._sent[:size] = -1
-
-    def send(self, rows: Ints, values: Ints) -> int:
-        """The size that they run in; rows behind them are -1."""
-        batch = len(rows)
-        size = int(self._size_for[batch])
-        host = torch.empty(2, size, dtype=torch.int32, pin_memory=True)
-        filled = host.numpy()
-        filled[0, :batch], filled[0, batch:] = rows, -1
-        filled[1, :batch], filled[1, batch:] = values, 0
-        self._sent[: 2 * size].copy_(host.view(-1), non_blocking=True)
-        return size
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    graph: torch.cuda.CUDAGraph
-    out: torch.Tensor
-    """Overwritten by the next replay of any size."""
+def capture_lengths(num_drafts: int) -> list[int]:
+    """Numbers of drafts worth a graph, ascending to ``num_drafts``."""
+    return sorted({1, 2, 3, 5, num_drafts} & set(range(num_drafts + 1)))
 
 
 class VerifyGraphs:
@@ -122,37 +46,38 @@ class VerifyGraphs:
         max_num_seqs: int,
         num_drafts: int,
     ) -> None:
+        """num_drafts: of a sequence, at most."""
         assert num_drafts < attention.max_decode_queries
         self._model = model
         self._kv_cache = kv_cache
         self._table = table
         self._attention = attention
         self._block_size = block_size
-        self._num_queries = num_drafts + 1
-        self._sizes = capture_sizes(max_num_seqs)
-        self._sent = SentRows(self._sizes, table.tokens.device)
-        self._buffers = SequenceBuffers(table, block_size, self._sizes[-1], self._num_queries)
-        self._captured: dict[int, Captured] = {}
+        sizes = capture_sizes(max_num_seqs)
+        self.lengths = capture_lengths(num_drafts)
+        """Drafts of each sequence, of which there are graphs."""
+        self._sent = SentRows(sizes[-1], table.tokens.device)
+        self._buffers: dict[int, SequenceBuffers] = {}
+        self._graphs: dict[int, SizedGraphs] = {}
+        for num_queries in (1 + length for length in self.lengths):
+            self._buffers[num_queries] = SequenceBuffers(table, block_size, sizes[-1], num_queries)
+            self._graphs[num_queries] = SizedGraphs(
+                sizes, partial(self._forward, num_queries), num_queries
+            )
 
-    @torch.inference_mode()
     def capture(self) -> None:
         """Record all graphs."""
-        pool = torch.cuda.graph_pool_handle()
-        for size in reversed(self._sizes):
-            self._sent.pad(size)
-            self._forward(size)  # whatever is compiled or chosen at first use
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                logits = self._forward(size)
-            self._captured[size] = Captured(graph, logits)
+        capture_all(list(self._graphs.values()), self._sent.pad)
 
     def fits(self, fields: ChunkFields) -> bool:
         """Whether a step is one that ``run`` can execute."""
+        num_queries = int(fields.query_lens[0])
+        graphs = self._graphs.get(num_queries)
         return bool(
-            len(fields.rows) <= self._sizes[-1]
-            and (fields.query_lens == self._num_queries).all()
-            and (fields.num_places == self._num_queries).all()
+            graphs is not None
+            and len(fields.rows) <= graphs.max_batch
+            and (fields.query_lens == num_queries).all()
+            and (fields.num_places == num_queries).all()
         )
 
     def run(self, fields: ChunkFields) -> tuple[StepInputs, torch.Tensor]:
@@ -160,25 +85,26 @@ class VerifyGraphs:
 
         Both live in memory that the next ``run`` overwrites, in stream order.
         """
-        batch = len(fields.rows)
-        size = self._sent.send(fields.rows, fields.computed)
-        captured = self._captured[size]
-        captured.graph.replay()
-        token_ids, positions, slots = self._buffers.tokens(batch)
+        batch, num_queries = len(fields.rows), int(fields.query_lens[0])
+        graphs, buffers = self._graphs[num_queries], self._buffers[num_queries]
+        size = graphs.size_for(batch)
+        self._sent.send(fields.rows, fields.computed, size)
+        logits = graphs.replay(size)
+        token_ids, positions, slots = buffers.tokens(batch)
         inputs = assemble(
             fields,
             token_ids=token_ids,
             positions=positions,
             slots=slots,
             block_table=self._table.block_table,
-            on_device=self._buffers.batch(batch),
+            on_device=buffers.batch(batch),
         )
-        return inputs, captured.out[: batch * self._num_queries]
+        return inputs, logits[: batch * num_queries]
 
-    def _forward(self, size: int) -> torch.Tensor:
-        self._buffers.look_up(*self._sent.of(size))
-        token_ids, positions, slots = self._buffers.tokens(size)
-        batch = self._buffers.batch(size)
-        attend = self._attention.prepare_decode(batch, self._block_size, self._num_queries)
+    def _forward(self, num_queries: int, size: int) -> torch.Tensor:
+        buffers = self._buffers[num_queries]
+        buffers.look_up(*self._sent.of(size))
+        token_ids, positions, slots = buffers.tokens(size)
+        attend = self._attention.prepare_decode(buffers.batch(size), self._block_size, num_queries)
         step = StepContext(positions, slots, attend, self._kv_cache)
         return self._model.logits(self._model.hidden_states(token_ids, step))

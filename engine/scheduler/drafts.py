@@ -21,7 +21,7 @@ def fitting_drafts(
     if not drafts:
         return ()
     num_free = max(0, cache.num_free_blocks - num_missing)
-    num_slots = (len(request.block_table.block_ids) + num_free) * cache.block_size
+    num_slots = cache.num_places_within(request.block_table, num_free) * cache.block_size
     limit = min(limit, request.draft_room, num_slots - len(request.token_ids))
     return tuple(drafts[: max(0, limit)])
 
@@ -41,7 +41,5 @@ def judge_drafts(
         request.num_computed_tokens -= num_rejected
     request.num_draft_tokens += num_drafts
     request.num_accepted_tokens += num_accepted
-    tenant.num_drafts += 1
-    tenant.num_draft_tokens += num_drafts
-    tenant.num_accepted_tokens += num_accepted
+    tenant.drafts.observe(num_drafts, num_accepted)
     return num_rejected, num_accepted

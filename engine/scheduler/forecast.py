@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     import numpy.typing as npt
 
@@ -33,8 +33,14 @@ _PRIOR_LENGTH = 256.0
 class GrowthForecast:
     """Predicts output lengths from those seen lately, and from them the peak of the cache."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, windows: Sequence[int | None] = (None,)) -> None:
+        """windows: of the layer groups; each needs a slot for every token that it sees."""
         self._block_size = block_size
+        self._num_full = sum(window is None for window in windows)
+        # The block in which a window begins is held as a whole.
+        self._spans = [window + block_size for window in windows if window is not None]
+        # At any moment the last block of a request is half empty, on average.
+        self._unused = len(windows) * block_size / 2
         self._lengths: deque[int] = deque(maxlen=_MAX_LENGTHS)
         self._sorted: Floats = np.empty(0)
         self._sums: Floats = np.zeros(1)
@@ -55,10 +61,13 @@ class GrowthForecast:
         num_tokens = _floats([len(request.token_ids) for request in running])
         generated = num_tokens - _floats([request.num_prompt_tokens for request in running])
         limits = _floats([request.max_total_tokens for request in running]) - num_tokens
-        held = _floats([len(request.block_table.block_ids) for request in running])
+        held = _floats([request.block_table.num_held for request in running])
         held *= self._block_size
         remaining = np.minimum(self.expected_length(generated) - generated, limits)
-        self._batch = Growth.of(remaining, held, num_tokens - held + self._half_block)
+        lacking = self._num_full * num_tokens - held + self._unused
+        for span in self._spans:
+            lacking += np.minimum(num_tokens + remaining, span)
+        self._batch = Growth.of(self._num_full * remaining, held, lacking)
 
     def peak_blocks(self, request: Request, num_slots: int) -> int:
         """Blocks needed beyond those held now, if ``request`` came in and held ``num_slots``."""
@@ -68,17 +77,15 @@ class GrowthForecast:
             self._expected_length_of_one(generated) - generated,
             request.max_total_tokens - num_tokens,
         )
-        self._candidate = (remaining, num_slots, num_tokens - num_slots + self._half_block)
+        lacking = self._num_full * num_tokens - num_slots + self._unused
+        for span in self._spans:
+            lacking += min(num_tokens + remaining, span)
+        self._candidate = (self._num_full * remaining, num_slots, lacking)
         return math.ceil(self._batch.peak_with(*self._candidate) / self._block_size)
 
     def admit(self) -> None:
         """The request asked about last came in."""
         self._batch = self._batch.with_one(*self._candidate)
-
-    @property
-    def _half_block(self) -> float:
-        """At any moment the last block of a request is half empty, on average."""
-        return self._block_size / 2
 
     def _expected_length_of_one(self, generated: int) -> float:
         if self._outdated:

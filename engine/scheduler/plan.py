@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from engine.messages import SamplingParams, TokenLogprobs
-    from engine.spec.adaptive import StepCosts
+    from engine.spec.costs import StepCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,13 @@ class Admission:
     num_prompt_tokens: int
     block_ids: Sequence[int]
     """Its block table: shared prefix blocks first, then all blocks this step's chunk writes to
-    (there may be more). ``new_blocks`` of the same plan says nothing about this row."""
+    (there may be more). ``new_blocks`` of the same plan says nothing about this row. In a layer
+    group with a window, ``NO_BLOCK`` stands where no query looks any more."""
     params: SamplingParams
     adapter: str = ""
     """Name of the adapter for all its tokens; empty for none."""
+    other_block_ids: Sequence[Sequence[int]] = ()
+    """Its block tables for the layer groups behind the first."""
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
@@ -82,6 +85,8 @@ class StepPlan:
     admissions: list[Admission] = field(default_factory=list)
     new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)
     """(row, block ids) to append to the block table of a row admitted by an earlier plan."""
+    other_new_blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    """(layer group, row, block ids) to append likewise, for the layer groups behind the first."""
     block_copies: list[tuple[int, int, int]] = field(default_factory=list)
     """(source block, target block, number of leading slots) to copy before the forward pass."""
     chunks: list[Chunk] = field(default_factory=list)
@@ -136,6 +141,12 @@ class Runner(Protocol):
     @property
     def swap_s_per_block(self) -> float:
         """Seconds that it takes to copy a block one way, as measured at start-up."""
+
+    @property
+    def group_windows(self) -> Sequence[int | None]:
+        """The tokens that the layers of each group see; None: all. One group, which sees all, is
+        what most models have. A block serves the layers of one group, whichever; what a window has
+        left behind may be handed out again without notice."""
 
     @property
     def vocab_size(self) -> int:

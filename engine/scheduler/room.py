@@ -33,10 +33,12 @@ class Room:
 
     def __init__(self, config: EngineConfig, cache: CacheManager) -> None:
         self._cache = cache
-        self._chunk_limit = config.long_prefill_token_threshold or config.step_tokens
+        self._chunk_limit = config.chunk_tokens
         self._reserve_full_isl = config.scheduler_reserve_full_isl
         self._num_watermark_blocks = int(config.watermark * cache.pool.num_blocks)
-        self._forecast = GrowthForecast(config.block_size) if config.forecast_admission else None
+        self._forecast: GrowthForecast | None = None
+        if config.forecast_admission:
+            self._forecast = GrowthForecast(config.block_size, cache.windows)
         self._running: Collection[Request] = ()
         self._forecast_begun = False
         self._refused: Request | None = None
@@ -83,13 +85,14 @@ class Room:
         if self._running:
             num_lacking += self._num_watermark_blocks
             if num_lacking <= 0:
-                num_lacking += self._peak_blocks(request, num_slots)
+                num_lacking += self._peak_blocks(request, hit, num_slots)
         return Fit(hit, num_tokens, num_slots, num_lacking)
 
-    def _peak_blocks(self, request: Request, num_slots: int) -> int:
+    def _peak_blocks(self, request: Request, hit: PrefixHit, num_slots: int) -> int:
         if self._forecast is None:
             return 0
         if not self._forecast_begun:
             self._forecast.begin_step(self._running)
             self._forecast_begun = True
-        return self._forecast.peak_blocks(request, num_slots)
+        num_held = self._cache.num_slots_reserved(hit, num_slots)
+        return self._forecast.peak_blocks(request, num_held)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from engine.messages import QUEUE_TIME_BUCKETS_S
 from engine.request import Request, RequestState
+from engine.scheduler.adapter_slots import AdapterSlotQueue
 from engine.scheduler.costs import PreemptionCosts
 from engine.scheduler.drafts import fitting_drafts, judge_drafts
 from engine.scheduler.followers import Followers
@@ -77,15 +78,15 @@ class Scheduler:
         self.running: dict[str, Request] = {}
         """In the order of admission."""
         self._max_num_batched_tokens = config.step_tokens
-        self._chunk_limit = config.long_prefill_token_threshold or config.step_tokens
+        self._chunk_limit = config.chunk_tokens
         # Every running request can have at least one token in every step.
         self._max_num_running = min(config.max_num_seqs, config.step_tokens)
-        self._max_loras = config.max_loras
         self._max_num_partial_prefills = config.max_num_partial_prefills
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
         self._in_flight: deque[Step] = deque()
         self._followers = Followers()
+        self._adapter_slots = AdapterSlotQueue(config.max_loras)
         self._room = Room(config, cache)
         self._blocked: Request | None = None
         """Was next in the last step, but was not admitted."""
@@ -164,11 +165,11 @@ class Scheduler:
 
     def _is_worth_swapping(self, request: Request) -> bool:
         num_tokens, table = request.num_settled_tokens, request.block_table
-        num_blocks = self.cache.num_blocks_for(num_tokens)
+        num_blocks = self.cache.num_blocks_to_swap(table, num_tokens)
         if not 0 < num_blocks <= self.cache.swap.num_free:
             return False
         # What others hold, too, need not be computed again as long as they do.
-        num_sole_tokens = self.cache.num_sole_blocks(table) * self.cache.block_size
+        num_sole_tokens = self.cache.num_sole_tokens(table)
         return self._costs.prefers_swap(min(num_tokens, num_sole_tokens), num_blocks)
 
     def _forget_progress(self, request: Request) -> None:
@@ -182,6 +183,8 @@ class Scheduler:
             return
         if request in self._followers:
             self._followers.discard(request)
+        elif request in self._adapter_slots:
+            self._adapter_slots.discard(request)
         else:
             self.policy.dequeue(request)
 
@@ -266,15 +269,15 @@ class Scheduler:
                 drafts = fitting_drafts(request, self.cache, limit - num_tokens, num_missing)
                 num_tokens += len(drafts)
             end = request.num_computed_tokens + num_tokens
-            num_fresh = -(-end // block_size) - len(request.block_table.block_ids)
+            num_places = -(-end // block_size)
             if self._num_lookahead_tokens:
-                num_fresh = self._look_ahead(request, end, num_fresh, num_missing)
-            if num_fresh > 0:
+                num_places = self._look_ahead(request, end, num_places, num_missing)
+            if num_places > request.block_table.num_places:
+                num_fresh = self.cache.num_blocks_to_grow(request.block_table, num_places)
                 if not self._make_room(step, num_fresh + num_missing, request, order):
                     num_missing += num_fresh
                     continue
-                block_ids = self.cache.grow(request.block_table, num_fresh)
-                step.plan.new_blocks.append((request.row, block_ids))
+                self._grow(step, request, num_places)
             self._add_chunk(step, request, num_tokens, drafts)
             budget -= num_tokens
         # Where they do not, new work would only take what running requests are short of.
@@ -285,23 +288,34 @@ class Scheduler:
 
         Ranking them is what takes time, and most steps of a full cache need only a few blocks.
         """
-        num_free, block_size = self.cache.num_free_blocks, self.cache.block_size
-        if num_free >= len(order) + self._max_num_batched_tokens // block_size:
+        cache = self.cache
+        num_free, block_size = cache.num_free_blocks, cache.block_size
+        most = len(order) + self._max_num_batched_tokens // block_size
+        if num_free >= most * len(cache.windows):
             return False
         num_needed = 0
         for request in order:
             end = len(request.token_ids) + request.num_pending
             end = min(end, request.num_computed_tokens + self._chunk_limit)
-            lacking = -(-end // block_size) - len(request.block_table.block_ids)
-            if lacking > 0:
-                num_needed += lacking
+            num_places = -(-end // block_size)
+            if num_places > request.block_table.num_places:
+                num_needed += cache.num_blocks_to_grow(request.block_table, num_places)
         return num_needed > num_free
 
-    def _look_ahead(self, request: Request, end: int, num_fresh: int, num_missing: int) -> int:
-        """``num_fresh``, and the blocks that drafting behind ``end`` needs, if there are any."""
+    def _look_ahead(self, request: Request, end: int, num_places: int, num_missing: int) -> int:
+        """``num_places``, or as many as drafting behind ``end`` needs, if blocks are left."""
         end = min(end + self._num_lookahead_tokens, request.max_total_tokens)
-        more = self.cache.num_blocks_for(end) - len(request.block_table.block_ids)
-        return more if more + num_missing <= self.cache.num_free_blocks else num_fresh
+        wanted = self.cache.num_blocks_for(end)
+        num_fresh = self.cache.num_blocks_to_grow(request.block_table, wanted)
+        return wanted if num_fresh + num_missing <= self.cache.num_free_blocks else num_places
+
+    def _grow(self, step: Step, request: Request, num_places: int) -> None:
+        plan, row = step.plan, request.row
+        for group, block_ids in enumerate(self.cache.grow(request.block_table, num_places)):
+            if group == 0 and block_ids:
+                plan.new_blocks.append((row, block_ids))
+            elif block_ids:
+                plan.other_new_blocks.append((group, row, block_ids))
 
     def _make_room(
         self, step: Step, num_blocks: int, request: Request, order: list[Request]
@@ -326,6 +340,8 @@ class Scheduler:
     def _admit_waiting(self, step: Step, budget: int) -> None:
         """Take requests from the queue while rows, blocks and budget last."""
         self._room.begin_step(self.running.values())
+        for waiting in self._adapter_slots.release(self.running.values()):
+            self.policy.enqueue(waiting)
         max_num_partial, num_partial = self._max_num_partial_prefills, 0
         if max_num_partial is not None:
             num_partial = sum(not chunk.samples for chunk in step.plan.chunks)
@@ -340,8 +356,12 @@ class Scheduler:
             if not self._free_rows or len(self.running) >= self._max_num_running:
                 self._block(request, 0)
                 return
-            if request.adapter and self._lacks_adapter_slot(request.adapter):
-                return
+            if self._adapter_slots.lacking(request, self.running.values()):
+                if self._adapter_slots.is_full:
+                    return
+                self.policy.dequeue(request)
+                self._adapter_slots.hold(request)
+                continue
             if (num_lacking := self._room.lacking(request)) > 0:
                 self._block(request, num_lacking)
                 return
@@ -362,17 +382,12 @@ class Scheduler:
             self._add_chunk(step, request, fit.num_tokens)
             budget -= fit.num_tokens
 
-    def _lacks_adapter_slot(self, adapter: str) -> bool:
-        """Whether the running requests have ``max_loras`` other adapters."""
-        in_use = {request.adapter for request in self.running.values()} - {"", adapter}
-        return len(in_use) >= self._max_loras
-
     def _follows(self, request: Request, hit: PrefixHit) -> bool:
         """Take a request out of the queue for as long as a step computes the next block it needs.
 
         It costs a step or two, but never the other requests behind it.
         """
-        keys, index = request.block_table.keys, len(hit.block_ids)
+        keys, index = request.block_table.keys, hit.num_blocks
         if hit.is_swapped or request.block_table.skip_reading:
             return False
         if index >= len(keys) or not self._followers.expects(keys[index]):
@@ -393,18 +408,18 @@ class Scheduler:
         table, hit = request.block_table, fit.hit
         self.cache.admit(table, hit, fit.num_slots)
         step.plan.swap_ins += self.cache.swap_in(table, hit)
-        if hit.num_copied > 0:
-            target = table.block_ids[len(hit.block_ids)]
-            step.plan.block_copies.append((hit.source, target, hit.num_copied))
+        step.plan.block_copies += self.cache.block_copies(table, hit)
+        block_ids, *other_block_ids = self.cache.block_ids(table)
         step.plan.admissions.append(
             Admission(
                 row=request.row,
                 request_id=request.request_id,
                 token_ids=list(request.token_ids),
                 num_prompt_tokens=request.num_prompt_tokens,
-                block_ids=list(table.block_ids),
+                block_ids=block_ids,
                 params=request.params,
                 adapter=request.adapter,
+                other_block_ids=other_block_ids,
             )
         )
 
@@ -562,7 +577,8 @@ class Scheduler:
         holders = [*self.running.values(), *self._draining.values()]
         refs = [0] * self.cache.pool.num_blocks
         for request in holders:
-            for block_id in request.block_table.block_ids:
+            self.cache.check_table(request.block_table)
+            for block_id in self.cache.held_blocks(request.block_table):
                 refs[block_id] += 1
         for step in self._in_flight:
             for source, _, _ in step.plan.block_copies:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.messages import TenantStats
 from engine.scheduler.queue_limits import Queued
+from engine.scheduler.totals import DraftTotals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,36 +20,35 @@ OTHERS = "others"
 """The fair key under which forgotten tenants are summed up."""
 
 
+_COUNTS = (
+    "cached_tokens",
+    "computed_tokens",
+    "generation_tokens",
+    "num_admitted",
+    "preemptions_caused",
+    "preemptions_suffered",
+    "queue_time_sum_s",
+)
+
+
 class Totals:
     """Running totals of one tenant."""
 
-    __slots__ = (
-        "cached_tokens",
-        "computed_tokens",
-        "generation_tokens",
-        "num_accepted_tokens",
-        "num_admitted",
-        "num_draft_tokens",
-        "num_drafts",
-        "preemptions_caused",
-        "preemptions_suffered",
-        "queue_time_sum_s",
-    )
+    __slots__ = (*_COUNTS, "drafts")
 
     def __init__(self) -> None:
         self.computed_tokens = 0
         self.cached_tokens = 0
         self.generation_tokens = 0
-        self.num_drafts = 0
-        self.num_draft_tokens = 0
-        self.num_accepted_tokens = 0
         self.preemptions_caused = 0
         self.preemptions_suffered = 0
         self.num_admitted = 0
         self.queue_time_sum_s = 0.0
+        self.drafts = DraftTotals()
 
     def add(self, other: Totals) -> None:
-        for name in self.__slots__:
+        self.drafts.add(other.drafts)
+        for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
@@ -78,7 +78,11 @@ class TenantTotals:
                 num_running=num_running[fair_key],
                 num_queued=queued.get(fair_key, none).num_reqs,
                 queued_tokens=queued.get(fair_key, none).num_tokens,
-                **{name: getattr(totals, name) for name in Totals.__slots__},
+                num_drafts=totals.drafts.num_drafts,
+                num_draft_tokens=totals.drafts.num_draft_tokens,
+                num_accepted_tokens=totals.drafts.num_accepted_tokens,
+                num_accepted_tokens_per_pos=list(totals.drafts.num_accepted_tokens_per_pos),
+                **{name: getattr(totals, name) for name in _COUNTS},
             )
             for fair_key, totals in (*self._totals.items(), (OTHERS, self._others))
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from engine.messages import QUEUE_TIME_BUCKETS_S
 
@@ -26,6 +27,17 @@ class DraftTotals:
         per_pos += [0] * (num_drafts - len(per_pos))
         for position in range(num_accepted):
             per_pos[position] += 1
+
+    def add(self, other: DraftTotals) -> None:
+        self.num_drafts += other.num_drafts
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_tokens += other.num_accepted_tokens
+        self.num_accepted_tokens_per_pos = [
+            sum(counts)
+            for counts in zip_longest(
+                self.num_accepted_tokens_per_pos, other.num_accepted_tokens_per_pos, fillvalue=0
+            )
+        ]
 
 
 @dataclass(slots=True)

@@ -1,220 +1,266 @@
 """How many drafts pay: from what was accepted before, and from what steps cost.
 
-A step of b requests that checks k_i drafts of request i gives ``b + sum_i sum_{j <= k_i} a_i ** j``
-tokens, where a_i is the chance that a draft of i is right if those before it are. It takes longer
-than a step without drafts. The k_i are those for which tokens a second are the most (the goodput of
-Liu et al., "Optimizing Speculative Decoding for Serving LLMs Using Goodput", arXiv 2406.14066).
+A step of b requests that checks k_i drafts of request i gives ``b + sum_i sum_{j <= k_i} s_ij``
+tokens, where s_ij is the chance that the first j drafts of i are right. It takes longer than a step
+without drafts. The k_i are those for which tokens a second are the most (the goodput of Liu et al.,
+"Optimizing Speculative Decoding for Serving LLMs Using Goodput", arXiv 2406.14066).
+
+What is not drafted is not learned. So where drafts do not pay, some are checked all the same now
+and then: as often as the time that this has cost stays below 1 % of the time spent without drafts.
+Such probes that turn out to pay earn their successors' time, so that a change for the better is
+found out soon, and one that never comes costs that 1 %.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
+
+from engine.spec.acceptance import Acceptance
+from engine.spec.costs import UNEVEN, LearnedCosts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from engine.request import Request
+    from engine.spec.costs import StepCosts
 
-# Before anything is known, as if so many drafts had been checked, at this rate of hits.
-_PRIOR_CHANCE, _PRIOR_WEIGHT = 0.6, 4.0
-# What a check weighs against the next one: of the same request, and of any.
-_DECAY, _OVERALL_DECAY = 0.9, 0.995
-# Steps without drafts after which a few requests try again, as what was learned may be out of
-# date; then twice as many, and so on.
-_PROBE_INTERVAL, _MAX_PROBE_INTERVAL = 128, 4096
-PROBE_REQUESTS = 2
-# Measured times beyond this multiple of the expected ones tell of something else.
-_OUTLIER = 5.0
-_LEARNING_RATE = 0.1
+# What probes may cost of the time spent without drafts, and how many steps' time they may save up.
+_PROBE_SHARE, _MAX_SAVED_STEPS = 0.01, 2.0
+# What a probe is taken to lose of a step at least: what is known may be wrong.
+_MIN_LOSS = 0.05
+# Requests in a probe, where there are more.
+_PROBE_REQUESTS = 8
+# How often drafts are right in a probe that could change anything.
+_HOPE = 0.9
+# Drafts must be faster by so much: what is spared without them is certain.
+_MARGIN = 1.005
+# Where they are not faster by more than this, a few steps without them are measured anew after so
+# many with them, and after ever longer. The first of them is not typical.
+_CLOSE, _PLAIN_INTERVAL, _MAX_PLAIN_INTERVAL, _NUM_PLAIN = 1.3, 16, 256, 3
 
 
-@dataclass(frozen=True, slots=True)
-class StepCosts:
-    """Seconds that a step of so many requests takes, as measured when the engine started."""
+@dataclass(slots=True)
+class PlannedStep:
+    """What was decided, to be learned from when it is over."""
 
-    batches: Sequence[int]
-    """Ascending."""
-    plain_s: Sequence[float]
-    """Without drafts."""
-    checking_s: Sequence[float]
-    """With ``num_drafts`` for each request."""
+    batch: int
+    length: int
+    """Drafts for each request, or ``UNEVEN``."""
     num_drafts: int
-    all_or_none: bool = False
-    """Whether steps with fewer drafts save nothing, as they run without a graph."""
-
-    def seconds(self, batch: int, num_drafts: int) -> float:
-        """Of a step that checks ``num_drafts`` in all."""
-        plain = _interpolate(self.batches, self.plain_s, batch)
-        checking = _interpolate(self.batches, self.checking_s, batch)
-        share = num_drafts / (batch * self.num_drafts)
-        return plain + share * max(0.0, checking - plain)
+    began_s: float
+    is_probe: bool = False
+    is_typical: bool = True
+    """It did no other work than the one before it: no prompts, no making up for steps without
+    drafts."""
 
 
-def _interpolate(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
-    index = bisect_left(xs, x)
-    if index == 0:
-        return ys[0]
-    if index == len(xs):
-        return ys[-1] * x / xs[-1]
-    share = (x - xs[index - 1]) / (xs[index] - xs[index - 1])
-    return ys[index - 1] + share * (ys[index] - ys[index - 1])
+@dataclass(slots=True)
+class _Choice:
+    """The best so far."""
 
-
-class _Chance:
-    """A rate of hits, of which the latest count most."""
-
-    __slots__ = ("decay", "hits", "seen", "tries")
-
-    def __init__(self, prior: float, decay: float = _DECAY) -> None:
-        self.decay = decay
-        self.hits, self.tries = prior * _PRIOR_WEIGHT, _PRIOR_WEIGHT
-        self.seen = (0, 0)
-        """Drafts and accepted drafts of the request that were taken in."""
-
-    @property
-    def value(self) -> float:
-        return self.hits / self.tries
-
-    def observe(self, num_drafts: int, num_accepted: int) -> None:
-        self.hits = self.decay * self.hits + num_accepted
-        self.tries = self.decay * self.tries + min(num_accepted + 1, num_drafts)
+    speed: float
+    lengths: Mapping[Request, int] = field(default_factory=dict)
 
 
 class AdaptiveLength:
     """Learns while it decides. Without ``costs`` every draft pays."""
 
     def __init__(self, costs: StepCosts | None) -> None:
-        self._costs = costs
-        self._chances: dict[Request, _Chance] = {}
-        self._overall = _Chance(_PRIOR_CHANCE, _OVERALL_DECAY)
-        self._ratio = 1.0
-        """Measured over expected time of steps without drafts: what the start-up table does not
-        know, such as longer texts, and the host's work."""
-        self._drafting_ratio = 1.0
-        """By how much more those with drafts take longer: for drafting, and because the host's work
-        is no longer hidden."""
-        self._expected: tuple[float, bool, float] | None = None
-        """When the last step began, whether it has drafts, its seconds by the table."""
-        self._num_idle_steps = 0
-        self._probe_interval = _PROBE_INTERVAL
+        self._costs = None if costs is None else LearnedCosts(costs)
+        self._acceptance = None if costs is None else Acceptance(costs.lengths[-1])
+        self._saved_s = 0.0
+        """Seconds that probes may cost now."""
+        self._has_begun = False
+        self._num_drafting = 0
+        """Steps with drafts since those without were measured; more than the interval while they
+        are."""
+        self._plain_interval = _PLAIN_INTERVAL
+        self._before: PlannedStep | None = None
 
     # ---- learning -------------------------------------------------------------------------------
 
-    def observe(self, request: Request) -> None:
-        """Take in what became of a request's drafts since the last time."""
-        if request.num_draft_tokens == 0:
+    def planned(self, step: PlannedStep, *, only_decodes: bool) -> None:
+        """``only_decodes``: every request computes its last token and its drafts, no more."""
+        before, self._before = self._before, step if only_decodes else None
+        step.is_typical = (
+            only_decodes
+            and before is not None
+            and before.length == step.length
+            and before.batch >= step.batch
+        )
+        if step.is_probe and not step.num_drafts:
+            # Nobody had an idea. Ask again after a while.
+            self._saved_s = 0.0
+
+    def observe(
+        self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]
+    ) -> None:
+        """A step is over: what it took, and for each request that had drafts how many, and how
+        many of them were right."""
+        if self._costs is None or self._acceptance is None or step.batch == 0:
             return
-        chance = self._chances.get(request)
-        if chance is None:
-            chance = self._chances[request] = _Chance(self._overall.value)
-        drafts, accepted = chance.seen
-        if request.num_draft_tokens > drafts:
-            news = request.num_draft_tokens - drafts, request.num_accepted_tokens - accepted
-            chance.observe(*news)
-            self._overall.observe(*news)
-            chance.seen = request.num_draft_tokens, request.num_accepted_tokens
+        self._acceptance.observe(outcomes)
+        if step.is_typical:
+            self._costs.observe(step.batch, step.length, step.num_drafts, seconds)
+        self._count(step)
+        plain_s = self._costs.even(step.batch, 0)
+        if not self._has_begun:
+            self._has_begun = True
+            self._saved_s = _MAX_SAVED_STEPS * plain_s
+        if step.is_probe:
+            num_tokens = step.batch + sum(num_right for _, _, num_right in outcomes)
+            self._saved_s += num_tokens / step.batch * plain_s - seconds
+        elif step.length == 0 and step.is_typical:
+            self._saved_s += _PROBE_SHARE * min(seconds, 2 * plain_s)
+        self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
+
+    def _count(self, step: PlannedStep) -> None:
+        self._num_drafting += 1
+        over = self._num_drafting - self._plain_interval
+        if over == _NUM_PLAIN:
+            self._plain_interval = min(2 * self._plain_interval, _MAX_PLAIN_INTERVAL)
+        if step.length == 0 and not 0 < over < _NUM_PLAIN:
+            self._num_drafting = 0
 
     def drop(self, request: Request) -> None:
-        self._chances.pop(request, None)
-
-    def step_begins(self, now: float, batch: int, num_drafts: int) -> None:
-        """A step of this batch began at ``now``, with the drafting; the one before was over."""
-        if self._costs is None or batch == 0:
-            self._expected = None
-            return
-        if self._expected is not None:
-            began, has_drafts, seconds = self._expected
-            ratio = (now - began) / seconds
-            if ratio < _OUTLIER and has_drafts:
-                ratio /= self._ratio
-                self._drafting_ratio += _LEARNING_RATE * (ratio - self._drafting_ratio)
-            elif ratio < _OUTLIER:
-                self._ratio += _LEARNING_RATE * (ratio - self._ratio)
-        self._expected = now, num_drafts > 0, self._costs.seconds(batch, num_drafts)
-        if num_drafts == 0:
-            self._num_idle_steps += 1
-        elif self._num_idle_steps >= self._probe_interval:
-            self._num_idle_steps = 0
-            self._probe_interval = min(2 * self._probe_interval, _MAX_PROBE_INTERVAL)
-        else:
-            self._num_idle_steps, self._probe_interval = 0, _PROBE_INTERVAL
-
-    def forget_step(self) -> None:
-        """The step that was begun last did other work, too: its time says nothing."""
-        self._expected = None
+        if self._acceptance is not None:
+            self._acceptance.drop(request.request_id)
 
     # ---- deciding -------------------------------------------------------------------------------
 
-    @property
-    def is_probe(self) -> bool:
-        """Whether it is time to let ``PROBE_REQUESTS`` draft, whether that pays or not."""
-        return self._costs is not None and self._num_idle_steps >= self._probe_interval
+    def even_length(self, batch: int, most: int) -> int:
+        """One length for all, at most ``most``; 0 if drafts do not pay."""
+        if self._costs is None or self._acceptance is None:
+            return most
+        return self._best_even(batch, most, self._acceptance.survival())
 
-    def lengths(self, asked: Mapping[Request, int], batch: int) -> dict[Request, int]:
-        """Drafts for each request, at most as many as asked, of which those in a batch of
-        ``batch`` requests pay that are not 0."""
-        if self._costs is None or self.is_probe:
-            return dict(asked)
-        # The likeliest drafts first: a draft comes after those it depends on.
-        chances = {request: self._chance(request) for request in asked}
-        heap = [(-chances[r], i, r, 1) for i, r in enumerate(asked) if asked[r] > 0]
+    def _best_even(self, batch: int, most: int, survival: Sequence[float]) -> int:
+        assert self._costs is not None
+        plain_speed = 1 / self._costs.even(batch, 0)
+        best, best_speed = 0, _MARGIN * plain_speed
+        for length in self._costs.table.choices:
+            if length > most:
+                break
+            speed = (1 + sum(survival[:length])) / self._costs.even(batch, length)
+            if speed > best_speed:
+                best, best_speed = length, speed
+        return best if self._is_clear(best_speed / plain_speed) else 0
+
+    def _is_clear(self, gain: float) -> bool:
+        """Whether what is known of steps without drafts will do to judge by."""
+        return gain > _CLOSE or self._num_drafting < self._plain_interval
+
+    def probe_length(self, batch: int, most: int) -> int:
+        """Drafts for each request of a probe, if one is due; 0 if not.
+
+        Of the lengths that could pay the one that costs least, as far as is known: nothing, where
+        drafts nearly pay."""
+        if self._costs is None or self._acceptance is None or batch == 0 or self._num_drafting:
+            return 0
+        size = min(batch, _PROBE_REQUESTS)
+        plain_s = self._costs.even(batch, 0)
+        found, found_s = 0, min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
+        gain = hope = 0.0
+        survival = self._acceptance.survival()
+        for length in range(1, most + 1):
+            hope += _HOPE**length
+            gain += survival[length - 1]
+            if length not in self._costs.table.choices:
+                continue
+            if (1 + hope) * plain_s < _MARGIN * self._costs.even(batch, length):
+                continue
+            shape = length if size == batch else UNEVEN
+            step_s = self._costs.seconds(batch, shape, size * length)
+            lost_s = step_s - (1 + size / batch * gain) * plain_s
+            if min(max(lost_s, _MIN_LOSS * plain_s), plain_s) <= found_s:
+                found, found_s = length, lost_s
+        return found
+
+    @staticmethod
+    def probed(asked: Mapping[Request, int]) -> dict[Request, int]:
+        """Those of the requests that are in a probe: always the oldest, so that a draft network
+        has little to make up for."""
+        return dict(islice(asked.items(), _PROBE_REQUESTS))
+
+    def lengths(self, found: Mapping[Request, int], batch: int) -> dict[Request, int]:
+        """Drafts for each request of a batch of ``batch``, at most as many as were found, of which
+        those pay that are not 0."""
+        if self._costs is None or self._acceptance is None:
+            return dict(found)
+        chances = {request: self._acceptance.of(request.request_id) for request in found}
+        choice = _Choice(_MARGIN * batch / self._costs.even(batch, 0), dict.fromkeys(found, 0))
+        self._try_even(choice, found, chances, batch)
+        self._try_uneven(choice, found, chances, batch)
+        return dict(choice.lengths)
+
+    def _try_even(
+        self,
+        choice: _Choice,
+        found: Mapping[Request, int],
+        chances: Mapping[Request, tuple[float, float]],
+        batch: int,
+    ) -> None:
+        """As many for each request of the batch, if each has so many."""
+        assert self._costs is not None
+        shortest = min(found.values(), default=0) if len(found) == batch else 0
+        for length in self._costs.table.choices:
+            if length > shortest:
+                break
+            gain = sum(_gain(*chance, length) for chance in chances.values())
+            speed = (batch + gain) / self._costs.even(batch, length)
+            if speed > choice.speed:
+                choice.speed, choice.lengths = speed, dict.fromkeys(found, length)
+
+    def _try_uneven(
+        self,
+        choice: _Choice,
+        found: Mapping[Request, int],
+        chances: Mapping[Request, tuple[float, float]],
+        batch: int,
+    ) -> None:
+        """The likeliest drafts first: a draft comes after those it depends on."""
+        assert self._costs is not None
+        heap = [(-chances[r][0], i, r, 1) for i, r in enumerate(found) if found[r] > 0]
         heapq.heapify(heap)
-        lengths = dict.fromkeys(asked, 0)
-        best, best_speed = dict(lengths), batch / self._seconds(batch, 0)
-        tokens, num_drafts, speed = float(batch), 0, 0.0
+        lengths = dict.fromkeys(found, 0)
+        tokens, num_drafts = float(batch), 0
         while heap:
             gain, index, request, length = heap[0]
             tokens -= gain
             num_drafts += 1
             lengths[request] = length
-            speed = tokens / self._seconds(batch, num_drafts)
-            if speed > best_speed:
-                best, best_speed = dict(lengths), speed
-            if length < asked[request]:
-                following = gain * chances[request]
-                heapq.heapreplace(heap, (following, index, request, length + 1))
+            speed = tokens / self._costs.seconds(batch, UNEVEN, num_drafts)
+            if speed > choice.speed:
+                choice.speed, choice.lengths = speed, dict(lengths)
+            if length < found[request]:
+                following = (gain * chances[request][1], index, request, length + 1)
+                heapq.heapreplace(heap, following)
             else:
                 heapq.heappop(heap)
-        if self._costs.all_or_none and any(best.values()):
-            # Here tokens and speed are those of all drafts there are.
-            return (
-                dict(asked) if speed > batch / self._seconds(batch, 0) else dict.fromkeys(asked, 0)
-            )
-        return best
-
-    def even_length(self, asked: Mapping[Request, int], batch: int) -> int:
-        """One length for all, where all are drafted at once; 0 if drafts do not pay."""
-        most = max(asked.values(), default=0)
-        if self._costs is None or self.is_probe or most == 0:
-            return most
-        chances = [self._chance(request) for request in asked]
-        best, best_speed = 0, batch / self._seconds(batch, 0)
-        tokens = float(batch)
-        for length in range(1, most + 1):
-            tokens += sum(chance**length for chance in chances)
-            speed = tokens / self._seconds(batch, length * len(asked))
-            if speed > best_speed and (length == most or not self._costs.all_or_none):
-                best, best_speed = length, speed
-        return best
 
     def may_pay(self, requests: Collection[Request], batch: int) -> bool:
-        """Whether drafts of the request with the best chance would pay, were it the only one."""
-        if self._costs is None or self.is_probe:
+        """Whether drafts of the request with the best chances would pay, were it the only one, or
+        those of all requests, had all of them some. No more than that can be hoped for."""
+        if self._costs is None or self._acceptance is None:
             return True
-        if batch == 0:
+        if batch == 0 or not requests:
             return False  # All left while a step was in flight.
-        chance = max(map(self._chance, requests), default=0.0)
-        gain = sum(chance**place for place in range(1, self._costs.num_drafts + 1))
-        drafted = (batch + gain) / self._seconds(batch, self._costs.num_drafts)
-        return drafted > batch / self._seconds(batch, 0)
+        most = self._costs.table.lengths[-1]
+        gains = [_gain(*self._acceptance.of(r.request_id), most) for r in requests]
+        plain_speed = _MARGIN * batch / self._costs.even(batch, 0)
+        if (batch + max(gains)) / self._costs.seconds(batch, UNEVEN, most) > plain_speed:
+            return True
+        return any(
+            (batch + sum(gains)) / self._costs.even(batch, length) > plain_speed
+            for length in self._costs.table.choices
+        )
 
-    def _chance(self, request: Request) -> float:
-        return self._chances.get(request, self._overall).value
 
-    def _seconds(self, batch: int, num_drafts: int) -> float:
-        assert self._costs is not None
-        ratio = self._ratio * (self._drafting_ratio if num_drafts else 1.0)
-        return ratio * self._costs.seconds(batch, num_drafts)
+def _gain(first: float, later: float, length: int) -> float:
+    """Right ones of so many drafts, on average."""
+    if later > 0.999:
+        return first * length
+    return first * (1 - later**length) / (1 - later)

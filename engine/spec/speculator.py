@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from itertools import islice
+from collections import deque
 from typing import TYPE_CHECKING
 
-from engine.spec.adaptive import PROBE_REQUESTS, AdaptiveLength
+from engine.spec.adaptive import AdaptiveLength, PlannedStep
 from engine.spec.config import NETWORK_METHODS
+from engine.spec.costs import UNEVEN
 from engine.spec.network import NetworkProposer
 from engine.spec.ngram import NgramProposer
 from engine.spec.suffix import SuffixProposer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Container
     from typing import Protocol
 
     from engine.request import Request
-    from engine.scheduler.plan import Runner, StepPlan
+    from engine.scheduler.plan import Runner, StepPlan, StepResult
     from engine.spec.base import Proposer
     from engine.spec.config import SpeculativeConfig
 
@@ -56,7 +57,11 @@ class Speculator:
         self._proposer = proposer
         self._adaptive = AdaptiveLength(runner.step_costs)
         self._clock = clock
-        self._began_s = 0.0
+        self._began_s = self._collected_s = 0.0
+        self._planned: deque[tuple[PlannedStep, StepPlan, set[str]]] = deque()
+        """Steps in flight, each with the requests whose drafts a grammar forced."""
+        self._is_probe = False
+        self._forced: set[str] = set()
         self._max_tokens = 0
         self._max_forced = MAX_FORCED if drafts_forced else 0
         if config is not None:
@@ -69,6 +74,8 @@ class Speculator:
 
     def propose(self, running: Collection[Request]) -> None:
         """Drafts for the next step; every token of the requests that get some is known."""
+        self._is_probe = False
+        self._forced = set()
         max_forced = self._max_forced
         if self._proposer is None and len(running) > MAX_FORCED_BATCH:
             max_forced = 0
@@ -79,59 +86,105 @@ class Speculator:
         asked: dict[Request, int] = {}
         for request in running:
             request.draft_token_ids = []
-            self._adaptive.observe(request)
             room = request.draft_room
             if room <= 0:
                 continue
             if request.constrained:
                 forced = self._grammars.forced_tokens(request)
                 request.draft_token_ids = forced[: min(max_forced, room)]
-            if not request.draft_token_ids:
+            if request.draft_token_ids:
+                self._forced.add(request.request_id)
+            else:
                 asked[request] = min(self._max_tokens, room)
-        if asked and self._proposer is not None and self._adaptive.may_pay(asked, len(running)):
-            if self._adaptive.is_probe:
-                asked = dict(islice(asked.items(), PROBE_REQUESTS))
+        if asked and self._proposer is not None:
             self._ask(self._proposer, asked, len(running))
 
     def _ask(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
-        if not proposer.is_free:
-            length = self._adaptive.even_length(asked, batch)
-            if length == 0:
+        adaptive = self._adaptive
+        probe_length = adaptive.probe_length(batch, max(asked.values()))
+        if proposer.is_free:
+            if not probe_length and not adaptive.may_pay(asked, batch):
                 return
-            asked = {request: min(limit, length) for request, limit in asked.items()}
-        drafts = dict(zip(asked, proposer.propose(list(asked.items())), strict=True))
-        for request, draft in drafts.items():
+            self._draft(proposer, asked)
+            found = {r: len(r.draft_token_ids) for r in asked if r.draft_token_ids}
+            lengths = adaptive.lengths(found, batch)
+            if found and probe_length and not any(lengths.values()):
+                self._is_probe = True
+                lengths = dict.fromkeys(found, 0)
+                lengths |= dict.fromkeys(adaptive.probed(found), probe_length)
+            for request, length in lengths.items():
+                del request.draft_token_ids[length:]
+            return
+        length = adaptive.even_length(batch, max(asked.values()))
+        if length == 0 and probe_length:
+            self._is_probe = True
+            length, asked = probe_length, adaptive.probed(asked)
+        if length:
+            self._draft(proposer, {r: min(limit, length) for r, limit in asked.items()})
+
+    def _draft(self, proposer: Proposer, asked: dict[Request, int]) -> None:
+        drafts = proposer.propose(list(asked.items()))
+        for request, draft in zip(asked, drafts, strict=True):
             request.draft_token_ids = (
                 self._grammars.legal_prefix(request, draft) if request.constrained else draft
             )
-        if proposer.is_free:
-            found = {r: len(r.draft_token_ids) for r in asked if r.draft_token_ids}
-            for request, length in self._adaptive.lengths(found, batch).items():
-                del request.draft_token_ids[length:]
 
-    def planned(self, plan: StepPlan | None) -> None:
-        """What the step does; learn what the one before took."""
+    def planned(self, plan: StepPlan) -> None:
+        """What the step does, to be learned from when it is over."""
         if self._proposer is None:
             return
-        chunks = [] if plan is None else plan.chunks
-        if all(c.num_scheduled_tokens == 1 + c.num_draft_tokens for c in chunks):
-            num_drafts = sum(chunk.num_draft_tokens for chunk in chunks)
-            self._adaptive.step_begins(self._began_s, len(chunks), num_drafts)
-        else:
-            self._adaptive.forget_step()
+        chunks = plan.chunks
+        lengths = {chunk.num_draft_tokens for chunk in chunks}
+        step = PlannedStep(
+            len(chunks),
+            lengths.pop() if len(lengths) == 1 else UNEVEN,
+            sum(chunk.num_draft_tokens for chunk in chunks),
+            self._began_s,
+            self._is_probe,
+        )
+        only_decodes = all(c.num_scheduled_tokens == 1 + c.num_draft_tokens for c in chunks)
+        self._adaptive.planned(step, only_decodes=only_decodes)
+        self._planned.append((step, plan, self._forced))
+
+    def collected(self, result: StepResult, unfinished: Container[str]) -> None:
+        """The oldest step is over. unfinished: the requests that drafts may be asked for again."""
+        if self._proposer is None:
+            return
+        now = self._clock()
+        step, plan, forced = self._planned.popleft()
+        seconds = now - max(step.began_s, self._collected_s)
+        self._collected_s = now
+        outcomes = [
+            (chunk.request_id, chunk.num_draft_tokens, len(token_ids) - 1)
+            for chunk, token_ids in zip(plan.chunks, result.token_ids, strict=True)
+            if chunk.draft_token_ids and token_ids
+            if chunk.request_id in unfinished and chunk.request_id not in forced
+        ]
+        self._adaptive.observe(step, seconds, outcomes)
 
     def foresees_drafts(self, running: Collection[Request]) -> bool:
         """Whether it looks as if there will be drafts once the step in flight is known.
 
         If so, its result is worth waiting for; otherwise the next step is planned beside it.
         """
-        if self._proposer is None or not self._adaptive.may_pay(running, len(running)):
+        if self._proposer is None:
             return False
-        return any(
-            self._foresees(self._proposer, request)
+        adaptive, batch = self._adaptive, len(running)
+        able = [
+            request
             for request in running
             if request.num_pending and request.num_planned_tokens + 1 < request.max_total_tokens
-        )
+        ]
+        if not able:
+            return False
+        is_probe = adaptive.probe_length(batch, self._max_tokens) > 0
+        if not self._proposer.is_free:
+            return is_probe or adaptive.even_length(batch, self._max_tokens) > 0
+        if not is_probe and not adaptive.may_pay(able, batch):
+            return False
+        foreseen = [request for request in able if self._foresees(self._proposer, request)]
+        lengths = adaptive.lengths(dict.fromkeys(foreseen, self._max_tokens), batch)
+        return any(lengths.values()) or (is_probe and bool(foreseen))
 
     def _foresees(self, proposer: Proposer, request: Request) -> bool:
         if request.constrained and len(self._grammars.forced_tokens(request)) >= 2:

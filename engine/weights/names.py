@@ -32,9 +32,11 @@ def targets(model: Module) -> dict[str, Target]:
 def is_ignored(name: str, *, tied: bool) -> bool:
     """Whether a checkpoint may hold ``name`` without the model having a place for it.
 
-    Old checkpoints store the rotary frequencies; some store a head although it is tied.
+    Old checkpoints store the rotary frequencies; some store a head although it is tied. The scales
+    of a quantized KV cache are read on their own.
     """
-    return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+    unneeded = ("rotary_emb.inv_freq", ".k_scale", ".v_scale", ".kv_scale")
+    return name.endswith(unneeded) or (tied and name == "lm_head.weight")
 
 
 def checkpoint_name(parameter_name: str, part: str) -> str:

@@ -100,24 +100,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def served_model(address: Address) -> str:
     """The first model of ``/v1/models``. Raises ``ClientError``."""
-    from urllib.error import HTTPError
-    from urllib.request import Request, urlopen
+    from gateway.http_client import ask
 
-    request = Request(
-        f"{address.url}/v1/models", headers={"Authorization": f"Bearer {address.key}"}
-    )
+    models = ask(address, "GET", "/v1/models")
     try:
-        with urlopen(request, timeout=10) as response:
-            models = msgspec.json.decode(response.read())["data"]
-            return str(models[0]["id"])
-    except HTTPError as exc:
-        try:
-            message = msgspec.json.decode(exc.read())["error"]["message"]
-        except (msgspec.DecodeError, KeyError, TypeError):
-            message = f"HTTP {exc.code}; is this a Sluice server?"
-        raise ClientError(f"{address.url}: {message}") from None
-    except OSError as exc:
-        reason = getattr(exc, "reason", exc)
-        raise ClientError(f"{address.url} does not answer ({reason}); is it running?") from None
-    except (msgspec.DecodeError, LookupError, TypeError):
+        return str(models["data"][0]["id"])
+    except (LookupError, TypeError):
         raise ClientError(f"{address.url} is not a Sluice server") from None

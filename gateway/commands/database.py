@@ -135,7 +135,7 @@ def migrate(config: ConfigOption = None, data_dir: DataDirOption = None) -> None
         print(f"Migrated from {before or 'an empty database'} to {after}.")
 
 
-def address(url: str | None, key: str | None, data_dir: Path) -> Address:
+def address(url: str | None, key: str | None, data_dir: Path, *, is_admin: bool = False) -> Address:
     """Where a client connects: what was given, and the demo's for what was not.
 
     Raises ``ConfigError``.
@@ -156,5 +156,5 @@ def address(url: str | None, key: str | None, data_dir: Path) -> Address:
     if key is None:
         if running is None or running.url != url.rstrip("/"):
             raise ConfigError(f"no key for {url}; give one with --key or SLUICE_API_KEY")
-        key = running.api_key
+        key = running.admin_key if is_admin else running.api_key
     return Address(url.rstrip("/"), key)

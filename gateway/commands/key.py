@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
@@ -28,6 +29,10 @@ def create(
     model: Annotated[
         list[str] | None, typer.Option(help="A model it may use; may be repeated. By default all.")
     ] = None,
+    model_alias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ALIAS=MODEL", help="What it may call a model; may be repeated."),
+    ] = None,
     expires_in_days: Annotated[float | None, typer.Option(help="By default never.")] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
@@ -35,9 +40,8 @@ def create(
     """Make a key and print it: the only time that it can be seen."""
     from gateway import provisioning, secrets
 
-    expires_at = None
-    if expires_in_days is not None:
-        expires_at = datetime.now(UTC) + timedelta(days=expires_in_days)
+    expires_at = None if expires_in_days is None else _days_from_now(expires_in_days)
+    aliases = _aliases(model_alias or ())
     with opened(config, data_dir) as database:
         pepper = secrets.load(database.secrets_file).key_pepper
         text = with_store(
@@ -51,9 +55,29 @@ def create(
                 expires_at=expires_at,
                 project=project,
                 allowed_models=model or (),
+                model_aliases=aliases,
             ),
         )
     print(text)
+
+
+def _days_from_now(days: float) -> datetime:
+    from gateway.errors import SetupError
+
+    try:
+        return datetime.now(UTC) + timedelta(days=days)
+    except (OverflowError, ValueError):
+        raise SetupError(f"--expires-in-days: {days:g} is no number of days") from None
+
+
+def _aliases(given: Iterable[str]) -> dict[str, str]:
+    from gateway.errors import SetupError
+
+    pairs = [text.partition("=") for text in given]
+    for alias, _, model in pairs:
+        if not alias or not model:
+            raise SetupError("--model-alias: give ALIAS=MODEL")
+    return {alias: model for alias, _, model in pairs}
 
 
 @app.command("list")
@@ -63,18 +87,26 @@ def list_(tenant: TenantName, config: ConfigOption = None, data_dir: DataDirOpti
 
     from gateway.commands.tables import show, time_of
     from tenants.store import Store
-    from tenants.types import ApiKey
+    from tenants.types import ApiKey, Project
 
-    async def keys(store: Store) -> list[ApiKey]:
-        return list(await store.list_keys((await store.get_tenant(tenant)).id))
+    async def work(store: Store) -> tuple[Sequence[ApiKey], Sequence[Project]]:
+        tenant_id = (await store.get_tenant(tenant)).id
+        return await store.list_keys(tenant_id), await store.list_projects(tenant_id)
 
     with opened(config, data_dir) as database:
-        found = with_store(database, keys)
+        keys, projects = with_store(database, work)
+    names = {project.id: project.name for project in projects}
     table = Table("public id", "name", "scopes", "created", "expires", "revoked", "last used")
-    for key in found:
+    table.add_column("project")
+    table.add_column("models")
+    for key in keys:
         ends_at = key.revoked_at or key.revoke_at
         dates = (key.created_at, key.expires_at, ends_at, key.last_used_at)
-        table.add_row(key.public_id, key.name, " ".join(key.scopes), *map(time_of, dates))
+        aliases = (f"{alias}={model}" for alias, model in key.model_aliases.items())
+        table.add_row(
+            *(key.public_id, key.name, " ".join(key.scopes), *map(time_of, dates)),
+            *(names[key.project_id], " ".join((*key.allowed_models, *aliases))),
+        )
     show(table)
 
 

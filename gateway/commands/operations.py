@@ -123,7 +123,7 @@ def audit(
 def list_streams(
     tenant: OptionalTenant = None, config: ConfigOption = None, data_dir: DataDirOption = None
 ) -> None:
-    """List requests that hold a reservation: those of tenants with limits, of all workers."""
+    """List the running requests of all workers; without limits, those that run for a second."""
     from rich.table import Table
 
     from gateway.commands.tables import show

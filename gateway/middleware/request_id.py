@@ -22,7 +22,7 @@ class RequestId:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        attached = context.attach(scope)
+        attached = context.attach(scope, send)
         request_id = str(attached.request_id)
 
         async def send_with_id(message: Message) -> None:

@@ -24,6 +24,8 @@ def live_routes(store: Store, generations: Generations, engine: EngineClient) ->
     async def list_streams(request: Request) -> Response:
         """This worker's requests as they are, those of others as the database knows them."""
         tenant_id = query_id(request, "tenant_id")
+        if tenant_id is not None:
+            await store.get_tenant(tenant_id)
         here = {
             generation.admitted.id: _here(generation)
             for generation in generations.live()

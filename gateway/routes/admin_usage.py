@@ -45,6 +45,8 @@ def usage_routes(store: Store) -> list[Route]:
         assert start is not None
         assert end is not None
         assert limit is not None
+        if end < start:
+            raise InvalidRequestError("Must not be before start_time.", param="end_time")
         sums = await store.sum_usage(
             tenant_id,
             moment(start, "start_time"),

@@ -1,4 +1,5 @@
-"""``GET /v1/models`` and ``GET /v1/models/{id}``: what the key may use, aliases included."""
+"""``GET /v1/models`` and ``GET /v1/models/{id}``: what the key may use, adapters of
+its tenant and aliases included."""
 
 from __future__ import annotations
 
@@ -14,30 +15,36 @@ from engine.errors import EngineDead
 from gateway import context
 from gateway.errors import ModelNotFound
 from gateway.schemas.models import Model, ModelList
-from tenants.access import visible_models
+from gateway.served_models import ServedModels
+from tenants.types import Principal
 
 
-def model_routes(served: str, engine: EngineClient) -> list[Route]:
-    created = int(time.time())
+def model_routes(models: ServedModels, engine: EngineClient) -> list[Route]:
+    started = int(time.time())
 
-    def model(name: str) -> Model:
+    def model(principal: Principal, name: str) -> Model:
         try:
             max_model_len = engine.info.max_model_len
         except EngineDead:
             max_model_len = None
-        return Model(id=name, created=created, owned_by="sluice", max_model_len=max_model_len)
-
-    def visible(request: Request) -> tuple[str, ...]:
-        return visible_models(context.principal_of(request.scope).key, (served,))
+        adapter = models.adapter(principal, name)
+        return Model(
+            id=name,
+            created=started if adapter is None else int(adapter.created_at.timestamp()),
+            owned_by="sluice" if adapter is None else principal.tenant.name,
+            parent=None if adapter is None else adapter.parent,
+            max_model_len=max_model_len,
+        )
 
     async def list_models(request: Request) -> Response:
-        return _json(ModelList(data=[model(name) for name in visible(request)]))
+        principal = context.principal_of(request.scope)
+        return _json(ModelList(data=[model(principal, name) for name in models.names(principal)]))
 
     async def retrieve(request: Request) -> Response:
-        wanted = request.path_params["model"]
-        if wanted not in visible(request):
+        principal, wanted = context.principal_of(request.scope), request.path_params["model"]
+        if wanted not in models.names(principal):
             raise ModelNotFound(f"The model {wanted!r} does not exist.", param="model")
-        return _json(model(wanted))
+        return _json(model(principal, wanted))
 
     return [
         Route("/v1/models", list_models, methods=["GET"]),

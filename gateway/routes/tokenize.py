@@ -44,7 +44,7 @@ def tokenize_routes(
     def check(request: Request, model: str) -> None:
         principal = context.principal_of(request.scope)
         require_scope(principal.key, "chat")
-        admission.check_model(principal, model)
+        admission.models.find(principal, model)
 
     async def tokenize(request: Request) -> Response:
         answers.check_media_type(request)

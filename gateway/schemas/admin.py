@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tenants.limits import Limits
-from tenants.types import ApiKey, AuditEntry, Project, Scope, Tenant, UsageSum
+from tenants.types import Adapter, ApiKey, AuditEntry, Project, Scope, Tenant, UsageSum
 
 
 class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,6 +126,49 @@ class KeyObject(msgspec.Struct, frozen=True, kw_only=True):
             replaces_key_id=None if key.replaces_key_id is None else str(key.replaces_key_id),
             key=text,
         )
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    """What the tenant's keys ask for as ``model``."""
+    path: str
+    """Its folder in PEFT's layout, below ``models.adapters_dir``."""
+
+
+class AdapterObject(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    tenant_id: str
+    name: str
+    parent: str
+    """The served model that it changes."""
+    path: str
+    base_model: str | None
+    """What it was made for, as its files name it."""
+    rank: int
+    digest: str
+    created_at: int
+    object: Literal["adapter"] = "adapter"
+
+    @classmethod
+    def of(cls, adapter: Adapter) -> AdapterObject:
+        return cls(
+            id=str(adapter.id),
+            tenant_id=str(adapter.tenant_id),
+            name=adapter.name,
+            parent=adapter.parent,
+            path=adapter.path,
+            base_model=adapter.base_model,
+            rank=adapter.rank,
+            digest=adapter.digest,
+            created_at=int(adapter.created_at.timestamp()),
+        )
+
+
+class AdapterDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    deleted: bool = True
+    object: Literal["adapter.deleted"] = "adapter.deleted"
 
 
 class LimitsObject(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str
+    parent: str | None = None
+    """Of an adapter: the model that it changes (vLLM's field)."""
     max_model_len: int | None = None
     """Tokens of prompt and answer together (vLLM's field); None while the engine loads."""
 

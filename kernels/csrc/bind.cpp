@@ -70,10 +70,11 @@ void silu_mul(Tensor out, const Tensor& x) {
 void rope_and_cache(Tensor q, const Tensor& k, const Tensor& v, Tensor k_cache, Tensor v_cache,
                     const Tensor& cos_sin, const Tensor& positions, const Tensor& slots,
                     const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm,
-                    double eps) {
+                    double eps, const std::optional<Tensor>& k_scale,
+                    const std::optional<Tensor>& v_scale) {
   const auto dtype = dtype_of(q, "q");
   const int64_t tokens = q.size(0), head_dim = q.size(2);
-  for (const Tensor& t : {k, v, k_cache, v_cache}) check_like(t, q, "k, v and the caches");
+  for (const Tensor& t : {k, v}) check_like(t, q, "k and v");
   TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && k.sizes() == v.sizes() && k.size(0) == tokens &&
                   k.size(2) == head_dim && q.stride(1) == head_dim && k.stride(1) == head_dim &&
                   v.stride(1) == head_dim && q.stride(0) == k.stride(0) &&
@@ -83,6 +84,10 @@ void rope_and_cache(Tensor q, const Tensor& k, const Tensor& v, Tensor k_cache, 
                   k_cache.sizes() == v_cache.sizes() && k_cache.size(2) == k.size(1) &&
                   k_cache.size(3) == head_dim,
               "caches must be contiguous [blocks, block_size, kv_heads, head_dim]");
+  const bool fp8 = sluice::check_fp8(k_cache, v_cache, k_scale, v_scale);
+  if (!fp8) {
+    for (const Tensor& t : {k_cache, v_cache}) check_like(t, q, "the caches");
+  }
   TORCH_CHECK(cos_sin.scalar_type() == at::kFloat && cos_sin.is_contiguous() &&
                   cos_sin.dim() == 2 && cos_sin.size(1) <= head_dim && cos_sin.size(1) % 2 == 0,
               "cos_sin must be contiguous float32 [max_positions, rotary_dim]");
@@ -114,6 +119,10 @@ void rope_and_cache(Tensor q, const Tensor& k, const Tensor& v, Tensor k_cache, 
   p.head_dim = head_dim;
   p.rotary_dim = cos_sin.size(1);
   p.eps = eps;
+  if (fp8) {
+    p.k_scale = k_scale->data_ptr<float>();
+    p.v_scale = v_scale->data_ptr<float>();
+  }
   const c10::cuda::CUDAGuard guard(q.device());
   check(sluice::rope_and_cache(p, dtype, c10::cuda::getCurrentCUDAStream()), "rope_and_cache");
 }
@@ -318,8 +327,8 @@ TORCH_LIBRARY(sluice_cuda, m) {
   m.def("silu_mul(Tensor(a!) out, Tensor x) -> ()");
   m.def(
       "rope_and_cache(Tensor(a!) q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, "
-      "Tensor cos_sin, Tensor positions, Tensor slots, Tensor? q_norm, Tensor? k_norm, float eps) "
-      "-> ()");
+      "Tensor cos_sin, Tensor positions, Tensor slots, Tensor? q_norm, Tensor? k_norm, float eps, "
+      "Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
   m.def(
       "step_inputs(Tensor tokens, Tensor block_table, Tensor rows, Tensor computed, "
       "Tensor cu_queries, Tensor(a!) token_ids, Tensor(b!) positions, Tensor(c!) slots, "

@@ -18,4 +18,22 @@ inline void check_int32(const at::Tensor& t, const char* name) {
               " must be a contiguous int32 CUDA tensor");
 }
 
+// Whether a cache is in FP8, which it is if there are scales; both are checked.
+inline bool check_fp8(const at::Tensor& k_cache, const at::Tensor& v_cache,
+                      const std::optional<at::Tensor>& k_scale,
+                      const std::optional<at::Tensor>& v_scale) {
+  TORCH_CHECK(k_scale.has_value() == v_scale.has_value(), "k_scale and v_scale go together");
+  if (!k_scale) return false;
+  for (const at::Tensor& cache : {k_cache, v_cache}) {
+    TORCH_CHECK(cache.scalar_type() == at::kFloat8_e4m3fn, "a cache with scales must be "
+                "float8_e4m3fn, got ", cache.scalar_type());
+  }
+  for (const at::Tensor& scale : {*k_scale, *v_scale}) {
+    TORCH_CHECK(scale.is_cuda() && scale.scalar_type() == at::kFloat && scale.is_contiguous() &&
+                    scale.numel() == k_cache.size(2),
+                "k_scale and v_scale must be contiguous float32 [", k_cache.size(2), "]");
+  }
+  return true;
+}
+
 }  // namespace sluice

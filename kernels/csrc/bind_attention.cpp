@@ -43,7 +43,7 @@ sluice::DecodeStart* starts_of(const Tensor& schedule) {
 }
 
 void check_attention(const Tensor& out, const Tensor& q, const Tensor& k_cache,
-                     const Tensor& v_cache) {
+                     const Tensor& v_cache, bool fp8 = false) {
   TORCH_CHECK(q.dim() == 3 && q.stride(2) == 1 && q.stride(1) == q.size(2),
               "q must be [tokens, heads, head_dim] with contiguous heads");
   TORCH_CHECK(out.sizes() == q.sizes() && out.scalar_type() == q.scalar_type() &&
@@ -52,9 +52,11 @@ void check_attention(const Tensor& out, const Tensor& q, const Tensor& k_cache,
   TORCH_CHECK(q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf,
               "q must be bfloat16 or float16");
   TORCH_CHECK(k_cache.dim() == 4 && k_cache.is_contiguous() && v_cache.is_contiguous() &&
-                  k_cache.sizes() == v_cache.sizes() && k_cache.scalar_type() == q.scalar_type() &&
-                  v_cache.scalar_type() == q.scalar_type() && k_cache.size(3) == q.size(2),
-              "caches must be contiguous [blocks, block_size, kv_heads, head_dim] of q's dtype");
+                  k_cache.sizes() == v_cache.sizes() && k_cache.size(3) == q.size(2) &&
+                  (fp8 || (k_cache.scalar_type() == q.scalar_type() &&
+                           v_cache.scalar_type() == q.scalar_type())),
+              "caches must be contiguous [blocks, block_size, kv_heads, head_dim] of q's dtype, or "
+              "float8_e4m3fn with scales");
 }
 
 void check_schedule(const Tensor& schedule) {
@@ -129,8 +131,10 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
                   const std::optional<Tensor>& skipped, const std::optional<Tensor>& shared_splits,
                   const std::optional<Tensor>& shared_out,
                   const std::optional<Tensor>& shared_stats, int64_t max_queries, int64_t window,
-                  double scale, double soft_cap, bool wait_first) {
-  check_attention(out, q, k_cache, v_cache);
+                  double scale, double soft_cap, bool wait_first,
+                  const std::optional<Tensor>& k_scale, const std::optional<Tensor>& v_scale) {
+  const bool fp8 = sluice::check_fp8(k_cache, v_cache, k_scale, v_scale);
+  check_attention(out, q, k_cache, v_cache, fp8);
   check_batch(seq_lens, cu_queries, block_table, k_cache.size(1));
   check_schedule(schedule);
   check_int32(arrivals, "arrivals");
@@ -169,7 +173,8 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
   if (skipped) {
     TORCH_CHECK(shared_splits && shared_out && shared_stats,
                 "skipped keys need the results for them");
-    TORCH_CHECK(!alibi_slopes && soft_cap == 0, "keys cannot be shared with ALiBi or a soft cap");
+    TORCH_CHECK(!alibi_slopes && soft_cap == 0 && !fp8,
+                "keys cannot be shared with ALiBi, a soft cap or a cache in FP8");
     check_int32(*shared_splits, "shared_splits");
     TORCH_CHECK(shared_splits->numel() >= batch, "shared_splits must match the batch of ", batch);
     check_partial(*shared_out, *shared_stats, q.size(1), head_dim);
@@ -190,6 +195,10 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
   p.scale = scale;
   p.soft_cap = soft_cap;
   p.wait_first = wait_first;
+  if (fp8) {
+    p.k_scale = k_scale->data_ptr<float>();
+    p.v_scale = v_scale->data_ptr<float>();
+  }
   const c10::cuda::CUDAGuard guard(q.device());
   check(sluice::paged_decode(p, q.scalar_type() == at::kBFloat16, head_dim,
                              split.group * max_queries, num_ctas / split.columns * split.columns,
@@ -284,7 +293,8 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
       "Tensor seq_lens, Tensor cu_queries, Tensor schedule, Tensor(b!) partial_out, "
       "Tensor(c!) partial_stats, Tensor(d!) arrivals, Tensor? alibi_slopes, Tensor? skipped, "
       "Tensor? shared_splits, Tensor? shared_out, Tensor? shared_stats, int max_queries, "
-      "int window, float scale, float soft_cap, bool wait_first) -> ()");
+      "int window, float scale, float soft_cap, bool wait_first, Tensor? k_scale=None, "
+      "Tensor? v_scale=None) -> ()");
   m.def(
       "paged_prefill(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, "
       "Tensor block_table, Tensor seq_lens, Tensor cu_queries, Tensor tiles, int window, "

@@ -35,7 +35,7 @@ void sluice_silu_mul(float* out, const float* gate_up, int64_t rows, int64_t wid
 // q, k, v: heads of a token contiguous, `stride` elements between tokens. q is rotated in place, k
 // on its way to its slot. cos_sin: [positions, rotary_dim], cosines first. q_norm, k_norm:
 // [head_dim] or null.
-void sluice_rope_and_cache(float* q, const float* k, const float* v, float* k_cache, float* v_cache,
+void sluice_rope_and_cache(float* q, const float* k, const float* v, const LayerCache* cache,
                            const float* cos_sin, const int64_t* positions, const int64_t* slots,
                            int64_t num_tokens, int64_t num_q_heads, int64_t num_kv_heads,
                            int64_t head_dim, int64_t rotary_dim, const float* q_norm,
@@ -43,13 +43,13 @@ void sluice_rope_and_cache(float* q, const float* k, const float* v, float* k_ca
   const RopeShape shape{num_q_heads, num_kv_heads, head_dim, rotary_dim, q_norm, k_norm, eps};
 #pragma omp parallel for num_threads(num_threads) if (num_tokens * stride > kParallelWork)
   for (int64_t token = 0; token < num_tokens; ++token)
-    rope_and_cache_row(q + token * stride, k + token * stride, v + token * stride, k_cache, v_cache,
+    rope_and_cache_row(q + token * stride, k + token * stride, v + token * stride, *cache,
                        cos_sin + positions[token] * rotary_dim, slots[token], shape);
 }
 
-// out: [num_tokens, num_q_heads, head_dim]; caches: [blocks, block_size, num_kv_heads, head_dim].
+// out: [num_tokens, num_q_heads, head_dim].
 // Only the rows of the step's sequences are written.
-void sluice_paged_attention(float* out, const float* q, const float* k_cache, const float* v_cache,
+void sluice_paged_attention(float* out, const float* q, const LayerCache* cache,
                             const AttentionStep* step, int64_t num_q_heads, int64_t num_kv_heads,
                             int64_t head_dim, int64_t block_size, int64_t q_stride, float scale,
                             int64_t window, float softcap, int64_t num_threads) {
@@ -66,7 +66,7 @@ void sluice_paged_attention(float* out, const float* q, const float* k_cache, co
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < num_items; ++item) {
       const int64_t sequence = item / parts, token = step->first_token[sequence];
-      attend(out + token * num_q_heads * head_dim, q + token * q_stride, k_cache, v_cache, *step,
+      attend(out + token * num_q_heads * head_dim, q + token * q_stride, *cache, *step,
              shape, sequence, item % parts * heads, heads, scratch);
     }
   }

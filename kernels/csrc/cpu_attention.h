@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "cpu_cache.h"
 #include "cpu_rows.h"
 
 extern "C" {
@@ -105,31 +106,36 @@ inline void add_values(float (*acc)[kDim > 0 ? kDim : kMaxHeadDim], const float*
     for (int64_t d = 0; d < dim; ++d) acc[0][d] += weights[j] * values[j * stride + d];
 }
 
-inline void prefetch(const float* x, int64_t count) {
-  constexpr int64_t kLine = 64 / sizeof(float);
-  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(x + i, 0, 2);
-}
-
 // One sequence and some of its KV heads. A row is a query token and a query head. q and out start
 // at the sequence's first token.
 template <int kDim>
-void attend(float* out, const float* q, const float* k_cache, const float* v_cache,
-            const AttentionStep& step, const AttentionShape& shape, int64_t sequence,
-            int64_t first_kv_head, int64_t num_kv_heads, std::vector<Vector>& scratch) {
+void attend(float* out, const float* q, const LayerCache& cache, const AttentionStep& step,
+            const AttentionShape& shape, int64_t sequence, int64_t first_kv_head,
+            int64_t num_kv_heads, std::vector<Vector>& scratch) {
   constexpr int kWidth = kDim > 0 ? kDim : kMaxHeadDim;
   const int64_t dim = kDim > 0 ? kDim : shape.head_dim;
   const int64_t group = shape.num_q_heads / shape.num_kv_heads, num_heads = num_kv_heads * group;
   const int64_t query_len = step.query_lens[sequence], length = step.seq_lens[sequence];
   const int64_t num_rows = query_len * num_heads;
-  const int64_t key_stride = shape.num_kv_heads * dim, block_size = shape.block_size;
+  const int64_t block_size = shape.block_size;
   const int64_t num_blocks = (length + block_size - 1) / block_size;
   const int32_t* table = step.block_table + step.rows[sequence] * step.table_stride;
 
+  const auto reader = [&](const void* cells, const float* scales) {
+    return BlockReader(cells, scales, block_size, shape.num_kv_heads, first_kv_head, num_kv_heads,
+                       dim);
+  };
+  const BlockReader keys = reader(cache.keys, cache.key_scales);
+  const BlockReader values = reader(cache.values, cache.value_scales);
+  const int64_t key_stride = keys.stride();
+
   // Scratch: the rows' scores, each row starting on a vector and with room for the last block's to
-  // overshoot; then their sums.
+  // overshoot; then their sums; then a block of a cache in FP8.
   const int64_t row_vectors = (length + block_size) / kLanes + 2;
   constexpr int64_t kSumVectors = 2 * kWidth / kLanes;
-  scratch.assign(num_rows * (row_vectors + kSumVectors), Vector{});
+  const int64_t block_floats = cache.key_scales ? block_size * key_stride : 0;
+  scratch.assign(num_rows * (row_vectors + kSumVectors) + (block_floats + kLanes - 1) / kLanes,
+                 Vector{});
   float* all_sums = reinterpret_cast<float*>(scratch.data() + num_rows * row_vectors);
   const auto scores_of = [&](int64_t row) {
     return reinterpret_cast<float*>(scratch.data() + row * row_vectors);
@@ -137,20 +143,12 @@ void attend(float* out, const float* q, const float* k_cache, const float* v_cac
   const auto sums_of = [&](int64_t row) {
     return reinterpret_cast<float(*)[kWidth]>(all_sums + row * 2 * kWidth);
   };
+  float* buffer = all_sums + num_rows * 2 * kWidth;
 
   const auto token = [&](int64_t row) { return row / num_heads; };
   const auto head = [&](int64_t row) { return first_kv_head * group + row % num_heads; };
-  // The block's first key or value, of the first head.
-  const auto block = [&](const float* cache, int64_t i) {
-    return cache + table[i] * block_size * key_stride + first_kv_head * dim;
-  };
-  const auto prefetch_block = [&](const float* cache, int64_t i) {
-    if (i >= num_blocks) return;
-    if (num_kv_heads == shape.num_kv_heads)
-      prefetch(block(cache, i), block_size * key_stride);
-    else
-      for (int64_t j = 0; j < block_size; ++j)
-        prefetch(block(cache, i) + j * key_stride, num_kv_heads * dim);
+  const auto prefetch_block = [&](const BlockReader& from, int64_t i) {
+    if (i < num_blocks) from.prefetch(table[i]);
   };
 
   // Row r sees the keys [first(r), visible(r)); no row sees one before first_block.
@@ -161,18 +159,19 @@ void attend(float* out, const float* q, const float* k_cache, const float* v_cac
   const int64_t first_block = first(0) / block_size;
 
   for (int64_t i = first_block; i < num_blocks; ++i) {
-    prefetch_block(k_cache, i + 1);
+    prefetch_block(keys, i + 1);
     const int64_t count = std::min(block_size, length - i * block_size);
+    const float* block = keys.block(table[i], count, buffer);
     for (int64_t row = 0; row < num_rows; ++row) {
       const float* query = q + token(row) * shape.q_stride + head(row) * dim;
-      const float* keys = block(k_cache, i) + row % num_heads / group * dim;
+      const float* head_keys = block + row % num_heads / group * dim;
       float* scores = scores_of(row) + i * block_size;
       if constexpr (kDim == 0) {
-        score_keys_slowly(scores, query, keys, count, key_stride, dim, shape.scale);
+        score_keys_slowly(scores, query, head_keys, count, key_stride, dim, shape.scale);
         continue;
       }
       for (int64_t j = 0; j < count; j += kLanes) {
-        const float* some = keys + j * key_stride;
+        const float* some = head_keys + j * key_stride;
         if (count - j >= kLanes)
           score_keys<kDim, true>(scores + j, query, some, kLanes, key_stride, shape.scale);
         else
@@ -181,7 +180,7 @@ void attend(float* out, const float* q, const float* k_cache, const float* v_cac
     }
   }
 
-  prefetch_block(v_cache, first_block);
+  prefetch_block(values, first_block);
   for (int64_t row = 0; row < num_rows; ++row) {
     float* scores = scores_of(row) + first(row);
     const int64_t count = visible(row) - first(row);
@@ -191,13 +190,15 @@ void attend(float* out, const float* q, const float* k_cache, const float* v_cac
     softmax(scores, count);
   }
   for (int64_t i = first_block; i < num_blocks; ++i) {
-    prefetch_block(v_cache, i + 1);
+    prefetch_block(values, i + 1);
+    const float* block =
+        values.block(table[i], std::min(block_size, length - i * block_size), buffer);
     for (int64_t row = 0; row < num_rows; ++row) {
       const int64_t skipped = std::max<int64_t>(0, first(row) - i * block_size);
       const int64_t count = std::min(block_size, visible(row) - i * block_size) - skipped;
-      const float* values = block(v_cache, i) + row % num_heads / group * dim;
+      const float* head_values = block + row % num_heads / group * dim;
       add_values<kDim>(sums_of(row), scores_of(row) + i * block_size + skipped,
-                       values + skipped * key_stride, count, key_stride, dim);
+                       head_values + skipped * key_stride, count, key_stride, dim);
     }
   }
   for (int64_t row = 0; row < num_rows; ++row) {
@@ -208,7 +209,7 @@ void attend(float* out, const float* q, const float* k_cache, const float* v_cac
   }
 }
 
-using Attend = void (*)(float*, const float*, const float*, const float*, const AttentionStep&,
+using Attend = void (*)(float*, const float*, const LayerCache&, const AttentionStep&,
                         const AttentionShape&, int64_t, int64_t, int64_t, std::vector<Vector>&);
 
 Attend attend_for(int64_t head_dim) {

@@ -27,10 +27,6 @@ struct Decoder {
   int64_t num_layers, num_q_heads, num_kv_heads, head_dim;
   float eps, scale;
 };
-
-struct LayerCache {
-  float *keys, *values;  // [blocks, block_size, num_kv_heads, head_dim]
-};
 }
 
 namespace {
@@ -82,15 +78,15 @@ void attend_share(const Decoder& decoder, const LayerCache& cache, int64_t block
   for (int64_t row = 0; row < share.rows; ++row) {
     float* q = scratch.wide.data() + row * stride;
     const int64_t token = share.first_token + row;
-    rope_and_cache_row(q, q + q_width, q + q_width + kv_width, cache.keys, cache.values,
+    rope_and_cache_row(q, q + q_width, q + q_width + kv_width, cache,
                        decoder.cos_sin + positions[token] * dim, slots[token], rope);
   }
   const AttentionShape shape{decoder.num_q_heads, decoder.num_kv_heads, dim, block_size, stride,
                              decoder.scale,       0,                    0.0f};
   for (int64_t i = share.first; i < share.last; ++i) {
     const int64_t row = step.first_token[i] - share.first_token;
-    attend(scratch.narrow.data() + row * q_width, scratch.wide.data() + row * stride, cache.keys,
-           cache.values, step, shape, i, 0, decoder.num_kv_heads, scratch.attention);
+    attend(scratch.narrow.data() + row * q_width, scratch.wide.data() + row * stride, cache, step,
+           shape, i, 0, decoder.num_kv_heads, scratch.attention);
   }
 }
 

@@ -6,6 +6,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
+
+#include "cpu_cache.h"
 
 namespace {
 
@@ -113,16 +116,21 @@ inline void norm_and_rope_head(float* out, const float* x, const float* norm, co
 
 // One token: q is rotated in place, k on its way to its slot, v goes there as it is (unless the
 // caches are one: then k is all there is).
-void rope_and_cache_row(float* q, const float* k, const float* v, float* k_cache, float* v_cache,
+void rope_and_cache_row(float* q, const float* k, const float* v, const LayerCache& cache,
                         const float* cos, int64_t slot, const RopeShape& shape) {
+  static thread_local std::vector<float> turned;
   const int64_t dim = shape.head_dim, kv_width = shape.num_kv_heads * dim;
+  turned.resize(dim);
   for (int64_t head = 0; head < shape.num_q_heads; ++head)
     norm_and_rope_head(q + head * dim, q + head * dim, shape.q_norm, cos, shape);
   if (slot < 0) return;
-  for (int64_t head = 0; head < shape.num_kv_heads; ++head)
-    norm_and_rope_head(k_cache + slot * kv_width + head * dim, k + head * dim, shape.k_norm, cos,
-                       shape);
-  if (v_cache != k_cache) std::memcpy(v_cache + slot * kv_width, v, kv_width * sizeof(float));
+  for (int64_t head = 0; head < shape.num_kv_heads; ++head) {
+    const int64_t at = slot * kv_width + head * dim;
+    norm_and_rope_head(turned.data(), k + head * dim, shape.k_norm, cos, shape);
+    store_head(cache.keys, cache.key_scales, at, head, turned.data(), dim);
+    if (cache.values != cache.keys)
+      store_head(cache.values, cache.value_scales, at, head, v + head * dim, dim);
+  }
 }
 
 }  // namespace

@@ -22,6 +22,7 @@
 #pragma once
 
 #include "decode_line.cuh"
+#include "decode_tile.cuh"
 #include "dependent_launch.cuh"
 #include "mma.cuh"
 
@@ -34,10 +35,9 @@ static_assert(kWarps == kDecodeTile / 16);
 constexpr int kWarpTokens = kTile / kWarps;  // 16
 constexpr float kLog2e = 1.4426950408889634f;
 
-template <int D, int kRowTiles, int kStages>
+template <int D, int kTileBytes, int kRowTiles, int kStages>
 struct Shared {
-  static constexpr int kWarpStageElems = 2 * kWarpTokens * D;  // K then V
-  uint16_t ring[kWarps][kStages][kWarpStageElems];
+  uint8_t ring[kWarps][kStages][2][kTileBytes];  // K then V
   float out[kRowTiles * 16 * D];
   float max[kWarps][kRowTiles * 16];
   float sum[kWarps][kRowTiles * 16];
@@ -53,16 +53,21 @@ enum class Extras {
   kShared,  // results for shared keys, found by shared_prefix, are merged in
 };
 
-template <typename T, int D, int kRowTiles, int kStages, Extras kExtras>
+// T: of queries and output; Tile: how the cache is stored (decode_tile.cuh).
+template <typename T, typename Tile, int D, int kRowTiles, int kStages, Extras kExtras>
 class Decoder {
-  static constexpr int kPieces = D / 8;           // 16-byte pieces of a row
-  static constexpr int kSteps = D / 16;           // MMA steps along the head dimension
+  using Stored = typename Tile::Stored;
+  using Math = typename Tile::Math;
+  using Memory = Shared<D, Tile::kBytes, kRowTiles, kStages>;
+  static constexpr int kPieceElems = 16 / sizeof(Stored);
+  static constexpr int kPieces = D / kPieceElems;  // 16-byte pieces of a row
+  static constexpr int kSteps = D / 16;            // MMA steps along the head dimension
   static constexpr int kLoads = kWarpTokens * kPieces / 32;  // per lane, for K and for V
 
  public:
-  __device__ Decoder(const DecodeParams& params, Shared<D, kRowTiles, kStages>& shared)
+  __device__ Decoder(const DecodeParams& params, Memory& shared)
       : p(params), sm(shared), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {
-    ring = static_cast<uint32_t>(__cvta_generic_to_shared(&sm.ring[warp][0][0]));
+    ring = static_cast<uint32_t>(__cvta_generic_to_shared(&sm.ring[warp][0][0][0]));
   }
 
   __device__ void run() {
@@ -115,17 +120,20 @@ class Decoder {
 
  private:
   const DecodeParams& p;
-  Shared<D, kRowTiles, kStages>& sm;
+  Memory& sm;
   const int warp, lane;
   uint32_t ring;
   uint32_t q[kRowTiles][kSteps][4];
   float o[kRowTiles][kSteps * 2][4];
   float row_max[kRowTiles][2];
   float row_sum[kRowTiles][2];
+  float key_scale;  // of the item's keys, in FP8, together with that of all scores
 
   __device__ int head_of(const Cursor& c) const {
     return c.head * p.columns + static_cast<int>(blockIdx.x) % p.columns;
   }
+
+  __device__ int kv_head(const Cursor& c) const { return head_of(c) / p.parts; }
 
   __device__ const T* query_row(const Cursor& c, int r) const {
     return static_cast<const T*>(p.q) +
@@ -133,10 +141,14 @@ class Decoder {
            static_cast<int64_t>(head_of(c) * p.group + r % p.group) * D;
   }
 
+  static __device__ const Stored* stored(const void* cache) {
+    return static_cast<const Stored*>(cache);
+  }
+
   // Where 16 tokens of a tile come from.
   struct Source {
-    const T* k;
-    const T* v;
+    const Stored* k;
+    const Stored* v;
     int tokens;      // from the first of the 16 to the sequence's end, past which may be NaN
     int new_tokens;  // of these, computed in this step
   };
@@ -145,30 +157,29 @@ class Decoder {
 
   // This warp's tokens of the tile under the cursor; moves the cursor on.
   __device__ Source next_source(Cursor& c, int& to_load, int block = kLookUp) {
-    if (to_load == 0) return {static_cast<const T*>(p.k_cache), static_cast<const T*>(p.v_cache), 0, 0};
+    if (to_load == 0) return {stored(p.k_cache), stored(p.v_cache), 0, 0};
     const int token0 = (c.first_tile + c.tile) * kTile + warp * kWarpTokens;
     if (block == kLookUp) block = block_of(p.table, c, token0);
     const int64_t base = static_cast<int64_t>(block) * p.block_stride +
                          static_cast<int64_t>(token0 % p.table.block_size) * p.token_stride +
-                         static_cast<int64_t>(head_of(c) / p.parts) * D;
+                         static_cast<int64_t>(kv_head(c)) * D;
     if (c.tile == 0 && warp == 0 && lane < c.num_queries * p.group) {
       prefetch_l2(query_row(c, lane));  // open_item will want it in a moment
     }
     const int tokens = c.seq_len - token0, new_tokens = c.num_queries;
     if (--to_load > 0) advance(p.line_shape, c);
-    return {static_cast<const T*>(p.k_cache) + base, static_cast<const T*>(p.v_cache) + base, tokens,
-            new_tokens};
+    return {stored(p.k_cache) + base, stored(p.v_cache) + base, tokens, new_tokens};
   }
 
   // Starts the copy of one half (K = 0, V = 1) of a stage, as one group.
-  __device__ void copy(const Source& source, const T* src, int stage, int half) {
-    const uint32_t dst = ring + (stage * 2 + half) * (kWarpTokens * D * 2);
+  __device__ void copy(const Source& source, const Stored* src, int stage, int half) {
+    const uint32_t dst = ring + (stage * 2 + half) * Tile::kBytes;
     if (source.tokens > 0) {
 #pragma unroll
       for (int j = 0; j < kLoads; ++j) {
         const int piece = j * 32 + lane;
         const int row = piece / kPieces, col = piece % kPieces;
-        cp_async_16(dst + swizzle<D>(row, col) * 16, src + row * p.token_stride + col * 8,
+        cp_async_16(dst + Tile::place(row, col), src + row * p.token_stride + col * kPieceElems,
                     row < source.tokens);
       }
     }
@@ -177,16 +188,21 @@ class Decoder {
 
   __device__ void open_item(const Cursor& c) {
     const int rows = c.num_queries * p.group;
+    if constexpr (Tile::kFp8) key_scale = p.scale * p.k_scale[kv_head(c)];
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int r = m * 16 + half * 8 + lane / 4;
-        const T* src = query_row(c, r) + (lane % 4) * 2;
+        const T* src = query_row(c, r) + Tile::query_dim(0, 0, lane);
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
-          q[m][s][half] = r < rows ? *reinterpret_cast<const uint32_t*>(src + s * 16) : 0u;
-          q[m][s][half + 2] = r < rows ? *reinterpret_cast<const uint32_t*>(src + s * 16 + 8) : 0u;
+#pragma unroll
+          for (int high = 0; high < 2; ++high) {
+            const T* at = src + Tile::query_dim(s, high, 0);  // lanes add to it, whatever the step
+            const auto* pair = reinterpret_cast<const uint32_t*>(at);
+            q[m][s][half + high * 2] = r < rows ? Tile::query(*pair) : 0u;
+          }
         }
         row_max[m][half] = -INFINITY;
         row_sum[m][half] = 0.f;
@@ -199,10 +215,18 @@ class Decoder {
     }
   }
 
+  __device__ float score_scale() const {
+    if constexpr (Tile::kFp8) {
+      return key_scale;
+    } else {
+      return p.scale;
+    }
+  }
+
   // The masked score of a key for the query at query_pos, times log2(e).
   __device__ float score(const Cursor& c, float s, int row, int query_pos, int key) const {
     const int window = p.line_shape.window;
-    s *= p.scale;
+    s *= score_scale();
     if constexpr (kExtras == Extras::kScores) {
       if (p.soft_cap > 0.f) s = p.soft_cap * tanhf(s / p.soft_cap);
       if (p.alibi_slopes) {
@@ -216,8 +240,8 @@ class Decoder {
   // Takes the tile in `stage` into account and refills its two halves as soon as they are free.
   __device__ void consume(const Cursor& c, int stage, Cursor& load, int& to_load) {
     constexpr int kNewer = 2 * kStages - 1;  // groups issued after the one that is waited for
-    const uint32_t k_tile = ring + stage * (2 * kWarpTokens * D * 2);
-    const uint32_t v_tile = k_tile + kWarpTokens * D * 2;
+    const uint32_t k_tile = ring + stage * (2 * Tile::kBytes);
+    const uint32_t v_tile = k_tile + Tile::kBytes;
     const int token0 = (c.first_tile + c.tile) * kTile + warp * kWarpTokens;
     const bool live = token0 < c.seq_len;
     const Source source = next_source(load, to_load);
@@ -244,22 +268,18 @@ class Decoder {
   // s = the masked scores of this warp's 16 keys, times log2(e).
   __device__ void scores(const Cursor& c, uint32_t k_tile, int token0,
                          float (&s)[kRowTiles][2][4]) const {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t b[4];  // keys 0-7 then 8-15, each the two k-halves
-      const int row = (lane & 7) + ((lane >> 4) << 3);
-      ldmatrix_x4(b, k_tile + swizzle<D>(row, step * 2 + ((lane >> 3) & 1)) * 16);
+    Tile::keys(k_tile, lane, [&](int step, const uint32_t(&b)[4]) {
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        Half<T>::mma(s[m][0], q[m][step], b[0], b[1]);
-        Half<T>::mma(s[m][1], q[m][step], b[2], b[3]);
+        Half<Math>::mma(s[m][0], q[m][step], b[0], b[1]);
+        Half<Math>::mma(s[m][1], q[m][step], b[2], b[3]);
       }
-    }
+    });
 
     // Only tiles at the edges of what the queries may see need masks.
     const int first_query = c.seq_len - c.num_queries;
     if (kExtras != Extras::kScores && token0 + kWarpTokens <= first_query + 1 && p.line_shape.window <= 0) {
-      const float scale = p.scale * kLog2e;
+      const float scale = score_scale() * kLog2e;
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -276,7 +296,7 @@ class Decoder {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           float& x = s[m][i / 2][half * 2 + i % 2];
-          x = score(c, x, row, query_pos, token0 + i / 2 * 8 + (lane % 4) * 2 + i % 2);
+          x = score(c, x, row, query_pos, token0 + Tile::token(i, lane));
         }
       }
     }
@@ -284,17 +304,13 @@ class Decoder {
 
   // o += P V
   __device__ void accumulate(uint32_t v_tile, const uint32_t (&a)[kRowTiles][4]) {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t b[4];  // dims 0-7: tokens 0-7, 8-15; dims 8-15 likewise
-      const int row = (lane & 7) + (((lane >> 3) & 1) << 3);
-      ldmatrix_x4_trans(b, v_tile + swizzle<D>(row, step * 2 + (lane >> 4)) * 16);
+    Tile::values(v_tile, lane, [&](int pair, const uint32_t(&b)[4]) {
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        Half<T>::mma(o[m][step * 2], a[m], b[0], b[1]);
-        Half<T>::mma(o[m][step * 2 + 1], a[m], b[2], b[3]);
+        Half<Math>::mma(o[m][pair * 2], a[m], b[0], b[1]);
+        Half<Math>::mma(o[m][pair * 2 + 1], a[m], b[2], b[3]);
       }
-    }
+    });
   }
 
   // Online softmax over 16 keys: s becomes P, packed as the A operand of the second product.
@@ -333,10 +349,10 @@ class Decoder {
         o[m][n][3] *= scale[1];
       }
     }
-    a[0] = Half<T>::pack(s[0][0], s[0][1]);
-    a[1] = Half<T>::pack(s[0][2], s[0][3]);
-    a[2] = Half<T>::pack(s[1][0], s[1][1]);
-    a[3] = Half<T>::pack(s[1][2], s[1][3]);
+    a[0] = Half<Math>::pack(s[0][0], s[0][1]);
+    a[1] = Half<Math>::pack(s[0][2], s[0][3]);
+    a[2] = Half<Math>::pack(s[1][0], s[1][1]);
+    a[3] = Half<Math>::pack(s[1][2], s[1][3]);
   }
 
   // Adds the four warps' results up in shared memory, then writes the item or its partial result.
@@ -389,24 +405,14 @@ class Decoder {
 
   __device__ void add_to_shared(int rows, const float (&factor)[kRowTiles][2], int quarter,
                                 bool fresh) {
-    constexpr int kQuarter = kSteps * 2 / kWarps;
-    static_assert(kQuarter * kWarps == kSteps * 2);
+    static_assert(kSteps * 2 % kWarps == 0);
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int r = m * 16 + half * 8 + lane / 4;
         if (r >= rows) continue;
-        float2* dst = reinterpret_cast<float2*>(&sm.out[r * D + (lane % 4) * 2]);
-        const float f = factor[m][half];
-#pragma unroll
-        for (int n = 0; n < kSteps * 2; ++n) {  // registers cannot be indexed by `quarter`
-          if (n / kQuarter != quarter) continue;
-          float2 x = fresh ? make_float2(0.f, 0.f) : dst[n * 4];
-          x.x += o[m][n][half * 2] * f;
-          x.y += o[m][n][half * 2 + 1] * f;
-          dst[n * 4] = x;
-        }
+        Tile::add(&sm.out[r * D], o[m], half, factor[m][half], quarter, fresh, lane);
       }
     }
   }
@@ -440,7 +446,9 @@ class Decoder {
       }
     }
     sm.max[0][r] = stats.x == -INFINITY ? 0.f : stats.x;
-    sm.sum[0][r] = stats.y > 0.f ? 1.f / stats.y : 0.f;
+    float whole = 1.f;
+    if constexpr (Tile::kFp8) whole = p.v_scale[kv_head(c)];
+    sm.sum[0][r] = stats.y > 0.f ? whole / stats.y : 0.f;
   }
 
   static __device__ float4 scaled(float4 x, float f) {
@@ -577,13 +585,5 @@ class Decoder {
     if (own < items) store(c, r, i % (D / 4) * 4, x);
   }
 };
-
-template <typename T, int D, int kRowTiles, int kStages, Extras kExtras>
-__global__ void __launch_bounds__(kThreads) paged_decode_kernel(const DecodeParams params) {
-  extern __shared__ __align__(128) unsigned char raw[];
-  Decoder<T, D, kRowTiles, kStages, kExtras> decoder(
-      params, *reinterpret_cast<Shared<D, kRowTiles, kStages>*>(raw));
-  decoder.run();
-}
 
 }  // namespace sluice

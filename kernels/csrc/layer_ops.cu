@@ -2,6 +2,7 @@
 // fp32 arithmetic that rounds exactly where the reference does.
 
 #include "dependent_launch.cuh"
+#include "fp8.cuh"
 #include "layer_ops.cuh"
 
 namespace sluice {
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(256) silu_mul_kernel(T* out, const T* x, int r
 
 // A thread turns one pair of vectors of a head, `pairs` neighbouring threads (a power of two, at most
 // a warp) the whole head; the heads are those of q, then k, then v. For rotary_dim == head_dim.
-template <typename T>
+template <typename T, bool kFp8>
 __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, int pairs) {
   using V = Vector<T>;
   wait_for_inputs();
@@ -150,14 +151,23 @@ __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, i
   if (!is_q) {
     const int64_t slot = p.slots[token];
     if (slot < 0) return;
-    dst = static_cast<T*>(is_v ? p.v_cache : p.k_cache) + (slot * p.kv_heads + kv) * D;
+    void* cache = is_v ? p.v_cache : p.k_cache;
+    const int64_t to = (slot * p.kv_heads + kv) * D;
+    if constexpr (kFp8) {
+      const float factor = 1.f / (is_v ? p.v_scale : p.k_scale)[kv];
+      auto* stored = reinterpret_cast<Fp8Vector<T>*>(static_cast<uint8_t*>(cache) + to);
+      stored[pair] = to_e4m3(a, factor);
+      stored[pair + pairs] = to_e4m3(b, factor);
+      return;
+    }
+    dst = static_cast<T*>(cache) + to;
   }
   reinterpret_cast<V*>(dst)[pair] = a;
   reinterpret_cast<V*>(dst)[pair + pairs] = b;
 }
 
 // Any rotary_dim. One warp per token and head.
-template <typename T>
+template <typename T, bool kFp8>
 __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p) {
   wait_for_inputs();
   allow_next();
@@ -176,9 +186,22 @@ __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p)
   const int kv = is_q ? 0 : (head - p.q_heads) % p.kv_heads;
   const T* src = is_q ? static_cast<const T*>(p.q) + token * p.row_stride + head * D
                       : static_cast<const T*>(is_v ? p.v : p.k) + token * p.row_stride + kv * D;
+  void* cache = is_v ? p.v_cache : p.k_cache;
+  const int64_t to = (slot * p.kv_heads + kv) * D;
+  const float factor = kFp8 && !is_q ? 1.f / (is_v ? p.v_scale : p.k_scale)[kv] : 1.f;
   T* dst = is_q ? static_cast<T*>(p.q) + token * p.row_stride + head * D
-                : static_cast<T*>(is_v ? p.v_cache : p.k_cache) +
-                      (slot * p.kv_heads + kv) * D;
+                : static_cast<T*>(cache) + to;
+  auto store = [&](int i, float x) {
+    if (kFp8 && !is_q) {
+      static_cast<uint8_t*>(cache)[to + i] = to_e4m3(rounded<T>(x) * factor);
+    } else {
+      dst[i] = from_float<T>(x);
+    }
+  };
+  if (kFp8 && is_v) {
+    for (int i = lane; i < D; i += 32) store(i, to_float(src[i]));
+    return;
+  }
   if (is_v) {
     for (int i = lane; i < D / Vector<T>::kSize; i += 32) {
       reinterpret_cast<Vector<T>*>(dst)[i] = reinterpret_cast<const Vector<T>*>(src)[i];
@@ -201,10 +224,10 @@ __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p)
   const float* cos = p.cos_sin + p.positions[token] * p.rotary_dim;
   for (int i = lane; i < half; i += 32) {
     const float a = load(i), b = load(i + half), c = cos[i], s = cos[half + i];
-    dst[i] = from_float<T>(a * c - b * s);
-    dst[i + half] = from_float<T>(b * c + a * s);
+    store(i, a * c - b * s);
+    store(i + half, b * c + a * s);
   }
-  for (int i = p.rotary_dim + lane; i < D; i += 32) dst[i] = from_float<T>(load(i));
+  for (int i = p.rotary_dim + lane; i < D; i += 32) store(i, load(i));
 }
 
 template <typename T>
@@ -230,16 +253,21 @@ cudaError_t silu_mul_typed(void* out, const void* x, int rows, int width, cudaSt
                           static_cast<const T*>(x), rows, width);
 }
 
-template <typename T>
-cudaError_t rope_typed(const RopeParams& p, cudaStream_t stream) {
+template <typename T, bool kFp8>
+cudaError_t launch_rope(const RopeParams& p, cudaStream_t stream) {
   const int64_t items = static_cast<int64_t>(p.tokens) * (p.q_heads + 2 * p.kv_heads);
   const int pairs = p.head_dim / 2 / Vector<T>::kSize;
   const bool whole = p.rotary_dim == p.head_dim && p.head_dim == 2 * pairs * Vector<T>::kSize;
   if (whole && pairs > 0 && pairs <= 32 && (pairs & (pairs - 1)) == 0) {
-    return launch_dependent(rope_vectors_kernel<T>, (items * pairs + 255) / 256, 256, 0, stream, p,
+    return launch_dependent(rope_vectors_kernel<T, kFp8>, (items * pairs + 255) / 256, 256, 0, stream, p,
                             pairs);
   }
-  return launch_dependent(rope_and_cache_kernel<T>, (items + 7) / 8, 256, 0, stream, p);
+  return launch_dependent(rope_and_cache_kernel<T, kFp8>, (items + 7) / 8, 256, 0, stream, p);
+}
+
+template <typename T>
+cudaError_t rope_typed(const RopeParams& p, cudaStream_t stream) {
+  return p.k_scale ? launch_rope<T, true>(p, stream) : launch_rope<T, false>(p, stream);
 }
 
 }  // namespace

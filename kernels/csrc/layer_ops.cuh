@@ -22,7 +22,7 @@ struct RopeParams {
   void* q;               // [tokens, q_heads, D], rotated in place; rows row_stride elements apart
   const void* k;         // [tokens, kv_heads, D], same row stride
   const void* v;         // [tokens, kv_heads, D], same row stride
-  void* k_cache;         // [slots, kv_heads, D]
+  void* k_cache;         // [slots, kv_heads, D]; of q's type or e4m3
   void* v_cache;
   const float* cos_sin;  // [max_positions, rotary_dim]: cosines, then sines
   const int64_t* positions;  // [tokens]
@@ -32,6 +32,8 @@ struct RopeParams {
   int64_t row_stride;
   int tokens, q_heads, kv_heads, head_dim, rotary_dim;
   float eps;
+  const float* k_scale;  // [kv_heads], what an e4m3 cache will be multiplied with; else null
+  const float* v_scale;
 };
 
 // Rotary embedding (arXiv:2104.09864, halves convention) of q and k, and the write of k and v into

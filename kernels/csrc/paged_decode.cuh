@@ -59,7 +59,7 @@ struct DecodeSchedule {
 struct DecodeParams {
   void* out;             // [num_tokens, num_q_heads, D], rows out_stride elements apart
   const void* q;         // [num_tokens, num_q_heads, D], rows q_stride elements apart
-  const void* k_cache;   // [num_blocks, block_size, num_kv_heads, D]
+  const void* k_cache;   // [num_blocks, block_size, num_kv_heads, D]; of q's type or e4m3
   const void* v_cache;
   const DecodeLine* line;     // from decode_schedule
   const DecodeStart* starts;  // from decode_schedule
@@ -82,6 +82,8 @@ struct DecodeParams {
   float scale;
   float soft_cap;   // 0 = none
   bool wait_first;  // the kernel right before made the schedule
+  const float* k_scale;  // [num_kv_heads], what an e4m3 cache is multiplied with; else null
+  const float* v_scale;
 };
 
 cudaError_t decode_schedule(const DecodeSchedule& schedule, int num_spans, cudaStream_t stream);
@@ -95,5 +97,9 @@ cudaError_t decode_schedule(const DecodeSchedule& schedule, int num_spans, cudaS
 // kMaxDecodeRows (16 for head_dim 256). head_dim is 64, 96, 128 or 256.
 cudaError_t paged_decode(const DecodeParams& params, bool bf16, int head_dim, int max_rows,
                          int num_ctas, cudaStream_t stream);
+
+// The same for a cache in FP8, without shared keys; paged_decode goes there by itself.
+cudaError_t paged_decode_fp8(const DecodeParams& params, bool bf16, int head_dim, int max_rows,
+                             int num_ctas, cudaStream_t stream);
 
 }  // namespace sluice

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 
 from kernels import ops
+from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts, features_of
+from kernels.triton.fp8 import from_fp8
 
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -26,17 +28,17 @@ def register() -> None:
 
 def apply_experts(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
     experts: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """See ``reference.apply_experts``."""
+    """See ``reference.apply_experts``. INT4: groups of a multiple of 32 inputs."""
     num_tokens, top_k = experts.shape
-    groups = Groups.of(experts, gate_up.shape[0])
-    inner = x.new_empty(num_tokens * top_k, gate_up.shape[1])
+    groups = Groups.of(experts, len(gate_up))
+    inner = x.new_empty(num_tokens * top_k, features_of(gate_up))
     product(inner, x, gate_up, groups, pairs_per_row=top_k)
-    out = x.new_empty(num_tokens * top_k, down.shape[1])
+    out = x.new_empty(num_tokens * top_k, features_of(down))
     product(out, ops.silu_mul(inner), down, groups, scales=weights.reshape(-1))
     return out.view(num_tokens, top_k, -1).sum(1)
 
@@ -82,35 +84,50 @@ def _tile_rows(num_pairs: int, num_experts: int) -> int:
 def product(
     out: torch.Tensor,
     x: torch.Tensor,
-    weight: torch.Tensor,
+    matrices: ExpertMatrices,
     groups: Groups,
     *,
     pairs_per_row: int = 1,
     scales: torch.Tensor | None = None,
 ) -> None:
-    """out[pair] = scale[pair] * (weight[expert of pair] @ x[pair // pairs_per_row]).
+    """out[pair] = scale[pair] * (matrix[expert of pair] @ x[pair // pairs_per_row]).
 
     All contiguous; pairs of the expert ``num_experts``, which is none, are left alone.
     """
-    _, features, width = weight.shape
-    columns = 64
+    features, width, columns = features_of(matrices), x.shape[1], 64
+    depth = 32 if x.dtype == torch.float32 else 64
+    group_size = width
+    factors: torch.Tensor | None = None
+    match matrices:
+        case Fp8Experts():
+            weight, factors, kind = matrices.weight.view(torch.uint8), matrices.scale, "fp8"
+        case Int4Experts():
+            weight, factors, kind = matrices.packed, matrices.groups, "int4"
+            group_size = width // factors.shape[2]
+            depth = 32 if group_size % 64 else depth
+            assert group_size % depth == 0, f"groups of {group_size} inputs"
+        case _:
+            weight, kind = matrices, "plain"
     grid = (groups.tiles.shape[1], triton.cdiv(features, columns))
     _kernel[grid](
         out,
         x,
         weight,
+        factors,
         groups.order,
         groups.tiles,
         scales,
         groups.tiles.shape[1],
         features,
         width,
-        weight.shape[0],
+        len(matrices),
         pairs_per_row,
+        group_size,
         SCALED=scales is not None,
         ROWS=groups.rows,
         COLUMNS=columns,
-        DEPTH=32 if x.dtype == torch.float32 else 64,
+        DEPTH=depth,
+        KIND=kind,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=4,
         num_stages=3,
@@ -118,10 +135,37 @@ def product(
 
 
 @triton.jit
+def _int4_block(
+    packed,
+    groups,
+    feature,
+    in_features,
+    start,
+    width,
+    group_size,
+    DEPTH: tl.constexpr,
+    like,
+):
+    """Inputs [start, start + DEPTH) of some features, of one group, dequantized."""
+    place = tl.arange(0, 8)
+    shift = (place % 2 * 16 + place // 2 * 4)[None, None, :]
+    word = tl.arange(0, DEPTH // 8)
+    words_at = packed + feature[:, None] * (width // 8) + start // 8 + word[None, :]
+    words = tl.load(words_at, mask=in_features[:, None], other=0)
+    nibbles = tl.reshape((words[:, :, None] >> shift) & 15, (words.shape[0], DEPTH))
+    group = (feature * (width // group_size) + start // group_size) * 2
+    scale = tl.load(groups + group, mask=in_features, other=0.0).to(tl.float32)
+    zero = tl.load(groups + group + 1, mask=in_features, other=0.0).to(tl.float32)
+    exact = (nibbles.to(tl.float32) - zero[:, None]) * scale[:, None]
+    return exact.to(like.dtype.element_ty)
+
+
+@triton.jit
 def _kernel(
     out,
     x,
     weight,
+    factors,
     order,
     tiles,
     scales,
@@ -130,10 +174,12 @@ def _kernel(
     width,
     num_experts,
     pairs_per_row,
+    group_size,
     SCALED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    KIND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     tile = tl.program_id(0)
@@ -147,14 +193,23 @@ def _kernel(
     in_features = column < features
     depth = tl.arange(0, DEPTH)
     x_at = x + (pair // pairs_per_row)[:, None] * width + depth[None, :]
-    matrix = weight + expert.to(tl.int64) * features * width
-    w_at = matrix + column[:, None].to(tl.int64) * width + depth[None, :]
+    feature = expert.to(tl.int64) * features + column
+    w_at = weight + feature[:, None] * width + depth[None, :]
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.range(0, width, DEPTH):
         inside = (start + depth < width)[None, :]
         a = tl.load(x_at + start, mask=real[:, None] & inside, other=0.0)
-        b = tl.load(w_at + start, mask=in_features[:, None] & inside, other=0.0)
+        if KIND == "int4":
+            b = _int4_block(
+                weight, factors, feature, in_features, start, width, group_size, DEPTH, x
+            )
+        else:
+            b = tl.load(w_at + start, mask=in_features[:, None] & inside, other=0)
+            if KIND == "fp8":
+                b = from_fp8(b, x.dtype.element_ty)
         acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
+    if KIND == "fp8":
+        acc *= tl.load(factors + feature, mask=in_features, other=0.0)[None, :]
     if SCALED:
         acc *= tl.load(scales + pair, mask=real, other=0.0)[:, None]
     at = out + pair[:, None] * features + column[None, :]

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.fp8 import from_fp8
+
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
@@ -54,6 +56,8 @@ def paged_prefill(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     """Causal attention of the sequences in ``tiles``, into their rows of ``out``.
 
@@ -61,9 +65,12 @@ def paged_prefill(
     [num_blocks, block_size, num_kv_heads, head_dim], contiguous; block_table: [batch, max_blocks]
     int32; seq_lens: [batch] int32, the queries included, 0 for padding; cu_queries: [batch + 1]
     int32; tiles: [num_tiles, 2] int32 of ``tiles.tile_list``, cut as ``how`` says. window: keys a
-    query sees at most, itself included, 0 = all. Nothing past a sequence's end is read.
+    query sees at most, itself included, 0 = all. Nothing past a sequence's end is read. k_scale,
+    v_scale: [num_kv_heads] float32, of caches in FP8 (e4m3).
     """
     num_kv_heads, head_dim = k_cache.shape[2:]
+    if k_scale is not None:  # as bytes: not every GPU that can serve this knows FP8
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     grid = (tiles.shape[0] * num_kv_heads,)
     _kernel[grid](
         out,
@@ -74,6 +81,8 @@ def paged_prefill(
         seq_lens,
         cu_queries,
         tiles,
+        k_scale,
+        v_scale,
         scale,
         soft_cap,
         window,
@@ -89,6 +98,7 @@ def paged_prefill(
         KEYS=how.keys,
         WINDOW=window > 0,
         SOFT_CAP=soft_cap > 0,
+        FP8=k_scale is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=how.num_warps,
         num_stages=how.num_stages,
@@ -165,11 +175,9 @@ def _load_block(
     at = ((block * BLOCK_SIZE + slot % BLOCK_SIZE) * TOKEN_SIZE)[:, None] + head_at[None, :]
     if not WHOLE:
         loaded = known[:, None] & in_dim[None, :]
-        return tl.load(k_cache + at, loaded, 0.0), tl.load(v_cache + at, loaded, 0.0)
+        return tl.load(k_cache + at, loaded, 0), tl.load(v_cache + at, loaded, 0)
     if PADDED:
-        return tl.load(k_cache + at, in_dim[None, :], 0.0), tl.load(
-            v_cache + at, in_dim[None, :], 0.0
-        )
+        return tl.load(k_cache + at, in_dim[None, :], 0), tl.load(v_cache + at, in_dim[None, :], 0)
     return tl.load(k_cache + at), tl.load(v_cache + at)
 
 
@@ -188,6 +196,54 @@ def _fold(qk, best, total, acc, v, PRECISION: tl.constexpr, WHOLE: tl.constexpr)
 
 
 @triton.jit
+def _attend_block(
+    best,
+    total,
+    acc,
+    queries,
+    position,
+    slot,
+    seq_len,
+    k_cache,
+    v_cache,
+    table,
+    head_at,
+    in_dim,
+    scale,
+    soft_cap,
+    window,
+    TOKEN: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    FP8: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """best, total and acc with the keys at ``slot``; WHOLE: every query sees them all."""
+    k, v = _load_block(
+        k_cache,
+        v_cache,
+        table,
+        slot,
+        seq_len,
+        head_at,
+        in_dim,
+        TOKEN,
+        BLOCK_SIZE,
+        WHOLE,
+        PADDED,
+    )
+    if FP8:
+        k, v = from_fp8(k, queries.dtype), from_fp8(v, queries.dtype)
+    qk = _logits(queries, k, scale, soft_cap, SOFT_CAP, PRECISION)
+    if not WHOLE:
+        qk = _hide(qk, slot, position, seq_len, window, WINDOW)
+    return _fold(qk, best, total, acc, v, PRECISION, WHOLE)
+
+
+@triton.jit
 def _kernel(
     out,
     q,
@@ -197,6 +253,8 @@ def _kernel(
     seq_lens,
     cu_queries,
     tiles,
+    k_scale,
+    v_scale,
     scale,
     soft_cap,
     window,
@@ -212,10 +270,11 @@ def _kernel(
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    FP8: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    item = tl.program_id(0) // NUM_KV_HEADS
     head = tl.program_id(0) % NUM_KV_HEADS
+    item = tl.program_id(0) // NUM_KV_HEADS
     sequence = tl.load(tiles + 2 * item)
     first_row = tl.load(tiles + 2 * item + 1) * ROWS
     seq_len = tl.load(seq_lens + sequence)
@@ -233,46 +292,35 @@ def _kernel(
     q_head = head * GROUP + row % GROUP
     at = _row_offsets(query_start + token, q_head, dim, q_stride, HEAD_DIM)
     queries = tl.load(q + at, mask=real, other=0.0)
-    position = computed + token
+    if FP8:
+        scale *= tl.load(k_scale + head)
+        if queries.dtype == tl.bfloat16:  # float16 holds every e4m3, and multiplies as fast
+            queries = tl.clamp(queries.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
 
     begin, whole_end, end = _key_range(
         computed, num_queries, first_row, window, GROUP, ROWS, KEYS, WINDOW
     )
     table = block_table + sequence.to(tl.int64) * table_stride
     key = tl.arange(0, KEYS)
-    head_at = head * HEAD_DIM + dim
-    TOKEN: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
-    PADDED: tl.constexpr = PADDED_DIM > HEAD_DIM
-
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    # fmt: off
     for start in tl.range(begin, whole_end, KEYS):
-        slot = start + key
-        k, v = _load_block(
-            k_cache, v_cache, table, slot, seq_len, head_at, in_dim, TOKEN, BLOCK_SIZE, True, PADDED
+        best, total, acc = _attend_block(
+            best, total, acc, queries, computed + token, start + key, seq_len, k_cache, v_cache,
+            table, head * HEAD_DIM + dim, in_dim, scale, soft_cap, window, NUM_KV_HEADS * HEAD_DIM,
+            BLOCK_SIZE, PADDED_DIM > HEAD_DIM, WINDOW, SOFT_CAP, FP8, PRECISION, True,
         )
-        qk = _logits(queries, k, scale, soft_cap, SOFT_CAP, PRECISION)
-        best, total, acc = _fold(qk, best, total, acc, v, PRECISION, True)
     for start in tl.range(whole_end, end, KEYS):
-        slot = start + key
-        k, v = _load_block(
-            k_cache,
-            v_cache,
-            table,
-            slot,
-            seq_len,
-            head_at,
-            in_dim,
-            TOKEN,
-            BLOCK_SIZE,
-            False,
-            PADDED,
+        best, total, acc = _attend_block(
+            best, total, acc, queries, computed + token, start + key, seq_len, k_cache, v_cache,
+            table, head * HEAD_DIM + dim, in_dim, scale, soft_cap, window, NUM_KV_HEADS * HEAD_DIM,
+            BLOCK_SIZE, PADDED_DIM > HEAD_DIM, WINDOW, SOFT_CAP, FP8, PRECISION, False,
         )
-        qk = _logits(queries, k, scale, soft_cap, SOFT_CAP, PRECISION)
-        qk = _hide(qk, slot, position, seq_len, window, WINDOW)
-        best, total, acc = _fold(qk, best, total, acc, v, PRECISION, False)
-
+    # fmt: on
     acc = acc / total[:, None]
+    if FP8:
+        acc *= tl.load(v_scale + head)
     at = _row_offsets(query_start + token, q_head, dim, out_stride, HEAD_DIM)
     tl.store(out + at, acc.to(out.dtype.element_ty), mask=real)

@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 100.0
+STOP_TIMEOUT_S = 60.0
 
 
 class DemoProcess:
@@ -105,7 +105,7 @@ class DemoProcess:
 
     def survivors(self) -> list[psutil.Process]:
         """Processes of the demo that outlived it (given a moment to be reaped)."""
-        alive = psutil.wait_procs(list(self._seen.values()), timeout=3)[1]
+        alive = psutil.wait_procs(list(self._seen.values()), timeout=30)[1]
         return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 

@@ -162,7 +162,7 @@ async def site(folder: Path, *, num_workers: int, num_tenants: int) -> AsyncIter
     await migrations.upgrade(dsn)
     made = secrets.create(folder / "secrets.json")
     (folder / "sluice.toml").write_text(SETTINGS.format(model=MODEL_DIR, dsn=dsn))
-    store = await PostgresStore.connect(dsn, connect_timeout_s=1, command_timeout_s=3)
+    store = await PostgresStore.connect(dsn, connect_timeout_s=5, command_timeout_s=10)
     api_keys = []
     for number in range(num_tenants):
         tenant = await store.create_tenant(f"tenant {number}")
@@ -275,9 +275,9 @@ async def settle_the_rest(here: Site) -> None:
     journal = Journal(here.folder / "journal")
     ledger = Ledger(here.store, journal=journal)
     ledger.replay()
-    assert await ledger.drain(20) == 0
+    assert await ledger.drain(60) == 0
     journal.close()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while True:
             try:
                 while await here.store.reap() is not None:

@@ -147,11 +147,17 @@ def test_scopes_and_expiry(migrated: Folder) -> None:
     principal = migrated.authenticate(key)
     assert principal.key.scopes == ("chat", "admin")
     assert principal.key.expires_at is not None
-    old = migrated.ok("key", "create", "scoped", "--expires-in-days", "-1").strip()
-    with pytest.raises(AuthenticationFailed):
-        migrated.authenticate(old)
-    one = migrated.ok("key", "create", "scoped", "--project", "web", "--model", "tiny").strip()
+    for days in ("-1", "0", "inf", "nan"):
+        told = migrated.complaint("key", "create", "scoped", "--expires-in-days", days)
+        assert "expires" in told
+    may = ("--project", "web", "--model", "tiny", "--model-alias", "gpt=tiny")
+    one = migrated.ok("key", "create", "scoped", *may).strip()
     key_of_web = migrated.authenticate(one).key
+    listed = {row[0]: row[7:] for row in rows(migrated.ok("key", "list", "scoped"))}
+    assert listed[key_of_web.public_id] == ["web", "tiny gpt=tiny"]
+    assert listed[principal.key.public_id] == ["default", ""]
+    assert "ALIAS=MODEL" in migrated.complaint("key", "create", "scoped", "--model-alias", "gpt")
+    assert key_of_web.model_aliases == {"gpt": "tiny"}
     assert key_of_web.allowed_models == ("tiny",)
     assert key_of_web.project_id != principal.key.project_id
     same = migrated.ok("key", "create", "scoped", "--project", "web").strip()

@@ -17,7 +17,7 @@ from tests.gateway.ws_client import ready, text_of
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RESTART_S = 60.0
-LONG = {"max_tokens": 400, "ignore_eos": True}
+LONG = {"max_tokens": 1800, "ignore_eos": True}
 
 
 async def test_kill_9_during_streams(gateway: Gateway) -> None:
@@ -30,7 +30,7 @@ async def test_kill_9_during_streams(gateway: Gateway) -> None:
             model=MODEL,
             messages=[{"role": "user", "content": "Hello!"}],
             stream=True,
-            max_tokens=400,
+            max_tokens=1800,
             extra_body={"ignore_eos": True},
         )
         await socket.chat("t", "Hello!", **LONG)
@@ -48,6 +48,8 @@ async def test_kill_9_during_streams(gateway: Gateway) -> None:
         with pytest.raises(openai.APIError):
             async for _ in stream:
                 pass
+        assert (await get(gateway, "/livez")).status == 200
+        assert (await get(gateway, "/readyz")).status == 503
         last = (await socket.turn("t"))[-1]
         assert last["type"] == "error"
         assert last["error"]["code"] == "engine_unavailable"
@@ -58,9 +60,6 @@ async def test_kill_9_during_streams(gateway: Gateway) -> None:
         failed = await whole.answer()
         assert failed.status == 503
         assert failed.error["code"] == "engine_unavailable"
-
-        assert (await get(gateway, "/livez")).status == 200
-        assert (await get(gateway, "/readyz")).status == 503
 
         await until(lambda: gateway.engine.ready, within_s=RESTART_S)
         assert gateway.engine.info.pid != pid

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 import pytest_asyncio
@@ -81,7 +81,53 @@ async def test_limits_as_the_openai_package_meets_them(gateway: Gateway) -> None
                 return error.code == "insufficient_quota"
             return False
 
-    await until(is_spent, within_s=2)
+    await until(is_spent)
+
+
+async def test_nothing_is_generated_that_is_not_reserved(gateway: Gateway, pg_dsn: str) -> None:
+    """Several answers at once run into the end of a budget; what the engine has generated is held
+    against what the database has reserved, all the while.
+    """
+    budget, most = 1500, 0
+    await limit(gateway, monthly_tokens=budget)
+    engine = gateway.app.state.services.engine
+    aside = await asyncpg.connect(pg_dsn)
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            generated = (await engine.fetch_stats()).generation_tokens
+            # Later than the count: it may only have grown.
+            reserved = await aside.fetchval("SELECT sum(month_tokens) FROM limit_state")
+            assert generated <= reserved <= budget
+            most = max(most, generated)
+
+    async with gateway.openai() as client:
+        watching = asyncio.create_task(watch())
+        answers = await asyncio.gather(
+            *(
+                client.chat.completions.create(
+                    model=MODEL,
+                    messages=HELLO,
+                    max_tokens=480,
+                    n=n,
+                    extra_body={"ignore_eos": True},
+                )
+                for n in (1, 2, 1)
+            )
+        )
+        watching.cancel()
+    assert most > 256 * 3, "they were granted more than their first slices"
+    ends = [choice.finish_reason for answer in answers for choice in answer.choices]
+    assert ends == ["length"] * 4
+    totals = await gateway.usage(3)
+    assert totals.prompt_tokens + totals.completion_tokens <= budget
+    assert totals.completion_tokens == sum(answer.usage.completion_tokens for answer in answers)
+    assert totals.completion_tokens == (await engine.fetch_stats()).generation_tokens
+    assert totals.completion_tokens < 4 * 480
+    spent = await aside.fetchval("SELECT month_tokens FROM limit_state")
+    assert spent == totals.prompt_tokens + totals.completion_tokens
+    await aside.close()
 
 
 async def test_a_revoked_key_ends_a_running_stream(gateway: Gateway) -> None:
@@ -90,17 +136,15 @@ async def test_a_revoked_key_ends_a_running_stream(gateway: Gateway) -> None:
         stream = await client.chat.completions.create(
             model=MODEL,
             messages=HELLO,
-            max_tokens=400,
+            max_tokens=1800,
             stream=True,
             extra_body={"ignore_eos": True},
         )
         await anext(aiter(stream))
-        revoked_at = time.monotonic()
         await gateway.store.revoke_key(key.public_id)
         with pytest.raises(APIError) as ended:
             async for _ in stream:
                 pass
-        assert time.monotonic() - revoked_at < 1.0
         assert ended.value.code == "invalid_api_key"
     totals = await gateway.usage()
-    assert 0 < totals.completion_tokens < 400
+    assert 0 < totals.completion_tokens < 1800

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -23,6 +23,8 @@ from gateway.config import Config, ServerConfig
 from gateway.errors import AddressInUse, SetupError
 from gateway.provisioning import create_key, ensure_tenant
 from tenants.postgres import PostgresStore
+from tenants.types import Scope
+from tests.engine.lora.making import write_adapter
 from tests.postgres import pg_dsn, postgres_server
 
 __all__ = ["pg_dsn", "postgres_server"]
@@ -31,25 +33,27 @@ pytestmark = pytest.mark.pg
 NUM_WORKERS = 2
 
 
-def make_config(tmp_path: Path, dsn: str, **engine: object) -> Config:
+def make_config(
+    tmp_path: Path, dsn: str, *, models: Mapping[str, object] | None = None, **engine: object
+) -> Config:
     secrets.create(tmp_path / "secrets.json")
     return configuration.parse(
         {
             "engine": {"model": str(MODEL_DIR), "num_threads": 1, **engine},
             "server": {"port": 0, "workers": NUM_WORKERS, "shutdown_timeout_s": 5},
             "tenants": {"dsn": dsn, "secrets_file": str(tmp_path / "secrets.json")},
-            "models": {"served_model_name": "demo"},
+            "models": {"served_model_name": "demo", **(models or {})},
         }
     )
 
 
-async def make_key(config: Config) -> str:
+async def make_key(config: Config, scope: Scope = "chat") -> str:
     assert config.tenants.dsn is not None
     store = await PostgresStore.connect(config.tenants.dsn)
     try:
         await ensure_tenant(store, "acme")
         pepper = secrets.load(Path(config.tenants.secrets_file)).key_pepper
-        return await create_key(store, pepper, "acme", name="k", scopes=["chat"])
+        return await create_key(store, pepper, "acme", name="k", scopes=[scope])
     finally:
         await store.close()
 
@@ -197,10 +201,8 @@ async def test_a_strangers_port_is_refused(tmp_path: Path, pg_dsn: str) -> None:
 @pytest.mark.asyncio
 async def test_sigterm_on_the_command_stops_everything(tmp_path: Path, pg_dsn: str) -> None:
     secrets.create(tmp_path / "secrets.json")
-    with server.bind(ServerConfig(port=0)) as free:
-        port = free.getsockname()[1]
     (tmp_path / "sluice.toml").write_text(
-        f'[server]\nport = {port}\n[engine]\nmodel = "{MODEL_DIR}"\nnum_threads = 1\n'
+        f'[server]\nport = 0\n[engine]\nmodel = "{MODEL_DIR}"\nnum_threads = 1\n'
         f'[tenants]\ndsn = "{pg_dsn}"\nsecrets_file = "secrets.json"\n'
     )
     process = await asyncio.create_subprocess_exec(
@@ -217,7 +219,43 @@ async def test_sigterm_on_the_command_stops_everything(tmp_path: Path, pg_dsn: s
     family = psutil.Process(process.pid).children(recursive=True)
     assert sum("gateway.worker" in child.cmdline() for child in family) == 3
     process.terminate()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await process.stderr.read()
         assert await process.wait() == 0
     assert not any(child.is_running() for child in family)
+
+
+@pytest.mark.asyncio
+async def test_an_adapter_is_there_for_all_workers_and_gone_for_all(
+    tmp_path: Path, pg_dsn: str
+) -> None:
+    write_adapter(tmp_path / "adapters" / "helper", MODEL_DIR, rank=4)
+    config = make_config(
+        tmp_path, pg_dsn, models={"adapters_dir": str(tmp_path / "adapters")}, enable_lora=True
+    )
+    key, admin_key = await make_key(config), await make_key(config, "admin")
+
+    async def ask(url: str) -> int:
+        # A connection of its own: the kernel chooses the worker anew.
+        body = {"model": "helper", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}) as client:
+            return (await client.post(f"{url}/v1/chat/completions", json=body)).status_code
+
+    async def everywhere(url: str, status: int) -> None:
+        """Other workers hear of it a moment later."""
+        async with asyncio.timeout(10):
+            while set(await asyncio.gather(*(ask(url) for _ in range(8)))) != {status}:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    async with (
+        serving(config) as url,
+        httpx.AsyncClient(headers={"authorization": f"Bearer {admin_key}"}, timeout=30) as admin,
+    ):
+        await everywhere(url, 404)
+        (tenant,) = (await admin.get(f"{url}/admin/v1/tenants")).json()["data"]
+        route = f"{url}/admin/v1/tenants/{tenant['id']}/adapters"
+        made = await admin.post(route, json={"name": "helper", "path": "helper"})
+        assert made.status_code == 201, made.text
+        await everywhere(url, 200)
+        assert (await admin.delete(f"{route}/helper")).status_code == 200
+        await everywhere(url, 404)

@@ -11,10 +11,13 @@ import os
 import sys
 import time
 from collections import Counter, deque
+from typing import NamedTuple
 
+from engine.adapters import OnLoaded
 from engine.config import EngineConfig
-from engine.errors import ConfigError, ModelLoadError
+from engine.errors import AdapterLoadError, ConfigError, ModelLoadError
 from engine.messages import (
+    AdapterRef,
     FinishReason,
     GenerateRequest,
     Grant,
@@ -29,6 +32,15 @@ from engine.process import Engine, OnProgress, main
 from engine.transport import EngineProcess
 
 STEP_S = 0.001
+
+
+class Loaded(NamedTuple):
+    rank: int
+    digest: str
+    base_model: str | None
+
+
+LOADED = Loaded(8, "digest", "some/base")
 
 
 class Trap(enum.IntEnum):
@@ -52,11 +64,14 @@ class StandInCore:
         self.parked: dict[str, tuple[GenerateRequest, int]] = {}
         self.granted: dict[str, Grant] = {}
         self.outputs: list[RequestOutput] = []
+        self.loads: list[AdapterRef] = []
+        self.unloads: list[str] = []
+        self.late: list[OnLoaded] = []
         self.num_steps = self.generation_tokens = 0
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self.waiting or self.running or self.outputs)
+        return bool(self.waiting or self.running or self.outputs or self.late)
 
     def add_request(self, request: GenerateRequest) -> None:
         self.waiting.append(request)
@@ -85,7 +100,23 @@ class StandInCore:
             if request_id in self.parked:
                 self.running[request_id] = self.parked.pop(request_id)
 
+    def load_adapter(self, adapter: AdapterRef, on_done: OnLoaded) -> None:
+        """A path that begins with "bad" does not load, one with "late" does after the next step."""
+        self.loads.append(adapter)
+        if adapter.path.startswith("bad"):
+            on_done(AdapterLoadError(f"{adapter.path} does not fit"))
+        elif adapter.path.startswith("late"):
+            self.late.append(on_done)
+        else:
+            on_done(LOADED)
+
+    def unload_adapter(self, name: str) -> None:
+        self.unloads.append(name)
+
     def step(self) -> list[RequestOutput]:
+        late, self.late = self.late, []
+        for on_done in late:
+            on_done(LOADED)
         outputs, self.outputs = self.outputs, []
         while self.waiting and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.popleft()

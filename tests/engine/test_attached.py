@@ -98,7 +98,7 @@ async def test_a_client_may_come_before_the_engine(path: Path) -> None:
         await asyncio.sleep(0.2)
         assert not attaching.done()
         await stack.enter_async_context(engine_at(path))
-        client = await asyncio.wait_for(attaching, 10)
+        client = await asyncio.wait_for(attaching, 30)
         assert await tokens(client, "r", 5, 3) == expected_tokens([5, 6], 3)
 
 

@@ -23,6 +23,7 @@ from engine.messages import (
     ClientMessage,
     GenerateRequest,
     LoadProgress,
+    RequestOutput,
     SamplingParams,
     TokenLogprobs,
 )
@@ -53,6 +54,48 @@ class TestServing:
             streams = [client.submit(request(str(i), p, 50)) for i, p in enumerate(prompts)]
             results = await asyncio.gather(*map(read, streams))
         assert results == [expected_tokens(prompt, 50) for prompt in prompts]
+
+    async def test_outputs_can_be_diverted_while_they_are_waited_for(self) -> None:
+        async with running() as client:
+            stream = client.submit(request("a", max_tokens=40))
+            diverted: list[int] = []
+            offered = 0
+
+            def divert(output: RequestOutput) -> bool:
+                nonlocal offered
+                offered += 1
+                assert output.finish_reason is None
+                if offered % 3 == 0:
+                    return False
+                diverted.extend(output.new_token_ids)
+                return True
+
+            tokens, reads = list[int](), 0
+            while stream.finish_reason is None:
+                await stream.wait(divert)
+                tokens += diverted
+                diverted.clear()
+                async for output in stream:
+                    tokens += output.new_token_ids
+                    break
+                reads += 1
+            assert tokens == expected_tokens([1, 2, 3], 40)
+            assert offered > reads > 1
+            assert stream.num_generated_tokens == 40
+
+    async def test_a_cancelled_wait_diverts_no_more(self) -> None:
+        async with running() as client:
+            stream = client.submit(request("a", max_tokens=20))
+            diverted: list[RequestOutput] = []
+            waiting = asyncio.create_task(stream.wait(lambda output: not diverted.append(output)))
+            await until(lambda: bool(diverted))
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            num_diverted = len(diverted)
+            tokens = [t for output in diverted for t in output.new_token_ids]
+            tokens += await read(stream)
+            assert tokens == expected_tokens([1, 2, 3], 20)
+            assert len(diverted) == num_diverted
 
     async def test_a_slow_reader_gets_merged_outputs_and_all_tokens(self) -> None:
         async with running(max_unread_tokens=300) as client:

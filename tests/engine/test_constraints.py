@@ -249,9 +249,7 @@ class TestCompiling:
         assert constraints.is_idle
 
     def test_nothing_compiles_nothing_waits(self, compiler: GrammarCompiler) -> None:
-        started = time.monotonic()
-        assert Constraints(compiler, len(VOCAB)).compiled(wait_s=5.0) == []
-        assert time.monotonic() - started < 1
+        assert Constraints(compiler, len(VOCAB)).compiled(wait_s=3600.0) == []
 
     def test_a_vocabulary_of_another_width_is_refused(self, compiler: GrammarCompiler) -> None:
         with pytest.raises(AssertionError, match="width"):

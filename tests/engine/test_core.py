@@ -5,7 +5,7 @@ import re
 import pytest
 
 from engine.errors import InvalidRequest
-from engine.messages import QUEUE_TIME_BUCKETS_S
+from engine.messages import QUEUE_TIME_BUCKETS_S, AdapterRef
 from tests.engine.scheduler.harness import EOS, Harness
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
@@ -463,3 +463,83 @@ class TestPark:
         harness.run()
         harness.check_outputs()
         assert harness.core.stats().num_parked == 0
+
+
+class TestAdapters:
+    def test_each_request_has_its_own(self) -> None:
+        harness = Harness(max_loras=2, max_num_batched_tokens=16)
+        for index, adapter in enumerate(("", "a", "b", "", "a")):
+            harness.add(f"r{index}", [5, 6, 7, 8, 9, 10], adapter=adapter, max_tokens=9)
+        harness.run()
+        harness.check_outputs()
+        assert harness.tokens["r1"] == harness.tokens["r4"]
+        assert len({tuple(harness.tokens[f"r{i}"]) for i in range(3)}) == 3
+
+    def test_one_that_does_not_load_is_answered_without_its_path(self) -> None:
+        harness = Harness()
+        harness.add("a", 3, adapter="bad")
+        (output,) = harness.step()
+        assert output.error == "the adapter's files cannot be used at the moment"
+        assert output.error_code == "adapter_unavailable"
+        assert not harness.core.has_unfinished
+
+    def test_one_that_was_unloaded_is_refused_and_its_running_request_ends(self) -> None:
+        harness = Harness()
+        harness.add("a", 3, adapter="x", max_tokens=9, ignore_eos=True)
+        harness.step(2)
+        harness.core.unload_adapter("x")
+        harness.add("b", 3, adapter="x")
+        harness.step()
+        assert harness.finished["b"].error_code == "adapter_unloaded"
+        harness.run()
+        harness.check_outputs(errors={"b"})
+        assert harness.adapters.kept == set()
+
+    def test_a_request_that_can_never_run_reads_nothing(self) -> None:
+        harness = Harness()
+        harness.add("a", 500, adapter="x")
+        harness.step()
+        assert harness.finished["a"].error_code == "invalid_request"
+        assert harness.core.stats().num_adapter_reads == 0
+
+    def test_a_full_queue_lets_go_of_it(self) -> None:
+        harness = Harness(max_num_queued_reqs=1, max_num_seqs=1)
+        harness.add("a", 3, adapter="x", max_tokens=5, ignore_eos=True)
+        harness.step()
+        for request_id in "bc":
+            harness.add(request_id, 3, adapter="x", max_tokens=5)
+        harness.run()
+        harness.check_outputs(errors={"c"})
+        assert harness.finished["c"].error_code == "queue_full"
+
+    def test_a_held_request_is_aborted(self) -> None:
+        harness = Harness()
+        harness.add("a", 3, adapter="x")
+        assert harness.core.stats().num_waiting == 1
+        with pytest.raises(InvalidRequest, match="'a' is in use"):
+            harness.core.add_request(harness.messages["a"])
+        harness.core.abort(["a"])
+        (output,) = harness.step()
+        assert output.finish_reason == "abort"
+        assert not harness.core.has_unfinished
+
+    def test_what_is_granted_meanwhile_counts(self) -> None:
+        harness = Harness()
+        for name in "ab":
+            harness.add(name, 3, adapter="x", max_tokens=9, ignore_eos=True, num_granted_tokens=2)
+            harness.grant(name, 5, is_last=True)
+        harness.core.abort(["b"])
+        harness.run()
+        harness.check_outputs()
+        assert len(harness.tokens["a"]) == 5
+
+    def test_without_adapters_they_are_refused(self) -> None:
+        harness = Harness()
+        harness.core._adapters = None
+        harness.add("a", 3, adapter="x")
+        (output,) = harness.step()
+        assert output.error == "adapter 'x' cannot be loaded: enable_lora is not set"
+        results: list[object] = []
+        harness.core.load_adapter(AdapterRef(name="x", path="/x"), results.append)
+        harness.core.unload_adapter("x")
+        assert [str(result) for result in results] == [output.error]

@@ -129,10 +129,10 @@ def test_time_per_token_does_not_grow() -> None:
     (a,) = ids("a")
 
     def seconds() -> float:
-        start = time.perf_counter()
+        start = time.thread_time()
         for _ in range(4000):
             detokenizer.push([a])
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     first = min(seconds(), seconds())
     assert min(seconds() for _ in range(3)) < 5 * first

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.messages import GenerateRequest, SamplingParams, StructuredOutputs
+from engine.messages import AdapterRef, GenerateRequest, SamplingParams, StructuredOutputs
 from engine.request import Request, RequestState
 
 
@@ -116,7 +116,7 @@ def test_an_adapter_keeps_its_cached_prefixes_apart() -> None:
             params=SamplingParams(),
             cache_salt="salt",
             num_public_tokens=2,
-            adapter="mine" if digest else "",
+            adapter=AdapterRef(name="mine", path="/mine") if digest else None,
         )
         request = Request(
             message,

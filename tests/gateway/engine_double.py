@@ -15,9 +15,14 @@ import msgspec
 from engine.config import EngineConfig
 from engine.messages import (
     AbortRequest,
+    AdapterAnswer,
+    AdapterRef,
     ClientMessage,
     FinishReason,
     GenerateRequest,
+    Grant,
+    GrantTokens,
+    LoadAdapter,
     ParkRequest,
     Ping,
     Ready,
@@ -26,6 +31,7 @@ from engine.messages import (
     Stats,
     StepOutputs,
     TokenLogprobs,
+    UnloadAdapter,
     UnparkRequest,
 )
 from engine.tokenizer import Tokenizer
@@ -65,6 +71,9 @@ class EngineDouble:
     requests: list[GenerateRequest] = field(default_factory=list)
     aborted: dict[str, float] = field(default_factory=dict)
     """Request id to the loop's time."""
+    loaded: list[AdapterRef] = field(default_factory=list)
+    """A path with "bad" in it does not load."""
+    unloaded: list[str] = field(default_factory=list)
     generated: dict[str, int] = field(default_factory=dict)
     lives: list[Life] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
@@ -94,6 +103,7 @@ class Life:
     def __init__(self, double: EngineDouble, on_message: OnMessage, on_exit: OnExit) -> None:
         self.plays: dict[str, asyncio.Task[None]] = {}
         self.parked: set[str] = set()
+        self.granted: dict[str, Grant] = {}
         self._double = double
         self._on_message = on_message
         self._on_exit = on_exit
@@ -113,17 +123,36 @@ class Life:
         match message:
             case GenerateRequest():
                 self._double.requests.append(message)
+                if message.num_granted_tokens is not None:
+                    grant = Grant(message.request_id, message.num_granted_tokens)
+                    self.granted[message.request_id] = grant
                 task = asyncio.create_task(self._play(message))
                 self.plays[message.request_id] = task
             case AbortRequest():
                 self._loop.call_soon(self._abort, message.request_ids)
             case ParkRequest():
                 self.parked.update(message.request_ids)
+            case GrantTokens():
+                self.granted.update((grant.request_id, grant) for grant in message.grants)
             case UnparkRequest():
                 self.parked.difference_update(message.request_ids)
             case Ping():
                 stats = msgspec.structs.replace(self._double.stats, num_running=len(self.plays))
                 self._loop.call_soon(self._on_message, stats)
+            case LoadAdapter(call_id, ref):
+                self._double.loaded.append(ref)
+                bad = "bad" in ref.path
+                answer = AdapterAnswer(
+                    call_id=call_id,
+                    error="r is 99,\nbut max_lora_rank is 16" if bad else None,
+                    rank=8,
+                    digest="digest",
+                    base_model="some/base",
+                )
+                self._loop.call_soon(self._on_message, answer)
+            case UnloadAdapter(call_id, name):
+                self._double.unloaded.append(name)
+                self._loop.call_soon(self._on_message, AdapterAnswer(call_id=call_id))
             case Shutdown():
                 pass
 
@@ -155,13 +184,18 @@ class Life:
         limit = request.params.max_tokens
         assert limit is not None
         if play.at_once:
+            assert request.num_granted_tokens is None, "these come as they are granted"
             self._double.generated[request.request_id] = len(tokens[:limit])
             found = _logprobs(tokens[:limit], request.params.logprobs)
             self._end(request.request_id, tokens[:limit], play, found)
             return
-        for token in tokens[:limit]:
-            while request.request_id in self.parked:  # noqa: ASYNC110 (several may wait)
+        for number, token in enumerate(tokens[:limit]):
+            while self._waits(request, number):  # noqa: ASYNC110 (several may wait)
                 await asyncio.sleep(0.001)
+            grant = self.granted.get(request.request_id)
+            if grant is not None and number >= grant.num_tokens:
+                self._end(request.request_id, [], Play(finish_reason="length"))
+                return
             self._double.generated[request.request_id] = (
                 self._double.generated.get(request.request_id, 0) + 1
             )
@@ -176,6 +210,12 @@ class Life:
         if len(tokens) >= limit:
             play = Play(finish_reason="length")
         self._end(request.request_id, [], play)
+
+    def _waits(self, request: GenerateRequest, number: int) -> bool:
+        if request.request_id in self.parked:
+            return True
+        grant = self.granted.get(request.request_id)
+        return grant is not None and number >= grant.num_tokens and not grant.is_last
 
     def _end(
         self,

@@ -87,8 +87,15 @@ class RawClient:
         self.writer.transport.abort()
 
 
-def post(gateway: Gateway, body: bytes, *, key: str | None = None, **headers: str) -> bytes:
-    """A POST of a chat. Header names are given with underscores."""
+def post(
+    gateway: Gateway,
+    body: bytes,
+    *,
+    path: str = "/v1/chat/completions",
+    key: str | None = None,
+    **headers: str,
+) -> bytes:
+    """A POST, of a chat by default. Header names are given with underscores."""
     lines = {
         "host": "x",
         "content-type": "application/json",
@@ -96,14 +103,14 @@ def post(gateway: Gateway, body: bytes, *, key: str | None = None, **headers: st
         "content-length": str(len(body)),
     } | {name.replace("_", "-"): value for name, value in headers.items()}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items() if value)
-    return f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
 async def exchange(gateway: Gateway, request: bytes) -> Answer:
     client = await RawClient.connect(gateway)
     try:
         client.send(request)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await client.answer()
     finally:
         await client.close()

@@ -89,12 +89,20 @@ class Gateway:
         return totals
 
 
+MOMENT_S = 1.0
+"""Until the engine has dropped what a client left: under 0.1 where nothing else is computed."""
+
+
 def make_config(
-    model_dir: Path, *, engine: Mapping[str, Any] | None = None, **server: Any
+    model_dir: Path,
+    *,
+    engine: Mapping[str, Any] | None = None,
+    models: Mapping[str, Any] | None = None,
+    **server: Any,
 ) -> Config:
     document = {
         "engine": {"model": str(model_dir)} | dict(engine or {}),
-        "models": {"served_model_name": MODEL},
+        "models": {"served_model_name": MODEL} | dict(models or {}),
         "server": {"port": 0, "flush_interval_ms": 0, "shutdown_timeout_s": 5.0} | server,
     }
     return configuration.parse(document)
@@ -159,7 +167,7 @@ async def served_double(
         yield gateway, double
 
 
-async def until(condition: Callable[[], Any], *, within_s: float = 5.0) -> None:
+async def until(condition: Callable[[], Any], *, within_s: float = 30.0) -> None:
     """Wait for ``condition``, a function or a coroutine function."""
     async with asyncio.timeout(within_s):
         while True:

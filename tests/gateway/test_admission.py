@@ -27,6 +27,7 @@ from gateway.errors import (
 )
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.secrets import generate
+from gateway.served_models import ServedModels
 from grammar.compiler import GrammarChecker
 from grammar.vocabulary import Vocabulary
 from tenants.authenticator import Authenticator
@@ -77,6 +78,7 @@ class Gate:
         )
         self.admission = Admission(
             self.config,
+            models=ServedModels(self.config),
             engine=self.engine,
             ledger=self.ledger,
             quota=Quota(self.store),

@@ -97,7 +97,7 @@ def test_a_pipe_of_questions_is_one_conversation(server: ScriptedServer) -> None
     server.say("Aye.")
     done = subprocess.run(
         command(server), input="One\n\nTwo\n/new\nThree\n", capture_output=True, text=True,
-        timeout=30, cwd=ROOT, check=True,
+        timeout=60, cwd=ROOT, check=True,
     )  # fmt: skip
     assert done.stdout == "Aye.\n" * 3
     assert done.stderr == ""
@@ -113,7 +113,7 @@ def test_a_failure_does_not_end_the_conversation(server: ScriptedServer) -> None
     server.script = script  # type: ignore[assignment]
     done = subprocess.run(
         command(server), input="fail\ndrop\nfine\n", capture_output=True, text=True,
-        timeout=30, cwd=ROOT, check=True,
+        timeout=60, cwd=ROOT, check=True,
     )  # fmt: skip
     assert "Not now." in done.stderr
     assert "closed the connection" in done.stderr
@@ -158,7 +158,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def expect(self, text: str, within_s: float = 10.0) -> None:
+    def expect(self, text: str, within_s: float = 30.0) -> None:
         """Wait until ``text`` shows after what was expected before."""
         deadline = time.monotonic() + within_s
         while (found := self._screen().find(text, self._seen)) < 0:
@@ -166,7 +166,7 @@ class Terminal:
             self._read()
         self._seen = found + len(text)
 
-    def exit_code(self, within_s: float = 10.0) -> int:
+    def exit_code(self, within_s: float = 30.0) -> int:
         deadline = time.monotonic() + within_s
         while (code := self._process.poll()) is None:
             assert time.monotonic() < deadline, f"still running: {self._screen()!r}"

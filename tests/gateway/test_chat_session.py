@@ -15,6 +15,7 @@ from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import get
 from tests.gateway.serving import (
     MODEL,
+    MOMENT_S,
     Gateway,
     double_client,
     make_config,
@@ -121,7 +122,7 @@ async def test_cancel_while_queued(gateway: Gateway, double: EngineDouble) -> No
         await client.chat("t")
         assert (await client.receive())["type"] == "started"
         await client.send(type="cancel", id="t")
-        done = await client.receive(within_s=1)
+        done = await client.receive()
     assert (done["type"], done["finish_reason"]) == ("done", "cancelled")
 
 
@@ -223,8 +224,8 @@ async def test_leaving_aborts_all_turns(gateway: Gateway, double: EngineDouble) 
         await until(lambda: len(double.running) == 6)
         left_at = asyncio.get_running_loop().time()
         client.socket.transport.abort()
-        await until(lambda: not double.running, within_s=1)
-        assert max(double.aborted.values()) - left_at < 0.1
+        await until(lambda: not double.running)
+        assert max(double.aborted.values()) - left_at < MOMENT_S
     totals = await gateway.usage(6)
     assert totals.completion_tokens == sum(double.generated.values())
 
@@ -326,7 +327,7 @@ async def test_a_reader_that_stops_is_dropped_and_its_turns_end(model_dir: Path)
             client.socket.transport.pause_reading()
             await client.chat("t")
             await until(lambda: double.generated)
-            await until(lambda: not gateway.server.server_state.connections, within_s=10)
+            await until(lambda: not gateway.server.server_state.connections, within_s=60)
             client.socket.transport.abort()
         totals = await gateway.usage()
         assert totals.completion_tokens == sum(double.generated.values())
@@ -368,7 +369,7 @@ async def test_messages_may_be_fragmented(gateway: Gateway) -> None:
 async def test_draining_lets_turns_end_and_takes_no_more(
     gateway: Gateway, double: EngineDouble
 ) -> None:
-    double.script = lambda prompt: Play(text="x" * 20, interval_s=0.01)
+    double.script = lambda prompt: Play(text="x" * 20, interval_s=0.05)
     async with ready(gateway) as idle, ready(gateway) as busy:
         await busy.chat("t")
         await until(lambda: double.generated)

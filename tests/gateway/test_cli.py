@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -108,14 +109,17 @@ def test_a_model_and_its_revision_may_be_named_on_the_command_line(
     assert "HF_HUB_OFFLINE" in line
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+@pytest.fixture
+def dead_port() -> Iterator[int]:
+    """Of a socket that does not listen: nobody else gets it meanwhile."""
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        yield unheard.getsockname()[1]
 
 
 @pytest.mark.parametrize("command", [["migrate"], ["tenant", "list"], ["key", "list", "demo"]])
-def test_postgres_is_down(tmp_path: Path, command: list[str]) -> None:
-    dsn = f"postgresql://me:secret@127.0.0.1:{free_port()}/db"
+def test_postgres_is_down(tmp_path: Path, command: list[str], dead_port: int) -> None:
+    dsn = f"postgresql://me:secret@127.0.0.1:{dead_port}/db"
     (tmp_path / "sluice.toml").write_text(f"[engine]\nmodel='m'\n[tenants]\ndsn='{dsn}'")
     line = complaint(sluice(*command, cwd=tmp_path))
     assert "does not answer" in line
@@ -179,8 +183,8 @@ def test_a_ready_file_that_cannot_be_written_is_found_before_the_start(
 
 
 @pytest.mark.parametrize("command", [["chat", "hi"], ["bench", "-c", "1"]])
-def test_no_server_answers(tmp_path: Path, command: list[str]) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
+def test_no_server_answers(tmp_path: Path, command: list[str], dead_port: int) -> None:
+    url = f"http://127.0.0.1:{dead_port}"
     line = complaint(sluice(*command, "--url", url, "--key", "k", cwd=tmp_path))
     assert f"{url} does not answer" in line
     assert "running?" in line

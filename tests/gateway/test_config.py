@@ -155,3 +155,24 @@ def test_a_model_that_is_no_folder_may_be_on_the_hub(tmp_path: Path) -> None:
     assert load(tmp_path, '[engine]\nmodel = "Qwen/Qwen3-0.6B"\n').engine.model_dir == (
         tmp_path / "Qwen/Qwen3-0.6B"
     )
+
+
+@pytest.mark.parametrize(
+    ("lora", "models", "message"),
+    [
+        ("true", "", "models.adapters_dir is missing; with engine.enable_lora"),
+        ("false", 'adapters_dir = "a"', "models.adapters_dir needs engine.enable_lora = true"),
+    ],
+)
+def test_adapters_need_both_settings(tmp_path: Path, lora: str, models: str, message: str) -> None:
+    path = tmp_path / "sluice.toml"
+    path.write_text(f'[engine]\nmodel = "m"\nenable_lora = {lora}\n[models]\n{models}\n')
+    with pytest.raises(ConfigError, match=message) as caught:
+        config.load(path, env={})
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_the_folder_of_adapters_is_relative_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "sluice.toml"
+    path.write_text('engine = {model = "m", enable_lora = true}\nmodels = {adapters_dir = "a"}\n')
+    assert config.load(path, env={}).models.adapters_dir == str(tmp_path / "a")

@@ -12,6 +12,7 @@ from gateway.engine_metrics import (
     COUNTERS,
     GAUGES,
     TENANT_COUNTERS,
+    TENANT_DRAFT_COUNTERS,
     EngineCollector,
     Latencies,
 )
@@ -33,9 +34,9 @@ def test_every_figure_of_the_engine_is_published() -> None:
     special |= {"spec_decode_num_accepted_tokens_per_pos"}
     assert {field.name for field in msgspec.structs.fields(Stats)} == {*GAUGES, *COUNTERS, *special}
     special = {"fair_key", "num_running", "num_queued", "queued_tokens"}
-    special |= {"num_admitted", "queue_time_sum_s", "num_drafts"}
+    special |= {"num_admitted", "queue_time_sum_s", "num_accepted_tokens_per_pos"}
     fields = {field.name for field in msgspec.structs.fields(Tenant)}
-    assert fields == {*TENANT_COUNTERS, *special}
+    assert fields == {*TENANT_COUNTERS, *TENANT_DRAFT_COUNTERS, *special}
 
 
 def test_gauges_and_counters() -> None:
@@ -95,6 +96,10 @@ def test_tenants_have_a_label() -> None:
         preemptions_caused=1,
         num_admitted=4,
         queue_time_sum_s=0.5,
+        num_drafts=7,
+        num_draft_tokens=21,
+        num_accepted_tokens=9,
+        num_accepted_tokens_per_pos=[6, 2, 1],
     )
     got = samples(EngineCollector(lambda: Stats(tenants=[tenant, Tenant("others")])))
     assert got["tenant_requests_running", "acme"] == 1
@@ -106,6 +111,12 @@ def test_tenants_have_a_label() -> None:
     assert got["tenant_queue_time_seconds_count", "acme"] == 4
     assert got["tenant_queue_time_seconds_sum", "acme"] == 0.5
     assert got["service_tokens_total", "others", "computed"] == 0
+    assert got["tenant_spec_decode_num_drafts_total", "acme"] == 7
+    assert got["tenant_spec_decode_num_draft_tokens_total", "acme"] == 21
+    assert got["tenant_spec_decode_num_accepted_tokens_total", "acme"] == 9
+    per_pos = "tenant_spec_decode_num_accepted_tokens_per_pos_total"
+    assert [got[per_pos, "acme", place] for place in "012"] == [6, 2, 1]
+    assert got["tenant_spec_decode_num_drafts_total", "others"] == 0
 
 
 def test_latencies_are_a_histogram() -> None:

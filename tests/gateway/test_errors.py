@@ -7,11 +7,19 @@ import logging
 import pytest
 from starlette.exceptions import HTTPException
 
-from engine.errors import EngineDead, InvalidRequest, QueueFull
+from engine.errors import AdapterLoadError, EngineDead, InvalidRequest, QueueFull
 from gateway import errors
 from gateway.errors import ApiError, InternalError, to_api_error
 from grammar.errors import CompilerUnavailable, CompileTimeout, InvalidGrammar, UnsupportedKeyword
-from tenants.errors import ExpiredKey, MalformedKey, RevokedKey, StoreUnavailable, UnknownKey
+from tenants.errors import (
+    AdapterExists,
+    AdapterNotFound,
+    ExpiredKey,
+    MalformedKey,
+    RevokedKey,
+    StoreUnavailable,
+    UnknownKey,
+)
 
 KINDS = [
     kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, ApiError)
@@ -65,6 +73,9 @@ def test_the_tree_in_the_docstring_is_complete(kind: type[ApiError]) -> None:
     [
         (InvalidRequest("no"), 400, "invalid_request"),
         (QueueFull("full"), 503, "overloaded"),
+        (AdapterLoadError("r is\n99"), 400, "invalid_adapter"),
+        (AdapterExists("a"), 409, "already_exists"),
+        (AdapterNotFound("a"), 404, "not_found"),
         (EngineDead("gone"), 503, "engine_unavailable"),
         (MalformedKey(), 401, "invalid_api_key"),
         (UnknownKey("abc"), 401, "invalid_api_key"),

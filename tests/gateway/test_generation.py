@@ -135,7 +135,7 @@ async def test_an_answer_that_nobody_takes_is_given_up(model_dir: Path) -> None:
         generation = here.begin()
         async with aclosing(generation.deltas()) as deltas:
             await anext(deltas)
-            await until(lambda: here.double.aborted, within_s=3)
+            await until(lambda: here.double.aborted)
             with pytest.raises(Gone, match="Nobody read this stream") as caught:
                 async for _ in deltas:
                     pass
@@ -161,13 +161,13 @@ async def test_a_budget_ends_an_answer_that_nobody_reads(model_dir: Path) -> Non
             max_tokens=1000,
         )
         generation = here.begin(id=request_id, hold=hold)
-        await until(lambda: here.double.aborted, within_s=5)
+        await until(lambda: not here.double.running)
         (last,) = (await read(generation))[-1:]
         assert last.finish_reason == "length"
         generation.close()
         event = await here.event()
         assert (event.status, event.key_id) == ("length", key.id)
-        assert 300 <= event.completion_tokens < 310
+        assert event.completion_tokens == 300
 
 
 async def test_a_whole_answer(model_dir: Path) -> None:

@@ -49,7 +49,7 @@ def test_nothing_is_lost(pieces: list[str]) -> None:
 
 def test_marks_without_end_are_not_kept_for_ever() -> None:
     gate = GraphemeGate()
-    started = time.perf_counter()
+    started = time.thread_time()
     said = "".join(gate.push("\u0301") for _ in range(10_000))
     assert len(said) > 9_000
-    assert time.perf_counter() - started < 5
+    assert time.thread_time() - started < 5

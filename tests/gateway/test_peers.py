@@ -54,7 +54,7 @@ class Site:
                 MemoryStreamLog(max_stream_bytes=10**6, max_tenant_bytes=10**7, retention_s=60),
                 make_archive(self.shared),
                 peers,
-                grace_s=0.1,
+                grace_s=0.5,
                 heartbeat_s=0,
                 retention_s=60,
             )
@@ -96,7 +96,7 @@ async def test_a_stream_is_read_stopped_and_kept_from_another_worker() -> None:
         stream_id = await site.open()
         reader = await site.follow(stream_id, 7)
         assert await read(reader, len(ITEMS) - 7) == ITEMS[7:]
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.6)
         assert site.work.closed == 0  # somebody reads, if not here
         await reader.beat()
         assert await read(reader, 1) == [b"beat"]

@@ -39,7 +39,7 @@ async def test_one_endless_header_is_cut_off_early(gateway: Gateway) -> None:
         while sent < 50_000_000 and not client.reader.at_eof():
             client.send(b"a" * 65_536)
             sent += 65_536
-            await asyncio.wait_for(client.writer.drain(), 1)
+            await asyncio.wait_for(client.writer.drain(), 5)
             await asyncio.sleep(0)
     except (ConnectionError, TimeoutError):
         pass
@@ -93,7 +93,7 @@ async def test_silent_and_slow_sockets_are_dropped(model_dir: Path) -> None:
         half_headers.send(b"GET /livez HTTP/1.1\r\nhos")
         half_body = await RawClient.connect(gateway)
         half_body.send(post(gateway, BODY)[:-5])
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(30):
             assert await silent.reader.read() == b""
             assert await half_headers.reader.read() == b""
             answer = await half_body.answer()
@@ -112,7 +112,7 @@ async def test_a_slow_second_request_is_dropped_too(model_dir: Path) -> None:
         await asyncio.sleep(0.4)  # idle is fine: that has its own limit
         client.send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\nGET /li")
         assert (await client.answer()).status == 200
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(30):
             assert await client.reader.read() == b""
         await client.close()
 

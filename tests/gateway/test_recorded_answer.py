@@ -8,13 +8,22 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway import context
 from gateway.errors import InternalError, RateLimited
 from gateway.recorded_answer import AnswerWork, broken, give
 from gateway.stream_archive import ArchivedReader
 
 pytestmark = pytest.mark.asyncio
 
-SCOPE: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+
+def new_scope() -> Scope:
+    scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    context.attach(scope, send_nowhere)
+    return scope
+
+
+async def send_nowhere(message: Message) -> None:
+    raise AssertionError("a recorded answer goes to its record alone")
 
 
 def app_of(answer: Callable[[Request], Response]) -> ASGIApp:
@@ -26,7 +35,7 @@ def app_of(answer: Callable[[Request], Response]) -> ASGIApp:
 
 async def play(app: ASGIApp, *, body: bytes = b"") -> tuple[list[bytes], list[bool]]:
     """What is recorded, and what ``on_end`` was told."""
-    work, told = AnswerWork(app, SCOPE, body), list[bool]()
+    work, told = AnswerWork(app, new_scope(), body), list[bool]()
 
     async def on_end(is_good: bool) -> None:
         told.append(is_good)
@@ -120,7 +129,7 @@ async def test_what_is_closed_is_told_that_its_client_left() -> None:
         assert (await receive())["type"] == "http.disconnect"
         raise ClientDisconnect
 
-    work, told = AnswerWork(app, SCOPE, b""), list[bool]()
+    work, told = AnswerWork(app, new_scope(), b""), list[bool]()
 
     async def on_end(is_good: bool) -> None:
         told.append(is_good)
@@ -135,7 +144,7 @@ async def test_what_is_closed_is_told_that_its_client_left() -> None:
     assert await reading == []
     assert told == [False]
     # One that never began has nothing to tell.
-    work = AnswerWork(app, SCOPE, b"")
+    work = AnswerWork(app, new_scope(), b"")
     work.close()
     assert [items async for items in work.items(on_end)] == []
     assert told == [False]

@@ -141,7 +141,7 @@ async def test_cancelling_is_an_orderly_end_too(
     children = psutil.Process().children()
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await serving
     assert bool(urls) == ready_first
     assert not [child for child in children if "engine.process" in " ".join(_cmdline(child))]
@@ -170,7 +170,7 @@ async def test_running_requests_may_end(gateway: Gateway, double: EngineDouble) 
         await RawClient.connect(gateway)
     assert events((await stream).body)[-1] == "[DONE]"
     assert (await whole).json()["choices"][0]["message"]["content"] == "x" * 30
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         assert await idle.reader.read() == b""
     await idle.close()
     assert (await gateway.usage(2)).completion_tokens == 60
@@ -197,7 +197,7 @@ async def test_at_the_deadline_they_are_told_and_settled(model_dir: Path) -> Non
 async def test_a_kept_connection_gets_a_503_while_draining(
     gateway: Gateway, double: EngineDouble
 ) -> None:
-    double.script = lambda prompt: Play(text="x" * 30, interval_s=0.01)
+    double.script = lambda prompt: Play(text="x" * 30, interval_s=0.05)
     running = asyncio.create_task(chat(gateway, chat_body()))
     await until(lambda: double.running)
     kept = await RawClient.connect(gateway)
@@ -223,7 +223,7 @@ async def test_a_second_ctrl_c_waits_for_nobody(model_dir: Path) -> None:
         gateway.server.handle_exit(signal.SIGINT, None)
         await until(lambda: gateway.app.state.services.lifecycle.draining)
         gateway.server.handle_exit(signal.SIGINT, None)
-        await until(lambda: not gateway.server.server_state.tasks, within_s=5)
+        await until(lambda: not gateway.server.server_state.tasks)
         *_, last = events((await client.answer()).body)
         assert last["error"]["code"] == "shutting_down"
         await client.close()
@@ -294,7 +294,7 @@ def test_sigterm_lets_a_stream_end_and_leaves_nothing(
             if len(chunks) == 3:
                 server_process.send_signal(signal.SIGTERM)
     assert chunks[-1] == "[DONE]"
-    assert server_process.wait(20) == 0
+    assert server_process.wait(60) == 0
     assert not any(child.is_running() for child in children)
     log = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     stages = [line["message"] for line in log if line["message"].startswith("shutdown: ")]

@@ -41,7 +41,7 @@ async def test_it_is_parked_until_it_reads_on(model_dir: Path) -> None:
         client = await connect(gateway)
         body = chat_body("long", stream=True, max_tokens=LENGTH)
         client.send(post(gateway, json.dumps(body).encode()))
-        await until(lambda: double.lives[-1].parked, within_s=30)
+        await until(lambda: double.lives[-1].parked, within_s=60)
         (request_id,) = double.running
         done = double.generated[request_id]
         assert done < LENGTH
@@ -71,7 +71,7 @@ async def test_one_that_never_reads_on_is_aborted(model_dir: Path) -> None:
         client = await connect(gateway)
         body = chat_body(stream=True, max_tokens=LENGTH)
         client.send(post(gateway, json.dumps(body).encode()))
-        await until(lambda: double.aborted, within_s=30)
+        await until(lambda: double.aborted, within_s=60)
         assert not double.running
         assert 0 < sum(double.generated.values()) < LENGTH
         client.reset()

@@ -67,10 +67,18 @@ def make_streams(
     )
 
 
-async def body(*items: bytes, then_s: float = 0.0) -> AsyncGenerator[list[bytes], None]:
+async def body(
+    *items: bytes, until: asyncio.Event | None = None
+) -> AsyncGenerator[list[bytes], None]:
+    """Ends when ``until`` is set, at once without it."""
     for item in items:
         yield [item]
-    await asyncio.sleep(then_s)
+    if until is not None:
+        await until.wait()
+
+
+def endless(*items: bytes) -> AsyncGenerator[list[bytes], None]:
+    return body(*items, until=asyncio.Event())
 
 
 def cut(error: ApiError) -> bytes:
@@ -108,29 +116,29 @@ async def test_a_log_that_fails_is_no_clean_end() -> None:
 async def test_closing_settles_what_runs_and_what_has_yet_to_begin() -> None:
     streams = make_streams(make_log(), grace_s=9, heartbeat_s=9)
     generations = [ScriptedGeneration(), ScriptedGeneration()]
-    reader = await open_stream(streams, generations[0], body(b"1", then_s=60))
+    reader = await open_stream(streams, generations[0], endless(b"1"))
     assert list(await anext(reader)) == [b"1"]
     reader.close()
     reader.close()
-    await open_stream(streams, generations[1], body(b"1", then_s=60))
+    await open_stream(streams, generations[1], endless(b"1"))
     await streams.close()
     assert all(generation.closed for generation in generations)
 
 
 async def test_only_the_last_reader_to_leave_starts_the_grace_time() -> None:
     streams, generation = (
-        make_streams(make_log(), grace_s=0.05, heartbeat_s=9),
+        make_streams(make_log(), grace_s=0.4, heartbeat_s=9),
         ScriptedGeneration(),
     )
-    first = await open_stream(streams, generation, body(b"1", then_s=60))
+    first = await open_stream(streams, generation, endless(b"1"))
     second = await streams.follow(first.stream_id, TENANT, kind="sse", after=0)
     first.close()
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.5)
     assert not generation.closed
     second.close()
     assert not generation.closed
     third = await streams.follow(first.stream_id, TENANT, kind="sse", after=1)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.5)
     assert not generation.closed
     third.close()
     await until(lambda: generation.closed)
@@ -138,25 +146,27 @@ async def test_only_the_last_reader_to_leave_starts_the_grace_time() -> None:
 
 
 async def test_two_readers_of_one_silence_hear_one_beat() -> None:
-    generation = ScriptedGeneration()
+    generation, over = ScriptedGeneration(), asyncio.Event()
     streams = make_streams(make_log(), grace_s=9, heartbeat_s=0.1)
-    first = await open_stream(streams, generation, body(b"1", then_s=0.2))
+    first = await open_stream(streams, generation, body(b"1", until=over))
     second = await streams.follow(first.stream_id, TENANT, kind="sse", after=0)
     await asyncio.sleep(0.1)
     await first.beat()
     await second.beat()
+    over.set()
     assert await read(first) == await read(second) == [b"1", b"beat"]
     await first.beat()  # after the end: nothing more is said
     assert await read(second) == []
 
 
 async def test_stopping_is_idempotent_and_needs_no_running_stream() -> None:
-    generation = ScriptedGeneration()
+    generation, over = ScriptedGeneration(), asyncio.Event()
     streams = make_streams(make_log(), grace_s=9, heartbeat_s=9)
-    reader = await open_stream(streams, generation, body(b"1", then_s=0.05))
+    reader = await open_stream(streams, generation, body(b"1", until=over))
     await streams.stop(reader.stream_id, TENANT)
     reader.stop()
     assert generation.cancelled == 2
+    over.set()
     await read(reader)
     await streams.stop(reader.stream_id, TENANT)
     assert generation.cancelled == 2
@@ -175,10 +185,11 @@ async def test_a_detached_stream_needs_no_reader() -> None:
         make_streams(make_log(), grace_s=0.02, heartbeat_s=9),
         ScriptedGeneration(),
     )
+    over = asyncio.Event()
     reader = await streams.open(
         "s",
         generation,
-        body(b"1", b"2", then_s=0.15),
+        body(b"1", b"2", until=over),
         tenant_id=TENANT,
         kind="sse",
         cut=cut,
@@ -187,5 +198,6 @@ async def test_a_detached_stream_needs_no_reader() -> None:
     reader.close()
     await asyncio.sleep(0.1)
     assert generation.closed == 0
+    over.set()
     assert await read(await streams.follow("s", TENANT, kind="sse", after=0)) == [b"1", b"2"]
     assert generation.closed == 1

@@ -34,7 +34,7 @@ class WsClient:
         self._next_seq[turn_id] = last_seq + 1
         await self.send(type="resume", id=turn_id, stream_id=stream_id, last_seq=last_seq)
 
-    async def receive(self, *, within_s: float = 5.0) -> Frame:
+    async def receive(self, *, within_s: float = 30.0) -> Frame:
         async with asyncio.timeout(within_s):
             frame: Frame = json.loads(await self.socket.recv())
         self._check(frame)
@@ -48,7 +48,7 @@ class WsClient:
             assert frames[-1]["id"] == turn_id
         return frames
 
-    async def closed(self, *, within_s: float = 5.0) -> int:
+    async def closed(self, *, within_s: float = 30.0) -> int:
         """The close code; whatever comes before is dropped."""
         async with asyncio.timeout(within_s):
             await self.socket.wait_closed()

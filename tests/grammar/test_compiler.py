@@ -35,7 +35,7 @@ def compiler(vocabulary: Vocabulary, request: pytest.FixtureRequest) -> Iterator
 def test_a_spec_is_compiled_once(compiler: GrammarCompiler) -> None:
     first = compiler.compile(GrammarSpec("regex", "abc"))
     assert compiler.compile(GrammarSpec("regex", "abc")) is first
-    assert compiler.submit(GrammarSpec("regex", "abc")).result(10) is first
+    assert compiler.submit(GrammarSpec("regex", "abc")).result(60) is first
 
 
 def test_those_who_ask_at_once_share_one_compilation(compiler: GrammarCompiler) -> None:
@@ -49,7 +49,7 @@ def test_those_who_ask_at_once_share_one_compilation(compiler: GrammarCompiler) 
     for thread in threads:
         thread.join()
     assert not futures[0].cancel()
-    assert len({id(future.result(10)) for future in futures}) == 1
+    assert len({id(future.result(60)) for future in futures}) == 1
 
 
 @pytest.mark.parametrize("source", ["a(", "(?=a)b", "(?!a)b", r"\bfoo", "[z-a]", r"(a)\1"])

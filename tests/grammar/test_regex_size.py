@@ -39,7 +39,7 @@ def test_any_text_has_a_size(source: str) -> None:
 
 
 def test_the_time_is_linear() -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     for text in ("(", "[", "{9}", "(?P<", "\\"):
         expanded_size(text * 50_000)
-    assert time.perf_counter() - started < 2
+    assert time.thread_time() - started < 2

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 from kernels import reference
+from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts
 
 pytest.importorskip("triton")
 from kernels.triton import grouped_gemm
@@ -37,15 +39,49 @@ SHAPES = [(1, 4, 2), (7, 5, 3), (40, 3, 1), (5, 64, 2)]
 """(tokens, experts, top_k)"""
 
 
-def check(num_tokens: int, num_experts: int, top_k: int, dtype: torch.dtype, device: str) -> None:
-    case = draw(num_tokens, num_experts, top_k, dtype, device)
+KINDS = ["plain", "fp8", "int4", "mixed"]
+
+
+def draw_quantized(
+    kind: str, num_tokens: int, num_experts: int, top_k: int, dtype: torch.dtype, device: str
+) -> tuple[ExpertMatrices, ExpertMatrices, torch.Tensor]:
+    """Matrices of 96 hidden and 64 inner, and an x."""
+    gen = torch.Generator().manual_seed(num_tokens)
+
+    def matrices(quantized: str, features: int, k: int) -> ExpertMatrices:
+        shape = num_experts, features, k
+        if quantized == "fp8":
+            numbers = torch.randn(*shape, generator=gen).to(torch.float8_e4m3fn)
+            scale = torch.rand(num_experts, features, 1, generator=gen) * 0.2
+            return Fp8Experts(numbers.to(device), scale.to(device))
+        words = torch.randint(-(2**31), 2**31, (*shape[:2], k // 8), generator=gen)
+        groups = torch.rand(*shape[:2], k // 32, 2, generator=gen)
+        groups = groups * torch.tensor([0.05, 15.0])
+        return Int4Experts(words.to(device, torch.int32), groups.to(device, dtype))
+
+    down = "int4" if kind == "mixed" else kind
+    gate_up = matrices("fp8" if kind == "mixed" else kind, 128, 96)
+    x = torch.randn(num_tokens, 96, generator=gen).to(device, dtype)
+    return gate_up, matrices(down, 96, 64), x
+
+
+def check(
+    num_tokens: int,
+    num_experts: int,
+    top_k: int,
+    dtype: torch.dtype,
+    device: str,
+    kind: str = "plain",
+) -> None:
+    x, gate_up, down, experts, weights = draw(num_tokens, num_experts, top_k, dtype, device)
+    case: tuple[Any, ...] = x, gate_up, down, experts, weights
+    if kind != "plain":
+        gate_up, down, x = draw_quantized(kind, num_tokens, num_experts, top_k, dtype, device)
+        case = x, gate_up, down, experts, weights
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
-    torch.testing.assert_close(
-        grouped_gemm.apply_experts(*case),
-        reference.apply_experts(*case),
-        rtol=tolerance,
-        atol=tolerance,
-    )
+    got, want = grouped_gemm.apply_experts(*case), reference.apply_experts(*case)
+    close = {"rtol": tolerance, "atol": tolerance * max(1.0, float(want.abs().max()) / 4)}
+    torch.testing.assert_close(got, want, **close)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself runs here")
@@ -53,9 +89,10 @@ def test_interpreted_it_equals_the_reference() -> None:
     """In a process of its own: Triton decides when it is imported."""
     code = (
         "import torch\n"
-        "from tests.kernels.test_grouped_gemm import SHAPES, check\n"
+        "from tests.kernels.test_grouped_gemm import KINDS, SHAPES, check\n"
         "for shape in SHAPES:\n"
-        "    check(*shape, torch.float32, 'cpu')\n"
+        "    for kind in KINDS:\n"
+        "        check(*shape, torch.float32, 'cpu', kind)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -83,7 +120,8 @@ def test_every_pair_is_in_one_tile_of_its_expert() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [*SHAPES, (700, 8, 2)])
+@pytest.mark.parametrize("kind", KINDS)
 def test_on_a_gpu_it_equals_the_reference(
-    num_tokens: int, num_experts: int, top_k: int, dtype: torch.dtype
+    num_tokens: int, num_experts: int, top_k: int, dtype: torch.dtype, kind: str
 ) -> None:
-    check(num_tokens, num_experts, top_k, dtype, "cuda")
+    check(num_tokens, num_experts, top_k, dtype, "cuda", kind)

@@ -118,6 +118,58 @@ def test_rope_and_cache(dim: int, rotary: int, normed: bool, dtype: torch.dtype)
     assert (v_cache.view(-1, kv_heads, dim)[untouched] == 7).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "rotary"), [(32, 32), (64, 64), (96, 96), (128, 64), (576, 64)])
+@pytest.mark.parametrize("one_cache", [False, True])
+def test_rope_and_cache_in_fp8(dim: int, rotary: int, one_cache: bool, dtype: torch.dtype) -> None:
+    """As the reference, but for numbers so close to halfway between two that either may be."""
+    from kernels import cuda, reference
+
+    cuda.load()
+    tokens, heads, kv_heads, blocks, block_size = 9, 6, 2, 4, 16
+    fused = randn(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype) * 3
+    cos_sin = randn(500, rotary, dtype=torch.float32, seed=3)
+    positions = torch.randint(0, 500, (tokens,), device="cuda")
+    slots = torch.randperm(blocks * block_size, device="cuda")[:tokens]
+    slots[4] = -1
+    k_scale = torch.tensor([0.013, 0.2], device="cuda")
+    scales = {"k_scale": k_scale, "v_scale": k_scale if one_cache else k_scale.flip(0) * 0.001}
+    stored = []
+    for ops in (cuda, reference):
+        parts = fused.clone().split([heads * dim, kv_heads * dim, kv_heads * dim], -1)
+        q, k, v = (part.unflatten(-1, (-1, dim)) for part in parts)
+        shape = (blocks, block_size, kv_heads, dim)
+        k_cache = torch.full(shape, 7.0, device="cuda").to(torch.float8_e4m3fn)
+        v_cache = k_cache if one_cache else k_cache.clone()
+        ops.rope_and_cache(q, k, v, k_cache, v_cache, cos_sin, positions, slots, eps=1e-6, **scales)
+        stored.append(torch.cat((k_cache.flatten().float(), v_cache.flatten().float())))
+    got, want = stored
+    assert (got == want).float().mean() > 0.98
+    assert ((got - want).abs() <= want.abs() / 7).all(), "more than one step apart"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+def test_blocks_out_of_fp8(dim: int, dtype: torch.dtype) -> None:
+    from kernels import cuda, reference
+
+    cuda.load()
+    codes = torch.randint(0, 0x7F, (2, 40, 16, 3, dim), device="cuda", dtype=torch.uint8)
+    codes |= torch.randint(0, 2, codes.shape, device="cuda", dtype=torch.uint8) << 7
+    k_cache, v_cache = codes.view(torch.float8_e4m3fn)
+    k_scale = torch.tensor([0.5, 2.0**-9, 0.0137], device="cuda")
+    v_scale = torch.tensor([0.25, 0.0071, 1.0], device="cuda")
+    blocks = torch.randperm(40, device="cuda")[:23].to(torch.int32)
+    outs = torch.full((2, 30, 16, 3, dim), 7.0, device="cuda", dtype=dtype)
+    cuda.dequantize_blocks(
+        *outs.unbind(), k_cache, v_cache, blocks, k_scale=k_scale, v_scale=v_scale
+    )
+    for out, cache, scale in zip(outs, (k_cache, v_cache), (k_scale, v_scale), strict=True):
+        chosen = cache.view(torch.uint8)[blocks.long()].view(torch.float8_e4m3fn)
+        assert torch.equal(out[:23], reference.dequantize_heads(chosen, scale).to(dtype))
+        assert (out[23:] == 7).all()
+
+
 def test_wrong_arguments_are_refused_by_name() -> None:
     from kernels import cuda
 

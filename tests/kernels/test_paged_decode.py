@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kernels import reference  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 
@@ -23,6 +25,8 @@ class Case:
     cu_queries: torch.Tensor
     expected: torch.Tensor
     max_queries: int
+    scales: dict[str, torch.Tensor]
+    """k_scale and v_scale of caches in FP8."""
 
 
 def make_case(
@@ -38,26 +42,29 @@ def make_case(
     soft_cap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     q_scale: float = 1.0,
+    fp8: bool = False,
     seed: int = 0,
+    device: str = "cuda",
 ) -> Case:
-    gen = torch.Generator(device="cuda").manual_seed(seed)
+    """fp8: the caches are, with scales of each head; the answer follows from what they hold."""
+    gen = torch.Generator(device=device).manual_seed(seed)
 
     def randn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=gen, device="cuda").to(dtype)
+        return torch.randn(*shape, generator=gen, device=device).to(dtype)
 
     needed = [-(-length // block_size) for length in seq_lens]
     num_blocks = sum(needed) + 7
-    order = torch.randperm(num_blocks, generator=gen, device="cuda").to(torch.int32)
+    order = torch.randperm(num_blocks, generator=gen, device=device).to(torch.int32)
     # Unused blocks, slots past a sequence's end and table entries past it are all poison.
-    k_cache = torch.full(
-        (num_blocks, block_size, kv_heads, dim), float("nan"), device="cuda", dtype=dtype
-    )
+    k_cache = torch.full((num_blocks, block_size, kv_heads, dim), float("nan"), device=device)
+    k_cache = k_cache.to(torch.float8_e4m3fn if fp8 else dtype)
     v_cache = k_cache.clone()
+    scales = fp8_scales(kv_heads, device) if fp8 else {}
     table = torch.full((len(seq_lens), max([*needed, 1]) + 3), 2**30, dtype=torch.int32)
-    table = table.to("cuda")
+    table = table.to(device)
     num_tokens = sum(query_lens)
     q = randn(num_tokens, heads, dim) * q_scale
-    expected = torch.zeros(num_tokens, heads, dim, dtype=torch.float64, device="cuda")
+    expected = torch.zeros(num_tokens, heads, dim, dtype=torch.float64, device=device)
     taken = row = 0
     for i, (length, queries) in enumerate(zip(seq_lens, query_lens, strict=True)):
         k, v = randn(length, kv_heads, dim), randn(length, kv_heads, dim)
@@ -65,16 +72,33 @@ def make_case(
         taken += needed[i]
         table[i, : needed[i]] = blocks
         if length:
-            slots = torch.arange(length, device="cuda")
-            where = blocks[slots // block_size].long(), slots % block_size
-            k_cache[where], v_cache[where] = k, v
+            at = torch.arange(length, device=device)
+            slots = blocks[at // block_size].long() * block_size + at % block_size
+            reference.store_heads(k_cache, slots, k, scales.get("k_scale"))
+            reference.store_heads(v_cache, slots, v, scales.get("v_scale"))
+            if fp8:
+                k = stored_float64(k, scales["k_scale"])
+                v = stored_float64(v, scales["v_scale"])
             expected[row : row + queries] = attention_float64(
                 q[row : row + queries], k, v, window, soft_cap, alibi_slopes
             )
         row += queries
-    cu = torch.tensor([0, *query_lens], dtype=torch.int32).cumsum(0).to("cuda", torch.int32)
-    lens = torch.tensor(seq_lens, dtype=torch.int32, device="cuda")
-    return Case(q, k_cache, v_cache, table, lens, cu, expected, max([*query_lens, 1]))
+    cu = torch.tensor([0, *query_lens], dtype=torch.int32).cumsum(0).to(device, torch.int32)
+    lens = torch.tensor(seq_lens, dtype=torch.int32, device=device)
+    return Case(q, k_cache, v_cache, table, lens, cu, expected, max([*query_lens, 1]), scales)
+
+
+def fp8_scales(kv_heads: int, device: str) -> dict[str, torch.Tensor]:
+    """They differ by head and between keys and values, and are no powers of two."""
+    return {
+        "k_scale": torch.linspace(0.011, 0.07, kv_heads, device=device),
+        "v_scale": torch.linspace(0.09, 0.013, kv_heads, device=device),
+    }
+
+
+def stored_float64(heads: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    stored = reference.quantize_heads(heads, scale).float()
+    return stored.double() * scale.double().unsqueeze(-1)
 
 
 def attention_float64(
@@ -137,6 +161,7 @@ def run(case: Case, *, min_span: int = 1, **options: object) -> torch.Tensor:
             workspace,
             scale=case.q.shape[2] ** -0.5,
             max_queries=case.max_queries,
+            **case.scales,
             **options,
         )
     torch.cuda.synchronize()
@@ -325,3 +350,58 @@ def test_begins_before_the_newest_keys_are_written() -> None:
         )
         error = (out.double() - case.expected).norm() / case.expected.norm()
         assert error < 6e-3
+
+
+# The answer follows from what the cache holds: what is left is the rounding of weights to float16,
+# 2^-11, and of the result to its own dtype.
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("queries", [1, 4])
+def test_fp8_cache(dim: int, dtype: torch.dtype, queries: int) -> None:
+    lens = [max(n, queries) for n in RAGGED]
+    check(make_case(lens, [queries] * len(lens), dim=dim, dtype=dtype, fp8=True))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (12, 2), (14, 2), (32, 1), (64, 8)])
+def test_fp8_head_groups(heads: int, kv_heads: int) -> None:
+    case = make_case([300, 2049, 64], [1, 4, 8], heads=heads, kv_heads=kv_heads, fp8=True)
+    check(case)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 256])
+def test_fp8_block_sizes_and_padding(block_size: int) -> None:
+    case = make_case([300, 0, 2049, 64, 511], [1, 1, 2, 1, 4], block_size=block_size, fp8=True)
+    check(case)
+
+
+def test_fp8_window_soft_cap_and_alibi() -> None:
+    lens = [5, 100, 101, 1024, 3000], [1, 4, 1, 4, 1]
+    check(make_case(*lens, window=100, fp8=True), window=100)
+    check(make_case(*lens, soft_cap=5.0, fp8=True), soft_cap=5.0)
+    slopes = torch.logspace(-1, -4, 32, device="cuda")
+    check(make_case(*lens, alibi_slopes=slopes, fp8=True), alibi_slopes=slopes)
+
+
+def test_fp8_long_and_many_sequences() -> None:
+    check(make_case([65_536], [1], fp8=True))
+    gen = torch.Generator().manual_seed(1)
+    lens = torch.randint(1, 700, (1500,), generator=gen).tolist()
+    check(make_case(lens, [1] * len(lens), heads=8, kv_heads=2, fp8=True))
+
+
+def test_fp8_large_queries() -> None:
+    """Beyond what float16 holds they are cut off: no infinities, no NaN."""
+    case = make_case([300], [1], fp8=True)
+    case.q = (case.q * 1e5).bfloat16()
+    assert run(case).isfinite().all()
+
+
+def test_a_cache_in_fp8_needs_scales() -> None:
+    case = make_case([64], [1], fp8=True)
+    case.scales = {}
+    with pytest.raises(RuntimeError, match="caches must be"):
+        run(case)
+    case = make_case([64], [1])
+    case.scales = fp8_scales(8, "cuda")
+    with pytest.raises(RuntimeError, match="must be float8_e4m3fn"):
+        run(case)

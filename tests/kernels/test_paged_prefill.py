@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from tests.kernels.test_paged_decode import Case, make_case  # noqa: E402
 
-pytestmark = pytest.mark.gpu
+gpu = pytest.mark.gpu
 LIMIT = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 
 
@@ -38,9 +42,10 @@ def run(
         case.block_table,
         case.seq_lens,
         case.cu_queries,
-        torch.from_numpy(tiles).cuda(),
+        torch.from_numpy(tiles).to(case.q.device),
         how,
         scale=case.q.shape[2] ** -0.5,
+        **case.scales,
         **options,  # type: ignore[arg-type]
     )
     return out
@@ -89,6 +94,7 @@ SHAPES = [([1], [1]), ([70, 3, 129], [70, 1, 100]), ([600, 33, 1], [256, 33, 1])
 Kernel = Callable[..., torch.Tensor]
 
 
+@gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("dim", [8, 32, 64, 96, 128, 256])
 @pytest.mark.parametrize(("seq_lens", "query_lens"), SHAPES)
@@ -100,6 +106,7 @@ def test_equals_float64(
     assert_close(kernel(case, query_lens), case)
 
 
+@gpu
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (32, 8), (15, 3), (40, 1)])
 @kernels
 def test_any_group_size(heads: int, kv_heads: int, kernel: Kernel) -> None:
@@ -108,6 +115,7 @@ def test_any_group_size(heads: int, kv_heads: int, kernel: Kernel) -> None:
     assert_close(kernel(case, lens[1]), case)
 
 
+@gpu
 @pytest.mark.parametrize("block_size", [1, 4, 16, 24, 256])
 def test_any_block_size(block_size: int) -> None:
     lens = [300, 40], [211, 1]
@@ -115,6 +123,7 @@ def test_any_block_size(block_size: int) -> None:
     assert_close(run(case, lens[1]), case)
 
 
+@gpu
 @pytest.mark.parametrize("window", [1, 16, 100, 5000])
 @kernels
 def test_window(window: int, kernel: Kernel) -> None:
@@ -123,6 +132,7 @@ def test_window(window: int, kernel: Kernel) -> None:
     assert_close(kernel(case, lens[1], window=window), case)
 
 
+@gpu
 @kernels
 def test_soft_cap(kernel: Kernel) -> None:
     lens = [700, 129], [300, 129]
@@ -130,6 +140,7 @@ def test_soft_cap(kernel: Kernel) -> None:
     assert_close(kernel(case, lens[1], soft_cap=3.0), case)
 
 
+@gpu
 @kernels
 def test_other_sequences_are_left_alone(kernel: Kernel) -> None:
     lens = [200, 90, 300], [100, 1, 50]
@@ -140,6 +151,7 @@ def test_other_sequences_are_left_alone(kernel: Kernel) -> None:
     assert_close(out, case)
 
 
+@gpu
 @pytest.mark.parametrize("block_size", [16, 48, 256])
 def test_hopper_block_sizes(block_size: int) -> None:
     lens = [300, 40], [211, 1]
@@ -147,6 +159,7 @@ def test_hopper_block_sizes(block_size: int) -> None:
     assert_close(run_hopper(case, lens[1]), case)
 
 
+@gpu
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_hopper_random_batches(dim: int) -> None:
     gen = np.random.default_rng(dim)
@@ -157,6 +170,54 @@ def test_hopper_random_batches(dim: int) -> None:
         assert_close(run_hopper(case, query_lens.tolist()), case)
 
 
+@gpu
 def test_hopper_large_scores() -> None:
     case = make_case([2500, 900], [1200, 900], q_scale=16)
     assert_close(run_hopper(case, [1200, 900]), case)
+
+
+FP8_CASES: list[tuple[tuple[list[int], list[int]], dict[str, Any]]] = [
+    (([70, 3, 129], [70, 1, 100]), {}),
+    (([40, 33, 1], [9, 33, 1]), {"dim": 96, "heads": 6, "kv_heads": 3}),
+    (([90, 40], [30, 1]), {"window": 16}),
+    (([90, 40], [30, 1]), {"soft_cap": 3.0, "block_size": 4}),
+]
+
+
+def check_fp8(index: int, dtype: torch.dtype, device: str) -> None:
+    lens, how = FP8_CASES[index]
+    shape: dict[str, Any] = {"heads": 4, "kv_heads": 2, "dim": 64, **how}
+    case = make_case(*lens, dtype=dtype, fp8=True, device=device, **shape)
+    options = {name: how[name] for name in ("window", "soft_cap") if name in how}
+    assert_close(run(case, lens[1], **options), case)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("index", range(len(FP8_CASES)))
+def test_fp8_cache(index: int, dtype: torch.dtype) -> None:
+    check_fp8(index, dtype, "cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself runs here")
+def test_interpreted_it_equals_float64() -> None:
+    """In a process of its own: Triton decides when it is imported."""
+    code = (
+        "import torch\n"
+        "from tests.kernels.test_paged_prefill import *\n"
+        "for lens in SHAPES[:2]:\n"
+        "    case = make_case(\n"
+        "        *lens, heads=4, kv_heads=2, dim=24, dtype=torch.float32, device='cpu'\n"
+        "    )\n"
+        "    assert_close(run(case, lens[1]), case)\n"
+        "for index in range(len(FP8_CASES)):\n"
+        "    check_fp8(index, torch.float32, 'cpu')\n"
+        "check_fp8(0, torch.bfloat16, 'cpu')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+    )
+    assert done.returncode == 0, done.stderr

@@ -228,7 +228,7 @@ class TestInTheDatabase:
             else:
                 await worker.release(request.tenant_id, request.request_id)
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await asyncio.gather(*(client(number) for number in range(300)))
         totals = [await workers[0].usage_totals(who.tenant.id) for who in people]
         assert sum(total.requests for total in totals) == 240

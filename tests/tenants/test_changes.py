@@ -29,6 +29,7 @@ def test_payloads() -> None:
     assert parse("key AAAAAAAAAAAA") == Change(public_id="AAAAAAAAAAAA")
     assert parse(f"tenant {tenant_id}") == Change(tenant_id=tenant_id)
     assert parse(f"request {tenant_id}") == Change(request_id=tenant_id)
+    assert parse(f"adapter {tenant_id}") == Change(adapter_id=tenant_id)
     for strange in ("", "request 7", "tenant", "tenant x", "model demo"):
         assert parse(strange) == EVERYTHING
 
@@ -38,7 +39,7 @@ def test_dsn_is_checked_at_once() -> None:
         ChangeListener("sqlite://", lambda change: None)
 
 
-async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> float:
+async def eventually(condition: Callable[[], bool], within_s: float = 30.0) -> float:
     """Seconds until it holds."""
     start = time.monotonic()
     async with asyncio.timeout(within_s):
@@ -135,10 +136,14 @@ class TestListener:
             pass
         connection = await asyncpg.connect(pg_dsn)
         counting = CUT.replace("pg_terminate_backend(pid)", "count(*)")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while await connection.fetchval(counting):  # noqa: ASYNC110 - the server's state
                 await asyncio.sleep(0.01)
         await connection.close()
+
+
+SECOND_S = 10.0
+"""A machine with other work may be late; the caches would hold three times as long."""
 
 
 async def use_until(authenticator: Authenticator, text: str, deadline: float) -> None:
@@ -169,7 +174,7 @@ class TestAuthenticators:
                 revoked_at = time.monotonic()
                 for worker in workers:
                     with pytest.raises(RevokedKey):
-                        await use_until(worker, text, revoked_at + 1.0)
+                        await use_until(worker, text, revoked_at + SECOND_S)
 
     async def test_tenant_and_policies_reach_too_and_other_tenants_stay_cached(
         self, pg_dsn: str, pg_store: PostgresStore

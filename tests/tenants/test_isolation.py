@@ -43,6 +43,16 @@ async def furnish(store: PostgresStore, name: str) -> Principal:
         await store.put_limits(who.tenant.id, kind, scope_id, limits)  # type: ignore[arg-type]
     await store.reserve(ask(who.key))
     await store.record_usage(make_event(who.key))
+    await store.create_adapter(
+        who.tenant.id,
+        adapter_id=uuid4(),
+        name="support",
+        parent="model",
+        path=f"{name}/support",
+        base_model=None,
+        rank=8,
+        digest="d",
+    )
     day = timedelta(days=1)
     await store.shared.put_response(make_response(who.tenant, f"resp_{name}"), day)
     await store.shared.put_stream(make_stream(who.tenant, f"stream_{name}"), day)
@@ -101,7 +111,7 @@ async def test_the_roles_are_neither_owners_nor_exempt(superuser: asyncpg.Connec
     )
     assert owned == 0
     assert not await superuser.fetchval(
-        "SELECT pg_has_role('sluice_app', 'sluice_operator', 'SET')"
+        "SELECT pg_has_role('sluice_app', 'sluice_operator', 'MEMBER')"
     )
 
 
@@ -198,6 +208,7 @@ async def test_no_statement_reaches_another_tenant(
     assert {table for table, rows in before.items() if rows} >= {
         "tenant", "project", "api_key", "limit_policy", "limit_state", "reservation",
         "usage_event", "usage_seen", "usage_rollup", "response", "ended_stream", "idempotency_key",
+        "adapter",
     }  # fmt: skip
     ids = {
         UUID(word)

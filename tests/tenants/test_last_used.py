@@ -100,7 +100,7 @@ async def test_run_writes_at_its_end_too() -> None:
     last_used = LastUsed(store, interval_s=0.01)
     task = asyncio.create_task(last_used.run())
     last_used.note(principal.key.id)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not store.writes:  # noqa: ASYNC110 - the condition is another object's state
             await asyncio.sleep(0.005)
     last_used.note(principal.key.id)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBackend, AttentionBatch
+from engine.attention.base import AttentionBackend, AttentionBatch, KVScales
 from kernels import reference
 
 BLOCK_SIZE, KV_HEADS = 4, 2
@@ -36,11 +36,14 @@ def attend(
     seed: int = 0,
     window: int | None = None,
     softcap: float | None = None,
+    left_behind: bool = False,
+    fp8: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run sequences through the backend and the oracle.
+    """Run sequences through the backend and the oracle. fp8: over a cache in FP8.
 
     Whatever no sequence owns is NaN in the cache and nonsense in the block table. The queries are
-    a view of a wider tensor, as they are in a model.
+    a view of a wider tensor, as they are in a model. ``left_behind``: nobody owns the blocks that
+    are further back than the window, either.
     """
     gen = torch.Generator().manual_seed(seed)
     query_lens = np.array([q for q, _ in shapes])
@@ -62,9 +65,25 @@ def attend(
         ).unbind()
     fused = torch.randn(int(query_lens.sum()), heads + 3, head_dim, generator=gen)
     q = fused[:, :heads]
-    step = backend.prepare(AttentionBatch(query_lens, seq_lens, rows.numpy(), table), BLOCK_SIZE)
-    out = step(q, k_cache, v_cache, 0.4, window=window, softcap=softcap)
+    scales: KVScales | None = None
+    if fp8:
+        scales = KVScales(torch.tensor([0.011, 0.07]), torch.tensor([0.03, 0.005]))
+        k_cache = reference.quantize_heads(k_cache, scales.k)
+        v_cache = reference.quantize_heads(v_cache, scales.v)
+    before = k_cache.clone(), v_cache.clone(), table.clone()
+    if left_behind:
+        assert window is not None
+        for row, query_len, seq_len in zip(rows.tolist(), query_lens, seq_lens, strict=True):
+            first = max(0, int(seq_len - query_len) - window + 1) // BLOCK_SIZE
+            k_cache[table[row, :first].long()] = v_cache[table[row, :first].long()] = math.nan
+            table[row, :first] = 2**30
+    batch = AttentionBatch(
+        query_lens, seq_lens, rows.numpy(), table, window=window if left_behind else None
+    )
+    step = backend.prepare(batch, BLOCK_SIZE)
+    out = step(q, k_cache, v_cache, 0.4, window=window, softcap=softcap, kv_scales=scales)
     assert out.is_contiguous()
+    k_cache, v_cache, table = before
     expected = reference.paged_attention(
         q,
         k_cache,
@@ -75,5 +94,7 @@ def attend(
         scale=0.4,
         window=window,
         softcap=softcap,
+        k_scale=scales.k if scales else None,
+        v_scale=scales.v if scales else None,
     )
     return out, expected

@@ -31,6 +31,22 @@ def test_windows_and_soft_caps_equal_the_oracle(
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [1, 3, 8, 25])
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_what_a_window_has_left_behind_is_not_read(
+    shapes: list[tuple[int, int]], window: int
+) -> None:
+    out, expected = attend(CpuAttention(), shapes, 6, window=window, left_behind=True)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("head_dim", [6, 48, 64])
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_a_cache_in_fp8_equals_the_oracle(shapes: list[tuple[int, int]], head_dim: int) -> None:
+    out, expected = attend(CpuAttention(), shapes, 6, head_dim=head_dim, window=8, fp8=True)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     shapes=st.lists(
@@ -40,15 +56,21 @@ def test_windows_and_soft_caps_equal_the_oracle(
     ),
     num_threads=st.integers(1, 4),
     seed=st.integers(0, 100),
+    fp8=st.booleans(),
 )
 def test_any_batch_on_any_number_of_threads_equals_the_oracle(
-    shapes: list[tuple[int, int]], num_threads: int, seed: int
+    shapes: list[tuple[int, int]], num_threads: int, seed: int, fp8: bool
 ) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
         out, expected = attend(
-            CpuAttention(), [(q, q + past) for q, past in shapes], 4, head_dim=16, seed=seed
+            CpuAttention(),
+            [(q, q + past) for q, past in shapes],
+            4,
+            head_dim=16,
+            seed=seed,
+            fp8=fp8,
         )
     finally:
         torch.set_num_threads(before)

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.base import AttentionBackend, AttentionBatch, AttentionShape, DeviceBatch
+from engine.attention.base import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionShape,
+    DeviceBatch,
+    KVScales,
+)
 from engine.attention.select import select_backend
 from tests.kernels.test_paged_decode import Case, make_case
 
@@ -37,6 +43,7 @@ def backend_for(name: str, case: Case, window: int, soft_cap: float) -> Attentio
         max_num_seqs=len(case.seq_lens),
         window=window or None,
         softcap=soft_cap or None,
+        kv_dtype=case.k_cache.dtype,
     )
     return select_backend(name, case.q.device, shape)
 
@@ -64,6 +71,47 @@ def test_windows_and_soft_caps(
     options = {"window": window or None, "softcap": soft_cap or None}
     for _ in range(2):  # as two layers do
         out = step(case.q, case.k_cache, case.v_cache, 128**-0.5, **options)  # type: ignore[arg-type]
+        error = (out.double() - case.expected).norm() / case.expected.norm()
+        assert error < 1e-2
+
+
+LONG = [900, 33, 40, 257, 90], [700, 33, 9, 250, 12]
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton", "torch"])
+@pytest.mark.parametrize("lens", [MIXED, DECODE, LONG], ids=["mixed", "decode", "long"])
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (100, 5.0)], ids=str)
+@pytest.mark.parametrize("copied_tokens", [32_768, 64])
+def test_a_cache_in_fp8(
+    backend: str,
+    lens: tuple[list[int], list[int]],
+    window: int,
+    soft_cap: float,
+    copied_tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prompts over copies in 16 bits; over the cache itself where they see too much for that."""
+    monkeypatch.setattr("engine.attention.hopper.MAX_COPIED_TOKENS", copied_tokens)
+    seq_lens, query_lens = lens
+    case = make_case(seq_lens, query_lens, window=window, soft_cap=soft_cap, fp8=True)
+    how = backend_for(backend, case, window, soft_cap)
+    on_device = DeviceBatch(case.seq_lens, case.cu_queries, case.block_table)
+    rows = np.arange(len(seq_lens))
+    batch = AttentionBatch(
+        np.array(query_lens), np.array(seq_lens), rows, case.block_table, on_device
+    )
+    step = how.prepare(batch, 16)
+    scales = KVScales(case.scales["k_scale"], case.scales["v_scale"])
+    options = {"window": window or None, "softcap": soft_cap or None}
+    for _ in range(2):  # as two layers do
+        out = step(
+            case.q,
+            case.k_cache,
+            case.v_cache,
+            128**-0.5,
+            kv_scales=scales,
+            **options,  # type: ignore[arg-type]
+        )
         error = (out.double() - case.expected).norm() / case.expected.norm()
         assert error < 1e-2
 

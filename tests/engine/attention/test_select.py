@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from engine.attention import select
-from engine.attention.base import AttentionShape
+from engine.attention.base import FP8, AttentionShape
 from engine.attention.cuda import CudaAttention
+from engine.attention.flash import FlashAttention
 from engine.errors import ConfigError
 from kernels import cpu
 
@@ -13,9 +14,13 @@ CPU = torch.device("cpu")
 
 
 def shape(
-    dtype: torch.dtype = torch.float32, *, head_dim: int = 64, block_size: int = 16
+    dtype: torch.dtype = torch.float32,
+    *,
+    head_dim: int = 64,
+    block_size: int = 16,
+    kv_dtype: torch.dtype | None = None,
 ) -> AttentionShape:
-    return AttentionShape(dtype, 8, 4, head_dim, block_size, max_num_seqs=4)
+    return AttentionShape(dtype, 8, 4, head_dim, block_size, max_num_seqs=4, kv_dtype=kv_dtype)
 
 
 def chosen(requested: str, what: AttentionShape) -> str:
@@ -28,6 +33,8 @@ def test_a_cpu_runs_its_own_kernels_where_they_serve(monkeypatch: pytest.MonkeyP
     assert chosen("auto", shape(torch.bfloat16)) == "torch"
     assert chosen("auto", shape(head_dim=512)) == "torch"
     assert chosen("torch", shape()) == "torch"
+    assert chosen("auto", shape(kv_dtype=FP8)) == "cpu"
+    assert chosen("auto", shape(torch.bfloat16, kv_dtype=FP8)) == "torch"
     monkeypatch.setattr(cpu, "available", lambda: False)
     assert chosen("auto", shape()) == "torch"
 
@@ -60,6 +67,13 @@ def test_the_cuda_backend_says_what_it_serves(monkeypatch: pytest.MonkeyPatch) -
     assert "head sizes 64, 96, 128, 256, not 32" in str(
         CudaAttention.refusal(gpu, shape(torch.bfloat16, head_dim=32))
     )
+
+
+def test_flash_attention_has_no_fp8_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    what = shape(torch.bfloat16, block_size=256, kv_dtype=FP8)
+    reason = FlashAttention.refusal(torch.device("cuda"), what)
+    assert reason == "its KV cache has the model's dtype, not torch.float8_e4m3fn"
 
 
 @pytest.mark.gpu

@@ -20,12 +20,27 @@ def test_equals_the_oracle(shapes: list[tuple[int, int]], heads: int) -> None:
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_a_cache_in_fp8_equals_the_oracle(shapes: list[tuple[int, int]]) -> None:
+    out, expected = attend(BACKEND, shapes, 6, softcap=2.0, fp8=True)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("window", "softcap"), [(1, None), (3, None), (8, 2.0), (None, 0.7)])
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_windows_and_soft_caps_equal_the_oracle(
     shapes: list[tuple[int, int]], window: int | None, softcap: float | None
 ) -> None:
     out, expected = attend(BACKEND, shapes, 6, window=window, softcap=softcap)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 3, 8, 25])
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_what_a_window_has_left_behind_is_not_read(
+    shapes: list[tuple[int, int]], window: int
+) -> None:
+    out, expected = attend(BACKEND, shapes, 6, window=window, left_behind=True)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 

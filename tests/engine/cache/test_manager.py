@@ -30,7 +30,8 @@ class TestRoom:
         new = table()
         manager.admit(new, PrefixHit(), 5)
         assert len(new.block_ids) == 2
-        assert manager.grow(new, 1) == [new.block_ids[2]]
+        assert manager.num_blocks_to_grow(new, 3) == 1
+        assert manager.grow(new, 3) == [new.block_ids[2:]]
 
     def test_the_blocks_an_admission_lacks(self) -> None:
         manager = CacheManager(4, 4)

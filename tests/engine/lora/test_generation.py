@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.errors import AdapterLoadError, ConfigError, InvalidRequest
+from engine.errors import AdapterLoadError, ConfigError, EngineError, InvalidRequest
 from engine.llm import LLM, LoRARequest, SamplingParams
-from engine.messages import GenerateRequest
+from engine.messages import AdapterRef, GenerateRequest, RequestOutput
 from engine.outputs import GenerationOutput
 from tests.engine import toys
 from tests.engine.lora.making import merge, write_adapter
@@ -144,13 +144,51 @@ def test_an_adapter_is_replaced_under_its_name(
         llm.unload_lora("mine")
 
 
-def test_a_running_adapter_is_not_unloaded(llm: LLM, adapters: list[LoRARequest]) -> None:
-    stream = llm.stream("the cat", GREEDY, lora_request=adapters[0])
+def test_one_that_is_unloaded_serves_its_running_requests(
+    model_dir: Path, adapters: list[LoRARequest], merged: dict[str, list[GenerationOutput]]
+) -> None:
+    llm = LLM(model_dir, enable_lora=True, max_loras=2, max_lora_rank=64, **OPTIONS)
+    stream = llm.stream(PROMPTS[0], GREEDY, lora_request=adapters[0])
     next(stream)
-    with pytest.raises(InvalidRequest, match="adapter 'all' is in use: end its 1 requests first"):
-        llm.unload_lora("all")
-    assert next(stream)
-    list(stream)
+    llm.unload_lora("all")
+    with pytest.raises(AdapterLoadError, match="'all' was unloaded, and 1 requests still use it"):
+        llm.load_lora(adapters[0])
+    llm.load_lora(adapters[1])
+    *_, last = stream
+    assert_same(last, merged["all"][0])
+    assert llm.stats().num_loaded_adapters == 1
+    again = llm.generate(PROMPTS[1], GREEDY, lora_request=adapters[0])
+    assert_same(again[0], merged["all"][1])
+
+
+def test_those_put_away_are_read_again(
+    model_dir: Path, adapters: list[LoRARequest], merged: dict[str, list[GenerationOutput]]
+) -> None:
+    options = {**OPTIONS, "enable_lora": True, "max_lora_rank": 64, "max_cpu_loras": 1}
+    llm = LLM(model_dir, **options)
+    for _ in range(2):
+        check_all_at_once(llm, adapters, merged)
+    stats = llm.stats()
+    assert stats.num_loaded_adapters == 1
+    assert stats.num_adapter_reads > 3
+    assert stats.num_adapter_swaps > 3
+    assert stats.num_waiting == 0
+
+
+def test_files_that_changed_are_not_taken_for_what_was_loaded(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    llm = LLM(model_dir, enable_lora=True, max_cpu_loras=1, max_lora_rank=64, **OPTIONS)
+    one, two = (LoRARequest(name, tmp_path / name) for name in ("one", "two"))
+    write_adapter(tmp_path / "one", model_dir, seed=1)
+    write_adapter(tmp_path / "two", model_dir, seed=2)
+    for request in (one, two):
+        llm.generate("a", GREEDY, lora_request=request)
+    write_adapter(tmp_path / "one", model_dir, seed=3)
+    with pytest.raises(EngineError, match="the adapter's files cannot be used at the moment"):
+        llm.generate("a", GREEDY, lora_request=one)
+    llm.unload_lora("one")
+    assert llm.generate("a", GREEDY, lora_request=one)
 
 
 def test_refusals(llm: LLM, model_dir: Path, adapters: list[LoRARequest]) -> None:
@@ -161,17 +199,26 @@ def test_refusals(llm: LLM, model_dir: Path, adapters: list[LoRARequest]) -> Non
         without.generate("a", GREEDY, lora_request=adapters[0])
     with pytest.raises(ConfigError, match="max_loras must be at least 1, got 0"):
         LLM(model_dir, enable_lora=True, max_loras=0, **OPTIONS)
+    with pytest.raises(ConfigError, match="max_cpu_loras must be at least max_loras, got 1"):
+        LLM(model_dir, enable_lora=True, max_loras=2, max_cpu_loras=1, **OPTIONS)
     with pytest.raises(ConfigError, match="enable_lora needs a native model"):
         LLM(model_dir, enable_lora=True, model_impl="transformers", **OPTIONS)
 
 
 def test_a_request_for_an_unknown_adapter_is_answered(llm: LLM) -> None:
     llm._core.add_request(
-        GenerateRequest(request_id="r", prompt_token_ids=[5], params=GREEDY, adapter="nobody's")
+        GenerateRequest(
+            request_id="r",
+            prompt_token_ids=[5],
+            params=GREEDY,
+            adapter=AdapterRef(name="nobody's", path="/nowhere"),
+        )
     )
-    (output,) = llm._core.step()
-    assert output.error == 'adapter "nobody\'s" is not loaded'
-    assert output.error_code == "invalid_request"
+    outputs: list[RequestOutput] = []
+    while not outputs:
+        outputs = llm._core.step()
+    assert outputs[0].error == "the adapter's files cannot be used at the moment"
+    assert outputs[0].error_code == "adapter_unavailable"
 
 
 def test_beside_quantized_weights(model_dir: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def slots(model: Model, folder: Path) -> AdapterSlots:
         device=torch.device("cpu"),
     )
     for row, name in enumerate(NAMES):
-        slots.load(name, folder / name)
+        slots.keep(name, slots.read(folder / name))
         slots.admit(row, name)
     return slots
 
@@ -113,9 +113,10 @@ def test_the_adapter_used_least_recently_goes_first(slots: AdapterSlots) -> None
     assert slots.resident == ["one", "three"]
     use(1, 2)
     assert slots.resident == ["three", "two"]
-    slots.unload("three")
+    slots.drop("three")
     use(0)
     assert slots.resident == ["two", "one"]
+    assert slots.num_swaps == 5
 
 
 def test_more_adapters_than_slots_are_a_mistake_of_the_plan(slots: AdapterSlots) -> None:
@@ -136,17 +137,13 @@ def test_a_step_without_adapters_is_the_bases_own(slots: AdapterSlots, model: Mo
     assert not addition.is_active
 
 
-def test_what_cannot_be_loaded_leaves_nothing(slots: AdapterSlots, folder: Path) -> None:
-    with pytest.raises(AdapterLoadError, match="'one' is loaded already"):
-        slots.load("one", folder / "two")
-    with pytest.raises(AdapterLoadError, match="must not be empty"):
-        slots.load("", folder / "two")
+def test_what_cannot_be_read_leaves_nothing(slots: AdapterSlots, folder: Path) -> None:
     write_adapter(folder / "wide", folder / "base", rank=16)
+    before = set(slots._adapters)
     with pytest.raises(AdapterLoadError, match="r is 16, but max_lora_rank is 12"):
-        slots.load("wide", folder / "wide")
-    assert slots.digest("wide") is None
-    digest = slots.digest("one")
-    slots.unload("one")
-    assert slots.digest("one") is None
-    slots.load("one", folder / "one")
-    assert slots.digest("one") == digest
+        slots.read(folder / "wide")
+    assert set(slots._adapters) == before
+    digest = slots.read(folder / "one").digest
+    slots.drop("one")
+    slots.keep("one", slots.read(folder / "one"))
+    assert slots._adapters["one"].digest == digest

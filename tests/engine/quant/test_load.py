@@ -30,16 +30,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.write(tmp_path_factory.mktemp("awq"), checkpoints.awq, CONFIG)[0]
 
 
-def load(folder: Path, load_format: str = "auto") -> None:
-    load_runner(
-        EngineConfig(
-            model=str(folder),
-            device="cpu",
-            num_gpu_blocks_override=20,
-            num_threads=1,
-            load_format=load_format,  # type: ignore[arg-type]
-        )
+def config(folder: Path, load_format: str = "auto") -> EngineConfig:
+    return EngineConfig(
+        model=str(folder),
+        device="cpu",
+        num_gpu_blocks_override=20,
+        num_threads=1,
+        load_format=load_format,  # type: ignore[arg-type]
     )
+
+
+def load(folder: Path, load_format: str = "auto") -> None:
+    load_runner(config(folder, load_format))
 
 
 def drop(tensors: Tensors) -> None:

@@ -34,6 +34,8 @@ class Generation:
     planned_tokens: int = 0
     """Known tokens, counting those that steps in flight will sample."""
     blocks: list[int] = field(default_factory=list)
+    other_blocks: list[list[int]] = field(default_factory=list)
+    """Of the layer groups behind the first."""
     row: int | None = None
 
     @property
@@ -125,11 +127,11 @@ class Harness:
         if n <= 0 or (generation.fully_planned and known - generation.computed <= 1):
             n = 0
         end = generation.computed + n
-        fresh = [
-            self.free_blocks.pop()
-            for _ in range(-(-end // self.block_size) - len(generation.blocks))
-        ]
-        generation.blocks += fresh
+        num_fresh = -(-end // self.block_size) - len(generation.blocks)
+        tables = [generation.blocks, *generation.other_blocks]
+        fresh, *other_fresh = [[self.free_blocks.pop() for _ in range(num_fresh)] for _ in tables]
+        for table, blocks in zip(tables, [fresh, *other_fresh], strict=True):
+            table += blocks
         if generation.row is None:
             generation.row = self.free_rows.pop()
             plan.admissions.append(
@@ -140,10 +142,13 @@ class Harness:
                     num_prompt_tokens=len(generation.prompt),
                     block_ids=list(generation.blocks),
                     params=generation.params,
+                    other_block_ids=[list(blocks) for blocks in generation.other_blocks],
                 )
             )
         elif fresh:
             plan.new_blocks.append((generation.row, fresh))
+            for group, blocks in enumerate(other_fresh, 1):
+                plan.other_new_blocks.append((group, generation.row, blocks))
         if n == 0:
             return
         samples = end == known
@@ -163,16 +168,21 @@ class Harness:
 
     def _prepare_admission(self, generation: Generation, plan: StepPlan) -> None:
         generation.planned_tokens = len(generation.prompt) + len(generation.output)
+        generation.other_blocks = [[] for _ in self.runner.group_windows[1:]]
         if generation.shares is None or generation.output:
             return
         source, num_tokens = generation.shares
         assert source.prompt[:num_tokens] == generation.prompt[:num_tokens]
         whole, rest = divmod(num_tokens, self.block_size)
         generation.blocks = source.blocks[:whole]
+        generation.other_blocks = [blocks[:whole] for blocks in source.other_blocks]
         generation.computed = num_tokens
         if rest:
-            generation.blocks.append(self.free_blocks.pop())
-            plan.block_copies.append((source.blocks[whole], generation.blocks[whole], rest))
+            theirs = [source.blocks, *source.other_blocks]
+            ours = [generation.blocks, *generation.other_blocks]
+            for table, of_source in zip(ours, theirs, strict=True):
+                table.append(self.free_blocks.pop())
+                plan.block_copies.append((of_source[whole], table[whole], rest))
 
     def _mask(self, plan: StepPlan, members: list[Generation]) -> TokenMask | None:
         rows = [

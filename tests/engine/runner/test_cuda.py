@@ -291,3 +291,50 @@ def test_dummy_weights_need_no_checkpoint(wide_dir: Path, tmp_path: Path) -> Non
     runner = load_runner(wide_config(tmp_path, load_format="dummy"))
     Harness(runner, block_size=16, max_rows=2).run([done])
     assert len(done.output) == 5
+
+
+@pytest.mark.parametrize("attention_backend", ["triton", "torch"])
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_a_kv_cache_in_fp8_generates_what_it_does_on_a_cpu(
+    cuda_config: EngineConfig,
+    tiny_config: EngineConfig,
+    enforce_eager: bool,
+    attention_backend: str,
+) -> None:
+    """In float32, so that both round the same numbers; nearly all of them alike."""
+    fp8 = {"kv_cache_dtype": "fp8", "enforce_eager": enforce_eager}
+    config = msgspec.structs.replace(cuda_config, attention_backend=attention_backend, **fp8)
+    outputs = run(config, generations(*MIXED), chunk_size=5, max_running=6)
+    expected = run(msgspec.structs.replace(tiny_config, **fp8), generations(*MIXED))
+    pairs = list(zip(outputs, expected, strict=True))
+    same = sum(a == b for a, b in pairs)
+    assert same >= 0.8 * len(pairs), f"{same} of {len(pairs)}"
+
+
+def test_bfloat16_over_fp8_on_our_kernels_stays_close(tmp_path: Path) -> None:
+    """Prompts' log-probabilities of the ``cuda`` backend over FP8 against those over bfloat16."""
+    save_tiny_llama(tmp_path, head_dim=64, initializer_range=0.05)
+    prompts = [TokensPrompt(prompt_token_ids=prompt(seed, 40 + 13 * seed)) for seed in range(6)]
+    params = SamplingParams(temperature=0.0, max_tokens=24, prompt_logprobs=0, logprobs=0)
+    scores = []
+    for dtype in ("auto", "fp8"):
+        llm = LLM(
+            tmp_path,
+            device="cuda",
+            dtype="bfloat16",
+            kv_cache_dtype=dtype,
+            attention_backend="cuda",
+            skip_tokenizer_init=True,
+            num_gpu_blocks_override=200,
+        )
+        outputs = llm.generate(prompts, params)
+        scores.append(
+            [
+                next(iter(at.values())).logprob
+                for output in outputs
+                for at in output.prompt_logprobs or []
+                if at
+            ]
+        )
+    drift = [abs(a - b) for a, b in zip(*scores, strict=True)]
+    assert 0 < sum(drift) / len(drift) < 0.05

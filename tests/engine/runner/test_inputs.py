@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import torch
 
+from engine.cache.manager import NO_BLOCK
 from engine.messages import SamplingParams
-from engine.runner.inputs import ChunkFields, build_inputs
+from engine.runner.inputs import ChunkFields, build_inputs, other_groups
 from engine.runner.rows import RowTable
 from engine.scheduler.plan import Admission, Chunk
 
@@ -89,3 +90,42 @@ def test_an_admission_starts_the_row_afresh() -> None:
     rows.append_blocks([(1, [4])])
     assert rows.block_table[1, :2].tolist() == [6, 4]
     assert rows.tokens[1, :2].tolist() == [1, 2]
+
+
+def test_layer_groups_have_blocks_of_their_own() -> None:
+    rows = RowTable(6, 20, BLOCK_SIZE, torch.device("cpu"), (None, 5, 3))
+    admission = Admission(
+        row=4,
+        request_id="r",
+        token_ids=range(20),
+        num_prompt_tokens=20,
+        block_ids=[2, 9, 5, 7],
+        params=SamplingParams(),
+        other_block_ids=[[NO_BLOCK, 8, 1], [NO_BLOCK, NO_BLOCK, 3]],
+    )
+    rows.apply([admission], [])
+    rows.apply([], [(4, [6])], [(1, 4, [10, 11]), (2, 4, [12])])
+    assert rows.block_tables[:, 4, :5].tolist() == [
+        [2, 9, 5, 7, 6],
+        [0, 8, 1, 10, 11],
+        [0, 0, 3, 12, 0],
+    ]
+    assert not rows.block_tables[:, :4].any()
+    fields = ChunkFields.read([chunk(4, 10, 4, False)])
+    first = build_inputs(fields, rows, BLOCK_SIZE)
+    assert first.slots.tolist() == [22, 23, 28, 29]
+    assert first.attention.window is None
+    others = other_groups(fields, rows, BLOCK_SIZE)
+    assert [slots.tolist() for slots, _ in others] == [[6, 7, 40, 41], [14, 15, 48, 49]]
+    for group, (_, batch) in enumerate(others, 1):
+        assert batch.window == rows.windows[group]
+        assert batch.block_table.data_ptr() == rows.block_tables[group].data_ptr()
+        assert (batch.seq_lens.tolist(), batch.rows.tolist()) == ([14], [4])
+
+
+def test_one_group_with_a_window_says_so() -> None:
+    rows = RowTable(1, 8, BLOCK_SIZE, torch.device("cpu"), (5,))
+    rows.admit(Admission(0, "r", [1, 2], 2, [1], SamplingParams()))
+    fields = ChunkFields.read([chunk(0, 0, 2, True)])
+    assert build_inputs(fields, rows, BLOCK_SIZE).attention.window == 5
+    assert other_groups(fields, rows, BLOCK_SIZE) == []

@@ -1,11 +1,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import pytest
 import torch
 
-from engine.runner.memory import PagedCache
+from engine.cache.groups import group_layers, single_group
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.runner.memory import (
+    PagedCache,
+    block_bytes,
+    choose_groups,
+    count_blocks,
+    fit_max_model_len,
+)
+from engine.spec.config import SpeculativeConfig
 from tests.engine.models.test_registry import CONFIG
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+LOCAL = replace(CONFIG, num_layers=6, windows=(None, 8, 8) * 2, max_position_embeddings=256)
+"""One layer in three sees everything."""
 
 
 def test_layers_are_views_of_the_documented_shape() -> None:
@@ -28,3 +44,62 @@ def test_copying_a_block_copies_its_leading_slots_only() -> None:
         assert (v_cache[1, :3] == -layer - 1).all()
         assert (k_cache[1, 3] == math.pi).all()
         assert (k_cache[3] == layer + 1).all()
+
+
+class TestLayerGroups:
+    def test_layers_of_different_groups_share_memory_and_those_of_one_do_not(self) -> None:
+        groups = group_layers(LOCAL.layer_windows, 256)
+        cache = PagedCache(LOCAL, 5, 4, groups, dtype=torch.float32, device=CPU)
+        assert groups.windows == (None, 8, 8)
+        assert len(cache.tensors) == 2
+        places = [k_cache.data_ptr() for k_cache, _ in cache.layers]
+        assert places[0] == places[1] == places[4] != places[3] == places[2] == places[5]
+        for index, (k_cache, v_cache) in enumerate(cache.tensors):
+            k_cache[3], v_cache[3] = index + 1.0, index + 2.0
+        cache.copy_block(3, 1, 2)
+        assert [float(k_cache[1, 1, 0, 0]) for k_cache, _ in cache.layers] == [1, 1, 2, 2, 1, 2]
+        assert not any(k_cache[1, 2:].any() for k_cache, _ in cache.layers)
+
+    def test_a_block_is_as_large_as_the_layers_of_a_group(self) -> None:
+        groups = group_layers(LOCAL.layer_windows, 256)
+        whole = block_bytes(LOCAL, 4, torch.float32)
+        assert block_bytes(LOCAL, 4, torch.float32, groups) * 3 == whole
+        config = EngineConfig(model="m", block_size=4, kv_cache_memory_bytes=7 * whole)
+        counted = count_blocks(config, LOCAL, torch.float32, CPU, lambda: 0, groups=groups)
+        assert counted == 21
+
+    def test_they_are_made_on_a_cpu_unless_turned_off(self) -> None:
+        groups = group_layers(LOCAL.layer_windows, 256)
+        for disabled, expected in ((None, groups), (False, groups), (True, single_group(6))):
+            config = EngineConfig(model="m", disable_hybrid_kv_cache_manager=disabled)
+            assert choose_groups(config, LOCAL, 256, CPU) == expected
+
+    def test_a_gpu_and_a_draft_network_do_without(self) -> None:
+        drafts = SpeculativeConfig(method="eagle", model="heads", num_speculative_tokens=2)
+        alone = EngineConfig(model="m")
+        beside = EngineConfig(model="m", speculative_config=drafts)
+        assert choose_groups(alone, LOCAL, 256, GPU) == single_group(6)
+        assert choose_groups(beside, LOCAL, 256, CPU) == single_group(6)
+
+    def test_asking_for_them_in_vain_is_refused(self) -> None:
+        wanted = EngineConfig(model="m", disable_hybrid_kv_cache_manager=False)
+        with pytest.raises(ConfigError, match=r"disable_hybrid_kv_cache_manager = false: a GPU"):
+            choose_groups(wanted, LOCAL, 256, GPU)
+        drafts = SpeculativeConfig(method="eagle", model="heads", num_speculative_tokens=2)
+        beside = EngineConfig(
+            model="m", disable_hybrid_kv_cache_manager=False, speculative_config=drafts
+        )
+        with pytest.raises(ConfigError, match="a draft network"):
+            choose_groups(beside, LOCAL, 256, CPU)
+
+    def test_the_longest_request_counts_every_group(self) -> None:
+        groups = group_layers(LOCAL.layer_windows, 256)
+        config = EngineConfig(model="m", block_size=4, max_num_batched_tokens=8)
+        # Eight blocks for the window and the steps in flight, twice.
+        assert fit_max_model_len(config, LOCAL, 16 + 30, groups) == 120
+        assert fit_max_model_len(config, LOCAL, 500, groups) == 256
+        assert fit_max_model_len(config, LOCAL, 30, single_group(6)) == 120
+        assert fit_max_model_len(config, LOCAL, 9, single_group(6, 8)) == 256
+        asked = EngineConfig(model="m", block_size=4, max_num_batched_tokens=8, max_model_len=121)
+        with pytest.raises(ConfigError, match="max_model_len 121 does not fit"):
+            fit_max_model_len(asked, LOCAL, 46, groups)

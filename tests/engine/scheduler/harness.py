@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from engine.adapters import Adapters
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.messages import GenerateRequest, Grant, RequestOutput, SamplingParams
+from engine.errors import AdapterLoadError
+from engine.messages import AdapterRef, GenerateRequest, Grant, RequestOutput, SamplingParams
 from engine.spec.base import TextProposer
 from engine.spec.config import SpeculativeConfig
 from tests.engine.scheduler.toy_runner import ToyRunner, alone, toy_logprobs
@@ -55,6 +59,49 @@ class Seer(TextProposer):
         self.alive.discard(request.request_id)
 
 
+class Inline(Executor):
+    """Everything is done when it is asked for: runs must be reproducible."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class ToyAdapter(NamedTuple):
+    rank: int
+    digest: str
+    base_model: str | None
+
+
+class ToyMemory:
+    """Every adapter loads whose path does not begin with "bad"."""
+
+    num_swaps = 0
+
+    def __init__(self) -> None:
+        self.kept: set[str] = set()
+
+    def read(self, folder: Path) -> ToyAdapter:
+        if folder.name.startswith("bad"):
+            raise AdapterLoadError(f"{folder} does not fit")
+        return ToyAdapter(8, folder.name, None)
+
+    def keep(self, name: str, adapter: ToyAdapter) -> None:
+        self.kept.add(name)
+
+    def drop(self, name: str) -> None:
+        self.kept.remove(name)
+
+
+def _region(message: GenerateRequest) -> str:
+    """Whose computed tokens it may read: a salt's, with the base or an adapter."""
+    return message.cache_salt + ("" if message.adapter is None else f"/{message.adapter.name}")
+
+
 class Harness:
     """Submits requests, steps, checks integrity after each step, and keeps what came out."""
 
@@ -69,6 +116,7 @@ class Harness:
         draft_hits: float | None = None,
         num_swap_blocks: int = 0,
         swap_s_per_block: float = 0.0,
+        windows: Sequence[int | None] = (None,),
         **options: Any,
     ) -> None:
         options.setdefault("block_size", 4)
@@ -77,17 +125,20 @@ class Harness:
         if draft_hits is not None:
             options.setdefault("speculative_config", FIVE_DRAFTS)
         self.config = config(**options)
-        self.max_total = min(max_model_len, num_blocks * self.config.block_size + 1)
         self.runner = ToyRunner(
             num_blocks,
             self.config.block_size,
             vocab_size=vocab_size,
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.step_tokens,
+            max_loras=self.config.max_loras,
             eos_token_ids=frozenset({EOS}),
             num_swap_blocks=num_swap_blocks,
             swap_s_per_block=swap_s_per_block,
+            windows=windows,
         )
+        self.adapters = ToyMemory()
+        self.runner.adapters = self.adapters.kept
         extra = {} if clock is None else {"clock": clock}
         self.core = EngineCore(
             self.config,
@@ -95,9 +146,13 @@ class Harness:
             max_model_len=max_model_len,
             eos_token_ids={EOS},
             grammar=grammar,
+            adapters=Adapters(
+                self.adapters, max_cpu_loras=self.config.max_cpu_loras, reader=Inline()
+            ),
             proposer=None if draft_hits is None else Seer(self, draft_hits),
             **extra,
         )
+        self.max_total = min(max_model_len, self.scheduler.cache.max_num_tokens + 1)
         self.messages: dict[str, GenerateRequest] = {}
         self.tokens: dict[str, list[int]] = {}
         self.granted: dict[str, Grant] = {}
@@ -109,7 +164,13 @@ class Harness:
         return self.core.scheduler
 
     def add(
-        self, request_id: str, prompt: Sequence[int] | int, *, salt: str = "", **options: Any
+        self,
+        request_id: str,
+        prompt: Sequence[int] | int,
+        *,
+        salt: str = "",
+        adapter: str = "",
+        **options: Any,
     ) -> None:
         """``prompt`` as a number stands for that many tokens nobody else has."""
         if isinstance(prompt, int):
@@ -124,9 +185,10 @@ class Harness:
             prompt_token_ids=list(prompt),
             params=SamplingParams(**options),
             cache_salt=salt,
+            adapter=AdapterRef(name=adapter, path=f"/{adapter}") if adapter else None,
             **fields,
         )
-        self.runner.regions[request_id] = (salt, self._num_shared(message))
+        self.runner.regions[request_id] = (_region(message), self._num_shared(message))
         self.messages[request_id] = message
         self.tokens[request_id] = []
         if message.num_granted_tokens is not None and message.num_granted_tokens >= 0:
@@ -139,6 +201,8 @@ class Harness:
         self.core.check_integrity()
 
     def _num_shared(self, message: GenerateRequest) -> int:
+        if message.adapter is not None:
+            return 0
         block_size = self.config.block_size
         return message.num_public_tokens // block_size * block_size
 
@@ -196,12 +260,13 @@ class Harness:
             return []
         return alone(
             prompt,
-            message.cache_salt,
+            _region(message),
             num_public=self._num_shared(message),
             vocab_size=self.runner.vocab_size,
             max_total=len(prompt) + most,
             stop_ids=frozenset(stop_ids),
             min_tokens=params.min_tokens,
+            windows=self.runner.group_windows,
         )
 
     def check_outputs(self, *, errors: AbstractSet[str] = frozenset()) -> None:

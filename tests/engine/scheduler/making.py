@@ -35,6 +35,7 @@ def make_request(
     )
     request.token_ids += [2] * num_generated
     request.block_table.block_ids = list(range(num_blocks))
+    request.block_table.num_held = num_blocks
     if running:
         request.enter(RequestState.RUNNING)
     request.num_computed_tokens = num_computed_tokens

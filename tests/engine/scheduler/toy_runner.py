@@ -2,7 +2,8 @@
 
 The cache slot of position p holds a chain value of all tokens up to p. The next token is a hash of
 the values *read from the cache*, so a wrong block table, a stale block, a slot nobody wrote or a
-block of another salt changes the output; and each read is asserted besides.
+block of another salt changes the output; and each read is asserted besides. With layer groups, each
+writes and reads blocks of its own, no further back than its window.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from engine.cache.manager import NO_BLOCK
 from engine.messages import TokenLogprobs
 from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
 
@@ -47,6 +49,15 @@ def pick(values: Sequence[int], vocab_size: int, allowed: Sequence[bool] | None 
     raise AssertionError("the mask allows no token")
 
 
+def visible(values: Sequence[int], windows: Sequence[int | None]) -> list[int]:
+    """What a query behind ``values`` reads of them, by layer group."""
+    return [
+        value
+        for window in windows
+        for value in values[0 if window is None else max(0, len(values) - window) :]
+    ]
+
+
 def toy_logprobs(token_id: int, position: int) -> TokenLogprobs:
     """What is reported of a token: enough to tell whether it comes to the right place."""
     return TokenLogprobs(token_id, -float(position), 1)
@@ -61,6 +72,7 @@ def alone(
     num_public: int = 0,
     stop_ids: frozenset[int] = frozenset(),
     min_tokens: int = 0,
+    windows: Sequence[int | None] = (None,),
 ) -> list[int]:
     """What a request generates with nobody else around and no cache at all."""
     token_ids = list(prompt)
@@ -68,7 +80,8 @@ def alone(
         num_generated = len(token_ids) - len(prompt)
         free = num_generated >= min_tokens
         allowed = None if free else [i not in stop_ids for i in range(vocab_size)]
-        token_ids.append(pick(chain(token_ids, salt, num_public), vocab_size, allowed))
+        read = visible(chain(token_ids, salt, num_public), windows)
+        token_ids.append(pick(read, vocab_size, allowed))
         if token_ids[-1] in stop_ids and len(token_ids) - len(prompt) >= min_tokens:
             break
     return token_ids[len(prompt) :]
@@ -79,8 +92,10 @@ class Row:
     request_id: str
     token_ids: list[int]
     num_prompt_tokens: int
-    block_ids: list[int]
+    tables: list[list[int]]
+    """Of each layer group."""
     params: SamplingParams
+    adapter: str = ""
     num_computed: int = -1
 
 
@@ -105,11 +120,14 @@ class ToyRunner:
         vocab_size: int = 50,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
+        max_loras: int = 1,
         eos_token_ids: frozenset[int] = frozenset(),
         num_swap_blocks: int = 0,
         swap_s_per_block: float = 0.0,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
         self.num_blocks = num_blocks
+        self.group_windows = tuple(windows)
         self.num_lookahead_tokens = 0
         self.step_costs = None
         self.num_swap_blocks = num_swap_blocks
@@ -117,12 +135,15 @@ class ToyRunner:
         self.vocab_size = vocab_size
         self.regions: dict[str, tuple[str, int]] = {}
         """Request id to salt and public tokens in full blocks: what no plan tells."""
+        self.adapters: set[str] = set()
+        """Those in memory."""
         self.plans: list[StepPlan] = []
         self.masks: list[TokenMask | None] = []
         self.calls: list[str] = []
         self._block_size = block_size
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_loras = max_loras
         self._eos_token_ids = eos_token_ids
         self._slots = [UNWRITTEN] * (num_blocks * block_size)
         self._host_slots = [UNWRITTEN] * (num_swap_blocks * block_size)
@@ -146,6 +167,9 @@ class ToyRunner:
                 self._slots[target * self._block_size + offset] = value
             step.touched.setdefault(source, set()).add("copy")
         assert len({chunk.row for chunk in plan.chunks}) == len(plan.chunks), "a row twice"
+        adapters = {self._rows[chunk.row].adapter for chunk in plan.chunks} - {""}
+        assert len(adapters) <= self._max_loras, "more adapters in a step than slots"
+        assert adapters <= self.adapters, "an adapter that is not in memory"
         for index, chunk in enumerate(plan.chunks):
             self._compute(chunk, step)
             self._report_prompt(index, chunk, step)
@@ -181,16 +205,34 @@ class ToyRunner:
                 admission.request_id,
                 list(admission.token_ids),
                 admission.num_prompt_tokens,
-                list(admission.block_ids),
+                [list(ids) for ids in (admission.block_ids, *admission.other_block_ids)],
                 admission.params,
+                admission.adapter,
             )
+            assert len(self._rows[admission.row].tables) == len(self.group_windows)
         admitted = {admission.row for admission in plan.admissions}
-        for row, block_ids in plan.new_blocks:
+        new_blocks = [(0, *new) for new in plan.new_blocks]
+        for group, row, block_ids in [*new_blocks, *plan.other_new_blocks]:
             assert row not in admitted, "new blocks for a row of the same plan"
             assert block_ids
-            self._rows[row].block_ids += block_ids
+            self._rows[row].tables[group] += block_ids
         for held in self._rows.values():
-            assert len(set(held.block_ids)) == len(held.block_ids), "a block twice in a table"
+            block_ids = self._live(held)
+            assert len(set(block_ids)) == len(block_ids), "a block twice in the tables of a row"
+
+    def _first(self, group: int, position: int) -> int:
+        """The first position that a query at ``position`` reads."""
+        window = self.group_windows[group]
+        return 0 if window is None else max(0, position - window + 1)
+
+    def _live(self, row: Row) -> list[int]:
+        """The blocks that the row may still read or write."""
+        return [
+            block_id
+            for group, block_ids in enumerate(row.tables)
+            for block_id in block_ids[self._first(group, row.num_computed) // self._block_size :]
+            if block_id != NO_BLOCK
+        ]
 
     def _compute(self, chunk: Chunk, step: Launched) -> None:
         request_id, start = chunk.request_id, chunk.num_computed_tokens
@@ -208,23 +250,24 @@ class ToyRunner:
         assert chunk.samples or not chunk.draft_token_ids, "drafts before the known tokens end"
         token_ids = [*row.token_ids[:known_end], *chunk.draft_token_ids]
         values = chain(token_ids, *self.regions[request_id])
-        slots = [self._slot(row, position) for position in range(end)]
-        for position in range(start):
-            assert self._slots[slots[position]] == values[position], (
-                f"{request_id} reads a wrong or stale slot at position {position}"
-            )
-        for position in range(start, end):
-            block_id = row.block_ids[position // self._block_size]
-            sharers = {r.request_id for r in self._rows.values() if block_id in r.block_ids}
-            assert sharers == {request_id}, f"a shared block is written: {sharers}"
-            for other in self._in_flight:
-                assert other.touched.get(block_id, set()) <= {request_id}, (
-                    f"block {block_id} was handed out while a step in flight uses it"
+        for group, block_ids in enumerate(row.tables):
+            first = self._first(group, start)
+            for position in range(first, start):
+                assert self._slots[self._slot(block_ids, position)] == values[position], (
+                    f"{request_id} reads a wrong or stale slot at position {position}"
                 )
-            self._slots[slots[position]] = values[position]
-        for position in range(0, end, self._block_size):
-            block_id = row.block_ids[position // self._block_size]
-            step.touched.setdefault(block_id, set()).add(request_id)
+            for position in range(start, end):
+                block_id = block_ids[position // self._block_size]
+                others = [r for r in self._rows.values() if r is not row]
+                sharers = [r.request_id for r in others if block_id in self._live(r)]
+                assert not sharers, f"a block is written that others hold, too: {sharers}"
+                for other in self._in_flight:
+                    assert other.touched.get(block_id, set()) <= {request_id}, (
+                        f"block {block_id} was handed out while a step in flight uses it"
+                    )
+                self._slots[self._slot(block_ids, position)] = values[position]
+            for block_id in block_ids[first // self._block_size : -(-end // self._block_size)]:
+                step.touched.setdefault(block_id, set()).add(request_id)
 
     def _report_prompt(self, index: int, chunk: Chunk, step: Launched) -> None:
         row = self._rows[chunk.row]
@@ -235,8 +278,9 @@ class ToyRunner:
                 toy_logprobs(row.token_ids[p], p) for p in range(first, end)
             ]
 
-    def _slot(self, row: Row, position: int) -> int:
-        block_id = row.block_ids[position // self._block_size]
+    def _slot(self, block_ids: Sequence[int], position: int) -> int:
+        block_id = block_ids[position // self._block_size]
+        assert block_id != NO_BLOCK, "what the window left behind is read"
         return block_id * self._block_size + position % self._block_size
 
     def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
@@ -277,7 +321,12 @@ class ToyRunner:
                 allowed = [
                     ok and bool(bits[t // 32] >> (t % 32) & 1) for t, ok in enumerate(allowed)
                 ]
-            values = [self._slots[self._slot(row, p)] for p in range(len(row.token_ids))]
+            length = len(row.token_ids)
+            values = [
+                self._slots[self._slot(block_ids, p)]
+                for group, block_ids in enumerate(row.tables)
+                for p in range(self._first(group, length - 1), length)
+            ]
             drawn.append(pick(values, self.vocab_size, allowed))
             row.token_ids.append(drawn[-1])
             if drawn[-1] != draft:

@@ -26,13 +26,20 @@ def heads(folder: Path) -> Heads:
     return random_heads(folder)
 
 
-def engine(folder: Path | None, method: str, num_tokens: int = 3, **options: Any) -> LLM:
+def engine(
+    folder: Path | None,
+    method: str,
+    num_tokens: int = 3,
+    *,
+    adaptive: bool = False,
+    **options: Any,
+) -> LLM:
     if method != "plain":
         options["speculative_config"] = {
             "method": method,
             "model": str(MODEL_DIR if method == "draft_model" else folder / method),
             "num_speculative_tokens": num_tokens,
-            "adaptive": False,
+            "adaptive": adaptive,
         }
     defaults = {"device": "cpu", "num_threads": 1, "max_num_seqs": 6, "block_size": 4}
     return LLM(MODEL_DIR, skip_tokenizer_init=True, **{**defaults, **options})
@@ -97,6 +104,18 @@ def test_outputs_are_those_without_drafts(
         stats = llm._core.stats()
         rate = stats.spec_decode_num_accepted_tokens / stats.spec_decode_num_draft_tokens
         assert rate > 0.9
+
+
+@pytest.mark.parametrize("method", [*METHODS, "draft_model"])
+def test_outputs_are_the_same_when_the_engine_decides_how_many(
+    folder: Path, heads: Heads, plain: list[list[int]], method: str
+) -> None:
+    llm = engine(folder, method, adaptive=True)
+    costs = llm._core._runner.step_costs
+    assert list(costs.lengths) == [0, 1, 3]
+    # Drafting is a part of what was measured.
+    assert sum(costs.even_s[-1]) > sum(costs.even_s[0])
+    assert outputs(llm) == plain
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -50,7 +50,7 @@ async def ask(
 @pytest_asyncio.fixture
 async def quick(model_dir: Path) -> AsyncIterator[tuple[Gateway, EngineDouble]]:
     """What nobody waits for is soon given up."""
-    async with served_double(model_dir, resume_grace_s=0.2) as pair:
+    async with served_double(model_dir, resume_grace_s=1.0) as pair:
         yield pair
 
 
@@ -206,8 +206,8 @@ async def test_the_package_retries_and_is_billed_once(
     quick: tuple[Gateway, EngineDouble],
 ) -> None:
     gateway, double = quick
-    double.script = lambda prompt: Play(text="done", queued_s=0.3)
-    async with gateway.openai(max_retries=3, timeout=0.2) as client:
+    double.script = lambda prompt: Play(text="done", queued_s=1.0)
+    async with gateway.openai(max_retries=3, timeout=0.7) as client:
         answer = await client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": "hi"}],

@@ -79,7 +79,7 @@ async def test_a_store_that_is_away_is_told_and_takes_nobody_out(model_dir: Path
 
 
 async def test_not_ready_while_draining(gateway: Gateway, double: EngineDouble) -> None:
-    double.script = lambda prompt: Play(text="x" * 20, interval_s=0.02)
+    double.script = lambda prompt: Play(text="x" * 20, interval_s=0.05)
     running = asyncio.create_task(chat(gateway, chat_body()))
     await until(lambda: double.running)
     draining = asyncio.create_task(gateway.app.state.services.lifecycle.drain())
@@ -100,9 +100,9 @@ async def test_metrics(gateway: Gateway, double: EngineDouble) -> None:
     answer = await get(gateway, "/metrics", authorization=f"Bearer {key}")
     text = answer.body.decode()
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert 'sluice_generations_total{status="stop"} 1.0' in text
-    assert 'sluice_tokens_total{kind="completion"} 3.0' in text
-    assert 'sluice_tokens_total{kind="cached"} 2.0' in text
+    assert 'sluice_generations_total{model="tiny",status="stop"} 1.0' in text
+    assert 'sluice_tokens_total{kind="completion",model="tiny"} 3.0' in text
+    assert 'sluice_tokens_total{kind="cached",model="tiny"} 2.0' in text
     assert "sluice_time_to_first_token_seconds_count 1.0" in text
     assert "sluice_generations_running 0.0" in text
     assert "sluice_e2e_request_latency_seconds_count 1.0" in text

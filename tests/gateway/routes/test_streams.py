@@ -157,14 +157,14 @@ async def test_two_readers_at_once(gateway: Gateway, double: EngineDouble) -> No
 
 
 async def test_nobody_comes_back_in_time(model_dir: Path) -> None:
-    async with served_double(model_dir, resume_grace_s=0.2) as (gateway, double):
+    async with served_double(model_dir, resume_grace_s=0.6) as (gateway, double):
         speak(double, text="x" * 1000, interval_s=0.01)
         client, stream_id = await start(gateway, request(gateway))
         await read_some(client, 600)
         await asyncio.sleep(0.1)
         assert double.running
         back, _ = await start(gateway, again(gateway, stream_id))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.7)
         assert double.running  # somebody reads
         back.reset()
         await until(lambda: double.aborted)

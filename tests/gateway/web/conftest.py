@@ -58,6 +58,8 @@ def open_page(chromium: Browser, server: ScriptedServer) -> Iterator[OpenPage]:
         page = context.new_page()
         watch(page)
         page.goto(server.url + path + (f"#key={key}" if key else ""))
+        # A font that comes late would change what is measured.
+        page.evaluate("document.fonts.ready.then(() => null)")
         if key == KEY:
             page.wait_for_selector("#link-state[data-state=open]")
         return page

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,11 +137,18 @@ class ScriptedServer:
 
         async def close() -> None:
             for socket in list(self._sockets):
-                await socket.close(code)
+                with contextlib.suppress(RuntimeError):  # its client went first
+                    await socket.close(code)
 
         asyncio.run_coroutine_threadsafe(close(), self._loop).result(5)
 
     def reset(self) -> None:
+        """As new, once nobody is connected any more and no script of theirs waits at the gate."""
+        self.drop_all()
+        deadline = time.monotonic() + 30
+        while self._sockets:
+            assert time.monotonic() < deadline, "a connection stays"
+            time.sleep(0.005)
         self.__dict__.update(script=lambda _: [Say("Hello."), Done()], accepting=True, deaf=False)
         self.received.clear()
         self.gate.shut()
@@ -172,10 +180,11 @@ class ScriptedServer:
                 return
             while True:
                 message = json.loads(await socket.receive_text())
-                self.received.append(message)
-                if message["type"] == "ping":
+                if message["type"] == "ping":  # by the clock: not of the script
                     await socket.send_json({"type": "pong"})
-                elif message["type"] == "chat":
+                    continue
+                self.received.append(message)
+                if message["type"] == "chat":
                     turns[message["id"]] = asyncio.create_task(self._turn(socket, message))
                 elif message["id"] in turns and not self.deaf:
                     turns[message["id"]].cancel()

@@ -23,12 +23,12 @@ def served(app: ASGIApp, loop: asyncio.AbstractEventLoop | None = None) -> Itera
     thread = threading.Thread(target=loop.run_until_complete, args=(server.serve(),))
     thread.start()
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not server.started:
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = server.force_exit = True
-        thread.join(10)
+        thread.join(60)
         loop.close()

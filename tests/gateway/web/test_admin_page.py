@@ -41,7 +41,7 @@ class Site:
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something where the gateway runs."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +61,12 @@ def site(model_dir: Path) -> Iterator[Site]:
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(60)
         yield found[0]
     finally:
         assert stop is not None
         found[0].loop.call_soon_threadsafe(stop.set)
-        thread.join(20)
+        thread.join(60)
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_running_requests_are_seen_and_ended(admin: Page, site: Site) -> None:
     body = chat_body(stream=True, max_tokens=1000)
     headers = {"authorization": f"Bearer {site.gateway.api_key}"}
     url = f"{site.gateway.url}/v1/chat/completions"
-    with httpx.stream("POST", url, json=body, headers=headers, timeout=20) as stream:
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as stream:
         lines = stream.iter_lines()
         next(lines)
         row = section(admin, "Running requests").locator("tr[data-stream]")
@@ -255,7 +255,7 @@ def test_figures_change_under_a_press_without_taking_it_away(admin: Page, site: 
     body = chat_body(stream=True, max_tokens=1000)
     headers = {"authorization": f"Bearer {site.gateway.api_key}"}
     url = f"{site.gateway.url}/v1/chat/completions"
-    with httpx.stream("POST", url, json=body, headers=headers, timeout=20) as stream:
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as stream:
         lines = stream.iter_lines()
         next(lines)
         row = section(admin, "Running requests").locator("tr[data-stream]")

@@ -269,7 +269,7 @@ def test_a_question_asked_offline_is_sent_when_the_server_is_back(
     ask(page, "Are you there?")
     expect(page.locator(".turn.assistant")).to_have_class(re.compile("pending"))
     server.accepting = True
-    expect(page.locator(".prose")).to_have_text("Hello.", timeout=10_000)
+    expect(page.locator(".prose")).to_have_text("Hello.")
 
 
 def test_a_question_asked_offline_can_be_withdrawn(page: Page, server: ScriptedServer) -> None:
@@ -281,7 +281,7 @@ def test_a_question_asked_offline_can_be_withdrawn(page: Page, server: ScriptedS
     ended(page)
     assert "stopped" in page.inner_text(".meta")
     server.accepting = True
-    page.wait_for_selector("#link-state[data-state=open]", timeout=10_000)
+    page.wait_for_selector("#link-state[data-state=open]")
     assert server.turns() == []
 
 
@@ -403,7 +403,7 @@ def test_scrolling_follows_only_a_reader_at_the_end(page: Page, server: Scripted
     server.gate.set()
     page.wait_for_selector(".prose p:nth-child(60)")
     page.wait_for_function(f"{distance} < 2")
-    assert page.locator("#to-end").is_hidden()
+    expect(page.locator("#to-end")).to_be_hidden()
 
 
 def test_screen_readers_hear_the_answer_once(page: Page, server: ScriptedServer) -> None:

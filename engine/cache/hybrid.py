@@ -1,0 +1,386 @@
+"""The KV cache of models whose layers do not all look equally far back.
+
+Every layer group (``engine.cache.groups``) has a block table of its own, over one pool:
+
+    tokens      0         16        32        48        64     next: 70
+    all         [ 3 ]     [ 9 ]     [ 4 ]     [ 7 ]     [ 1 ]
+    window 30   given back          [ 8 ]     [ 2 ]     [ 5 ]   sees 41 to 70
+
+**What the window has left is given back** as soon as the steps that looked at it are over: not
+when it is planned (a step in flight still reads), and never what drafts that may be rejected would
+leave (``num_written`` counts none of them). It stays cached, like all that is released.
+
+**Prefixes.** A block is found by its key and its group. A prefix of n tokens is there if every
+group has the blocks that a query at n, or behind it, looks at: all of them without a window, the
+last ones with one. The longest such n counts. So what a window needs may be missing in the middle
+of a prefix, and a prefix may be there while none that is shorter is.
+
+**Room.** What sees all tokens is reserved for a whole prompt, what has a window for the tokens of
+one step; a request lives on what it gives back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from engine.cache.groups import max_request_tokens
+from engine.cache.manager import NO_BLOCK, BlockTable, CacheManager, GroupTable, PrefixHit
+from engine.cache.prefix import Content, token_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from engine.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHit:
+    """What is there of a prefix for one layer group."""
+
+    first: int = 0
+    """The first place that matters."""
+    block_ids: list[int] = field(default_factory=list)
+    """From there on; to be shared."""
+    source: int = -1
+    """A block to be copied from; see ``PrefixHit``."""
+
+
+@dataclass(frozen=True, slots=True)
+class HybridHit(PrefixHit):
+    groups: tuple[GroupHit, ...] = ()
+    """In place of ``block_ids`` and ``source``."""
+    num_places: int = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_places
+
+    def without_copy(self) -> HybridHit:
+        groups = tuple(replace(group, source=-1) for group in self.groups)
+        return replace(
+            self, num_tokens=self.num_tokens - self.num_copied, num_copied=0, groups=groups
+        )
+
+
+class HybridCacheManager(CacheManager):
+    """``windows``: of the layer groups; ``chunk_tokens``: of one request in a step, at most."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        windows: Sequence[int | None],
+        chunk_tokens: int,
+        **options: Any,
+    ) -> None:
+        super().__init__(num_blocks, block_size, **options)
+        self.windows = tuple(windows)
+        self._chunk_tokens = chunk_tokens
+        self._marks = [bytes([group]) for group in range(len(windows))]
+        """Behind a key, they make it a group's own."""
+        self._num_full = sum(window is None for window in windows)
+        # Two steps are in flight at most.
+        limit = max_request_tokens(self.windows, num_blocks, block_size, 2 * chunk_tokens)
+        self._max_num_tokens = _UNLIMITED if limit is None else limit
+
+    @property
+    def max_num_tokens(self) -> int:
+        return self._max_num_tokens
+
+    def _first_place(self, window: int | None, num_tokens: int) -> int:
+        """The first block that a query at position ``num_tokens``, or behind it, looks at."""
+        return 0 if window is None else max(0, num_tokens - window + 1) // self.block_size
+
+    # ---- prefixes -------------------------------------------------------------------------------
+
+    def _cached_prefix(self, table: BlockTable, token_ids: Sequence[int]) -> PrefixHit:
+        if table.skip_reading:
+            return super()._cached_prefix(table, token_ids)
+        limit = len(token_ids) - 1
+        self._extend_keys(table, token_ids, limit // self.block_size)
+        num_places = self._num_places_cached(table, token_ids)
+        start = num_places * self.block_size
+        rest = token_bytes(token_ids[start : min(start + self.block_size, limit)])
+        parent = self._parent(table, num_places)
+        overlap = self.pool.index.longest_overlap
+        tails = [overlap(parent + mark, rest) for mark in self._marks]
+        num_copied = min(count for _, count in tails)
+        groups = tuple(
+            GroupHit(
+                first := self._first_place(window, start),
+                [self._find(table.keys[i] + mark) for i in range(first, num_places)],
+                source if num_copied else -1,
+            )
+            for window, mark, (source, _) in zip(self.windows, self._marks, tails, strict=True)
+        )
+        return HybridHit(
+            start + num_copied, num_copied=num_copied, groups=groups, num_places=num_places
+        )
+
+    def _find(self, key: bytes) -> int:
+        block_id = self.pool.index.find(key)
+        assert block_id is not None, "it was there a moment ago"
+        return block_id
+
+    def num_matching_tokens(self, table: BlockTable, token_ids: Sequence[int]) -> int:
+        if table.skip_reading or not self._shares(table):
+            return 0
+        return self._num_places_cached(table, token_ids) * self.block_size
+
+    def _num_places_cached(self, table: BlockTable, token_ids: Sequence[int]) -> int:
+        """The most leading full blocks behind which no group lacks anything."""
+        find, keys = self.pool.index.find, table.keys
+        end = (len(token_ids) - 1) // self.block_size
+        for mark in self._marks[: self._num_full]:
+            for index in range(end):
+                if index == len(keys):  # Most match nothing: no need to know all their keys.
+                    self._extend_keys(table, token_ids, index + 1)
+                if find(keys[index] + mark) is None:
+                    end = index
+                    break
+        if end > len(keys):
+            self._extend_keys(table, token_ids, end)
+        return self._cut_to_windows(keys, end)
+
+    def _cut_to_windows(self, keys: Sequence[bytes], end: int) -> int:
+        """The largest number up to ``end`` behind which every window finds its blocks.
+
+        A block that is missing rules out every end whose window reaches it, and these are all
+        from it up to the present one. So each block is looked up once.
+        """
+        find = self.pool.index.find
+        windows = list(zip(self.windows, self._marks, strict=True))[self._num_full :]
+        found_from = [end] * len(windows)
+        group = 0
+        while group < len(windows):
+            window, mark = windows[group]
+            place = min(found_from[group], end)
+            first = self._first_place(window, end * self.block_size)
+            while place > first and find(keys[place - 1] + mark) is not None:
+                place -= 1
+            found_from[group] = place
+            group += 1
+            if place > first:
+                end, group = place - 1, 0
+        return end
+
+    def _swapped_hit(self, hit: PrefixHit, num_swapped: int) -> PrefixHit:
+        """Only what sees all tokens is shared: windows come back as a whole."""
+        groups = tuple(
+            replace(found, source=-1)
+            if window is None
+            else GroupHit(self._first_place(window, num_swapped))
+            for window, found in zip(self.windows, self._groups_of(hit), strict=True)
+        )
+        return HybridHit(num_swapped, is_swapped=True, groups=groups, num_places=hit.num_blocks)
+
+    def _groups_of(self, hit: PrefixHit) -> tuple[GroupHit, ...]:
+        """Of an empty hit, too."""
+        return hit.groups if isinstance(hit, HybridHit) else (GroupHit(),) * len(self.windows)
+
+    def publish(self, table: BlockTable, token_ids: Sequence[int], num_written: int) -> None:
+        """And give back what the windows have left behind."""
+        table.num_written = num_written
+        num_full = num_written // self.block_size
+        if num_full > table.num_published and self._shares(table):
+            self._extend_keys(table, token_ids, num_full)
+            for place in range(table.num_published, num_full):
+                self._publish(table, place, self._content(table, token_ids, place))
+            table.num_published = num_full
+        if table.swapped is None:  # Else a copy to host memory may still read it.
+            self._leave_behind(table, num_written)
+
+    def _publish(self, table: BlockTable, place: int, content: Content) -> None:
+        for held, mark in zip(table.layer_groups, self._marks, strict=True):
+            if place >= held.first:
+                own = replace(content, key=content.key + mark, parent=content.parent + mark)
+                self.pool.publish(held.block_ids[place], own)
+
+    def _publish_rest(self, table: BlockTable, token_ids: Sequence[int]) -> None:
+        if table.num_written % self.block_size == 0:
+            return
+        place = table.num_written // self.block_size
+        self._publish(table, place, self._rest(table, token_ids, place))
+
+    def _leave_behind(self, table: BlockTable, num_written: int) -> None:
+        for window, held in zip(self.windows, table.layer_groups, strict=True):
+            first = self._first_place(window, num_written)
+            if first > held.first:
+                left = held.block_ids[held.first : first]
+                held.block_ids[held.first : first] = [NO_BLOCK] * len(left)
+                held.first = first
+                table.num_held -= len(left)
+                self.pool.release(left)
+
+    # ---- room -----------------------------------------------------------------------------------
+
+    def _ends(self, hit: PrefixHit, num_tokens: int) -> list[int]:
+        """Of each group: the places that ``admit`` fills."""
+        num_windowed = min(num_tokens, hit.num_tokens + self._chunk_tokens)
+        return [
+            self.num_blocks_for(num_tokens if window is None else num_windowed)
+            for window in self.windows
+        ]
+
+    def _num_reserved(self, hit: PrefixHit, num_tokens: int) -> int:
+        """Blocks of all groups, shared ones included."""
+        ends = self._ends(hit, num_tokens)
+        return sum(end - found.first for end, found in zip(ends, self._groups_of(hit), strict=True))
+
+    def num_slots_reserved(self, hit: PrefixHit, num_tokens: int) -> int:
+        return self._num_reserved(hit, num_tokens) * self.block_size
+
+    def num_blocks_lacking(self, hit: PrefixHit, num_tokens: int) -> int:
+        groups = self._groups_of(hit)
+        shared = [*chain.from_iterable(found.block_ids for found in groups)]
+        num_fresh = self._num_reserved(hit, num_tokens) - len(shared)
+        if hit.num_copied:
+            shared += [found.source for found in groups]
+        num_idle = sum(self.pool.ref_count(block_id) == 0 for block_id in shared)
+        return num_fresh + num_idle - self.pool.num_free
+
+    def admit(self, table: BlockTable, hit: PrefixHit, num_tokens: int) -> None:
+        assert not table.layer_groups, "the table is admitted twice"
+        groups = self._groups_of(hit)
+        for found in groups:
+            for block_id in found.block_ids:
+                self.pool.acquire(block_id)
+            if hit.num_copied:
+                self.pool.acquire(found.source)
+        ends = self._ends(hit, num_tokens)
+        for end, found in zip(ends, groups, strict=True):
+            fresh = self.pool.allocate(end - found.first - len(found.block_ids))
+            block_ids = [NO_BLOCK] * found.first + found.block_ids + fresh
+            table.layer_groups.append(GroupTable(block_ids, found.first))
+        table.num_places = min(ends)
+        table.num_held = self._num_reserved(hit, num_tokens)
+        table.num_published = hit.num_blocks
+
+    def block_copies(self, table: BlockTable, hit: PrefixHit) -> list[tuple[int, int, int]]:
+        if not hit.num_copied:
+            return []
+        return [
+            (found.source, held.block_ids[hit.num_blocks], hit.num_copied)
+            for found, held in zip(self._groups_of(hit), table.layer_groups, strict=True)
+        ]
+
+    def block_ids(self, table: BlockTable) -> list[list[int]]:
+        return [list(held.block_ids) for held in table.layer_groups]
+
+    def num_blocks_to_grow(self, table: BlockTable, num_places: int) -> int:
+        return sum(max(0, num_places - len(held.block_ids)) for held in table.layer_groups)
+
+    def grow(self, table: BlockTable, num_places: int) -> list[list[int]]:
+        grown = []
+        for held in table.layer_groups:
+            fresh = self.pool.allocate(max(0, num_places - len(held.block_ids)))
+            held.block_ids += fresh
+            table.num_held += len(fresh)
+            grown.append(fresh)
+        table.num_places = num_places
+        return grown
+
+    def num_places_within(self, table: BlockTable, num_blocks: int) -> int:
+        return table.num_places + num_blocks // len(self.windows)
+
+    def release(self, table: BlockTable, token_ids: Sequence[int]) -> None:
+        if self._shares(table):
+            self._publish_rest(table, token_ids)
+        self.pool.release(self._from_the_end(table))
+        table.layer_groups = []
+        table.num_places = table.num_held = 0
+        table.num_published = table.num_written = 0
+
+    def _from_the_end(self, table: BlockTable) -> Iterator[int]:
+        """The blocks of all groups: what one of them lacks, the others need not keep."""
+        num_places = max((len(held.block_ids) for held in table.layer_groups), default=0)
+        for place in range(num_places - 1, -1, -1):
+            for held in table.layer_groups:
+                if held.first <= place < len(held.block_ids):
+                    yield held.block_ids[place]
+
+    def held_blocks(self, table: BlockTable) -> Iterator[int]:
+        for held in table.layer_groups:
+            yield from held.block_ids[held.first :]
+
+    def num_sole_blocks(self, table: BlockTable) -> int:
+        ref_count = self.pool.ref_count
+        return sum(ref_count(block_id) == 1 for block_id in self.held_blocks(table))
+
+    def num_sole_tokens(self, table: BlockTable) -> int:
+        """By the first group, which looks furthest back; nobody holds what even it has left."""
+        held, ref_count = table.layer_groups[0], self.pool.ref_count
+        num_sole = sum(ref_count(block_id) == 1 for block_id in held.block_ids[held.first :])
+        return (held.first + num_sole) * self.block_size
+
+    def check_table(self, table: BlockTable) -> None:
+        assert table.num_held == sum(1 for _ in self.held_blocks(table))
+        assert table.num_places == min(len(held.block_ids) for held in table.layer_groups)
+        for window, held in zip(self.windows, table.layer_groups, strict=True):
+            assert all(block_id == NO_BLOCK for block_id in held.block_ids[: held.first])
+            assert NO_BLOCK not in held.block_ids[held.first :]
+            assert (
+                held.first <= self._first_place(window, table.num_written) or not table.num_written
+            ), "what a query may look at was given back"
+
+    # ---- host memory ----------------------------------------------------------------------------
+
+    def num_blocks_to_swap(self, table: BlockTable, num_tokens: int) -> int:
+        num_places = self.num_blocks_for(num_tokens)
+        return sum(num_places - held.first for held in table.layer_groups)
+
+    def swap_out(self, table: BlockTable, num_tokens: int) -> list[tuple[int, int]]:
+        assert table.swapped is None, "swapped out twice"
+        num_places = self.num_blocks_for(num_tokens)
+        block_ids = [
+            block_id
+            for held in table.layer_groups
+            for block_id in held.block_ids[held.first : num_places]
+        ]
+        firsts = tuple(held.first for held in table.layer_groups)
+        table.swapped = self.swap.take(len(block_ids), num_tokens, firsts)
+        return list(zip(block_ids, table.swapped.block_ids, strict=True))
+
+    def swap_in(self, table: BlockTable, hit: PrefixHit) -> list[tuple[int, int]]:
+        pairs: list[tuple[int, int]] = []
+        swapped = table.swapped
+        if swapped is not None and hit.is_swapped:
+            num_stored = self.num_blocks_for(swapped.num_tokens)
+            end, offset = self.num_blocks_for(hit.num_tokens), 0
+            groups = zip(swapped.firsts, self._groups_of(hit), table.layer_groups, strict=True)
+            for first, found, held in groups:
+                assert first <= found.first, "what is needed was not copied out"
+                for place in range(found.first + len(found.block_ids), end):
+                    host_id = swapped.block_ids[offset + place - first]
+                    pairs.append((held.block_ids[place], host_id))
+                offset += num_stored - first
+            self.swap.num_blocks_in += len(pairs)
+        self.drop_swapped(table)
+        return pairs
+
+
+_UNLIMITED = 1 << 62
+
+
+def create_cache_manager(
+    config: EngineConfig, windows: Sequence[int | None], num_blocks: int, num_swap_blocks: int
+) -> CacheManager:
+    """windows: of the layer groups of the model."""
+    options: dict[str, Any] = {
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "tenant_floor": config.prefix_cache_tenant_floor,
+        "tenant_ceiling": config.prefix_cache_tenant_ceiling,
+        "num_swap_blocks": num_swap_blocks,
+    }
+    if tuple(windows) == (None,):
+        return CacheManager(num_blocks, config.block_size, **options)
+    return HybridCacheManager(
+        num_blocks,
+        config.block_size,
+        windows=windows,
+        chunk_tokens=config.chunk_tokens,
+        **options,
+    )

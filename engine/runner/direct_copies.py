@@ -1,0 +1,58 @@
+"""Swapping in one launch: the GPU reads and writes pinned host memory itself.
+
+Without it every tensor of the cache is gathered by a launch of its own, and every block copied by
+one more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from kernels import cuda
+from kernels.transfer import to_device
+
+MAX_CTAS = 16
+"""Enough for the bus, few enough for the forward pass beside it."""
+_UNIT = 16
+"""Bytes that a thread copies at a time."""
+
+
+class DirectCopies:
+    def __init__(self, tensors: Sequence[torch.Tensor], host: torch.Tensor) -> None:
+        """tensors: [num_cache_blocks, bytes of a block] uint8 each; host: pinned, [num_blocks, the
+        sum of those bytes] uint8. Where ``serves``."""
+        cuda.load()
+        device = tensors[0].device
+        self._tensors = to_device(places(tensors), device)
+        self._host_address = cuda.mapped_address(host)
+        self._row_bytes = host.shape[1]
+        self._owned = tensors, host
+
+    @staticmethod
+    def serves(tensors: Sequence[torch.Tensor]) -> bool:
+        aligned = all(t.data_ptr() % _UNIT == 0 == t.shape[1] % _UNIT for t in tensors)
+        return aligned and tensors[0].is_cuda and cuda.available()
+
+    def copy(self, pairs: Sequence[tuple[int, int]], *, out: bool) -> None:
+        """On the current stream. pairs: (block of the cache, host block); out: to the host."""
+        if not pairs:
+            return
+        blocks, host_blocks = np.array(pairs, np.int64).T
+        device = self._tensors.device
+        cuda.copy_blocks(
+            self._tensors,
+            to_device(self._host_address + host_blocks * self._row_bytes, device),
+            to_device(blocks.astype(np.int32), device),
+            out=out,
+            max_ctas=MAX_CTAS,
+        )
+
+
+def places(tensors: Sequence[torch.Tensor]) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """[num_tensors, 3]: address, bytes of a block, and where in a row they go."""
+    sizes = np.array([tensor.shape[1] for tensor in tensors], np.int64)
+    addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
+    return np.stack((addresses, sizes, sizes.cumsum() - sizes), 1)

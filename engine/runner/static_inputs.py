@@ -1,0 +1,83 @@
+"""Memory that CUDA graphs read their inputs from.
+
+A few integers a sequence come from the host; everything else is looked up in the row table.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention.base import DeviceBatch
+from engine.runner.rows import Ints, RowTable
+from kernels import cuda
+
+
+class SentRows:
+    """Two integers a sequence on the device, brought there by one copy."""
+
+    def __init__(self, max_batch: int, device: torch.device) -> None:
+        self._sent = torch.zeros(2 * max_batch, dtype=torch.int32, device=device)
+
+    def of(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows and the other integer: [size] int32 each."""
+        return self._sent[:size], self._sent[size : 2 * size]
+
+    def pad(self, size: int) -> None:
+        self._sent[:size] = -1
+
+    def send(self, rows: Ints, values: Ints, size: int) -> None:
+        """Rows behind them, up to ``size``, are -1."""
+        batch = len(rows)
+        host = torch.empty(2, size, dtype=torch.int32, pin_memory=self._sent.is_cuda)
+        filled = host.numpy()
+        filled[0, :batch], filled[0, batch:] = rows, -1
+        filled[1, :batch], filled[1, batch:] = values, 0
+        self._sent[: 2 * size].copy_(host.view(-1), non_blocking=True)
+
+
+class SequenceBuffers:
+    """The inputs of ``num_queries`` tokens of each of up to so many sequences."""
+
+    def __init__(self, table: RowTable, block_size: int, max_batch: int, num_queries: int) -> None:
+        device = table.tokens.device
+        self._table = table
+        self._block_size = block_size
+        self._num_queries = num_queries
+
+        def int32(size: int) -> torch.Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=device)
+
+        ends = num_queries * torch.arange(max_batch + 1, device=device)
+        self._cu_queries = ends.to(torch.int32)
+        self._seq_lens = int32(max_batch)
+        self._batch_table = int32(max_batch * table.block_table.shape[1]).view(max_batch, -1)
+        self._tokens = torch.zeros(3, max_batch * num_queries, dtype=torch.int64, device=device)
+
+    def batch(self, size: int) -> DeviceBatch:
+        return DeviceBatch(
+            self._seq_lens[:size], self._cu_queries[: size + 1], self._batch_table[:size]
+        )
+
+    def tokens(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Token ids, positions, slots: [size * num_queries] int64 each."""
+        token_ids, positions, slots = self._tokens[:, : size * self._num_queries]
+        return token_ids, positions, slots
+
+    def look_up(self, rows: torch.Tensor, computed: torch.Tensor) -> None:
+        """The tokens from ``computed`` on, of each of ``rows`` (-1 for padding): [size] int32."""
+        size = len(rows)
+        batch = self.batch(size)
+        token_ids, positions, slots = self.tokens(size)
+        cuda.step_inputs(
+            self._table.tokens,
+            self._table.block_table,
+            rows,
+            computed,
+            batch.cu_queries,
+            token_ids=token_ids,
+            positions=positions,
+            slots=slots,
+            seq_lens=batch.seq_lens,
+            batch_table=batch.block_table,
+            block_size=self._block_size,
+        )

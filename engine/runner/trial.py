@@ -1,0 +1,63 @@
+"""Prompts computed apart from any plan, before the engine serves: to measure what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.layers.attention import StepContext
+from engine.messages import SamplingParams
+from engine.models.base import Model, ModelFacts
+from engine.runner.inputs import ChunkFields, build_inputs
+from engine.runner.memory import PagedCache
+from engine.runner.rows import RowTable
+from engine.scheduler.plan import Admission, Chunk
+
+
+class Trial:
+    """A step of whole prompts, and a cache of their own. The first is the longest."""
+
+    def __init__(
+        self,
+        model: ModelFacts,
+        prompts: Sequence[list[int]],
+        block_size: int,
+        *,
+        kv_dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._block_size = block_size
+        longest = len(prompts[0])
+        blocks_each = -(-longest // block_size)
+        self.cache = PagedCache(
+            model, blocks_each * len(prompts), block_size, dtype=kv_dtype, device=device
+        )
+        self._table = RowTable(len(prompts), longest, block_size, device)
+        for row, token_ids in enumerate(prompts):
+            first = row * blocks_each
+            self._table.admit(
+                Admission(
+                    row=row,
+                    request_id="trial",
+                    token_ids=token_ids,
+                    num_prompt_tokens=len(token_ids),
+                    block_ids=range(first, first + blocks_each),
+                    params=SamplingParams(),
+                )
+            )
+        self._chunks = [
+            Chunk(row, "trial", 0, len(token_ids), True) for row, token_ids in enumerate(prompts)
+        ]
+
+    def run(self, model: Model, attention: AttentionBackend) -> torch.Tensor:
+        """The hidden states of all tokens: [num_tokens, hidden]."""
+        inputs = build_inputs(ChunkFields.read(self._chunks), self._table, self._block_size)
+        step = StepContext(
+            inputs.positions,
+            inputs.slots,
+            attention.prepare(inputs.attention, self._block_size),
+            self.cache.layers,
+        )
+        return model.hidden_states(inputs.token_ids, step)

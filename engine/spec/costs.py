@@ -1,0 +1,133 @@
+"""What steps take, with drafts and without: as measured at start-up, corrected by what they take.
+
+The table of the start-up knows short texts, an idle host and no scheduler. What a step takes later
+is more by a factor that differs with the batch and with the drafts, as beside steps without drafts
+the host's work is hidden. So each kind of step has a ratio of measured to expected seconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+UNEVEN = -1
+"""In place of a length: of a step in which requests have different numbers of drafts."""
+
+# What one measured step weighs against the next one of its kind, and against the next of any.
+_DECAY, _OVERALL_DECAY = 0.95, 0.98
+# And how fast it is forgotten where none of its kind follow: by this in every other step.
+_AGEING = 0.99
+_PRIOR_WEIGHT = 2.0
+# A step that takes this many times what was expected, or longer, counts as if it took just that:
+# something else had the processor.
+_OUTLIER = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Seconds that a step of so many requests takes, its drafting included, as measured when the
+    engine started."""
+
+    batches: Sequence[int]
+    """Ascending."""
+    lengths: Sequence[int]
+    """Drafts for each request, ascending from 0."""
+    even_s: Sequence[Sequence[float]]
+    """[lengths][batches]: where every request has as many."""
+    uneven_s: Sequence[Sequence[float]] | None = None
+    """Where some have fewer, by the mean length. None: that makes no difference, and steps of
+    lengths between those measured take as long as one would think."""
+
+    @property
+    def choices(self) -> Sequence[int]:
+        """The even lengths worth a choice, ascending from 1."""
+        if self.uneven_s is None:
+            return range(1, self.lengths[-1] + 1)
+        return self.lengths[1:]
+
+    def seconds(self, batch: int, length: int, num_drafts: int) -> float:
+        """Of a step with ``num_drafts`` in all: ``length`` for each request, or ``UNEVEN``."""
+        table = self.even_s
+        if self.uneven_s is not None and length == UNEVEN:
+            table = self.uneven_s
+        return _interpolate(
+            self.lengths, [_at(self.batches, row, batch) for row in table], num_drafts / batch
+        )
+
+
+def _at(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
+    return ys[-1] * x / xs[-1] if x > xs[-1] else _interpolate(xs, ys, x)
+
+
+def _interpolate(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
+    index = bisect_left(xs, x)
+    if index == 0:
+        return ys[0]
+    if index == len(xs):
+        return ys[-1]
+    share = (x - xs[index - 1]) / (xs[index] - xs[index - 1])
+    return ys[index - 1] + share * (ys[index] - ys[index - 1])
+
+
+class _Ratio:
+    """A decaying mean of measured over expected seconds."""
+
+    __slots__ = ("seen", "total", "weight")
+
+    def __init__(self) -> None:
+        self.total = self.weight = 0.0
+        self.seen = 0
+        """The number of the last step that counted."""
+
+    def value(self, prior: float, ageing: float = 1.0) -> float:
+        return (ageing * self.total + _PRIOR_WEIGHT * prior) / (
+            ageing * self.weight + _PRIOR_WEIGHT
+        )
+
+    def observe(self, ratio: float, decay: float) -> None:
+        self.total = decay * self.total + ratio
+        self.weight = decay * self.weight + 1
+
+
+class LearnedCosts:
+    """``StepCosts`` times what was learned of each kind of step: its batch, within a factor of two,
+    and its length. Kinds not seen yet are taken for as much off as those seen."""
+
+    def __init__(self, table: StepCosts) -> None:
+        assert table.lengths[0] == 0
+        assert all(low < high for low, high in pairwise(table.lengths))
+        self.table = table
+        self._kinds: dict[tuple[int, int], _Ratio] = {}
+        self._plain, self._drafted = _Ratio(), _Ratio()
+        self._num_steps = 0
+
+    def seconds(self, batch: int, length: int, num_drafts: int) -> float:
+        """As ``StepCosts.seconds``."""
+        return self.table.seconds(batch, length, num_drafts) * self._ratio(batch, length)
+
+    def even(self, batch: int, length: int) -> float:
+        return self.seconds(batch, length, batch * length)
+
+    def observe(self, batch: int, length: int, num_drafts: int, seconds: float) -> None:
+        """A step took so long."""
+        self._num_steps += 1
+        known = self._ratio(batch, length)
+        ratio = seconds / self.table.seconds(batch, length, num_drafts)
+        ratio = min(max(ratio, known / _OUTLIER), known * _OUTLIER)
+        kind = self._kinds.setdefault((batch.bit_length(), length), _Ratio())
+        kind.observe(ratio, _DECAY)
+        kind.seen = self._num_steps
+        overall = self._drafted if length else self._plain
+        overall.observe(ratio, _OVERALL_DECAY)
+
+    def _ratio(self, batch: int, length: int) -> float:
+        overall = (self._drafted if length else self._plain).value(1.0)
+        kind = self._kinds.get((batch.bit_length(), length))
+        if kind is None:
+            return overall
+        return kind.value(overall, _AGEING ** (self._num_steps - kind.seen))

@@ -1,0 +1,99 @@
+"""``sluice adapter``: what tenants have of the model for themselves.
+
+Through the admin API of a running server: only its engine can tell whether an adapter fits.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway.commands.database import DATA_DIR, Address, address
+
+LOAD_TIMEOUT_S = 300
+"""An adapter is read from a disk that may be slow."""
+
+app = typer.Typer(
+    help="Load, list and unload a tenant's LoRA adapters on a running server.",
+    no_args_is_help=True,
+)
+
+TenantName = Annotated[str, typer.Argument(help="The tenant's name.")]
+AdapterName = Annotated[str, typer.Argument(help="The adapter's name: its model id.")]
+Url = Annotated[str | None, typer.Option(help="The server, as http://host:port.")]
+Key = Annotated[
+    str | None,
+    typer.Option(envvar="SLUICE_API_KEY", help="Admin key; by default that of the demo here."),
+]
+DataDir = Annotated[Path, typer.Option(help="Folder of a demo.")]
+
+
+@app.command()
+def load(
+    tenant: TenantName,
+    name: AdapterName,
+    path: Annotated[
+        str, typer.Argument(help="Its folder on the server, below models.adapters_dir.")
+    ],
+    url: Url = None,
+    key: Key = None,
+    data_dir: DataDir = DATA_DIR,
+) -> None:
+    """Load an adapter in PEFT's format: the tenant's keys may use it as a model at once."""
+    body = {"name": name, "path": path}
+    made = _ask(_server(url, key, data_dir), tenant, "POST", body=body)
+    base = f", made for {made['base_model']}" if made["base_model"] else ""
+    print(f"Loaded {made['name']} (rank {made['rank']}{base}) for {tenant}.")
+
+
+@app.command("list")
+def list_(
+    tenant: TenantName, url: Url = None, key: Key = None, data_dir: DataDir = DATA_DIR
+) -> None:
+    """List a tenant's adapters."""
+    from datetime import UTC, datetime
+
+    from rich.table import Table
+
+    from gateway.commands.tables import show, time_of
+
+    rows = _ask(_server(url, key, data_dir), tenant, "GET")["data"]
+    table = Table("name", "of", "rank", "path", "made for", "loaded")
+    for row in rows:
+        table.add_row(
+            *(row["name"], row["parent"], str(row["rank"]), row["path"], row["base_model"] or ""),
+            time_of(datetime.fromtimestamp(row["created_at"], UTC)),
+        )
+    show(table)
+
+
+@app.command()
+def unload(
+    tenant: TenantName,
+    name: AdapterName,
+    url: Url = None,
+    key: Key = None,
+    data_dir: DataDir = DATA_DIR,
+) -> None:
+    """Unload an adapter: new requests for it are refused, running ones end by themselves."""
+    from urllib.parse import quote
+
+    _ask(_server(url, key, data_dir), tenant, "DELETE", f"/{quote(name)}")
+    print(f"Unloaded {name} of {tenant}.")
+
+
+def _server(url: str | None, key: str | None, data_dir: Path) -> Address:
+    return address(url, key, data_dir, is_admin=True)
+
+
+def _ask(server: Address, tenant: str, method: str, path: str = "", body: object = None) -> Any:
+    from gateway.errors import ClientError
+    from gateway.http_client import ask
+
+    for row in ask(server, "GET", "/admin/v1/tenants")["data"]:
+        if row["name"] == tenant:
+            route = f"/admin/v1/tenants/{row['id']}/adapters{path}"
+            return ask(server, method, route, body, timeout_s=LOAD_TIMEOUT_S)
+    raise ClientError(f"there is no tenant {tenant!r}; `sluice tenant list` shows them all")

@@ -1,0 +1,95 @@
+"""What a request has reserved, dealt out to its answers before the engine generates it.
+
+    hold.allowed ──► a grant for each answer ──► the engine generates up to it, and waits there
+         ▲                                                      │
+         └──── ask for the next slice, ahead of ◄── advance ◄───┘
+               the generation
+
+At every moment the grants of the answers that run, and what the others have generated, are together
+not more than ``hold.allowed``. So not one token is generated that is not reserved, however late the
+store answers and however many answers share the reservation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.client import RequestStream
+from tenants.quota import Hold
+
+
+class Grants:
+    """For one request. Made by ``of``; ``begin`` comes once its streams are there."""
+
+    def __init__(self, hold: Hold, num_answers: int, max_tokens: int) -> None:
+        self._hold = hold
+        self._max_tokens = max_tokens
+        self._margin = hold.slice_tokens // 2
+        self._streams: Sequence[RequestStream] = ()
+        self._ended = False
+        self._granted = [0] * num_answers
+        self._deal(range(num_answers), hold.allowed)
+
+    @classmethod
+    def of(cls, hold: Hold, num_answers: int, max_tokens: int) -> Grants | None:
+        """``max_tokens`` is each answer's own. None where all of it is reserved already."""
+        if hold.allowed >= num_answers * max_tokens:
+            return None
+        return cls(hold, num_answers, max_tokens)
+
+    def first(self, index: int) -> int:
+        """New tokens that the answer may begin with."""
+        return self._granted[index]
+
+    def begin(self, streams: Sequence[RequestStream]) -> None:
+        """These are the answers, in their order."""
+        assert len(streams) == len(self._granted)
+        self._streams = streams
+        self._hold.on_more = self.advance
+        self.advance()
+
+    def advance(self) -> None:
+        """Tokens came, or the store answered: grant what is reserved, and ask for more in time."""
+        if self._ended:
+            return
+        running = [i for i, stream in enumerate(self._streams) if stream.finish_reason is None]
+        if self._hold.is_last:
+            self._ended = True
+            self._grant([i for i in running if self._granted[i] < self._max_tokens])
+            return
+        needy = [i for i in running if self._is_needy(i)]
+        if not needy:
+            return
+        self._grant(needy)
+        needy = [i for i in needy if self._is_needy(i)]
+        if needy:
+            self._hold.ask(self._hold.slice_tokens * len(needy))
+
+    def _is_needy(self, index: int) -> bool:
+        granted = self._granted[index]
+        ahead = granted - self._streams[index].num_generated_tokens
+        return granted < self._max_tokens and ahead < self._margin
+
+    def _grant(self, indices: Sequence[int]) -> None:
+        """Deal what nobody has to these, and tell the engine."""
+        before = [self._granted[i] for i in indices]
+        self._deal(indices, self._hold.allowed - self._num_dealt())
+        for i, old in zip(indices, before, strict=True):
+            if self._granted[i] > old or self._ended:
+                self._streams[i].grant(self._granted[i], is_last=self._ended)
+
+    def _num_dealt(self) -> int:
+        return sum(
+            granted if stream.finish_reason is None else stream.num_generated_tokens
+            for granted, stream in zip(self._granted, self._streams, strict=True)
+        )
+
+    def _deal(self, indices: Sequence[int], num_tokens: int) -> None:
+        """In even parts, to none more than it may have."""
+        left = num_tokens
+        by_need = sorted(indices, key=lambda i: self._max_tokens - self._granted[i])
+        for number, i in enumerate(by_need):
+            part = -(-left // (len(by_need) - number))
+            part = min(part, self._max_tokens - self._granted[i])
+            self._granted[i] += part
+            left -= part

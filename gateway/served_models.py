@@ -1,0 +1,70 @@
+"""Which model a name in a request stands for: the served one, or an adapter of the tenant's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.messages import AdapterRef
+from gateway.config import Config
+from gateway.errors import ModelNotFound
+from tenants.access import resolve_model, visible_models
+from tenants.types import Adapter, Principal
+
+
+class ServedModel(NamedTuple):
+    """What a request runs on."""
+
+    name: str
+    """For answers, metrics and the ledger."""
+    adapter: AdapterRef | None = None
+
+
+class ServedModels:
+    """The model of this server, and what tenants have beside it."""
+
+    def __init__(self, config: Config) -> None:
+        self.base = config.model_name
+        folder = config.models.adapters_dir
+        self._adapters_dir = None if folder is None else Path(folder)
+
+    def find(self, principal: Principal, name: str | None) -> ServedModel:
+        """``name`` None: the model of this server. Raises ``ModelNotFound``, ``ModelNotAllowed``.
+
+        What another tenant has does not exist, in the same words as what nobody has.
+        """
+        asked = self.base if name is None else name
+        resolved = resolve_model(principal.key, asked)
+        if resolved == self.base:
+            return ServedModel(self.base)
+        adapter = self._adapters(principal).get(resolved)
+        if adapter is None:
+            raise ModelNotFound(
+                f"The model {asked!r} does not exist; this server has {self.base!r}.",
+                param="model",
+            )
+        return ServedModel(adapter.name, self.ref(adapter))
+
+    def names(self, principal: Principal) -> tuple[str, ...]:
+        """What a key may ask for, its aliases included, the server's own model first."""
+        return visible_models(principal.key, (self.base, *self._adapters(principal)))
+
+    def adapter(self, principal: Principal, name: str) -> Adapter | None:
+        """The adapter behind one of ``names``; None for the server's own model."""
+        return self._adapters(principal).get(principal.key.model_aliases.get(name, name))
+
+    def ref(self, adapter: Adapter) -> AdapterRef:
+        """As the engine wants it. Its id is no other's, also when a name is used again."""
+        assert self._adapters_dir is not None
+        path = self._adapters_dir / adapter.path
+        return AdapterRef(name=adapter.id.hex, path=str(path), digest=adapter.digest)
+
+    def _adapters(self, principal: Principal) -> dict[str, Adapter]:
+        """Those for the model of this server, by name."""
+        own: Iterable[Adapter] = principal.adapters if self._adapters_dir is not None else ()
+        return {
+            adapter.name: adapter
+            for adapter in own
+            if adapter.parent == self.base and adapter.name != self.base
+        }

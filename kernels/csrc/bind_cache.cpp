@@ -1,0 +1,87 @@
+// Registers with torch what works on whole blocks of the KV cache.
+
+#include "bind.h"
+#include "cache_blocks.cuh"
+
+namespace {
+
+using at::Tensor;
+using sluice::check;
+using sluice::check_int32;
+
+void dequantize_blocks(Tensor k_out, Tensor v_out, const Tensor& k_cache, const Tensor& v_cache,
+                       const Tensor& k_scale, const Tensor& v_scale, const Tensor& blocks) {
+  sluice::check_fp8(k_cache, v_cache, k_scale, v_scale);
+  TORCH_CHECK(k_out.scalar_type() == at::kBFloat16 || k_out.scalar_type() == at::kHalf,
+              "k_out must be bfloat16 or float16");
+  for (const Tensor& t : {k_cache, v_cache, k_out, v_out}) {
+    TORCH_CHECK(t.is_cuda() && t.dim() == 4 && t.is_contiguous() &&
+                    t.sizes().slice(1) == k_cache.sizes().slice(1),
+                "caches and outputs must be contiguous [blocks, block_size, kv_heads, head_dim]");
+  }
+  check_int32(blocks, "blocks");
+  const int64_t num_blocks = blocks.numel();
+  TORCH_CHECK(v_out.scalar_type() == k_out.scalar_type() && k_out.size(0) >= num_blocks &&
+                  v_out.size(0) >= num_blocks,
+              "k_out and v_out must have the same dtype and room for ", num_blocks, " blocks");
+  TORCH_CHECK(k_cache.size(3) % 16 == 0, "head_dim must be a multiple of 16");
+  sluice::Dequantization d = {};
+  d.k_out = k_out.data_ptr();
+  d.v_out = v_out.data_ptr();
+  d.k_cache = k_cache.data_ptr();
+  d.v_cache = v_cache.data_ptr();
+  d.k_scale = k_scale.data_ptr<float>();
+  d.v_scale = v_scale.data_ptr<float>();
+  d.blocks = blocks.data_ptr<int>();
+  d.num_blocks = num_blocks;
+  d.block_size = k_cache.size(1);
+  d.num_kv_heads = k_cache.size(2);
+  d.head_dim = k_cache.size(3);
+  const c10::cuda::CUDAGuard guard(k_cache.device());
+  check(sluice::dequantize_blocks(d, k_out.scalar_type() == at::kBFloat16,
+                                  c10::cuda::getCurrentCUDAStream()),
+        "dequantize_blocks");
+}
+
+void copy_blocks(const Tensor& tensors, const Tensor& rows, const Tensor& blocks, bool out,
+                 int64_t max_ctas) {
+  for (const Tensor& t : {tensors, rows}) {
+    TORCH_CHECK(t.is_cuda() && t.scalar_type() == at::kLong && t.is_contiguous(),
+                "tensors and rows must be contiguous int64 CUDA tensors");
+  }
+  check_int32(blocks, "blocks");
+  TORCH_CHECK(tensors.dim() == 2 && tensors.size(1) == 3, "tensors must be [num_tensors, 3]");
+  TORCH_CHECK(rows.numel() == blocks.numel(), "rows and blocks must be as many");
+  TORCH_CHECK(max_ctas >= 1, "max_ctas must be at least 1, got ", max_ctas);
+  sluice::BlockCopies c = {};
+  c.tensors = tensors.data_ptr<int64_t>();
+  c.rows = rows.data_ptr<int64_t>();
+  c.blocks = blocks.data_ptr<int>();
+  c.num_tensors = tensors.size(0);
+  c.num_copies = blocks.numel();
+  c.out = out;
+  const c10::cuda::CUDAGuard guard(blocks.device());
+  check(sluice::copy_blocks(c, max_ctas, c10::cuda::getCurrentCUDAStream()), "copy_blocks");
+}
+
+int64_t mapped_address(const Tensor& host) {
+  TORCH_CHECK(host.device().is_cpu() && host.is_contiguous(), "host must be contiguous host memory");
+  void* address = nullptr;
+  check(cudaHostGetDevicePointer(&address, host.data_ptr(), 0), "mapped_address");
+  return reinterpret_cast<int64_t>(address);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
+  m.def(
+      "dequantize_blocks(Tensor(a!) k_out, Tensor(b!) v_out, Tensor k_cache, Tensor v_cache, "
+      "Tensor k_scale, Tensor v_scale, Tensor blocks) -> ()");
+  m.def("copy_blocks(Tensor tensors, Tensor rows, Tensor blocks, bool out, int max_ctas) -> ()");
+  m.def("mapped_address(Tensor host) -> int", &mapped_address);
+}
+
+TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
+  m.impl("dequantize_blocks", &dequantize_blocks);
+  m.impl("copy_blocks", &copy_blocks);
+}

@@ -1,0 +1,46 @@
+"""The matrices of a mixture's experts, all of one kind together, quantized or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Experts:
+    weight: torch.Tensor
+    """[num_experts, features, k] float8_e4m3fn"""
+    scale: torch.Tensor
+    """[num_experts, features, 1] float32, what it is multiplied with"""
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    @property
+    def features(self) -> int:
+        return self.weight.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Experts:
+    packed: torch.Tensor
+    """[num_experts, features, k / 8] int32, see ``reference.dequantize_int4``."""
+    groups: torch.Tensor
+    """[num_experts, features, num_groups, 2] of the activations' dtype: scale, zero"""
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    @property
+    def features(self) -> int:
+        return self.packed.shape[1]
+
+
+ExpertMatrices = torch.Tensor | Fp8Experts | Int4Experts
+"""A tensor: [num_experts, features, k]."""
+
+
+def features_of(matrices: ExpertMatrices) -> int:
+    """Rows of each expert's matrix."""
+    return matrices.shape[1] if isinstance(matrices, torch.Tensor) else matrices.features

@@ -1,0 +1,213 @@
+"""Layers with a window against transformers, while what they left behind is NaN."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from engine.cache.groups import peak_blocks
+from engine.cache.hybrid import HybridCacheManager
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.messages import GenerateRequest, SamplingParams
+from engine.runner import load_runner
+from engine.spec.config import SpeculativeConfig
+from kernels import cpu
+from tests.engine.models.families import CASES, FALLBACK_CASES, Case, write
+from tests.engine.models.test_families import TOLERANCE, watch_logits
+
+WINDOW, BLOCK_SIZE = 9, 4
+GROUPS: dict[str, tuple[int | None, ...]] = {
+    "mistral": (WINDOW,),
+    "gemma2": (None, WINDOW),
+    "gemma3": (None, WINDOW),
+    "gemma3-five-to-one": (None, *[WINDOW] * 5),
+    "qwen2-window": (None, WINDOW),
+    "cohere2": (None, WINDOW, WINDOW, WINDOW),
+}
+"""The layer groups that each checkpoint comes to."""
+
+
+def cases() -> list[Case]:
+    by_name = {case.name: case for case in (*CASES, *FALLBACK_CASES)}
+    gemma3 = by_name["gemma3"]
+    types = ["sliding_attention"] * 5 + ["full_attention"]
+    by_name["gemma3-five-to-one"] = replace(
+        gemma3,
+        name="gemma3-five-to-one",
+        fields={**gemma3.fields, "num_hidden_layers": 6, "layer_types": types},
+    )
+    return [by_name[name] for name in GROUPS]
+
+
+class Subject:
+    """A checkpoint as transformers loads it, and engines of it whose free blocks are NaN."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.case = case
+        self.folder = write(case, folder)
+        self.theirs: Any = AutoModelForCausalLM.from_pretrained(
+            self.folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        rng = random.Random(1)
+        vocab_size = self.theirs.config.get_text_config().vocab_size
+        self.prompt = [rng.randrange(3, vocab_size) for _ in range(45)]
+
+    def logits(self, token_ids: list[int]) -> torch.Tensor:
+        """[len(token_ids), vocab]"""
+        with torch.inference_mode():
+            logits: torch.Tensor = self.theirs(torch.tensor([token_ids]), use_cache=False).logits
+        return logits[0]
+
+
+@pytest.fixture(scope="module", params=cases(), ids=lambda case: case.name)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(request.param, tmp_path_factory.mktemp(request.param.name))
+
+
+class Poisoned:
+    """An engine; after each step, blocks with nothing that anybody may read are NaN."""
+
+    def __init__(self, subject: Subject, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        options.setdefault("num_gpu_blocks_override", 120)
+        config = EngineConfig(
+            model=str(subject.folder),
+            device="cpu",
+            block_size=BLOCK_SIZE,
+            max_num_seqs=4,
+            num_threads=1,
+            max_num_batched_tokens=options.pop("max_num_batched_tokens", 64),
+            forecast_admission=False,
+            **options,
+        )
+        self.runner = load_runner(config)
+        self.seen = watch_logits(self.runner, monkeypatch)
+        self.core = EngineCore(
+            config, self.runner, max_model_len=128, eos_token_ids=frozenset(), overlap=False
+        )
+        self.tokens: dict[str, list[int]] = {}
+        self.num_left_behind = 0
+        self._poison()
+
+    def _poison(self) -> None:
+        cache = self.core._cache
+        assert isinstance(cache, HybridCacheManager)
+        for k_cache, v_cache in self.runner._cache.tensors:
+            for tensor in (k_cache, v_cache):
+                tensor[cache.pool._blank] = math.nan
+        for request in self.core.scheduler.running.values():
+            firsts = [held.first for held in request.block_table.layer_groups]
+            self.num_left_behind = max(self.num_left_behind, *firsts)
+
+    def add(self, name: str, prompt: list[int], max_tokens: int = 12) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        self.tokens[name] = []
+        self.core.add_request(
+            GenerateRequest(request_id=name, prompt_token_ids=prompt, params=params)
+        )
+
+    def run(self) -> None:
+        while self.core.has_unfinished:
+            for output in self.core.step():
+                assert output.error is None, output.error
+                self.tokens[output.request_id] += output.new_token_ids
+            self.core.check_integrity()
+            self._poison()
+
+
+@pytest.mark.parametrize("chunk", [64, 7])
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_logits(
+    subject: Subject, backend: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of prompts at once and in chunks, then of each token by itself."""
+    if backend == "cpu" and not cpu.available():
+        pytest.skip("no compiler for CPU kernels")
+    engine = Poisoned(
+        subject,
+        monkeypatch,
+        attention_backend=backend,
+        max_num_batched_tokens=chunk,
+        enable_prefix_caching=False,
+    )
+    assert engine.runner.group_windows == GROUPS[subject.case.name]
+    engine.add("a", subject.prompt)
+    engine.run()
+    assert engine.num_left_behind >= (45 - WINDOW) // BLOCK_SIZE
+    ours, theirs = torch.cat(engine.seen), subject.logits(subject.prompt + engine.tokens["a"][:-1])
+    assert (ours - theirs[44:]).abs().max() < TOLERANCE
+
+
+def test_logits_after_a_prefix_hit(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Poisoned(subject, monkeypatch)
+    engine.add("first", subject.prompt)
+    engine.run()
+    engine.seen.clear()
+    prompt = [*subject.prompt, *engine.tokens["first"][:7], 5, 6, 7]
+    engine.add("second", prompt)
+    engine.run()
+    assert engine.core.stats().prefix_cache_hits == 52, "to the token"
+    ours, theirs = torch.cat(engine.seen), subject.logits(prompt + engine.tokens["second"][:-1])
+    assert (ours - theirs[len(prompt) - 1 :]).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"enable_prefix_caching": False, "watermark": 0.0},
+        {"swap_space": 0.01, "watermark": 0.0},
+        {
+            "speculative_config": SpeculativeConfig(
+                method="ngram",
+                num_speculative_tokens=3,
+                prompt_lookup_min=1,
+                prompt_lookup_max=3,
+                adaptive=False,
+            )
+        },
+    ],
+    ids=["plain", "full", "swapped", "drafts"],
+)
+def test_batches_generate_what_transformers_does(
+    subject: Subject, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk, scarce = 16, "watermark" in options
+    if scarce:
+        # What one request needs at most, and a little more.
+        need = peak_blocks(GROUPS[subject.case.name], 73, BLOCK_SIZE, 2 * chunk)
+        options = {**options, "num_gpu_blocks_override": need + 4}
+    engine = Poisoned(subject, monkeypatch, max_num_batched_tokens=chunk, **options)
+    prompts = {str(i): subject.prompt[i : 40 + i] + [3 + i] * i for i in range(4)}
+    for name, prompt in prompts.items():
+        engine.add(name, prompt, max_tokens=30)
+    engine.run()
+    for name, prompt in prompts.items():
+        tokens = engine.tokens[name]
+        expected = subject.logits(prompt + tokens)[len(prompt) - 1 : -1]
+        chosen = expected.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
+        assert len(tokens) == 30
+        assert (expected.max(1).values - chosen).max() < TOLERANCE, "another token is likelier"
+    if len(GROUPS[subject.case.name]) == 2:
+        assert (engine.core.stats().num_preemptions > 0) == scarce
+
+
+def test_the_same_memory_holds_more_and_smaller_blocks(subject: Subject) -> None:
+    config = EngineConfig(model=str(subject.folder), device="cpu", kv_cache_memory_bytes=12 << 16)
+    grouped = load_runner(config)
+    single = load_runner(msgspec.structs.replace(config, disable_hybrid_kv_cache_manager=True))
+    assert grouped.group_windows == GROUPS[subject.case.name]
+    assert single.group_windows == (None,)
+    # For the same bytes there are as many more blocks as there are fewer layers in each.
+    num_layers = len(single._cache.layers)
+    assert len(grouped._cache.layers) == num_layers
+    assert grouped.num_blocks * len(grouped._cache.tensors) == single.num_blocks * num_layers

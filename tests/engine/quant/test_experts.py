@@ -1,0 +1,156 @@
+"""Mixtures of experts with quantized weights: the text of their dequantized twins."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ModelLoadError
+from engine.layers.moe import ExpertLinear
+from engine.llm import LLM, SamplingParams, TokensPrompt
+from engine.quant.fp8 import Fp8
+from engine.quant.gptq import Gptq
+from engine.runner import load_runner
+from kernels import quantized, reference
+from kernels.experts import Fp8Experts, Int4Experts
+from tests.engine.models.families import CASES, write
+from tests.engine.quant.test_layouts import LAYOUTS
+from tests.engine.quant.test_load import config
+
+MATRIX = re.compile(r"(_proj|experts\.\d+\.w[123])\.weight$")
+PROMPTS = [TokensPrompt(prompt_token_ids=ids) for ids in ([5, 9, 44, 70], [7] * 19)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+MIXTURES = [
+    next(case for case in CASES if case.architecture == architecture)
+    for architecture in ("MixtralForCausalLM", "Qwen3MoeForCausalLM")
+]
+mixtures = pytest.mark.parametrize("case", MIXTURES, ids=lambda case: case.name)
+
+
+def texts(folder: Path) -> list[list[int]]:
+    llm = LLM(folder, device="cpu", block_size=4, num_gpu_blocks_override=60, num_threads=1)
+    return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, GREEDY)]
+
+
+@mixtures
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "awq",
+        "gptq",
+        "gptq desc_act",
+        "compressed-tensors int4",
+        "compressed-tensors fp8 per channel",
+    ],
+)
+def test_every_layout(case: object, layout: str, tmp_path: Path) -> None:
+    quantize, document = LAYOUTS[layout]
+    write(case, tmp_path)  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    tensors = load_file(tmp_path / "model.safetensors")
+    twin = dict(tensors)
+    for name in filter(MATRIX.search, list(tensors)):
+        made, meant = quantize(tensors.pop(name), rng)
+        twin[name] = meant
+        leaves = {name.removesuffix("weight") + leaf: t.contiguous() for leaf, t in made.items()}
+        tensors |= leaves
+    assert any(".experts.0." in name and not name.endswith("proj.weight") for name in tensors)
+    save_file(twin, tmp_path / "model.safetensors", {"format": "pt"})
+    expected = texts(tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "quantization_config": document}))
+    assert texts(tmp_path) == expected
+
+
+def expert_linear(experts: int = 3, features: int = 32, k: int = 64) -> ExpertLinear:
+    parts = {"gate_proj": features // 2, "up_proj": features // 2}
+    return ExpertLinear(experts, k, parts, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def test_where_there_are_products_the_experts_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: what is multiplied with is what was loaded, expert by expert."""
+    monkeypatch.setattr(quantized, "serves", lambda _: True)
+    for quantization, kind in ((Fp8(), Fp8Experts), (Gptq(32), Int4Experts)):
+        layer = expert_linear()
+        layer.quantize(quantization.weight)
+        assert layer.quantized is not None
+        gen = torch.Generator().manual_seed(0)
+        for weight in layer.quantized:
+            for _, tensor in weight.named_weights():
+                tensor.draw(0.02, gen)
+        plain = [weight.dequantize() for weight in layer.quantized]
+        layer.pack()
+        assert isinstance(layer.matrices, kind)
+        for expert, matrix in enumerate(plain):
+            found = reference.matrix_of(layer.matrices, expert, torch.float32)
+            torch.testing.assert_close(found, matrix)
+
+
+def test_narrow_groups_are_dequantized_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized, "serves", lambda _: True)
+    layer = expert_linear()
+    layer.quantize(Gptq(16).weight)
+    assert layer.quantized is not None
+    for weight in layer.quantized:
+        for _, tensor in weight.named_weights():
+            tensor.draw(0.02, torch.Generator().manual_seed(0))
+    layer.pack()
+    assert isinstance(layer.matrices, torch.Tensor)
+    assert layer.matrices.shape == (3, 32, 64)
+
+
+def test_experts_whose_inputs_have_another_order_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quantized, "serves", lambda _: True)
+    layer = expert_linear()
+    layer.quantize(Gptq(32).weight)
+    assert layer.quantized is not None
+    for weight in layer.quantized:
+        for name, tensor in weight.named_weights():
+            tensor.draw(0.02, torch.Generator().manual_seed(0))
+            if name == "g_idx":
+                tensor.data.copy_(tensor.data.flip(1))
+    with pytest.raises(ModelLoadError, match="desc_act"):
+        layer.pack()
+
+
+def test_experts_may_be_left_alone(tmp_path: Path) -> None:
+    """By the checkpoint's list, as everywhere."""
+    write(MIXTURES[1], tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    fields["quantization_config"] = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": 16,
+        "modules_to_not_convert": ["self_attn", "experts", "mlp"],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    load_runner(config(tmp_path))
+
+
+def test_some_experts_of_a_layer_are_refused(tmp_path: Path) -> None:
+    write(MIXTURES[1], tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    fields["quantization_config"] = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": 16,
+        "modules_to_not_convert": ["experts.1"],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelLoadError, match=r"experts\.gate_up is one matrix here"):
+        load_runner(config(tmp_path))
+
+
+def test_a_layer_that_does_not_divide_is_named() -> None:
+    layer = expert_linear(k=40)
+    with pytest.raises(ValueError, match="group_size 32 does not divide 40 inputs"):
+        layer.quantize(Gptq(32).weight)

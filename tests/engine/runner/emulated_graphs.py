@@ -1,0 +1,169 @@
+"""CUDA graphs on a CPU: what they do is done again at each replay, on the same static memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.attention.base import AttentionBatch, DeviceBatch
+from engine.attention.torch_ref import TorchAttention, TorchStepAttention
+from engine.llm import LLM
+from engine.runner import sized_graphs
+from engine.runner.draft_graphs import DraftGraphs
+from engine.runner.drafting import ChainDrafting
+from engine.runner.graphs import DecodeGraphs
+from engine.runner.runner import TorchRunner
+from engine.runner.verify_graphs import VerifyGraphs
+from kernels import cuda
+
+MAX_QUERIES = 8
+
+
+class EmulatedGraph:
+    def __init__(self, compute: Callable[[], torch.Tensor], out: torch.Tensor) -> None:
+        self._compute = compute
+        self._out = out
+
+    @torch.inference_mode()
+    def replay(self) -> None:
+        self._out.copy_(self._compute())
+
+
+def record(compute: Callable[[], torch.Tensor], pool: object) -> tuple[EmulatedGraph, torch.Tensor]:
+    out = compute()
+    return EmulatedGraph(compute, out), out
+
+
+def step_inputs(
+    tokens: torch.Tensor,
+    block_table: torch.Tensor,
+    rows: torch.Tensor,
+    computed: torch.Tensor,
+    cu_queries: torch.Tensor,
+    *,
+    token_ids: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    seq_lens: torch.Tensor,
+    batch_table: torch.Tensor,
+    block_size: int,
+) -> None:
+    """As the kernel of that name."""
+    for seq, row in enumerate(rows.tolist()):
+        start, end = cu_queries[seq : seq + 2].tolist()
+        if row < 0:
+            seq_lens[seq], token_ids[start:end], positions[start:end] = 0, 0, 0
+            slots[start:end] = -1
+            continue
+        places = torch.arange(end - start) + int(computed[seq])
+        assert int(places[-1]) < tokens.shape[1], "a place that the table does not have"
+        blocks = block_table[row, places // block_size].long()
+        seq_lens[seq] = int(places[-1]) + 1
+        token_ids[start:end], positions[start:end] = tokens[row, places], places
+        slots[start:end] = blocks * block_size + places % block_size
+        num_blocks = -(-int(seq_lens[seq]) // block_size)
+        batch_table[seq, :num_blocks] = block_table[row, :num_blocks]
+
+
+class EmulatedAttention(TorchAttention):
+    """Decodes from device memory alone."""
+
+    sharing = None
+    max_decode_queries = MAX_QUERIES
+
+    def prepare_decode(
+        self, batch: DeviceBatch, block_size: int, num_queries: int = 1
+    ) -> TorchStepAttention:
+        seq_lens = batch.seq_lens.numpy().astype(np.int64)
+        size = len(seq_lens)
+        return self.prepare(
+            AttentionBatch(
+                np.full(size, num_queries),
+                np.maximum(seq_lens, num_queries),
+                np.arange(size),
+                batch.block_table,
+            ),
+            block_size,
+        )
+
+
+class EmulatedSampler:
+    """``CudaSampler`` as far as the graphs know it."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def table(self) -> Any:
+        return self._sampler
+
+
+def sample_rows(
+    logits: torch.Tensor,
+    sampler: Any,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    tokens: torch.Tensor,
+) -> torch.Tensor:
+    drawn = torch.zeros(len(rows), dtype=torch.int64)
+    able = (rows >= 0).nonzero().view(-1)
+    if len(able):
+        where = (x[able].long().numpy() for x in (rows, positions))
+        drawn[able] = sampler.sample_into(tokens, logits[able].float(), *where, None)
+    return drawn
+
+
+class Counted:
+    """Graphs that count the steps they run."""
+
+    def __init__(self, graphs: Any) -> None:
+        self._graphs = graphs
+        self.num_runs = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._graphs, name)
+
+    def run(self, *arguments: Any) -> Any:
+        self.num_runs += 1
+        return self._graphs.run(*arguments)
+
+
+def emulate(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, num_drafts: int
+) -> tuple[Counted, Counted, Counted | None]:
+    """Graphs for an engine on the CPU, as ``load_runner`` makes them on a GPU: for plain decoding,
+    for checking drafts, and for drafting where a network does that token by token."""
+    monkeypatch.setattr(sized_graphs, "record", record)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(cuda, "step_inputs", step_inputs)
+    monkeypatch.setattr(cuda, "sample_rows", sample_rows)
+    runner = llm._core._runner  # type: ignore[attr-defined]
+    assert isinstance(runner, TorchRunner)
+    attention = EmulatedAttention(runner.device, torch.float32)
+    sizes = {"block_size": runner._block_size, "max_num_seqs": len(runner._table.tokens)}
+    model, layers, table = runner._model, runner._cache.layers, runner._table
+    decoding = DecodeGraphs(model, layers, table, attention, **sizes)
+    decoding.capture(lambda done: None)
+    checking = VerifyGraphs(model, layers, table, attention, num_drafts=num_drafts, **sizes)
+    checking.capture()
+    counted = Counted(decoding), Counted(checking)
+    runner._graphs, runner._verify_graphs = counted  # type: ignore[assignment]
+    drafting = runner._drafting
+    if not isinstance(drafting, ChainDrafting):
+        return *counted, None
+    graphs = DraftGraphs(
+        drafting._network,
+        drafting._features,
+        drafting._cache.layers,
+        table,
+        EmulatedSampler(runner._sampler),  # type: ignore[arg-type]
+        attention,
+        num_drafts=num_drafts,
+        **sizes,
+    )
+    graphs.capture()
+    drafting._graphs = by_graph = Counted(graphs)  # type: ignore[assignment]
+    return *counted, by_graph

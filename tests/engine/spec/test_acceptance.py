@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.spec.acceptance import Acceptance
+
+
+def draw(rng: random.Random, rates: list[float]) -> int:
+    right = 0
+    while right < len(rates) and rng.random() < rates[right]:
+        right += 1
+    return right
+
+
+def teach(acceptance: Acceptance, rates: list[float], steps: int, batch: int = 4) -> None:
+    rng = random.Random(str(rates))
+    for _ in range(steps):
+        acceptance.observe([(str(i), len(rates), draw(rng, rates)) for i in range(batch)])
+
+
+def test_each_place_is_judged_under_the_condition_that_it_was_reached() -> None:
+    acceptance = Acceptance(4)
+    assert acceptance.rates == pytest.approx([0.6] * 4), "nothing is known"
+    teach(acceptance, [0.8, 0.5, 0.9], steps=400)
+    assert acceptance.rates == pytest.approx([0.8, 0.5, 0.9, 0.9], abs=0.07)
+    first, second, third, _ = acceptance.survival()
+    assert (first, second, third) == pytest.approx((0.8, 0.4, 0.36), abs=0.06)
+
+
+def test_more_drafts_than_are_tried_say_nothing_of_the_rest() -> None:
+    acceptance = Acceptance(3)
+    for _ in range(100):
+        acceptance.observe([("a", 3, 0)])
+    assert acceptance.rates[0] < 0.05
+    before = acceptance.rates[2] - acceptance.rates[1]
+    assert before == pytest.approx(0), "never reached: like the place before"
+
+
+def test_requests_differ_from_the_rest() -> None:
+    acceptance, rng = Acceptance(4), random.Random(2)
+    kinds = {"good": [0.9] * 4, "bad": [0.1] * 4, "later": [0.3, 1.0, 1.0, 1.0]}
+    for _ in range(100):
+        acceptance.observe([(name, 4, draw(rng, rates)) for name, rates in kinds.items()])
+    assert min(acceptance.of("good")) > 0.75
+    assert acceptance.of("bad")[0] < 0.25
+    first, later = acceptance.of("later")
+    assert first < 0.5 < 0.85 < later
+    rates = acceptance.rates
+    assert acceptance.of("new") == (rates[0], rates[1])
+    acceptance.drop("bad")
+    assert acceptance.of("bad") == acceptance.of("new")
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.9, 0.2), (0.1, 0.8)])
+def test_sudden_changes_are_noticed(before: float, after: float) -> None:
+    acceptance = Acceptance(1)
+    teach(acceptance, [before], steps=2000, batch=1)
+    teach(acceptance, [after], steps=60, batch=1)
+    assert acceptance.rates[0] == pytest.approx(after, abs=0.2)
+
+
+def test_luck_is_not_taken_for_a_change() -> None:
+    acceptance, rng = Acceptance(1), random.Random(5)
+    worst = 0.0
+    for step in range(6000):
+        acceptance.observe([("a", 1, draw(rng, [0.7]))])
+        if step > 300:
+            worst = max(worst, abs(acceptance.rates[0] - 0.7))
+    assert worst < 0.12
+
+
+def test_old_news_count_less() -> None:
+    old, fresh = Acceptance(1), Acceptance(1)
+    for acceptance in (old, fresh):
+        teach(acceptance, [0.0], steps=10, batch=1)
+    for _ in range(3000):
+        old.observe([])
+    for acceptance in (old, fresh):
+        teach(acceptance, [1.0], steps=4, batch=1)
+    assert old.rates[0] > fresh.rates[0] + 0.3

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.spec.costs import UNEVEN, LearnedCosts, StepCosts
+
+TABLE = StepCosts(
+    [1, 16, 64], [0, 1, 4], [[10.0, 11.0, 14.0], [10.1, 12.0, 18.0], [10.5, 14.0, 40.0]]
+)
+
+
+def test_costs_between_and_beyond_what_was_measured() -> None:
+    assert TABLE.seconds(1, 0, 0) == 10.0
+    assert TABLE.seconds(1, 4, 4) == 10.5
+    assert TABLE.seconds(16, 1, 16) == 12.0
+    assert TABLE.seconds(40, 0, 0) == 12.5
+    assert TABLE.seconds(128, 0, 0) == 28.0
+    assert TABLE.seconds(128, 4, 512) == 80.0
+    assert TABLE.seconds(16, 2, 32) == pytest.approx(12 + 2 / 3)
+    # Where all steps run alike, it is the number of drafts that counts.
+    assert TABLE.seconds(16, UNEVEN, 32) == TABLE.seconds(16, 2, 32)
+    assert list(TABLE.choices) == [1, 2, 3, 4]
+
+
+def test_steps_without_a_graph_have_their_own_costs() -> None:
+    slow = [[s + 5 for s in row] for row in TABLE.even_s]
+    table = StepCosts(TABLE.batches, TABLE.lengths, TABLE.even_s, slow)
+    assert table.seconds(16, 4, 64) == 14.0
+    assert table.seconds(16, UNEVEN, 63) == pytest.approx(19 - 2 / 48)
+    assert list(table.choices) == [1, 4], "other lengths have no graph"
+
+
+def test_what_steps_take_is_learned_by_kind() -> None:
+    costs = LearnedCosts(TABLE)
+    for _ in range(100):
+        costs.observe(16, 0, 0, 22.0)
+        costs.observe(16, 4, 64, 42.0)
+    assert costs.even(16, 0) == pytest.approx(22, rel=0.05)
+    assert costs.even(16, 4) == pytest.approx(42, rel=0.1)
+    assert costs.even(1, 0) == pytest.approx(20, rel=0.05), "kinds not seen are like those seen"
+    assert costs.even(16, 1) == pytest.approx(36, rel=0.1)
+    costs.observe(16, 1, 16, 12.0)
+    assert costs.even(16, 1) < 35
+
+
+def test_what_was_not_seen_for_long_is_forgotten() -> None:
+    costs = LearnedCosts(TABLE)
+    for _ in range(20):
+        costs.observe(1, 4, 4, 21.0)
+    for _ in range(2000):
+        costs.observe(1, 1, 1, 10.1)
+    assert costs.even(1, 4) == pytest.approx(10.5, rel=0.02)
+
+
+def test_an_interruption_hardly_counts() -> None:
+    costs, rng = LearnedCosts(TABLE), random.Random(0)
+    for _ in range(500):
+        costs.observe(1, 0, 0, 1000.0 if rng.random() < 0.01 else 10.0)
+        assert 10.0 <= costs.even(1, 0) < 11.6

@@ -1,0 +1,96 @@
+"""Speculation by graphs, emulated on the CPU: the same outputs, and the same drafts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.demo.heads.train import Heads
+from engine.llm import LLM
+from engine.runner.verify_graphs import capture_lengths
+from tests.engine.runner.emulated_graphs import emulate
+from tests.engine.spec.heads import random_heads
+from tests.engine.spec.test_networks import engine, outputs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("heads")
+
+
+@pytest.fixture(scope="module")
+def heads(folder: Path) -> Heads:
+    return random_heads(folder)
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    return outputs(engine(None, "plain"))
+
+
+def test_lengths_worth_a_graph() -> None:
+    assert [capture_lengths(n) for n in (1, 2, 4, 5, 7)] == [
+        [1],
+        [1, 2],
+        [1, 2, 3, 4],
+        [1, 2, 3, 5],
+        [1, 2, 3, 5, 7],
+    ]
+
+
+def test_plain_decoding_is_the_same(
+    plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = engine(None, "plain")
+    decoding, checking, drafting = emulate(llm, monkeypatch, 1)
+    assert outputs(llm) == plain
+    assert decoding.num_runs > 10
+    assert checking.num_runs == 0
+    assert drafting is None
+
+
+@pytest.mark.parametrize("method", ["eagle3", "eagle", "draft_model", "medusa"])
+def test_outputs_are_those_without_graphs(
+    folder: Path,
+    heads: Heads,
+    plain: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+) -> None:
+    num_tokens = 3
+    eager = engine(folder, method, num_tokens)
+    assert outputs(eager) == plain
+    llm = engine(folder, method, num_tokens)
+    _, checking, drafting = emulate(llm, monkeypatch, num_tokens)
+    assert outputs(llm) == plain
+    assert checking.num_runs > 0
+    if drafting is not None:
+        assert drafting.num_runs > 5
+    assert accepted(llm) == pytest.approx(accepted(eager), abs=0.05)
+
+
+def accepted(llm: LLM) -> float:
+    stats = llm.stats()
+    return stats.spec_decode_num_accepted_tokens / stats.spec_decode_num_draft_tokens
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
+def test_any_number_of_drafts_up_to_the_most(
+    folder: Path,
+    heads: Heads,
+    plain: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    length: int,
+) -> None:
+    """Where there is no graph for so many, a longer draft is cut."""
+    llm = engine(folder, "eagle3", 5)
+    _, checking, drafting = emulate(llm, monkeypatch, 5)
+    adaptive = llm._core._speculator._adaptive  # type: ignore[attr-defined]
+    monkeypatch.setattr(adaptive, "even_length", lambda batch, most: min(length, most))
+    assert outputs(llm) == plain
+    stats = llm.stats()
+    assert stats.spec_decode_num_draft_tokens <= length * stats.spec_decode_num_drafts
+    assert drafting is not None
+    assert drafting.num_runs > 10
+    assert (checking.num_runs > 5) == (length != 4), "there is no graph for four"

@@ -1,0 +1,210 @@
+"""The whole core in virtual time: what speculation makes of a device that takes its time."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.messages import GenerateRequest, SamplingParams
+from engine.request import Request
+from engine.scheduler.plan import StepPlan, StepResult, TokenMask
+from engine.spec.base import Proposer, TextProposer
+from engine.spec.config import SpeculativeConfig
+from engine.spec.costs import UNEVEN, StepCosts
+from engine.spec.network import NetworkProposer
+from tests.engine.spec.simulation import H200, best_fixed, uneven
+
+HOST_S = 0.0003
+"""What the core does in a step beside the device."""
+
+
+class TimedRunner:
+    """Runs steps on a device of its own, and drafts on it; drafts are right by chance."""
+
+    num_blocks = 4096
+    num_swap_blocks = 0
+    swap_s_per_block = 0.0
+    vocab_size = 100
+    num_lookahead_tokens = 0
+
+    def __init__(self, costs: StepCosts, rate: float, draft_s: float = 0.0) -> None:
+        self.step_costs: StepCosts | None = costs
+        self.now = 0.0
+        self.rate = rate
+        self._draft_s = draft_s
+        self._rng = random.Random(0)
+        self._idle_at = 0.0
+        self._results: deque[tuple[float, StepResult]] = deque()
+
+    def clock(self) -> float:
+        return self.now
+
+    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+        assert not self._results, "drafts continue what nobody has seen yet"
+        self.now += self._draft_s * num_tokens
+        return [[1] * num_tokens for _ in asked]
+
+    def forward(self, plan: StepPlan) -> None:
+        self.now += HOST_S
+        chunks = plan.chunks
+        lengths = {chunk.num_draft_tokens for chunk in chunks}
+        length = lengths.pop() if len(lengths) == 1 else UNEVEN
+        assert self.step_costs is not None
+        num_drafts = sum(chunk.num_draft_tokens for chunk in chunks)
+        seconds = self.step_costs.seconds(len(chunks), length, num_drafts)
+        self._idle_at = max(self.now, self._idle_at) + seconds
+        tokens = [[1] * self._num_sampled(c.num_draft_tokens) if c.samples else [] for c in chunks]
+        self._results.append((self._idle_at, StepResult(plan.step_id, tokens)))
+
+    def _num_sampled(self, num_drafts: int) -> int:
+        count = 1
+        while count <= num_drafts and self._rng.random() < self.rate:
+            count += 1
+        return count
+
+    def sample(self, mask: TokenMask | None) -> None:
+        assert mask is None
+
+    def collect(self) -> StepResult:
+        done, result = self._results.popleft()
+        self.now = max(self.now, done)
+        return result
+
+
+class Guesses(TextProposer):
+    """Has an idea for some requests."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def continue_text(self, request: Request, max_tokens: int) -> list[int]:
+        has_idea = request.arrival % 8 < 8 * self._share
+        return [1] * max_tokens if has_idea else []
+
+    def drop(self, request: Request) -> None:
+        """Nothing is kept."""
+
+
+def decode(
+    runner: TimedRunner,
+    batch: int,
+    num_steps: int,
+    *,
+    proposer: Proposer | None,
+    adaptive: bool = True,
+    num_tokens: int = 5,
+) -> float:
+    """Tokens a second of requests that never end, after some time to learn."""
+    speculative = SpeculativeConfig(
+        method="ngram", num_speculative_tokens=num_tokens, adaptive=adaptive
+    )
+    config = EngineConfig(
+        model="toy",
+        max_num_seqs=batch,
+        block_size=16,
+        speculative_config=None if proposer is None else speculative,
+    )
+    costs = runner.step_costs
+    if not adaptive:
+        runner.step_costs = None
+    core = EngineCore(
+        config,
+        runner,
+        max_model_len=100_000,
+        overlap=True,
+        proposer=proposer,
+        clock=runner.clock,
+    )
+    runner.step_costs = costs
+    for index in range(batch):
+        params = SamplingParams(max_tokens=60_000 // batch, ignore_eos=True)
+        core.add_request(
+            GenerateRequest(request_id=str(index), prompt_token_ids=[1, 2, 3], params=params)
+        )
+    for _ in range(num_steps // 4):
+        core.step()
+    began, count = runner.now, 0
+    for _ in range(num_steps):
+        count += sum(len(output.new_token_ids) for output in core.step())
+    return count / (runner.now - began)
+
+
+@pytest.mark.parametrize(("batch", "num_steps"), [(1, 800), (8, 400), (64, 200)])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.7, 0.9])
+def test_networks_draft_as_many_as_pay(batch: int, num_steps: int, rate: float) -> None:
+    """The table knows neither the host's work nor that of drafting."""
+
+    def runner() -> TimedRunner:
+        return TimedRunner(uneven(H200), rate, draft_s=0.0001)
+
+    timed = runner()
+    adaptive = decode(timed, batch, num_steps, proposer=NetworkProposer(timed))
+    plain = decode(runner(), batch, num_steps, proposer=None)
+    assert adaptive > 0.98 * plain
+    for length in (1, 3, 5):
+        timed = runner()
+        fixed = decode(
+            timed,
+            batch,
+            num_steps // 4,
+            proposer=NetworkProposer(timed),
+            adaptive=False,
+            num_tokens=length,
+        )
+        # What luck does to so few drafts is more than what is lost.
+        assert adaptive > (0.96 if batch > 1 else 0.93) * fixed, f"{length} drafts are faster"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("rate", [0.1, 0.9])
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_texts_are_never_slower_with_drafts(share: float, rate: float, has_graphs: bool) -> None:
+    costs = uneven(H200) if has_graphs else H200
+    adaptive = decode(TimedRunner(costs, rate), 16, 300, proposer=Guesses(share))
+    plain = decode(TimedRunner(costs, rate), 16, 300, proposer=None)
+    assert adaptive > 0.98 * plain
+    if rate == 0.9 and (share == 1.0 or (share and not has_graphs)):
+        ideal, _ = best_fixed(H200, 16, (rate,))
+        assert adaptive > plain + 0.6 * share * (ideal - plain)
+
+
+def test_times_are_those_of_the_steps_however_they_overlap() -> None:
+    """Sums of what steps took are what the clock shows."""
+    runner = TimedRunner(H200, 0.6)
+    taken: list[float] = []
+    config = EngineConfig(
+        model="toy",
+        max_num_seqs=4,
+        speculative_config=SpeculativeConfig(method="ngram", num_speculative_tokens=3),
+    )
+    core = EngineCore(
+        config,
+        runner,
+        max_model_len=1000,
+        overlap=True,
+        proposer=NetworkProposer(runner),
+        clock=runner.clock,
+    )
+    adaptive = core._speculator._adaptive
+    observe = adaptive.observe
+
+    def spy(step: object, seconds: float, outcomes: object) -> None:
+        taken.append(seconds)
+        observe(step, seconds, outcomes)  # type: ignore[arg-type]
+
+    adaptive.observe = spy  # type: ignore[assignment, method-assign]
+    for index in range(4):
+        params = SamplingParams(max_tokens=100, ignore_eos=True)
+        core.add_request(
+            GenerateRequest(request_id=str(index), prompt_token_ids=[1, 2, 3], params=params)
+        )
+    while core.has_unfinished:
+        core.step()
+    assert min(taken) > 0
+    assert sum(taken) == pytest.approx(runner.now, rel=0.01)
+    core.check_integrity()

@@ -1,0 +1,212 @@
+"""When outputs are read, over the real engine client and an engine double driven by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.messages import FinishReason, RequestOutput, StepOutputs
+from gateway.assembler import Delta
+from gateway.errors import InternalError
+from gateway.generation import Generation
+from tests.gateway.engine_double import Play
+from tests.gateway.serving import until
+from tests.gateway.test_generation import Bench, bench
+
+pytestmark = pytest.mark.asyncio
+
+
+@dataclass
+class Sink:
+    """Free while ``is_free``; remembers in which task it was given what."""
+
+    is_free: bool = True
+    deltas: list[Delta] = field(default_factory=list)
+    tasks: list[asyncio.Task[object] | None] = field(default_factory=list)
+
+    def put(self, delta: Delta) -> None:
+        assert self.is_free
+        self.deltas.append(delta)
+        self.tasks.append(asyncio.current_task())
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.content for delta in self.deltas)
+
+
+@dataclass
+class Driven:
+    """A generation whose engine says what the test says."""
+
+    here: Bench
+    generation: Generation
+    sink: Sink
+    yielded: list[Delta]
+    reading: asyncio.Task[None]
+
+    def say(self, text: str, finish_reason: FinishReason | None = None) -> None:
+        """In one output of the engine."""
+        tokenizer = self.here.double.tokenizer
+        ids = tokenizer.encode(text, add_special_tokens=False) if text else []
+        (request_id,) = self.here.double.running
+        output = RequestOutput(request_id, ids, finish_reason)
+        self.here.double.lives[-1]._on_message(StepOutputs([output]))
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.content for delta in self.yielded)
+
+
+@asynccontextmanager
+async def driven(
+    model_dir: Path, *, flush_interval_s: float = 0.0, **fields: object
+) -> AsyncIterator[Driven]:
+    async with bench(model_dir, flush_interval_s=flush_interval_s) as here:
+        here.double.script = lambda prompt: Play(text="x", queued_s=60)
+        generation, sink, yielded = here.begin(**fields), Sink(), list[Delta]()
+
+        async def read() -> None:
+            async for delta in generation.deltas(sink):
+                yielded.append(delta)
+
+        reading = asyncio.create_task(read())
+        await asyncio.sleep(0.01)  # it is waited for
+        try:
+            yield Driven(here, generation, sink, yielded, reading)
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            generation.close()
+
+
+async def test_what_comes_goes_straight_on(model_dir: Path) -> None:
+    async with driven(model_dir) as engine:
+        for text in ("one ", "two ", "three "):
+            engine.say(text)
+            assert engine.sink.text.endswith(text)  # at once: no task has run meanwhile
+        engine.say("end", "stop")
+        await engine.reading
+        assert engine.sink.text == "one two three "
+        assert [(delta.content, delta.finish_reason) for delta in engine.yielded] == [
+            ("end", "stop")
+        ]
+
+
+async def test_a_sink_that_is_not_free_keeps_what_comes_for_the_reader(model_dir: Path) -> None:
+    async with driven(model_dir) as engine:
+        engine.say("a")
+        engine.sink.is_free = False
+        engine.say("b")
+        engine.sink.is_free = True
+        engine.say("c")  # behind b, which is not read yet
+        assert engine.sink.text == "a"
+        await until(lambda: engine.yielded)
+        assert engine.text == "bc"
+        engine.say("d")
+        assert engine.sink.text == "ad"
+
+
+async def test_what_comes_too_soon_is_merged(model_dir: Path) -> None:
+    async with driven(model_dir, flush_interval_s=0.05) as engine:
+        engine.say("a")
+        assert engine.sink.text == "a"
+        for text in "bcd":
+            engine.say(text)
+            await asyncio.sleep(0)
+        assert engine.sink.text == "a"
+        assert not engine.yielded
+        await until(lambda: engine.yielded)
+        assert engine.text == "bcd"
+        assert len(engine.yielded) == 1
+        await asyncio.sleep(0.06)
+        engine.say("e")
+        assert engine.sink.text == "ae"
+
+
+async def test_a_stop_string_ends_it_though_the_engine_goes_on(model_dir: Path) -> None:
+    async with driven(model_dir, stop=("STOP",)) as engine:
+        engine.say("one ")
+        engine.say("two ST")
+        engine.say("OP three")
+        await engine.reading
+        assert engine.sink.text == "one two "
+        assert [(delta.content, delta.finish_reason) for delta in engine.yielded] == [("", "stop")]
+        await until(lambda: not engine.here.double.running)
+
+
+async def test_half_a_character_is_not_passed_on(model_dir: Path) -> None:
+    async with driven(model_dir) as engine:
+        ids = engine.here.double.tokenizer.encode("é", add_special_tokens=False)
+        (request_id,) = engine.here.double.running
+        for token_id in ids:
+            output = RequestOutput(request_id, [token_id])
+            engine.here.double.lives[-1]._on_message(StepOutputs([output]))
+        assert [delta.content for delta in engine.sink.deltas] == ["é"]
+
+
+async def test_a_sink_that_fails_fails_its_own_stream_only(model_dir: Path) -> None:
+    async with driven(model_dir) as engine:
+
+        def put(delta: Delta) -> None:
+            raise ZeroDivisionError
+
+        engine.sink.put = put  # type: ignore[method-assign]
+        engine.say("a")  # raises nothing here, where other streams' outputs come from as well
+        with pytest.raises(InternalError):
+            await engine.reading
+
+
+async def test_tokens_are_counted_though_nobody_is_woken(model_dir: Path) -> None:
+    async with driven(model_dir) as engine:
+        engine.say("abc")
+        assert engine.generation.num_generated_tokens == 3
+        assert engine.generation.admitted.hold.generated == 3
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    steps=st.lists(
+        st.sampled_from(["say", "say", "say", "stall", "free", "turn"]), min_size=1, max_size=25
+    ),
+    interval_s=st.sampled_from([0.0, 0.002]),
+)
+async def test_whatever_the_pace_the_text_is_whole_and_in_order(
+    model_dir: Path, steps: Sequence[str], interval_s: float
+) -> None:
+    async with driven(model_dir, flush_interval_s=interval_s) as engine:
+        shown: list[str] = []
+
+        def show(delta: Delta) -> None:
+            shown.append(delta.content)
+
+        engine.sink.put = show  # type: ignore[method-assign]
+        engine.reading.cancel()
+        await asyncio.gather(engine.reading, return_exceptions=True)
+
+        async def read() -> None:
+            async for delta in engine.generation.deltas(engine.sink):
+                show(delta)
+
+        reading = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        said = ""
+        for index, step in enumerate(steps):
+            if step == "say":
+                said += f"{index} é"
+                engine.say(f"{index} é")
+            elif step == "turn":
+                await asyncio.sleep(0.001)
+            else:
+                engine.sink.is_free = step == "free"
+        engine.say("!", "stop")
+        await reading
+        assert "".join(shown) == said + "!"

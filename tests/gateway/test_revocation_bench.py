@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway import revocation_bench
+from gateway.revocation_bench import (
+    NUM_ASKING,
+    NUM_BUSY_SOCKETS,
+    NUM_IDLE_SOCKETS,
+    NUM_STREAMS,
+    TARGET_MS,
+)
+from tests.postgres import pg_folder
+
+__all__ = ["pg_folder"]
+
+pytestmark = [pytest.mark.pg, pytest.mark.asyncio]
+
+
+async def test_what_runs_under_a_key_ends_on_all_workers_in_time(pg_folder: Path) -> None:
+    """Streams, turns, open sockets and further requests, by processes; and so do new limits."""
+    async with revocation_bench.serving(pg_folder, 2) as site:
+        found = await revocation_bench.run(site, 2)
+    assert {what: len(times) for what, times in found.items()} == {
+        "the revocation is answered": 2,
+        "running stream ends": 2 * NUM_STREAMS,
+        "WebSocket with a turn closes": 2 * NUM_BUSY_SOCKETS,
+        "open WebSocket closes": 2 * NUM_IDLE_SOCKETS,
+        "last request accepted": 2 * NUM_ASKING,
+        "last request under the old limits": 2 * NUM_ASKING,
+    }
+    for what, times in found.items():
+        assert max(times) < TARGET_MS, what

@@ -1,0 +1,168 @@
+"""The decode kernel's way through tiles in FP8, without a GPU: its index arithmetic, compiled for
+the host, drives an emulation of a warp and its ``mma.m16n8k16``."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kernels import build
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+DIMS = (64, 96, 128, 256)
+FUNCTIONS = {
+    "place": ("row", "at"),
+    "key_row": ("half", "lane"),
+    "key_at": ("chunk", "lane"),
+    "query_dim": ("step", "high", "lane"),
+    "token": ("i", "lane"),
+    "value_row": ("i", "lane"),
+    "value_at": ("chunk", "lane"),
+    "column": ("tile", "e", "lane"),
+}
+CONSTANTS = ("kTileBytes", "kKeyBytes", "kValueBytes", "kKeyChunks", "kValueChunks")
+Floats = npt.NDArray[np.float64]
+Layout = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder: Path = tmp_path_factory.mktemp("layout")
+    lines = ['#include "fp8_layout.cuh"', 'extern "C" {']
+    for dim in DIMS:
+        of = f"sluice::Fp8Layout<{dim}>::"
+        for name, arguments in FUNCTIONS.items():
+            typed = ", ".join(f"int {argument}" for argument in arguments)
+            call = f"{of}{name}({', '.join(arguments)})"
+            lines.append(f"int {name}_{dim}({typed}) {{ return {call}; }}")
+        lines += [f"int {name}_{dim}() {{ return {of}{name}; }}" for name in CONSTANTS]
+    source, built = folder / "layout.cpp", folder / "layout.so"
+    source.write_text("\n".join([*lines, "}"]))
+    options = ["-std=c++17", "-shared", "-fPIC", f"-I{build.SOURCES}"]
+    subprocess.run(["g++", *options, str(source), "-o", str(built)], check=True)
+    return ctypes.CDLL(str(built))
+
+
+@pytest.fixture(params=DIMS)
+def layout(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Layout:
+    """``layout("place", row, at)``, ``layout("dim")``"""
+    dim: int = request.param
+
+    def call(name: str, *arguments: int) -> int:
+        return dim if name == "dim" else int(getattr(library, f"{name}_{dim}")(*arguments))
+
+    return call
+
+
+def multiply(c: Floats, a: Floats, b: Floats) -> None:
+    """mma.m16n8k16 on fragments: c [lane, 4], a [lane, 8], b [lane, 4], as PTX lays them out."""
+    rows, columns, terms = np.zeros((16, 16)), np.zeros((16, 8)), (0, 1, 8, 9)
+    for lane in range(32):
+        group, place = divmod(lane, 4)
+        for i in range(8):
+            rows[group + i // 2 % 2 * 8, place * 2 + i % 2 + i // 4 * 8] = a[lane, i]
+        for i in range(4):
+            columns[place * 2 + terms[i], group] = b[lane, i]
+    product = rows @ columns
+    for lane in range(32):
+        group, place = divmod(lane, 4)
+        for i in range(4):
+            c[lane, i] += product[group + i // 2 * 8, place * 2 + i % 2]
+
+
+def stored(layout: Layout, tile: Floats) -> Floats:
+    """A tile [16, dim] in shared memory, as copied in pieces of 16 bytes; NaN where nothing is."""
+    memory = np.full(layout("kTileBytes"), np.nan)
+    for row in range(16):
+        for piece in range(layout("dim") // 16):
+            to = layout("place", row, piece * 16)
+            assert to % 16 == 0
+            assert np.isnan(memory[to : to + 16]).all(), "two pieces in one place"
+            memory[to : to + 16] = tile[row, piece * 16 : piece * 16 + 16]
+    return memory
+
+
+def vector(layout: Layout, memory: Floats, row: int, at: int, size: int) -> Floats:
+    start = layout("place", row, at)
+    assert start % size == 0, "not aligned"
+    return memory[start : start + size]
+
+
+def test_scores_and_values(layout: Layout) -> None:
+    dim = layout("dim")
+    rng = np.random.default_rng(dim)
+    q, k, v = rng.integers(-8, 9, (3, 16, dim)).astype(float)
+    keys, values = stored(layout, k), stored(layout, v)
+    scores = np.zeros((2, 32, 4))
+    words = layout("kKeyBytes") // 4
+    for step in range(dim // 16):
+        a, b = np.zeros((32, 8)), np.zeros((2, 32, 4))
+        for lane in range(32):
+            for i in range(8):  # register i // 2: row half i // 2 % 2, upper terms from 4 on
+                at = layout("query_dim", step, i // 4, lane) + i % 2
+                a[lane, i] = q[lane // 4 + i // 2 % 2 * 8, at]
+            for half in range(2):
+                row, at = layout("key_row", half, lane), layout("key_at", step // words, lane)
+                read = vector(layout, keys, row, at, layout("kKeyBytes"))
+                b[half, lane] = read[step % words * 4 : step % words * 4 + 4]
+        for half in range(2):
+            multiply(scores[half], a, b[half])
+
+    by_token = np.zeros((16, 16))
+    for lane in range(32):
+        for i in range(4):
+            for row in range(2):
+                token = layout("token", i, lane)
+                by_token[lane // 4 + row * 8, token] = scores[i // 2, lane, row * 2 + i % 2]
+    np.testing.assert_array_equal(by_token, q @ k.T)
+
+    # The scores as they are serve as weights: a[0..1] of the first tile, a[2..3] of the second.
+    a = np.concatenate((scores[0], scores[1]), 1)
+    out = np.zeros((16, dim))
+    for tile in range(dim // 8):
+        o, b = np.zeros((32, 4)), np.zeros((32, 4))
+        chunk, byte = divmod(tile, layout("kValueBytes"))
+        for lane in range(32):
+            for i in range(4):
+                row, at = layout("value_row", i, lane), layout("value_at", chunk, lane)
+                b[lane, i] = vector(layout, values, row, at, layout("kValueBytes"))[byte]
+        multiply(o, a, b)
+        for lane in range(32):
+            for i in range(4):
+                column = layout("column", tile, i % 2, lane)
+                out[lane // 4 + i // 2 * 8, column] = o[lane, i]
+    np.testing.assert_array_equal(out, q @ k.T @ v)
+
+
+def conflicts(layout: Layout, at: Callable[[int], int], size: int) -> int:
+    """Passes over the banks that a read of ``size`` bytes a lane takes, by the fewest possible."""
+    worst = 0
+    lanes = 128 // size
+    for first in range(0, 32, lanes):
+        words: dict[int, set[int]] = {}
+        for lane in range(first, first + lanes):
+            for word in range(at(lane) // 4, (at(lane) + size) // 4):
+                words.setdefault(word % 32, set()).add(word)
+        worst = max(worst, max(map(len, words.values())))
+    return worst
+
+
+def test_reads_spread_over_the_banks(layout: Layout) -> None:
+    """Rows that a warp reads together fall into different banks; at 64 bytes a row not all can."""
+
+    def key(lane: int) -> int:
+        return layout("place", layout("key_row", 1, lane), layout("key_at", 0, lane))
+
+    def value(lane: int) -> int:
+        return layout("place", layout("value_row", 2, lane), layout("value_at", 0, lane))
+
+    limit = 2 if layout("dim") == 64 else 1
+    assert conflicts(layout, key, layout("kKeyBytes")) == 1
+    assert conflicts(layout, value, layout("kValueBytes")) <= limit
