@@ -184,7 +184,7 @@ class Constraints:
                     message = f"the grammar refuses the sampled id {token_id}"
                     return Ending(request, "error", message, "internal")
         except MatcherFailed as error:
-            return _failure(request, error, "internal")
+            return _failure(request, error, "invalid_request")
         return Ending(request, "stop") if matcher.is_terminated else None
 
     # ---- drafts ---------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class Constraints:
             if failure is None:
                 ending = self._ending(request, job.rows[0])
             else:
-                ending = _failure(request, failure, "internal")
+                ending = _failure(request, failure, "invalid_request")
             if ending is None:
                 indices += [index] * len(job.rows)
             else:

@@ -187,7 +187,7 @@ class TestEndings:
         monkeypatch.setattr(constraints._matchers[request], "accept", fail)
         ending = constraints.accept(request, ids("a"))
         assert ending is not None
-        assert (ending.reason, ending.error_code) == ("error", "internal")
+        assert (ending.reason, ending.error_code) == ("error", "invalid_request")
 
     def test_an_ignored_eos_still_ends_a_grammar(self, compiler: GrammarCompiler) -> None:
         constraints, request = Constraints(compiler, len(VOCAB)), make(ignore_eos=True)
