@@ -110,7 +110,8 @@ def create_services(
     """
     tokenizer = Tokenizer.load(config.engine.model_dir)
     template = ChatTemplate.load(config.engine.model_dir)
-    compiler = GrammarChecker(_vocabulary(tokenizer))
+    # Two, and each tenant has one turn at a time (``lanes``): a bomb holds up its sender alone.
+    compiler = GrammarChecker(_vocabulary(tokenizer), num_workers=2)
     metrics = Metrics()
     journal = _open_journal(config.tenants)
     ledger = Ledger(store, journal=journal)
