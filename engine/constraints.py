@@ -193,13 +193,19 @@ class Constraints:
         """What the grammar says must come next, cut into tokens in one of the ways there are."""
         if request in self._allowed or self._must_not_end(request):
             return []
-        return self._matchers[request].forced_tokens()
+        try:
+            return self._matchers[request].forced_tokens()
+        except MatcherFailed:  # which its next mask reports
+            return []
 
     def legal_prefix(self, request: Request, token_ids: list[int]) -> list[int]:
         """The draft up to the first token that the grammar forbids, or that ends it."""
         if not token_ids or request in self._allowed or self._must_not_end(request):
             return []
-        legal = self._matchers[request].legal_prefix(token_ids)
+        try:
+            legal = self._matchers[request].legal_prefix(token_ids)
+        except MatcherFailed:  # which its next mask reports
+            return []
         assert self._compiler is not None
         if legal and legal[-1] in self._compiler.vocabulary.eos_token_ids:
             # Where it is right it is drawn anyway, and nothing can be drawn behind it.

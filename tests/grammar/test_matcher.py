@@ -201,6 +201,11 @@ def test_forced_tokens_are_legal_and_do_not_advance(
     assert done.forced_tokens() == []
 
 
+def test_of_long_forced_texts_only_the_beginning_is_looked_at(compiler: GrammarCompiler) -> None:
+    forced = matcher_of(compiler, "choice", json.dumps(["q" * 5_000])).forced_tokens()
+    assert forced == [ord("q")] * 256
+
+
 def test_legal_prefix_stops_at_the_first_illegal_draft(compiler: GrammarCompiler) -> None:
     matcher = matcher_of(compiler, "regex", "abc")
     assert matcher.legal_prefix([97, 98, 98, 99]) == [97, 98]
