@@ -13,7 +13,6 @@ from grammar.backends.base import BackendMatcher
 from grammar.errors import DeadEnd, MatcherFailed
 from grammar.vocabulary import Mask, Vocabulary
 
-
 _MAX_FORCED_BYTES = 256
 """Looked at anew for every step: more would never be used."""
 
