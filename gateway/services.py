@@ -105,7 +105,12 @@ class Services:
 
 
 def create_services(
-    config: Config, *, engine: EngineClient, store: Store, secrets: Secrets
+    config: Config,
+    *,
+    engine: EngineClient,
+    store: Store,
+    secrets: Secrets,
+    metrics_folder: Path | None = None,
 ) -> Services:
     """Nothing runs yet: ``lifecycle.start`` begins the background tasks.
 
@@ -116,7 +121,7 @@ def create_services(
     tokenizer = Tokenizer.load(config.engine.model_dir)
     template = _chat_template(config)
     compiler = GrammarChecker(_vocabulary(tokenizer))
-    metrics = Metrics()
+    metrics = Metrics(metrics_folder)
     journal = _open_journal(config.tenants)
     ledger = Ledger(store, journal=journal)
     quota = Quota(store, usage_retention_months=config.tenants.usage_retention_months)
@@ -156,6 +161,7 @@ def create_services(
         "line to other workers": peers.run,
         "deleted adapters": adapters.run,
         "retention": Retention(store.shared).run,
+        **({} if metrics.board is None else {"metrics for other workers": metrics.board.run}),
         **_revoking(config, revocations, metrics),
     }
     engine.on_tokens = metrics.observe_inter_token

@@ -71,6 +71,8 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     model = load_model(
         config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
     )
+    if config.fuse_norms:
+        _fuse_norms(model, dtype, has_kernels=has_kernels and device.type == "cuda")
     adapters = _adapter_slots(config, model, dtype, device)
     if shape.is_fp8:
         report(LoadProgress("Scaling the KV cache", 0.9))
@@ -124,6 +126,15 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         runner.measure_step_costs(speculative.num_tokens, config.step_tokens)
     report(LoadProgress("Model loaded", 1.0))
     return runner
+
+
+def _fuse_norms(model: Model, dtype: torch.dtype, *, has_kernels: bool) -> None:
+    if not has_kernels or dtype != torch.bfloat16:
+        raise ConfigError(f"fuse_norms needs our kernels for a GPU and bfloat16, not {dtype}")
+    if not model.fuse_norms():
+        raise ConfigError(
+            "fuse_norms needs layers made as Llama's, sizes that are multiples of 64, plain weights"
+        )
 
 
 def _peaks(config: EngineConfig) -> int:
