@@ -1,4 +1,4 @@
-"""Several boards over one folder, as workers have them. One process plays all: their names differ."""
+"""Several boards over one folder, as workers have them; one process plays all of them."""
 
 from __future__ import annotations
 
