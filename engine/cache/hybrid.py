@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from engine.cache.groups import max_request_tokens
+from engine.cache.groups import blocks_per_step, max_request_tokens
 from engine.cache.manager import NO_BLOCK, BlockTable, CacheManager, GroupTable, PrefixHit
 from engine.cache.prefix import Content, token_bytes
 
@@ -65,7 +65,8 @@ class HybridHit(PrefixHit):
 
 
 class HybridCacheManager(CacheManager):
-    """``windows``: of the layer groups; ``chunk_tokens``: of one request in a step, at most."""
+    """``windows``: of the layer groups; ``window_step``: see ``LayerGroups``; ``chunk_tokens``: of
+    one request in a step, at most."""
 
     def __init__(
         self,
@@ -73,17 +74,22 @@ class HybridCacheManager(CacheManager):
         block_size: int,
         *,
         windows: Sequence[int | None],
+        window_step: int = 1,
         chunk_tokens: int,
         **options: Any,
     ) -> None:
         super().__init__(num_blocks, block_size, **options)
         self.windows = tuple(windows)
         self._chunk_tokens = chunk_tokens
+        self._blocks_per_step = blocks_per_step(block_size, window_step)
+        self._tokens_per_step = self._blocks_per_step * block_size
         self._marks = [bytes([group]) for group in range(len(windows))]
         """Behind a key, they make it a group's own."""
         self._num_full = sum(window is None for window in windows)
         # Two steps are in flight at most.
-        limit = max_request_tokens(self.windows, num_blocks, block_size, 2 * chunk_tokens)
+        limit = max_request_tokens(
+            self.windows, num_blocks, block_size, 2 * chunk_tokens, window_step
+        )
         self._max_num_tokens = _UNLIMITED if limit is None else limit
 
     @property
@@ -91,8 +97,11 @@ class HybridCacheManager(CacheManager):
         return self._max_num_tokens
 
     def _first_place(self, window: int | None, num_tokens: int) -> int:
-        """The first block that a query at position ``num_tokens``, or behind it, looks at."""
-        return 0 if window is None else max(0, num_tokens - window + 1) // self.block_size
+        """The first block that attention of a query at ``num_tokens``, or behind it, reads."""
+        if window is None:
+            return 0
+        oldest = max(0, num_tokens - window + 1)
+        return oldest // self._tokens_per_step * self._blocks_per_step
 
     # ---- prefixes -------------------------------------------------------------------------------
 
@@ -366,9 +375,13 @@ _UNLIMITED = 1 << 62
 
 
 def create_cache_manager(
-    config: EngineConfig, windows: Sequence[int | None], num_blocks: int, num_swap_blocks: int
+    config: EngineConfig,
+    num_blocks: int,
+    num_swap_blocks: int,
+    windows: Sequence[int | None],
+    window_step: int,
 ) -> CacheManager:
-    """windows: of the layer groups of the model."""
+    """windows, window_step: of the layer groups of the model."""
     options: dict[str, Any] = {
         "enable_prefix_caching": config.enable_prefix_caching,
         "tenant_floor": config.prefix_cache_tenant_floor,
@@ -381,6 +394,7 @@ def create_cache_manager(
         num_blocks,
         config.block_size,
         windows=windows,
+        window_step=window_step,
         chunk_tokens=config.chunk_tokens,
         **options,
     )
