@@ -28,6 +28,7 @@ from rich.table import Table
 from engine.errors import ConfigError, EngineError
 from engine.llm import LLM, TokensPrompt
 from engine.messages import SamplingParams
+from engine.spec.config import SpeculativeConfig
 from engine.transport import IDLE_THREADS
 
 CONCURRENCIES = (1, 16, 64)
@@ -203,21 +204,29 @@ def _warm_up(case: Case) -> Case:
     return msgspec.structs.replace(case, osl=(short, short))
 
 
-def table(results: Sequence[Measurement]) -> Table:
-    """One row a case; ratios are ours over theirs."""
+def table(results: Sequence[Measurement], plain: str | None = None) -> Table:
+    """One row a case; ratios are the first engine's over the others', or those of all others over
+    ``plain``, with the lowest of each in the last row."""
     names = list(dict.fromkeys(result.engine for result in results))
-    view = Table(title="Output tokens per second")
-    view.add_column("case")
+    pairs = [(names[0], name) for name in names[1:]]
+    if plain is not None:
+        pairs = [(name, plain) for name in names if name != plain]
+    view = Table(title="Output tokens per second", show_footer=plain is not None)
+    view.add_column("case", "slowest")
     for name in names:
         view.add_column(name, justify="right")
-    for name in names[1:]:
-        view.add_column(f"{names[0]} / {name}", justify="right")
+    lowest = dict.fromkeys(pairs, float("inf"))
+    rows = []
     for case in dict.fromkeys(result.case for result in results):
         by_engine = {r.engine: r.out_tok_s for r in results if r.case == case}
-        ours = by_engine[names[0]]
+        ratios = {(ours, theirs): by_engine[ours] / by_engine[theirs] for ours, theirs in pairs}
+        lowest = {pair: min(lowest[pair], ratio) for pair, ratio in ratios.items()}
         cells = [f"{by_engine[name]:,.0f}" for name in names]
-        ratios = [f"{ours / by_engine[name]:.2f}×" for name in names[1:]]
-        view.add_row(case, *cells, *ratios)
+        rows.append([case, *cells, *(f"{ratio:.2f}×" for ratio in ratios.values())])
+    for pair in pairs:
+        view.add_column(" / ".join(pair), f"{lowest[pair]:.2f}×", justify="right")
+    for row in rows:
+        view.add_row(*row)
     return view
 
 
@@ -241,6 +250,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", help="names of the cases to run")
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=64)
+    parser.add_argument(
+        "--concurrencies", type=int, nargs="+", default=CONCURRENCIES, help="requests at once"
+    )
+    parser.add_argument(
+        "--speculative-config",
+        action="append",
+        default=[],
+        help="JSON; measure with it and without in one run (again and again for others)",
+    )
     parser.add_argument("--no-transformers", action="store_true", help="measure this engine alone")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="runs; the best counts")
     engine = parser.add_argument_group("engine")
@@ -251,9 +269,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--max-num-seqs", type=int, default=256)
     engine.add_argument("--max-num-batched-tokens", type=int)
     engine.add_argument("--gpu-memory-utilization", type=float, default=0.92)
+    engine.add_argument("--kv-cache-memory-bytes", type=int, help="of each engine")
     engine.add_argument("--num-threads", type=int)
     engine.add_argument("--attention-backend", default="auto")
     engine.add_argument("--enforce-eager", action="store_true")
+    engine.add_argument("--kv-cache-dtype", default="auto")
+    engine.add_argument("--blas-autotune", action="store_true")
+    engine.add_argument("--fuse-norms", action="store_true")
     return parser.parse_args(arguments)
 
 
@@ -265,15 +287,19 @@ ENGINE_OPTIONS = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
     "num_threads",
     "attention_backend",
     "enforce_eager",
+    "kv_cache_dtype",
+    "blas_autotune",
+    "fuse_norms",
 )
 
 
 def _cases(options: argparse.Namespace) -> tuple[list[Case], dict[str, Any] | None]:
     isl, osl = options.input_len, options.output_len
-    cases = [Case(f"{n} concurrent", n, (isl, isl), (osl, osl)) for n in CONCURRENCIES]
+    cases = [Case(f"{n} concurrent", n, (isl, isl), (osl, osl)) for n in options.concurrencies]
     config = None
     if options.cases is not None:
         try:
@@ -289,6 +315,22 @@ def _cases(options: argparse.Namespace) -> tuple[list[Case], dict[str, Any] | No
     return cases, config
 
 
+def _speculative(options: argparse.Namespace) -> list[SpeculativeConfig]:
+    try:
+        return [
+            msgspec.json.decode(text, type=SpeculativeConfig) for text in options.speculative_config
+        ]
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"--speculative-config: {error}") from error
+
+
+def _name(speculative: SpeculativeConfig | None) -> str:
+    if speculative is None:
+        return "sluice"
+    fixed = "" if speculative.adaptive else "fixed "
+    return f"{speculative.method}, {fixed}{speculative.num_tokens}"
+
+
 def _bench(options: argparse.Namespace, console: Console) -> None:
     cases, config = _cases(options)
 
@@ -296,15 +338,18 @@ def _bench(options: argparse.Namespace, console: Console) -> None:
         settings = {name: getattr(options, name) for name in ENGINE_OPTIONS}
         if options.model is None and config is not None:
             settings["load_format"] = "dummy"
-        llm = LLM(model, skip_tokenizer_init=True, **settings)
-        engines = [("sluice", sluice_engine(llm))]
+        engines, vocab_size = [], 0
+        for speculative in (*_speculative(options), None):
+            llm = LLM(model, skip_tokenizer_init=True, speculative_config=speculative, **settings)
+            vocab_size = llm.info.vocab_size
+            engines.append((_name(speculative), sluice_engine(llm)))
         if options.cases is None and not options.no_transformers:
             engines += transformers_engines(Path(model), options.num_threads)
         results = []
-        for result in compare(engines, cases, llm.info.vocab_size, repeats=options.repeats):
+        for result in compare(engines, cases, vocab_size, repeats=options.repeats):
             results.append(result)
             print(msgspec.json.encode(result).decode(), flush=True)
-    console.print(table(results))
+    console.print(table(results, _name(None) if options.speculative_config else None))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

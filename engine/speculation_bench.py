@@ -3,6 +3,7 @@
 ``synthetic``: a shape with random weights, an EAGLE-3 head of its size and drafts accepted by
 chance, against plain decoding; the ideal is the tokens a step, as if drafts cost nothing.
 ``copy``: the demo model repeats what it was told, with and without prompt lookup.
+``chat``: the demo model answers held-out prompts, with and without its EAGLE-3 head.
 
 One JSON line a measurement. EOS is ignored in ``synthetic``; the better of two runs counts.
 """
@@ -16,11 +17,15 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from engine.demo import MODEL_DIR
 from engine.demo.data import examples
+from engine.demo.evaluate import HELD_OUT_SEED
+from engine.demo.heads import HEADS_DIR
+from engine.demo.heads.answers import draw_prompts
 from engine.demo.template import render
 from engine.llm import LLM, SamplingParams, TokensPrompt
 
@@ -86,53 +91,87 @@ def synthetic(options: argparse.Namespace) -> None:
         llm = load()
         plain = {n: decode(llm, n, options.input_len, options.output_len) for n in options.batches}
         del llm
-        for num_tokens in options.drafts:
-            for length in options.lengths:
-                llm = load(
-                    method="eagle3",
-                    model=str(head),
-                    num_speculative_tokens=num_tokens,
-                    adaptive=options.adaptive,
-                    rejection_sample_method="synthetic",
-                    synthetic_acceptance_length=length,
-                )
-                for batch in options.batches:
-                    before = llm.stats()
-                    rate = decode(llm, batch, options.input_len, options.output_len)
-                    after = llm.stats()
-                    drafts = after.spec_decode_num_drafts - before.spec_decode_num_drafts
-                    accepted = after.spec_decode_num_accepted_tokens
-                    accepted -= before.spec_decode_num_accepted_tokens
-                    ideal = 1 + accepted / max(drafts, 1)
-                    _say(
-                        num_speculative_tokens=num_tokens,
-                        batch=batch,
-                        plain_tok_s=round(plain[batch], 1),
-                        tok_s=round(rate, 1),
-                        speed_up=round(rate / plain[batch], 2),
-                        ideal=round(ideal, 2),
-                        num_drafts=drafts,
-                        adaptive=options.adaptive,
-                    )
-                del llm
+        for num_tokens, length, adaptive in product(
+            options.drafts, options.lengths, options.adaptive
+        ):
+            llm = load(
+                method="eagle3",
+                model=str(head),
+                num_speculative_tokens=num_tokens,
+                adaptive=adaptive,
+                rejection_sample_method="synthetic",
+                synthetic_acceptance_length=length,
+            )
+            kind = {"num_speculative_tokens": num_tokens, "length": length, "adaptive": adaptive}
+            for batch in options.batches:
+                _compare(llm, batch, plain[batch], options, kind)
+            del llm
+
+
+def _compare(
+    llm: LLM, batch: int, plain: float, options: argparse.Namespace, kind: dict[str, Any]
+) -> None:
+    before = llm.stats()
+    rate = decode(llm, batch, options.input_len, options.output_len)
+    after = llm.stats()
+    drafts = after.spec_decode_num_drafts - before.spec_decode_num_drafts
+    num_tokens = after.spec_decode_num_draft_tokens - before.spec_decode_num_draft_tokens
+    accepted = after.spec_decode_num_accepted_tokens - before.spec_decode_num_accepted_tokens
+    _say(
+        **kind,
+        batch=batch,
+        plain_tok_s=round(plain, 1),
+        tok_s=round(rate, 1),
+        speed_up=round(rate / plain, 2),
+        ideal=round(1 + accepted / max(drafts, 1), 2),
+        num_drafts=drafts,
+        mean_drafts=round(num_tokens / max(drafts, 1), 2),
+    )
+
+
+def _load_demo(options: argparse.Namespace, **speculative: Any) -> LLM:
+    how: dict[str, Any] = {"speculative_config": speculative} if speculative else {}
+    return LLM(
+        MODEL_DIR,
+        device=options.device,
+        num_threads=options.num_threads,
+        kv_cache_memory_bytes=512 << 20,  # several engines share a device
+        **how,
+    )
+
+
+def chat(options: argparse.Namespace) -> None:
+    """Held-out prompts of all kinds, so many at once."""
+    head = str(HEADS_DIR / "eagle3")
+    engines = {
+        "plain": _load_demo(options),
+        "eagle3": _load_demo(
+            options, method="eagle3", model=head, num_speculative_tokens=options.drafts
+        ),
+    }
+    drawn = draw_prompts(MODEL_DIR, "heldout", HELD_OUT_SEED, options.prompts)
+    prompts = [TokensPrompt(prompt_token_ids=prompt.token_ids) for prompt in drawn]
+    params = SamplingParams(temperature=0.0, max_tokens=128)
+    for batch in options.batches:
+        best = dict.fromkeys(engines, 0.0)
+        for _ in range(REPEATS + 1):
+            for name, llm in engines.items():
+                start, count = time.perf_counter(), 0
+                for first in range(0, len(prompts), batch):
+                    results = llm.generate(prompts[first : first + batch], params)
+                    count += sum(len(result.outputs[0].token_ids) for result in results)
+                best[name] = max(best[name], count / (time.perf_counter() - start))
+        for name, rate in best.items():
+            speed_up = round(rate / best["plain"], 2)
+            _say(engine=name, batch=batch, tok_s=round(rate, 1), speed_up=speed_up)
 
 
 def copy(options: argparse.Namespace) -> None:
     """Held-out ``repeat`` prompts, one request at a time."""
-
-    def load(**speculative: Any) -> LLM:
-        how: dict[str, Any] = {"speculative_config": speculative} if speculative else {}
-        return LLM(
-            MODEL_DIR,
-            device=options.device,
-            num_threads=options.num_threads,
-            kv_cache_memory_bytes=512 << 20,  # several engines share a device
-            **how,
-        )
-
-    engines = {"plain": load()}
+    engines = {"plain": _load_demo(options)}
     for num_tokens in options.drafts:
-        engines[f"ngram {num_tokens}"] = load(
+        engines[f"ngram {num_tokens}"] = _load_demo(
+            options,
             method="ngram",
             num_speculative_tokens=num_tokens,
             prompt_lookup_min=2,
@@ -160,6 +199,10 @@ def _say(**figures: Any) -> None:
     print(json.dumps(figures), flush=True)
 
 
+def _switch(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m engine.speculation_bench", description=__doc__)
     kinds = parser.add_subparsers(required=True)
@@ -167,7 +210,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     chance.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
     chance.add_argument("--drafts", type=int, nargs="+", default=[3, 4, 5])
     chance.add_argument("--lengths", type=float, nargs="+", default=[2.8])
-    chance.add_argument("--adaptive", action="store_true", help="drafts only where they pay")
+    chance.add_argument(
+        "--adaptive", type=_switch, nargs="+", default=[False, True], metavar="BOOL"
+    )
     chance.add_argument("--input-len", type=int, default=128)
     chance.add_argument("--output-len", type=int, default=256)
     chance.set_defaults(run=synthetic)
@@ -177,6 +222,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     repeating.add_argument("--device", default="auto")
     repeating.add_argument("--num-threads", type=int)
     repeating.set_defaults(run=copy)
+    answering = kinds.add_parser("chat")
+    answering.add_argument("--drafts", type=int, default=4)
+    answering.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
+    answering.add_argument("--prompts", type=int, default=64)
+    answering.add_argument("--device", default="auto")
+    answering.add_argument("--num-threads", type=int)
+    answering.set_defaults(run=chat)
     options = parser.parse_args(argv)
     options.run(options)
 

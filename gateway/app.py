@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -49,14 +50,22 @@ from tenants.store import Store
 
 
 def create_app(
-    config: Config, *, engine: EngineClient, store: Store, secrets: Secrets
+    config: Config,
+    *,
+    engine: EngineClient,
+    store: Store,
+    secrets: Secrets,
+    metrics_folder: Path | None = None,
 ) -> Starlette:
     """The ASGI app. It owns ``engine`` and ``store`` from its lifespan's end on: it closes them.
 
     Whoever made ``engine`` starts it, before or after: until then ``/readyz`` and chats answer 503.
+    ``metrics_folder``: shared with the other workers of this server, if there are any.
     Raises as ``create_services`` does. ``app.state.services`` holds the parts.
     """
-    services = create_services(config, engine=engine, store=store, secrets=secrets)
+    services = create_services(
+        config, engine=engine, store=store, secrets=secrets, metrics_folder=metrics_folder
+    )
     app = Starlette(
         routes=_routes(services),
         middleware=_middleware(services),

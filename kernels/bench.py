@@ -1,4 +1,4 @@
-"""``python -m kernels.bench [decode|prefill ...]``: the attention kernels at an 8B model's shapes.
+"""``python -m kernels.bench [decode|decode-fp8|prefill ...]``: attention at an 8B model's shapes.
 
 32 query heads, 8 KV heads, head_dim 128, bfloat16, scattered blocks of 16. Every run starts with a
 flushed L2 (``triton.testing.do_bench``); times are medians. One JSON line per case, on standard
@@ -42,15 +42,21 @@ PREFILL_CASES = (
 
 
 def decode_case(
-    batch: int, context: int, queries: int, min_span: int = 1, waves: int = 1
+    batch: int, context: int, queries: int, min_span: int = 1, waves: int = 1, *, fp8: bool = False
 ) -> dict[str, float | int | str]:
-    """Time of one layer's decode attention in microseconds, and the KV bytes it read per second."""
+    """Time of one layer's decode attention in microseconds, and the KV bytes it read per second.
+
+    fp8: of the cache; its bytes are counted as half as many.
+    """
     from triton.testing import do_bench
 
     blocks = batch * context // BLOCK_SIZE
     shape = (blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     k_cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
     v_cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    ones = torch.ones(KV_HEADS, device="cuda") if fp8 else None
+    if fp8:
+        k_cache, v_cache = k_cache.to(torch.float8_e4m3fn), v_cache.to(torch.float8_e4m3fn)
     table = torch.randperm(blocks, device="cuda").to(torch.int32).view(batch, -1)
     q = torch.randn(batch * queries, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(q)
@@ -82,12 +88,14 @@ def decode_case(
             workspace,
             scale=HEAD_DIM**-0.5,
             max_queries=queries,
+            k_scale=ones,
+            v_scale=ones,
         )
 
     ms = do_bench(step, return_mode="median")
     read = k_cache.nbytes + v_cache.nbytes
     return {
-        "kernel": "paged_decode",
+        "kernel": "paged_decode fp8" if fp8 else "paged_decode",
         "batch": batch,
         "context": context,
         "queries": queries,
@@ -141,9 +149,11 @@ def prefill_case(
 
 
 def main(kinds: list[str]) -> None:
-    for batch, context in DECODE_CASES if "decode" in kinds else ():
-        for queries in (1, 4):
-            print(json.dumps(decode_case(batch, context, queries)), flush=True)
+    for kind in ("decode", "decode-fp8"):
+        for batch, context in DECODE_CASES if kind in kinds else ():
+            for queries in (1, 4):
+                result = decode_case(batch, context, queries, fp8=kind == "decode-fp8")
+                print(json.dumps(result), flush=True)
     cuda.load()
     device = torch.device("cuda")
     for case in PREFILL_CASES if "prefill" in kinds else ():

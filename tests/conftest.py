@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import shutil
@@ -31,6 +32,27 @@ RERUNS = 1
 """Of a test in a browser that failed: Chromium's own start may fail where memory or processes are
 short, which says nothing about the page. The summary shows each with its traceback, so that none
 goes unseen."""
+
+
+def pytest_collection_finish() -> None:
+    _set_apart_what_lives()
+
+
+def _set_apart_what_lives() -> None:
+    """Modules and thousands of tests live to the end: every full collection would look through all
+    of them, for as long as many a test takes."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def collector_as_before() -> Iterator[None]:
+    """For tests of what sets the collector of its process, as an engine does."""
+    thresholds = gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+    _set_apart_what_lives()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -103,7 +103,7 @@ def started(
         yield f"postgresql://postgres@/postgres?host={folder / 'run'}&port={port}"
     finally:
         child.send_signal(signal.SIGINT)  # without waiting for its sessions
-        child.wait(20)
+        child.wait(60)
 
 
 @pytest.fixture

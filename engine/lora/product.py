@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Runs:
     """The tokens of each adapter in a step, known to the host: one product for each adapter."""
 
-    by_slot: list[tuple[int, torch.Tensor]]
-    """(slot, [n] int64: its tokens)"""
+    by_slot: list[tuple[int, slice | torch.Tensor]]
+    """(slot, its tokens: where they stand together, or [n] int64)"""
 
 
 @dataclass(slots=True)
@@ -86,13 +86,17 @@ class LowRankAddition:
         return out
 
     def _add_by_slot(self, out: torch.Tensor, x: torch.Tensor, runs: Runs) -> None:
-        for slot, index in runs.by_slot:
-            rows = x.index_select(0, index)
+        for slot, tokens in runs.by_slot:
+            rows = x[tokens]
             for part in self._parts:
                 rank = part.ranks[slot]
-                if rank:
-                    low = rows @ part.down[slot, :rank].T
-                    out[:, part.columns].index_add_(0, index, low @ part.up[slot, :, :rank].T)
+                if not rank:
+                    continue
+                low, up = rows @ part.down[slot, :rank].T, part.up[slot, :, :rank].T
+                if isinstance(tokens, slice):
+                    out[tokens, part.columns].addmm_(low, up)
+                else:
+                    out[:, part.columns].index_add_(0, tokens, low @ up)
 
     def _add_grouped(self, out: torch.Tensor, x: torch.Tensor, groups: Groups) -> None:
         from kernels.triton.grouped_gemm import product
@@ -112,11 +116,16 @@ def runs_of(slots: npt.NDArray[np.int64], device: torch.device) -> Runs:
     """slots: [num_tokens], -1 for none."""
     return Runs(
         [
-            (int(slot), to_device(np.flatnonzero(slots == slot), device))
+            (int(slot), _tokens(np.flatnonzero(slots == slot), device))
             for slot in np.unique(slots)
             if slot >= 0
         ]
     )
+
+
+def _tokens(index: npt.NDArray[np.int64], device: torch.device) -> slice | torch.Tensor:
+    first, end = int(index[0]), int(index[-1]) + 1
+    return slice(first, end) if end - first == len(index) else to_device(index, device)
 
 
 def groups_of(slots: npt.NDArray[np.int64], num_slots: int, device: torch.device) -> Groups:

@@ -23,6 +23,8 @@ from gateway.routes.answers import check_media_type
 from gateway.schemas.admin import ListObject
 from tenants.access import require_scope
 from tenants.audit import acting_as
+from tenants.errors import TenantNotFound
+from tenants.store import Store
 from tenants.types import Scope
 
 PREFIX = "/admin/v1"
@@ -85,6 +87,17 @@ def query_id(request: Request, name: str) -> UUID | None:
     if found is None:
         raise InvalidRequestError(f"Must be an id, is {text!r}.", param=name)
     return found
+
+
+async def query_tenant(request: Request, store: Store) -> UUID | None:
+    """``tenant_id`` in the query, if given. Raises ``NotFound`` where there is no such tenant."""
+    tenant_id = query_id(request, "tenant_id")
+    if tenant_id is not None:
+        try:
+            await store.get_tenant(tenant_id)
+        except TenantNotFound as exc:
+            raise NotFound(str(exc), param="tenant_id") from None
+    return tenant_id
 
 
 def query_number(request: Request, name: str, default: int | None, *, most: int) -> int | None:

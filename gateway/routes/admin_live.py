@@ -14,7 +14,7 @@ from engine.client import EngineClient
 from gateway.errors import NotFound
 from gateway.generation import Generation, Generations
 from gateway.revocations import killed
-from gateway.routes.admin import admin_route, answer, id_of, listing, query_id
+from gateway.routes.admin import admin_route, answer, id_of, listing, query_tenant
 from gateway.schemas.admin import EngineState, StreamObject, TenantLoad
 from tenants.store import Store
 from tenants.types import RunningRequest, Tenant
@@ -23,9 +23,7 @@ from tenants.types import RunningRequest, Tenant
 def live_routes(store: Store, generations: Generations, engine: EngineClient) -> list[Route]:
     async def list_streams(request: Request) -> Response:
         """This worker's requests as they are, those of others as the database knows them."""
-        tenant_id = query_id(request, "tenant_id")
-        if tenant_id is not None:
-            await store.get_tenant(tenant_id)
+        tenant_id = await query_tenant(request, store)
         here = {
             generation.admitted.id: _here(generation)
             for generation in generations.live()

@@ -11,8 +11,17 @@ from starlette.routing import Route
 
 from gateway import context
 from gateway.errors import InvalidRequestError, NotFound
-from gateway.routes.admin import MAX_LIST, admin_route, listing, moment, query_id, query_number
+from gateway.routes.admin import (
+    MAX_LIST,
+    admin_route,
+    listing,
+    moment,
+    query_id,
+    query_number,
+    query_tenant,
+)
 from gateway.schemas.admin import AuditObject, UsageObject
+from tenants.errors import TenantNotFound
 from tenants.store import Store
 from tenants.types import USAGE_GROUPS, UsageBucket, UsageGroup
 
@@ -30,14 +39,15 @@ def usage_routes(store: Store) -> list[Route]:
         1h, 1d and all, ``group_by`` a list of tenant, project, key and model.
         """
         principal = context.principal_of(request.scope)
-        tenant_id = query_id(request, "tenant_id")
-        if "admin" not in principal.key.scopes:
+        if "admin" in principal.key.scopes:
+            tenant_id = await query_tenant(request, store)
+        else:
             # The scope ``usage`` shows a tenant its own; others' do not exist for it.
+            tenant_id = query_id(request, "tenant_id")
             if tenant_id not in (None, principal.tenant.id):
-                raise NotFound(f"There is no tenant {str(tenant_id)!r}.", param="tenant_id")
+                assert tenant_id is not None
+                raise NotFound(str(TenantNotFound(tenant_id)), param="tenant_id")
             tenant_id = principal.tenant.id
-        elif tenant_id is not None:
-            await store.get_tenant(tenant_id)
         now = int(time.time())
         start = query_number(request, "start_time", now - 30 * _DAY_S, most=_MAX_TIME)
         end = query_number(request, "end_time", now + 1, most=_MAX_TIME)
@@ -60,11 +70,8 @@ def usage_routes(store: Store) -> list[Route]:
     async def audit_log(request: Request) -> Response:
         limit = query_number(request, "limit", 100, most=MAX_LIST)
         assert limit is not None
-        tenant_id = query_id(request, "tenant_id")
-        if tenant_id is not None:
-            await store.get_tenant(tenant_id)
         entries = await store.list_audit(
-            tenant_id,
+            await query_tenant(request, store),
             before=query_number(request, "before", None, most=2**63 - 1),
             limit=limit + 1,
         )

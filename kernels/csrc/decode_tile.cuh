@@ -56,10 +56,10 @@ struct PlainTile {
     }
   }
 
-  // Adds one quarter of the columns of a row of the output, times f, to `row`; fresh: writes it.
-  static __device__ __forceinline__ void add(float* row, const float (&o)[D / 8][4], int half,
-                                             float f, int quarter, bool fresh, int lane) {
-    float2* dst = reinterpret_cast<float2*>(&row[(lane % 4) * 2]);
+  // Adds one quarter of the columns of row r of the output, times f, to `out`; fresh: writes it.
+  static __device__ __forceinline__ void add(float* out, int r, const float (&o)[D / 8][4],
+                                             int half, float f, int quarter, bool fresh, int lane) {
+    float2* dst = reinterpret_cast<float2*>(&out[r * D + (lane % 4) * 2]);
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {  // registers cannot be indexed by `quarter`
       if (n / (D / 32) != quarter) continue;
@@ -176,8 +176,8 @@ struct Fp8Tile {
     }
   }
 
-  static __device__ __forceinline__ void add(float* row, const float (&o)[D / 8][4], int half,
-                                             float f, int quarter, bool fresh, int lane) {
+  static __device__ __forceinline__ void add(float* out, int r, const float (&o)[D / 8][4],
+                                             int half, float f, int quarter, bool fresh, int lane) {
     constexpr int kQuarter = D / 32;
     constexpr int kRun = kQuarter % 4 == 0 ? 4 : kQuarter % 2 == 0 ? 2 : 1;
     struct alignas(4 * kRun) Run {
@@ -188,7 +188,7 @@ struct Fp8Tile {
       if (n / kQuarter != quarter) continue;
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        Run* to = reinterpret_cast<Run*>(row + Layout::column(n, e, lane));
+        Run* to = reinterpret_cast<Run*>(&out[r * D + Layout::column(n, e, lane)]);
         Run run = {};
         if (!fresh) run = *to;
 #pragma unroll

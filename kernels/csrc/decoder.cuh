@@ -412,7 +412,7 @@ class Decoder {
       for (int half = 0; half < 2; ++half) {
         const int r = m * 16 + half * 8 + lane / 4;
         if (r >= rows) continue;
-        Tile::add(&sm.out[r * D], o[m], half, factor[m][half], quarter, fresh, lane);
+        Tile::add(sm.out, r, o[m], half, factor[m][half], quarter, fresh, lane);
       }
     }
   }

@@ -151,16 +151,15 @@ __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, i
   if (!is_q) {
     const int64_t slot = p.slots[token];
     if (slot < 0) return;
-    void* cache = is_v ? p.v_cache : p.k_cache;
-    const int64_t to = (slot * p.kv_heads + kv) * D;
     if constexpr (kFp8) {
+      auto* cache = static_cast<uint8_t*>(is_v ? p.v_cache : p.k_cache);
+      auto* stored = reinterpret_cast<Fp8Vector<T>*>(cache + (slot * p.kv_heads + kv) * D);
       const float factor = 1.f / (is_v ? p.v_scale : p.k_scale)[kv];
-      auto* stored = reinterpret_cast<Fp8Vector<T>*>(static_cast<uint8_t*>(cache) + to);
       stored[pair] = to_e4m3(a, factor);
       stored[pair + pairs] = to_e4m3(b, factor);
       return;
     }
-    dst = static_cast<T*>(cache) + to;
+    dst = static_cast<T*>(is_v ? p.v_cache : p.k_cache) + (slot * p.kv_heads + kv) * D;
   }
   reinterpret_cast<V*>(dst)[pair] = a;
   reinterpret_cast<V*>(dst)[pair + pairs] = b;
@@ -275,43 +274,25 @@ cudaError_t rope_typed(const RopeParams& p, cudaStream_t stream) {
 cudaError_t rms_norm(void* out, const void* x, void* residual, const void* weight, int rows,
                      int width, int64_t x_stride, float eps, Dtype dtype, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
-  switch (dtype) {
-    case Dtype::kFloat32:
-      return rms_norm_typed<float>(out, x, residual, weight, rows, width, x_stride, eps, stream);
-    case Dtype::kFloat16:
-      return rms_norm_typed<__half>(out, x, residual, weight, rows, width, x_stride, eps, stream);
-    case Dtype::kBfloat16:
-      return rms_norm_typed<__nv_bfloat16>(out, x, residual, weight, rows, width, x_stride, eps,
-                                           stream);
-  }
-  return cudaErrorInvalidValue;
+  return with_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    return rms_norm_typed<T>(out, x, residual, weight, rows, width, x_stride, eps, stream);
+  });
 }
 
 cudaError_t silu_mul(void* out, const void* x, int rows, int width, Dtype dtype,
                      cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
-  switch (dtype) {
-    case Dtype::kFloat32:
-      return silu_mul_typed<float>(out, x, rows, width, stream);
-    case Dtype::kFloat16:
-      return silu_mul_typed<__half>(out, x, rows, width, stream);
-    case Dtype::kBfloat16:
-      return silu_mul_typed<__nv_bfloat16>(out, x, rows, width, stream);
-  }
-  return cudaErrorInvalidValue;
+  return with_type(dtype, [&](auto type) {
+    return silu_mul_typed<typename decltype(type)::type>(out, x, rows, width, stream);
+  });
 }
 
 cudaError_t rope_and_cache(const RopeParams& params, Dtype dtype, cudaStream_t stream) {
   if (params.tokens == 0) return cudaSuccess;
-  switch (dtype) {
-    case Dtype::kFloat32:
-      return rope_typed<float>(params, stream);
-    case Dtype::kFloat16:
-      return rope_typed<__half>(params, stream);
-    case Dtype::kBfloat16:
-      return rope_typed<__nv_bfloat16>(params, stream);
-  }
-  return cudaErrorInvalidValue;
+  return with_type(dtype, [&](auto type) {
+    return rope_typed<typename decltype(type)::type>(params, stream);
+  });
 }
 
 }  // namespace sluice

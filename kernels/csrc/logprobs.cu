@@ -141,19 +141,11 @@ __global__ void __launch_bounds__(kThreads) logprobs_kernel(const TokenLogprobs 
 
 cudaError_t token_logprobs(const TokenLogprobs& wanted, Dtype dtype, cudaStream_t stream) {
   if (wanted.num_rows == 0) return cudaSuccess;
-  auto run = [&](auto kernel) {
-    kernel<<<wanted.num_rows, kThreads, 0, stream>>>(wanted);
+  return with_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    logprobs_kernel<T><<<wanted.num_rows, kThreads, 0, stream>>>(wanted);
     return cudaGetLastError();
-  };
-  switch (dtype) {
-    case Dtype::kFloat32:
-      return run(logprobs_kernel<float>);
-    case Dtype::kFloat16:
-      return run(logprobs_kernel<__half>);
-    case Dtype::kBfloat16:
-      return run(logprobs_kernel<__nv_bfloat16>);
-  }
-  return cudaErrorInvalidValue;
+  });
 }
 
 }  // namespace sluice

@@ -464,37 +464,21 @@ __global__ void __launch_bounds__(256) bitmask_kernel(const TokenBitmask m) {
 
 cudaError_t sample(const Sampling& sampling, Dtype dtype, cudaStream_t stream) {
   if (sampling.num_rows == 0) return cudaSuccess;
-  auto run = [&](auto kernel) {
-    kernel<<<sampling.num_rows, kThreads, 0, stream>>>(sampling);
+  return with_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    sample_kernel<T><<<sampling.num_rows, kThreads, 0, stream>>>(sampling);
     return cudaGetLastError();
-  };
-  switch (dtype) {
-    case Dtype::kFloat32:
-      return run(sample_kernel<float>);
-    case Dtype::kFloat16:
-      return run(sample_kernel<__half>);
-    case Dtype::kBfloat16:
-      return run(sample_kernel<__nv_bfloat16>);
-  }
-  return cudaErrorInvalidValue;
+  });
 }
 
 cudaError_t apply_token_bitmask(const TokenBitmask& mask, Dtype dtype, cudaStream_t stream) {
   if (mask.num_masks == 0) return cudaSuccess;
-  auto run = [&](auto kernel) {
+  return with_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
     const dim3 grid((mask.words + 255) / 256, mask.num_masks);
-    kernel<<<grid, 256, 0, stream>>>(mask);
+    bitmask_kernel<T><<<grid, 256, 0, stream>>>(mask);
     return cudaGetLastError();
-  };
-  switch (dtype) {
-    case Dtype::kFloat32:
-      return run(bitmask_kernel<float>);
-    case Dtype::kFloat16:
-      return run(bitmask_kernel<__half>);
-    case Dtype::kBfloat16:
-      return run(bitmask_kernel<__nv_bfloat16>);
-  }
-  return cudaErrorInvalidValue;
+  });
 }
 
 }  // namespace sluice

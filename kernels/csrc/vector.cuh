@@ -3,6 +3,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_runtime.h>
 #include <cstdint>
 
 namespace sluice {
@@ -34,5 +35,24 @@ struct alignas(16) Vector {
 
 // What a launch needs to know about the element type.
 enum class Dtype { kFloat32, kFloat16, kBfloat16 };
+
+template <typename T>
+struct Type {
+  using type = T;
+};
+
+// launch(Type<T>{}) for the element type T that `dtype` names.
+template <typename Launch>
+cudaError_t with_type(Dtype dtype, Launch&& launch) {
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return launch(Type<float>{});
+    case Dtype::kFloat16:
+      return launch(Type<__half>{});
+    case Dtype::kBfloat16:
+      return launch(Type<__nv_bfloat16>{});
+  }
+  return cudaErrorInvalidValue;
+}
 
 }  // namespace sluice

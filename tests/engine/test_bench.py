@@ -107,3 +107,34 @@ def test_mistakes_are_one_line(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err.replace("\n", "")
+
+
+def test_speculation_beside_plain_decoding(
+    model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configs = [
+        '{"method": "ngram", "num_speculative_tokens": 2}',
+        '{"method": "ngram", "num_speculative_tokens": 3, "adaptive": false}',
+    ]
+    arguments = ["--model", str(model_dir), "--input-len", "8", "--output-len", "6"]
+    arguments += ["--repeats", "1", "--no-transformers", "--concurrencies", "1", "3"]
+    for config in configs:
+        arguments += ["--speculative-config", config]
+    assert bench.main(arguments) == 0
+    captured = capsys.readouterr()
+    lines = [json.loads(line) for line in captured.out.splitlines()]
+    names = ["ngram, 2", "ngram, fixed 3", "sluice"]
+    assert [(line["case"], line["engine"]) for line in lines] == [
+        (f"{n} concurrent", name) for n in (1, 3) for name in names
+    ]
+    speeds = {(line["case"], line["engine"]): line["out_tok_s"] for line in lines}
+    lowest = min(
+        speeds[f"{n} concurrent", names[0]] / speeds[f"{n} concurrent", "sluice"] for n in (1, 3)
+    )
+    (last,) = [line for line in captured.err.splitlines() if "slowest" in line]
+    assert f"{lowest:.2f}×" in last
+
+
+def test_a_speculative_config_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--no-transformers", "--speculative-config", '{"method": "magic"}']) == 1
+    assert "--speculative-config" in capsys.readouterr().err

@@ -1,19 +1,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 
 import pytest
 
 from engine import garbage
 
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    thresholds = gc.get_threshold()
-    yield
-    gc.unfreeze()
-    gc.set_threshold(*thresholds)
+pytestmark = pytest.mark.usefixtures("collector_as_before")
 
 
 def test_what_is_loaded_is_never_looked_at_again() -> None:

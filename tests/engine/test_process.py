@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import threading
@@ -157,15 +156,9 @@ def test_it_sleeps_while_there_is_nothing_to_do(server: Server) -> None:
     assert calls == []
 
 
+@pytest.mark.usefixtures("collector_as_before")
 class TestRun:
     """A whole life, over a real socket, in this process."""
-
-    @pytest.fixture(autouse=True)
-    def _gc(self) -> Iterator[None]:
-        threshold = gc.get_threshold()
-        yield
-        gc.unfreeze()
-        gc.set_threshold(*threshold)
 
     def live(
         self,

