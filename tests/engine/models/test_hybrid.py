@@ -21,6 +21,7 @@ from engine.spec.config import SpeculativeConfig
 from kernels import cpu
 from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
 from tests.engine.models.test_families import TOLERANCE, watch_logits
+from tests.engine.runner.emulated_graphs import emulate
 
 WINDOW, BLOCK_SIZE = 9, 4
 GROUPS: dict[str, tuple[int | None, ...]] = {
@@ -32,6 +33,13 @@ GROUPS: dict[str, tuple[int | None, ...]] = {
     "cohere2": (None, WINDOW, WINDOW, WINDOW),
 }
 """The layer groups that each checkpoint comes to."""
+DRAFTS = SpeculativeConfig(
+    method="ngram",
+    num_speculative_tokens=3,
+    prompt_lookup_min=1,
+    prompt_lookup_max=3,
+    adaptive=False,
+)
 
 
 def cases() -> list[Case]:
@@ -164,15 +172,7 @@ def test_logits_after_a_prefix_hit(subject: Subject, monkeypatch: pytest.MonkeyP
         {},
         {"enable_prefix_caching": False, "watermark": 0.0},
         {"swap_space": 0.01, "watermark": 0.0},
-        {
-            "speculative_config": SpeculativeConfig(
-                method="ngram",
-                num_speculative_tokens=3,
-                prompt_lookup_min=1,
-                prompt_lookup_max=3,
-                adaptive=False,
-            )
-        },
+        {"speculative_config": DRAFTS},
     ],
     ids=["plain", "full", "swapped", "drafts"],
 )
@@ -197,6 +197,29 @@ def test_batches_generate_what_transformers_does(
         assert (expected.max(1).values - chosen).max() < TOLERANCE, "another token is likelier"
     if len(GROUPS[subject.case.name]) == 2:
         assert (engine.core.stats().num_preemptions > 0) == scarce
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_graphs_look_up_the_blocks_of_every_group(
+    subject: Subject, num_drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if subject.case in FALLBACK_CASES:
+        pytest.skip("transformers' code runs without graphs")
+    options = {"speculative_config": DRAFTS} if num_drafts else {}
+
+    def outputs(*, graphs: bool) -> dict[str, list[int]]:
+        engine = Poisoned(subject, monkeypatch, attention_backend="torch", **options)
+        if graphs:
+            decoding, checking, _ = emulate(engine.core, monkeypatch, num_drafts or 1)
+        for i in range(3):
+            engine.add(str(i), subject.prompt[i : 40 + i], max_tokens=30)
+        engine.run()
+        if graphs:
+            assert decoding.num_runs > 0
+            assert (checking.num_runs > 0) == (num_drafts > 0)
+        return engine.tokens
+
+    assert outputs(graphs=True) == outputs(graphs=False)
 
 
 def test_the_same_memory_holds_more_and_smaller_blocks(subject: Subject) -> None:

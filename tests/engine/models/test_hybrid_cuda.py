@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from engine.runner.memory import GPU_WINDOW_STEP
-from engine.spec.config import SpeculativeConfig
-from tests.engine.models.test_hybrid import GROUPS, Poisoned, Subject, cases
+from tests.engine.models.test_hybrid import DRAFTS, GROUPS, Poisoned, Subject, cases
 
 pytestmark = pytest.mark.gpu
 
@@ -28,13 +27,6 @@ ON_GPU: dict[str, Any] = {
     "max_num_batched_tokens": 256,
     "disable_hybrid_kv_cache_manager": False,
 }
-DRAFTS = SpeculativeConfig(
-    method="ngram",
-    num_speculative_tokens=3,
-    prompt_lookup_min=1,
-    prompt_lookup_max=3,
-    adaptive=False,
-)
 
 
 @pytest.fixture(scope="module", params=cases(), ids=lambda case: case.name)
