@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 
+from engine.attention.base import FP8
 from engine.cache.groups import peak_blocks
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -23,7 +24,7 @@ from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case
 from tests.engine.models.test_families import TOLERANCE, watch_logits
 from tests.engine.runner.emulated_graphs import emulate
 
-WINDOW, BLOCK_SIZE = 9, 4
+WINDOW, BLOCK_SIZE, FP8_NAN = 9, 4, 0x7F
 GROUPS: dict[str, tuple[int | None, ...]] = {
     "mistral": (WINDOW,),
     "gemma2": (None, WINDOW),
@@ -109,7 +110,11 @@ class Poisoned:
     def _poison(self) -> None:
         for k_cache, v_cache in self.runner._cache.tensors:
             for tensor in (k_cache, v_cache):
-                tensor[self.core._cache.pool._blank] = math.nan
+                blank = self.core._cache.pool._blank
+                if tensor.dtype == FP8:
+                    tensor.view(torch.uint8)[blank] = FP8_NAN
+                else:
+                    tensor[blank] = math.nan
         for request in self.core.scheduler.running.values():
             firsts = [held.first for held in request.block_table.layer_groups]
             self.num_left_behind = max([self.num_left_behind, *firsts])
@@ -197,6 +202,19 @@ def test_batches_generate_what_transformers_does(
         assert (expected.max(1).values - chosen).max() < TOLERANCE, "another token is likelier"
     if len(GROUPS[subject.case.name]) == 2:
         assert (engine.core.stats().num_preemptions > 0) == scarce
+
+
+def test_keys_in_fp8_are_the_same_in_groups(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outputs(**options: Any) -> dict[str, list[int]]:
+        engine = Poisoned(subject, monkeypatch, kv_cache_dtype="fp8", **options)
+        for i in range(3):
+            engine.add(str(i), subject.prompt[i : 40 + i], max_tokens=30)
+        engine.run()
+        return engine.tokens
+
+    assert outputs() == outputs(disable_hybrid_kv_cache_manager=True)
 
 
 @pytest.mark.parametrize("num_drafts", [0, 3])
