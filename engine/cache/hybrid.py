@@ -203,9 +203,11 @@ class HybridCacheManager(CacheManager):
             self._leave_behind(table, num_written)
 
     def _publish(self, table: BlockTable, place: int, content: Content) -> None:
+        key, parent, data = content.key, content.parent, content.data
+        rest = content.owner, content.partial, content.ceilings
         for held, mark in zip(table.layer_groups, self._marks, strict=True):
             if place >= held.first:
-                own = replace(content, key=content.key + mark, parent=content.parent + mark)
+                own = Content(key + mark, parent + mark, data, *rest)
                 self.pool.publish(held.block_ids[place], own)
 
     def _publish_rest(self, table: BlockTable, token_ids: Sequence[int]) -> None:
@@ -222,6 +224,7 @@ class HybridCacheManager(CacheManager):
                 held.block_ids[held.first : first] = [NO_BLOCK] * len(left)
                 held.first = first
                 table.num_held -= len(left)
+                self.num_left_behind += len(left)
                 self.pool.release(left)
 
     # ---- room -----------------------------------------------------------------------------------
@@ -283,13 +286,15 @@ class HybridCacheManager(CacheManager):
         return sum(max(0, num_places - len(held.block_ids)) for held in table.layer_groups)
 
     def grow(self, table: BlockTable, num_places: int) -> list[list[int]]:
-        grown = []
-        for held in table.layer_groups:
-            fresh = self.pool.allocate(max(0, num_places - len(held.block_ids)))
-            held.block_ids += fresh
-            table.num_held += len(fresh)
-            grown.append(fresh)
+        fresh = self.pool.allocate(self.num_blocks_to_grow(table, num_places))
         table.num_places = num_places
+        table.num_held += len(fresh)
+        grown, start = [], 0
+        for held in table.layer_groups:
+            end = start + max(0, num_places - len(held.block_ids))
+            grown.append(fresh[start:end])
+            held.block_ids += grown[-1]
+            start = end
         return grown
 
     def num_places_within(self, table: BlockTable, num_blocks: int) -> int:
