@@ -154,7 +154,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
     def _deliver(self, output: RequestOutput) -> None:
         if output.new_token_ids:
             self._observe(len(output.new_token_ids))
-        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        if output.num_cached_tokens > self.num_cached_tokens:
+            self.num_cached_tokens = output.num_cached_tokens
         self.num_draft_tokens = output.num_draft_tokens
         self.num_accepted_tokens = output.num_accepted_tokens
         if self.on_count is not None:

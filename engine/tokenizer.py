@@ -36,6 +36,8 @@ class Tokenizer:
         self._backend = backend
         self._decoding = _Decoding.parse(json.loads(backend.to_str())["decoder"])
         self._token_bytes = _byte_table(backend, self._decoding)
+        self._texts: dict[int, str] = {}
+        """Of tokens that came where no character was unfinished, and that finished theirs."""
         self.vocab_size = len(self._token_bytes)
         """One more than the highest id. A model's logits may be wider (padding)."""
         self.eos_token_ids = eos_token_ids
@@ -47,8 +49,8 @@ class Tokenizer:
         path = Path(model_dir) / "tokenizer.json"
         if not path.is_file():
             raise ModelLoadError(
-                f"{path} does not exist: the model folder needs its tokenizer.json "
-                "(or set skip_tokenizer_init and send token ids)"
+                f"{path} does not exist: save the tokenizer there with transformers' "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             )
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
@@ -98,6 +100,7 @@ class TextDecoder:
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._table = tokenizer._token_bytes
+        self._texts = tokenizer._texts
         self._skipped: frozenset[int] = (
             tokenizer.special_ids if skip_special_tokens else frozenset()
         )
@@ -105,15 +108,27 @@ class TextDecoder:
         decoding = tokenizer._decoding
         self._spaces_to_strip = decoding.strip_leading
         self._backend = tokenizer._backend if decoding.first_drops_metaspace else None
+        self._is_settled = self._backend is None and self._spaces_to_strip == 0
+        """What a token adds does not depend on those before it: the usual case."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that became certain; an unfinished UTF-8 sequence is held back."""
+        was_settled = self._is_settled
+        if was_settled and len(token_ids) == 1 and token_ids[0] not in self._skipped:
+            text = self._texts.get(token_ids[0])
+            if text is not None:
+                return text
         table, skipped = self._table, self._skipped
         known = [i for i in token_ids if 0 <= i < len(table) and i not in skipped]
         data = b"".join([table[i] for i in known])
         if self._backend is not None and known:
             data = self._without_metaspace(known, data)
-        return self._strip(self._utf8.decode(data))
+        text = self._strip(self._utf8.decode(data))
+        is_whole = not self._utf8.getstate()[0]
+        self._is_settled = is_whole and self._backend is None and self._spaces_to_strip == 0
+        if was_settled and self._is_settled and len(known) == 1:
+            self._texts[known[0]] = text
+        return text
 
     def finish(self) -> str:
         """The rest: U+FFFD where the last token left a UTF-8 sequence unfinished."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -11,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Match, Route
 
 from engine.client import EngineClient
 from gateway import rate_limits
@@ -49,14 +50,22 @@ from tenants.store import Store
 
 
 def create_app(
-    config: Config, *, engine: EngineClient, store: Store, secrets: Secrets
+    config: Config,
+    *,
+    engine: EngineClient,
+    store: Store,
+    secrets: Secrets,
+    metrics_folder: Path | None = None,
 ) -> Starlette:
     """The ASGI app. It owns ``engine`` and ``store`` from its lifespan's end on: it closes them.
 
     Whoever made ``engine`` starts it, before or after: until then ``/readyz`` and chats answer 503.
+    ``metrics_folder``: shared with the other workers of this server, if there are any.
     Raises as ``create_services`` does. ``app.state.services`` holds the parts.
     """
-    services = create_services(config, engine=engine, store=store, secrets=secrets)
+    services = create_services(
+        config, engine=engine, store=store, secrets=secrets, metrics_folder=metrics_folder
+    )
     app = Starlette(
         routes=_routes(services),
         middleware=_middleware(services),
@@ -172,7 +181,16 @@ def _cors(origins: Sequence[str]) -> Middleware:
 
 async def _raise(request: Request, exc: Exception) -> Response:
     """Starlette would answer its own HTTP errors in plain text; ``Errors`` knows better."""
+    if isinstance(exc, HTTPException) and exc.status_code == 405:
+        raise HTTPException(405, headers={"Allow": ", ".join(_methods_at(request))})
     raise exc
+
+
+def _methods_at(request: Request) -> list[str]:
+    """Of all routes at this path; Starlette tells of the first alone."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in found for method in route.methods or ()})
 
 
 @asynccontextmanager

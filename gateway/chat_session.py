@@ -33,7 +33,7 @@ from gateway.served_models import ServedModels
 from gateway.socket_session import SocketSession
 from gateway.stream_log import StreamReader
 from gateway.streams import Streams
-from gateway.turn import Turn, frames_of, is_last, logged_frames_of
+from gateway.turn import Turn, TurnSink, frames_of, is_last, logged_frames_of
 from tenants.authenticator import Authenticator
 from tenants.types import Principal
 
@@ -155,7 +155,8 @@ class ChatSession(SocketSession):
         if message.resumable:
             return await self._relay(turn, await self._open(turn, generation))
         try:
-            async with aclosing(frames_of(generation, turn.frames)) as frames:
+            sink = TurnSink(turn.frames, self._outbox)
+            async with aclosing(frames_of(generation, turn.frames, sink=sink)) as frames:
                 return await self._send_all_but_last(turn, frames)
         finally:
             generation.close()

@@ -75,6 +75,13 @@ class Generation:
         self.created = int(time.time())
         self._owner = owner
         self._choices = choices
+        self._prompts = [
+            (choice.stream, len(prompt))
+            for choice, prompt in zip(
+                choices[:: admitted.num_choices], admitted.prompts, strict=True
+            )
+        ]
+        """The first stream of each prompt, and the prompt's length."""
         self._grants = grants
         self._began_at = time.monotonic()
         self._heard: RequestOutput | None = None  # by first_word, of choice 0
@@ -90,7 +97,7 @@ class Generation:
 
     @property
     def num_generated_tokens(self) -> int:
-        return sum(choice.stream.num_generated_tokens for choice in self._choices)
+        return sum([choice.stream.num_generated_tokens for choice in self._choices])
 
     async def first_word(self, within_s: float) -> None:
         """Wait for the engine's first output, ``within_s`` at most; ``deltas`` still has it.
@@ -156,13 +163,15 @@ class Generation:
         checks, admitted = self._owner.checks, self.admitted
         if checks is None:
             return None
+        tenant = admitted.principal.tenant.id
         if choice.has_calls:
             if admitted.loose_calls is None:
                 return None
-            return await checks.of_calls(admitted.loose_calls, choice.calls)
+            return await checks.of_calls(admitted.loose_calls, choice.calls, tenant=tenant)
         if admitted.unenforced is None or choice.text is None:
             return None
-        return await checks.of_document(admitted.unenforced, "".join(choice.text))
+        text = "".join(choice.text)
+        return await checks.of_document(admitted.unenforced, text, tenant=tenant)
 
     async def usage(self) -> Usage:
         """Exact; waits for the engine's last word where the request was cut short."""
@@ -198,9 +207,10 @@ class Generation:
 
     def _count(self) -> None:
         """As tokens arrive, not as they are read: a budget waits for no reader."""
+        num_generated = self.num_generated_tokens
         if self._running is not None:
-            self._running.count(self.num_generated_tokens, self._num_cached_tokens)
-        self.admitted.hold.note(self.num_generated_tokens)
+            self._running.count(num_generated, self._num_cached_tokens)
+        self.admitted.hold.note(num_generated)
         if self._grants is not None:
             self._grants.advance()
 
@@ -244,11 +254,7 @@ class Generation:
     @property
     def _num_cached_tokens(self) -> int:
         """Of each prompt's first choice: a prompt counts once, however many answers it has."""
-        firsts = self._choices[:: self.admitted.num_choices]
-        return sum(
-            min(choice.stream.num_cached_tokens, len(prompt))
-            for choice, prompt in zip(firsts, self.admitted.prompts, strict=True)
-        )
+        return sum([min(stream.num_cached_tokens, length) for stream, length in self._prompts])
 
     def _status(self) -> UsageStatus:
         if self._failure is not None:

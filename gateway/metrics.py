@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from engine.messages import Stats
 from gateway.engine_metrics import EngineCollector, Latencies
+from gateway.metrics_board import Board
 from tenants.changes import ChangeListener
 from tenants.types import UsageEvent
 
@@ -24,8 +26,12 @@ _REQUEST_LATENCIES_S = (0.1, 0.3, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 240, 480,
 class Metrics:
     """One registry for each app, so that several apps in one process do not mix."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared_folder: Path | None = None) -> None:
+        """``shared_folder``: where all workers of this server leave what they count."""
         self._registry = CollectorRegistry()
+        self._engine_registry = CollectorRegistry()
+        """The engine tells all workers the same."""
+        self.board = None if shared_folder is None else Board(shared_folder, self._registry)
         self._responses = Counter(
             "sluice_http_responses",
             "Finished HTTP responses; status 499: the client left before it began.",
@@ -67,7 +73,7 @@ class Metrics:
     def watch(self, *, running: Callable[[], int], stats: Callable[[], Stats]) -> None:
         """Read these two whenever the metrics are scraped."""
         self._registry.register(_RunningCollector(running))
-        self._registry.register(EngineCollector(stats))
+        self._engine_registry.register(EngineCollector(stats))
 
     def watch_changes(self, listener: ChangeListener) -> None:
         """Likewise."""
@@ -96,8 +102,9 @@ class Metrics:
         self._sockets.inc(change)
 
     def render(self) -> bytes:
-        """The exposition format, ``text/plain; version=0.0.4``."""
-        return generate_latest(self._registry)
+        """The exposition format, ``text/plain; version=0.0.4``, of all workers of this server."""
+        counted: Collector = self._registry if self.board is None else self.board
+        return generate_latest(counted) + generate_latest(self._engine_registry)
 
 
 class _RunningCollector(Collector):

@@ -6,6 +6,8 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 
+from gateway.outlet import Outlet
+
 
 class Outbox:
     """Frames leave in order. A turn with ``max_bytes`` unsent waits; the others go on.
@@ -15,12 +17,23 @@ class Outbox:
     the engine client merges what is generated meanwhile.
     """
 
-    def __init__(self, *, max_bytes: int) -> None:
+    def __init__(self, send: Callable[[str], Awaitable[None]], *, max_bytes: int) -> None:
+        self._outlet = Outlet(send)
         self._max_bytes = max_bytes
         self._frames: deque[tuple[str | None, str, int]] = deque()
         self._unsent: defaultdict[str | None, int] = defaultdict(int)
         self._filled = asyncio.Event()
         self._drained = asyncio.Event()
+
+    @property
+    def is_free(self) -> bool:
+        """Nothing waits to be sent."""
+        return not self._unsent and self._outlet.is_free
+
+    def put_now(self, frame: str) -> None:
+        """Send a frame at once, in no task; only while it ``is_free``."""
+        assert not self._unsent
+        self._outlet.put(frame)
 
     async def put(self, turn: str | None, frame: str) -> None:
         """Queue a frame; ``turn`` None is for frames that belong to no turn."""
@@ -32,21 +45,25 @@ class Outbox:
         self._frames.append((turn, frame, size))
         self._filled.set()
 
-    async def run(self, send: Callable[[str], Awaitable[None]]) -> None:
-        """Send for ever."""
-        while True:
-            if not self._frames:
-                self._filled.clear()
-                await self._filled.wait()
-            turn, frame, size = self._frames.popleft()
-            await send(frame)
-            self._unsent[turn] -= size
-            if not self._unsent[turn]:
-                del self._unsent[turn]
-            self._drained.set()
+    async def run(self) -> None:
+        """Send for ever. Raises what sending raises."""
+        try:
+            while True:
+                if not self._frames:
+                    self._filled.clear()
+                    await self._filled.wait()
+                turn, frame, size = self._frames.popleft()
+                await self._outlet.send(frame)
+                self._unsent[turn] -= size
+                if not self._unsent[turn]:
+                    del self._unsent[turn]
+                self._drained.set()
+        finally:
+            self._outlet.close()
 
     async def flush(self) -> None:
         """Wait until all is sent."""
         while self._unsent:
             self._drained.clear()
             await self._drained.wait()
+        await self._outlet.wait()

@@ -163,9 +163,11 @@ async def serve_on(
     config: Config,
     engine: EngineClient,
     on_ready: Callable[[str], None] | None = None,
+    *,
+    metrics_folder: Path | None = None,
 ) -> None:
     """As ``serve``, with an engine not yet started, which it closes, and a listener, which it does
-    not."""
+    not. ``metrics_folder``: as in ``create_app``."""
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         if config.tenants.dsn is None:
@@ -175,7 +177,13 @@ async def serve_on(
             config.tenants.dsn, is_pooled=config.tenants.transaction_pooling
         )
         stack.push_async_callback(store.close)
-        app = create_app(config, engine=engine, store=store, secrets=loaded)
+        app = create_app(
+            config,
+            engine=engine,
+            store=store,
+            secrets=loaded,
+            metrics_folder=metrics_folder,
+        )
         stack.push_async_callback(app.state.services.lifecycle.close)
         await _serve(Server(app, config.server), listener, engine, url_of(listener), on_ready)
 

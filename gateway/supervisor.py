@@ -18,13 +18,14 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
 from engine.client import EngineClient
 from engine.messages import LoadProgress
 from engine.transport import EngineProcess, import_path, private_socket_path
-from gateway import logs, server
+from gateway import logs, metrics_board, server
 from gateway.config import Config, ServerConfig
 from gateway.engine_client import make_engine_client
 from gateway.errors import SetupError
@@ -149,6 +150,13 @@ class Supervisor:
         finally:
             await asyncio.shield(asyncio.create_task(worker.stop(self._stop_timeout_s)))
             self._workers.discard(worker)
+            self._bury(worker)
+
+    def _bury(self, worker: Worker) -> None:
+        try:
+            metrics_board.bury(Path(self._launch.metrics_folder), worker.pid)
+        except (OSError, msgspec.DecodeError) as error:
+            logger.warning("what worker %d counted is not in the metrics: %s", worker.pid, error)
 
 
 async def serve(
@@ -158,12 +166,14 @@ async def serve(
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """As ``server.serve``, with ``config.server.workers`` processes behind the port."""
-    with _reserved(config.server) as reserved, _shared_address() as address:
+    with _reserved(config.server) as reserved, _shared_folder() as (address, metrics_folder):
         port = reserved.getsockname()[1]
         shared = msgspec.structs.replace(
             config, server=msgspec.structs.replace(config.server, port=port)
         )
-        supervisor = Supervisor(Launch(config=shared, engine_address=address))
+        supervisor = Supervisor(
+            Launch(config=shared, engine_address=address, metrics_folder=str(metrics_folder))
+        )
         engine = make_engine_client(
             config,
             on_progress=on_progress,
@@ -241,10 +251,13 @@ def _reserved(config: ServerConfig) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def _shared_address() -> Iterator[str]:
+def _shared_folder() -> Iterator[tuple[str, Path]]:
+    """The engine's address, and where the workers leave what they count."""
     folder, path = private_socket_path("shared")
+    metrics_folder = folder / "metrics"
+    metrics_folder.mkdir()
     try:
-        yield f"ipc://{path}"
+        yield f"ipc://{path}", metrics_folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -7,9 +7,11 @@ from contextlib import aclosing
 
 import msgspec
 
-from gateway.assembler import TurnFrames
+from gateway.assembler import Delta, TurnFrames
 from gateway.errors import ApiError
 from gateway.generation import Generation
+from gateway.outbox import Outbox
+from gateway.reading import Sink
 from gateway.schemas import ws
 
 _LAST = ('{"type":"done"', '{"type":"error"')
@@ -42,10 +44,32 @@ def is_last(frame: str) -> bool:
     return frame.startswith(_LAST)
 
 
+class TurnSink:
+    """Deltas of a turn, as frames that leave at once. A ``Sink``."""
+
+    def __init__(self, frames: TurnFrames, outbox: Outbox) -> None:
+        self._frames = frames
+        self._outbox = outbox
+
+    @property
+    def is_free(self) -> bool:
+        return self._outbox.is_free
+
+    def put(self, delta: Delta) -> None:
+        self._outbox.put_now(self._frames.delta(delta))
+
+
 async def frames_of(
-    generation: Generation, frames: TurnFrames, *, stream_id: str | None = None
+    generation: Generation,
+    frames: TurnFrames,
+    *,
+    stream_id: str | None = None,
+    sink: Sink | None = None,
 ) -> AsyncGenerator[str, None]:
-    """All frames of a turn that ends well. Raises ``ApiError`` when it does not."""
+    """All frames of a turn that ends well, but for those that ``sink`` takes.
+
+    Raises ``ApiError`` when it does not end well.
+    """
     admitted = generation.admitted
     yield frames.started(
         request_id=str(admitted.id),
@@ -55,7 +79,7 @@ async def frames_of(
         stream_id=stream_id,
     )
     reason, compliance = "cancelled", None
-    async with aclosing(generation.deltas()) as deltas:
+    async with aclosing(generation.deltas(sink)) as deltas:
         async for delta in deltas:
             if delta.content or delta.tool_calls or delta.reasoning or delta.logprobs:
                 yield frames.delta(delta)

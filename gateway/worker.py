@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -32,6 +33,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     """``server.port`` is that of the supervisor's socket."""
     engine_address: str
+    metrics_folder: str
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,7 +48,13 @@ async def serve(launch: Launch) -> None:
         launch.config, transport=partial(AttachedEngine, address=launch.engine_address)
     )
     with contextlib.closing(server.bind(launch.config.server, shared=True)) as listener:
-        await server.serve_on(listener, launch.config, engine, lambda _url: _say(Started()))
+        await server.serve_on(
+            listener,
+            launch.config,
+            engine,
+            lambda _url: _say(Started()),
+            metrics_folder=Path(launch.metrics_folder),
+        )
 
 
 def _say(started: Started) -> None:

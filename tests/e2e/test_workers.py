@@ -18,7 +18,7 @@ from openai import AsyncOpenAI
 from engine.demo import MODEL_DIR
 from engine.errors import ModelLoadError
 from gateway import config as configuration
-from gateway import secrets, server, supervisor
+from gateway import metrics_board, secrets, server, supervisor
 from gateway.config import Config, ServerConfig
 from gateway.errors import AddressInUse, SetupError
 from gateway.provisioning import create_key, ensure_tenant
@@ -101,7 +101,10 @@ async def ask(url: str, key: str) -> str:
 
 async def worker_of(url: str) -> int:
     """The pid that answers a new connection."""
-    async with httpx.AsyncClient() as client, client.stream("GET", f"{url}/livez") as response:
+    async with (
+        httpx.AsyncClient(timeout=60) as client,
+        client.stream("GET", f"{url}/livez") as response,
+    ):
         assert response.status_code == 200
         stream = response.extensions["network_stream"]
         port = stream.get_extra_info("client_addr")[1]
@@ -143,6 +146,36 @@ async def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, pg_dsn: str) 
                 await asyncio.sleep(0.05)
         assert len(now & before) == NUM_WORKERS - 1
         assert "Paris" in await ask(url, key)
+
+
+async def count_of(url: str, key: str, sample: str) -> float:
+    """A sample of the metrics, from whichever worker the kernel chooses."""
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}) as client:
+        text = (await client.get(f"{url}/metrics")).text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(sample))
+
+
+@pytest.mark.asyncio
+async def test_every_scrape_tells_of_all_workers_the_dead_too(tmp_path: Path, pg_dsn: str) -> None:
+    config = make_config(tmp_path, pg_dsn)
+    key, admin_key = await make_key(config), await make_key(config, "admin")
+    async with serving(config) as url:
+        await asyncio.gather(*(ask(url, key) for _ in range(12)))
+        await asyncio.sleep(2 * metrics_board.INTERVAL_S)
+        scrapes = [await count_of(url, admin_key, "sluice_generations_total") for _ in range(12)]
+        assert scrapes == [12.0] * 12
+        victim = min(worker.pid for worker in workers_here())
+        os.kill(victim, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while (  # noqa: ASYNC110
+                len({worker.pid for worker in workers_here()} - {victim}) < NUM_WORKERS
+            ):
+                await asyncio.sleep(0.05)
+        assert "Paris" in await ask(url, key)
+        await asyncio.sleep(2 * metrics_board.INTERVAL_S)
+        scrapes = [await count_of(url, admin_key, "sluice_generations_total") for _ in range(12)]
+        assert scrapes == [13.0] * 12
+        assert await count_of(url, admin_key, "sluice_num_kv_cache_blocks") > 0
 
 
 @pytest.mark.asyncio
@@ -238,18 +271,19 @@ async def test_an_adapter_is_there_for_all_workers_and_gone_for_all(
     async def ask(url: str) -> int:
         # A connection of its own: the kernel chooses the worker anew.
         body = {"model": "helper", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-        async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}) as client:
+        headers = {"authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(headers=headers, timeout=60) as client:
             return (await client.post(f"{url}/v1/chat/completions", json=body)).status_code
 
     async def everywhere(url: str, status: int) -> None:
         """Other workers hear of it a moment later."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while set(await asyncio.gather(*(ask(url) for _ in range(8)))) != {status}:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     async with (
         serving(config) as url,
-        httpx.AsyncClient(headers={"authorization": f"Bearer {admin_key}"}, timeout=30) as admin,
+        httpx.AsyncClient(headers={"authorization": f"Bearer {admin_key}"}, timeout=60) as admin,
     ):
         await everywhere(url, 404)
         (tenant,) = (await admin.get(f"{url}/admin/v1/tenants")).json()["data"]

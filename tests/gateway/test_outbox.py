@@ -27,9 +27,10 @@ async def settle() -> None:
 
 
 async def test_frames_leave_in_order() -> None:
-    outbox, reader = Outbox(max_bytes=1000), Reader()
+    reader = Reader()
+    outbox = Outbox(reader.send, max_bytes=1000)
     reader.open.set()
-    writer = asyncio.create_task(outbox.run(reader.send))
+    writer = asyncio.create_task(outbox.run())
     for i in range(10):
         await outbox.put(str(i % 3), str(i))
     await outbox.flush()
@@ -38,8 +39,9 @@ async def test_frames_leave_in_order() -> None:
 
 
 async def test_a_full_turn_waits_and_the_others_go_on() -> None:
-    outbox, reader = Outbox(max_bytes=10), Reader()
-    writer = asyncio.create_task(outbox.run(reader.send))
+    reader = Reader()
+    outbox = Outbox(reader.send, max_bytes=10)
+    writer = asyncio.create_task(outbox.run())
     await outbox.put("a", "x" * 10)
     waiting = asyncio.create_task(outbox.put("a", "late"))
     await settle()
@@ -55,7 +57,7 @@ async def test_a_full_turn_waits_and_the_others_go_on() -> None:
 
 
 async def test_the_bound_counts_bytes() -> None:
-    outbox = Outbox(max_bytes=10)
+    outbox = Outbox(Reader().send, max_bytes=10)
     await outbox.put("a", "é" * 5)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
@@ -63,11 +65,57 @@ async def test_the_bound_counts_bytes() -> None:
 
 
 async def test_nothing_is_remembered_of_turns_that_ended() -> None:
-    outbox, reader = Outbox(max_bytes=10), Reader()
+    reader = Reader()
+    outbox = Outbox(reader.send, max_bytes=10)
     reader.open.set()
-    writer = asyncio.create_task(outbox.run(reader.send))
+    writer = asyncio.create_task(outbox.run())
     for i in range(100):
         await outbox.put(str(i), "x")
     await outbox.flush()
     assert not vars(outbox)["_unsent"]
     writer.cancel()
+
+
+async def test_a_frame_leaves_at_once_where_nothing_waits() -> None:
+    reader = Reader()
+    reader.open.set()
+    outbox = Outbox(reader.send, max_bytes=10)
+    writer = asyncio.create_task(outbox.run())
+    for i in range(5):
+        assert outbox.is_free
+        outbox.put_now(str(i))
+        assert reader.frames[-1] == str(i)
+    await outbox.put("a", "5")
+    assert not outbox.is_free
+    await outbox.flush()
+    assert outbox.is_free
+    assert reader.frames == [str(i) for i in range(6)]
+    writer.cancel()
+
+
+async def test_a_frame_put_at_once_is_before_those_queued_behind_it() -> None:
+    reader = Reader()
+    outbox = Outbox(reader.send, max_bytes=10)
+    writer = asyncio.create_task(outbox.run())
+    outbox.put_now("a")
+    assert not outbox.is_free
+    await outbox.put("turn", "b")
+    await settle()
+    assert not reader.frames
+    reader.open.set()
+    await outbox.flush()
+    assert reader.frames == ["a", "b"]
+    writer.cancel()
+
+
+async def test_a_client_that_is_gone_ends_the_writer() -> None:
+    async def send(frame: str) -> None:
+        raise ConnectionResetError
+
+    outbox = Outbox(send, max_bytes=10)
+    writer = asyncio.create_task(outbox.run())
+    outbox.put_now("a")
+    assert not outbox.is_free
+    await outbox.put(None, "b")
+    with pytest.raises(ConnectionResetError):
+        await writer

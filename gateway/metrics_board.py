@@ -1,0 +1,151 @@
+"""What all workers of one server count, so that a scrape of any of them tells of the whole server.
+
+Each worker writes its figures to a file of its own, in a folder that the supervisor made, once a
+second; the worker that is scraped adds up all files, its own figures being of the moment. The
+supervisor folds what a dead worker has counted into one file (``bury``): a sum that fell would look
+to Prometheus like a restart. What a worker that is killed counted within its last second is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+INTERVAL_S = 1.0
+_ENDED, _SUFFIX = "ended.json", ".worker"
+_LARGEST = {"sluice_changes_age_seconds"}
+"""Gauges of which the worst counts; others add up."""
+
+
+class _Sample(msgspec.Struct, array_like=True, frozen=True):
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+class Family(msgspec.Struct, array_like=True, frozen=True):
+    """One metric with all its samples."""
+
+    name: str
+    text: str
+    kind: str
+    samples: list[_Sample]
+
+
+class _Ended(msgspec.Struct):
+    """Of all workers that died."""
+
+    families: list[Family] = []
+    buried: list[str] = []
+    """Names of the files that are in it: who has read one of them already counts it once."""
+
+
+_decoder = msgspec.json.Decoder(list[Family])
+_ended_decoder = msgspec.json.Decoder(_Ended)
+
+
+class Board(Collector):
+    """One worker's view: its own registry, and what the others wrote."""
+
+    def __init__(self, folder: Path, registry: CollectorRegistry) -> None:
+        self._folder = folder
+        self._registry = registry
+        self._own = folder / f"{os.getpid()}-{uuid4().hex}{_SUFFIX}"
+
+    async def run(self) -> None:
+        """Write this worker's figures for ever. Raises ``OSError``."""
+        while True:
+            self.write()
+            await asyncio.sleep(INTERVAL_S)
+
+    def write(self) -> None:
+        """Now. Raises ``OSError``."""
+        _write(self._own, msgspec.json.encode(_families(self._registry)))
+
+    def collect(self) -> Iterable[Metric]:
+        """Of all workers. Raises ``OSError``."""
+        others: dict[str, list[Family]] = {}
+        for path in self._folder.glob(f"*{_SUFFIX}"):
+            if path != self._own:
+                with contextlib.suppress(FileNotFoundError):  # buried meanwhile
+                    others[path.name] = _decoder.decode(path.read_bytes())
+        ended = _read_ended(self._folder)
+        living = [page for name, page in others.items() if name not in ended.buried]
+        return map(_metric, merged([_families(self._registry), *living, ended.families]))
+
+
+def bury(folder: Path, pid: int) -> None:
+    """Keep what a worker that has ended counted; its gauges end with it. Raises ``OSError``."""
+    for path in folder.glob(f"{pid}-*{_SUFFIX}"):
+        counted = [one for one in _decoder.decode(path.read_bytes()) if one.kind != "gauge"]
+        ended = _read_ended(folder)
+        families = merged([ended.families, counted])
+        now = _Ended(families=families, buried=[*ended.buried, path.name])
+        _write(folder / _ENDED, msgspec.json.encode(now))
+        path.unlink()
+
+
+def merged(pages: Iterable[Sequence[Family]]) -> list[Family]:
+    """One family for each name: sums, but for the time of creation and ``_LARGEST``."""
+    families: dict[str, Family] = {}
+    values: dict[str, dict[tuple[object, ...], _Sample]] = {}
+    for family in (family for page in pages for family in page):
+        families.setdefault(family.name, family)
+        samples = values.setdefault(family.name, {})
+        for sample in family.samples:
+            key = (sample.name, *sorted(sample.labels.items()))
+            known = samples.get(key)
+            value = sample.value if known is None else _joined(known, sample.value)
+            samples[key] = _Sample(sample.name, sample.labels, value)
+    return [
+        Family(name, family.text, family.kind, list(values[name].values()))
+        for name, family in families.items()
+    ]
+
+
+def _joined(known: _Sample, value: float) -> float:
+    if known.name.endswith("_created"):
+        return min(known.value, value)
+    return max(known.value, value) if known.name in _LARGEST else known.value + value
+
+
+def _families(registry: CollectorRegistry) -> list[Family]:
+    return [
+        Family(
+            metric.name,
+            metric.documentation,
+            metric.type,
+            [_Sample(one.name, dict(one.labels), one.value) for one in metric.samples],
+        )
+        for metric in registry.collect()
+    ]
+
+
+def _metric(family: Family) -> Metric:
+    metric = Metric(family.name, family.text, family.kind)
+    for sample in family.samples:
+        metric.add_sample(sample.name, sample.labels, sample.value)
+    return metric
+
+
+def _read_ended(folder: Path) -> _Ended:
+    try:
+        return _ended_decoder.decode((folder / _ENDED).read_bytes())
+    except FileNotFoundError:
+        return _Ended()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    new = path.with_suffix(".new")
+    new.write_bytes(data)
+    new.replace(path)
