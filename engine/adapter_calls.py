@@ -14,7 +14,7 @@ class AdapterCalls:
     """What the engine was asked about adapters, and has not answered yet."""
 
     def __init__(self, send: Callable[[ClientMessage], None]) -> None:
-        """``send`` raises ``EngineDead`` while no engine runs, ``QueueFull`` where it does not read."""
+        """``send`` raises ``EngineDead`` while none runs, ``QueueFull`` if it reads nothing."""
         self._send = send
         self._waiters: dict[int, asyncio.Future[AdapterAnswer]] = {}
         self._ids = itertools.count()
