@@ -358,10 +358,9 @@ class Scheduler:
                 self._block(request, 0)
                 return
             if self._adapter_slots.lacking(request, self.running.values()):
-                if self._adapter_slots.is_full:
+                if not self._adapter_slots.hold(request):
                     return
                 self.policy.dequeue(request)
-                self._adapter_slots.hold(request)
                 continue
             if (num_lacking := self._room.lacking(request)) > 0:
                 self._block(request, num_lacking)
