@@ -63,6 +63,8 @@ class Speculator:
         self._collected: deque[tuple[PlannedStep, float, StepPlan, StepResult, set[str]]] = deque()
         """Steps that are over, each with its seconds; nothing was learned of them yet."""
         self._is_probe = False
+        self._paid = False
+        """Whether the last drafts of a free proposer were worth a check."""
         self._forced: set[str] = set()
         self._max_tokens = 0
         self._max_forced = MAX_FORCED if drafts_forced else 0
@@ -105,12 +107,13 @@ class Speculator:
         adaptive = self._adaptive
         probe_length = adaptive.probe_length(batch, max(asked.values()))
         if proposer.is_free:
-            if not probe_length and not adaptive.may_pay(asked, batch):
+            if not (probe_length or self._paid or adaptive.may_pay(asked, batch)):
                 return
             self._draft(proposer, asked)
             found = {r: len(r.draft_token_ids) for r in asked if r.draft_token_ids}
             lengths = adaptive.lengths(found, batch)
-            if found and probe_length and not any(lengths.values()):
+            self._paid = any(lengths.values())
+            if found and probe_length and not self._paid:
                 self._is_probe = True
                 lengths = dict.fromkeys(found, 0)
                 lengths |= dict.fromkeys(adaptive.probed(found), probe_length)
