@@ -275,6 +275,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--enforce-eager", action="store_true")
     engine.add_argument("--kv-cache-dtype", default="auto")
     engine.add_argument("--blas-autotune", action="store_true")
+    engine.add_argument("--fuse-norms", action="store_true")
     return parser.parse_args(arguments)
 
 
@@ -292,6 +293,7 @@ ENGINE_OPTIONS = (
     "enforce_eager",
     "kv_cache_dtype",
     "blas_autotune",
+    "fuse_norms",
 )
 
 

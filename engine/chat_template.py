@@ -18,7 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.errors import InvalidRequest, ModelLoadError
+from engine.errors import InvalidRequest, ModelLoadError, NoChatTemplate
 from engine.tokenizer import read_json, token_text
 
 SPECIAL_TOKENS = (
@@ -57,13 +57,19 @@ class ChatTemplate:
         """What the templates ask for: ``messages``, most often ``tools``, and what is their own."""
 
     @classmethod
-    def load(cls, model_dir: Path) -> ChatTemplate:
-        """Reads chat_template.jinja or tokenizer_config.json (``ModelLoadError`` without one)."""
+    def load(cls, model_dir: Path, file: Path | None = None) -> ChatTemplate:
+        """Reads ``file``, or the model's chat_template.jinja or tokenizer_config.json.
+
+        Raises ``NoChatTemplate``, and ``ModelLoadError`` for one that cannot be used.
+        """
         model_dir = Path(model_dir)
         config = read_json(model_dir / "tokenizer_config.json")
-        templates = _templates(model_dir, config.get("chat_template"))
+        if file is None:
+            templates = _templates(model_dir, config.get("chat_template"))
+        else:
+            templates = {"default": _text(file)}
         if not templates:
-            raise ModelLoadError(
+            raise NoChatTemplate(
                 f"{model_dir} has no chat template: add chat_template.jinja, or chat_template "
                 "in tokenizer_config.json"
             )
@@ -104,6 +110,34 @@ class ChatTemplate:
             )
         except (jinja2.TemplateError, *_DATA_ERRORS) as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}") from error
+
+
+class MissingChatTemplate(ChatTemplate):
+    """In place of the template of a model that has none: such a model completes texts only."""
+
+    def __init__(self) -> None:
+        super().__init__({"default": ""})
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: object,
+    ) -> str:
+        """Raises ``InvalidRequest``."""
+        raise InvalidRequest(
+            "this model has no chat template, so it takes no chats: use /v1/completions, or let "
+            "an administrator set models.chat_template"
+        )
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"the chat template {file} cannot be read: {error}") from error
 
 
 def _templates(model_dir: Path, inline: object) -> dict[str, str]:

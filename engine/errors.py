@@ -3,6 +3,7 @@
 EngineError
 ├── ConfigError        a wrong or impossible setting
 ├── ModelLoadError     the model folder is missing, unreadable or does not fit the code
+│   └── NoChatTemplate the model has none: it completes texts only
 ├── AdapterLoadError   an adapter is missing, unreadable or does not fit the model
 ├── AdapterUnloaded    a request for an adapter that was unloaded
 ├── InvalidRequest     a request that can never run (prompt too long, bad parameters)
@@ -23,6 +24,10 @@ class ConfigError(EngineError):
 
 class ModelLoadError(EngineError):
     """The model cannot be loaded."""
+
+
+class NoChatTemplate(ModelLoadError):
+    """The model has no chat template."""
 
 
 class AdapterLoadError(EngineError):

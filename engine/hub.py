@@ -58,8 +58,12 @@ def fetch(model: str, revision: str | None, also: tuple[str, ...] = ()) -> Path:
     """
     patterns = [*_FILES, *also]
     folder = Path(model)
-    if folder.is_dir() or not is_hub_id(model):
+    if folder.is_dir():
         return folder
+    if not is_hub_id(model):
+        raise ModelLoadError(
+            f"there is no folder {model!r}: give a model's folder or its hub id (owner/name)"
+        )
     # Imported here: a local folder needs none of it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -49,8 +49,8 @@ class Tokenizer:
         path = Path(model_dir) / "tokenizer.json"
         if not path.is_file():
             raise ModelLoadError(
-                f"{path} does not exist: the model folder needs its tokenizer.json "
-                "(or set skip_tokenizer_init and send token ids)"
+                f"{path} does not exist: save the tokenizer there with transformers' "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             )
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))

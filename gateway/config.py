@@ -173,6 +173,9 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     generation_config: Literal["auto", "ignore"] = "auto"
     """Where sampling defaults come from when a request sets none: the model's own
     ``generation_config.json``, or nowhere (temperature 1)."""
+    chat_template: str | None = None
+    """File of the chat template, in place of the model's own. A model that has none, and is given
+    none, completes texts only."""
     tool_parser: ToolParserName = "auto"
     """How the model writes tool calls; by default as its chat template shows it."""
     reasoning_parser: Literal["auto", "none", "think"] = "auto"
@@ -267,7 +270,10 @@ def load(path: Path, *, env: Mapping[str, str] = os.environ) -> Config:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `sluice serve --config FILE` names it") from None
+        raise ConfigError(
+            f"{path}: no such file; `sluice serve --config FILE` names it, and "
+            "`sluice demo --model MODEL` needs none"
+        ) from None
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path}: cannot be read: {exc}") from None
     except tomllib.TOMLDecodeError as exc:
@@ -327,6 +333,10 @@ def _model(model: str, folder: Path) -> str:
     return model if hub.is_hub_id(model) and not path.exists() else str(path)
 
 
+def _path(path: str | None, folder: Path) -> str | None:
+    return None if path is None else str(folder / path)
+
+
 def _resolve(config: Config, folder: Path) -> Config:
     engine, tenants = config.engine, config.tenants
     speculative = engine.speculative_config
@@ -339,16 +349,13 @@ def _resolve(config: Config, folder: Path) -> Config:
         ),
         models=msgspec.structs.replace(
             config.models,
-            adapters_dir=(
-                None
-                if config.models.adapters_dir is None
-                else str(folder / config.models.adapters_dir)
-            ),
+            chat_template=_path(config.models.chat_template, folder),
+            adapters_dir=_path(config.models.adapters_dir, folder),
         ),
         tenants=msgspec.structs.replace(
             tenants,
             secrets_file=str(folder / tenants.secrets_file),
-            journal_dir=None if tenants.journal_dir is None else str(folder / tenants.journal_dir),
+            journal_dir=_path(tenants.journal_dir, folder),
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 from starlette.websockets import WebSocket
 
 from engine import sampling_defaults
-from engine.chat_template import ChatTemplate
+from engine.chat_template import ChatTemplate, MissingChatTemplate
 from engine.client import EngineClient
+from engine.errors import NoChatTemplate
 from engine.tokenizer import Tokenizer
 from gateway import context
 from gateway.adapters import Adapters
@@ -47,6 +49,8 @@ from tenants.last_used import LastUsed
 from tenants.quota import Quota
 from tenants.store import Store
 from tenants.usage import Ledger
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +119,9 @@ def create_services(
     refuses a public system prompt.
     """
     tokenizer = Tokenizer.load(config.engine.model_dir)
-    template = ChatTemplate.load(config.engine.model_dir)
-    compiler = GrammarChecker(_vocabulary(tokenizer))
+    template = _chat_template(config)
+    # Two, and each tenant has one turn at a time (``lanes``): a bomb holds up its sender alone.
+    compiler = GrammarChecker(_vocabulary(tokenizer), num_workers=2)
     metrics = Metrics(metrics_folder)
     journal = _open_journal(config.tenants)
     ledger = Ledger(store, journal=journal)
@@ -228,6 +233,19 @@ def _create_generations(
             config.models.public_prefixes, template=template, tokenizer=tokenizer
         ),
     )
+
+
+def _chat_template(config: Config) -> ChatTemplate:
+    file = config.models.chat_template
+    try:
+        return ChatTemplate.load(config.engine.model_dir, None if file is None else Path(file))
+    except NoChatTemplate:
+        logger.warning(
+            "%s has no chat template: chats are refused, text completions are served; "
+            "models.chat_template names one",
+            config.model_name,
+        )
+        return MissingChatTemplate()
 
 
 def _sampling_defaults(config: Config) -> Mapping[str, float | int] | None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, ops
+from kernels import cuda, ops, reference
 
 _ROWS = (1, 2, 4, 8, 16)
 _MANY_ROWS = (32, 64, 128, 256, 512, 2048, 8192)
@@ -44,6 +44,35 @@ def gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     if _prefers_own(x, weight, gated=True):
         return cuda.skinny_linear(x, weight, bias, gated=True)
     return ops.silu_mul(linear(x, weight, bias))
+
+
+def normed_linear(
+    x: torch.Tensor,
+    sums: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+) -> torch.Tensor:
+    """``reference.normed_linear`` of few rows; gated: ``silu_mul`` of it."""
+    if x.is_cuda:
+        return cuda.skinny_normed_linear(x, sums, norm, eps, weight, bias, gated=gated)
+    out = reference.normed_linear(x, sums, norm, eps, weight, bias)
+    return ops.silu_mul(out) if gated else out
+
+
+def linear_add(
+    residual: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``reference.linear_add`` of few rows."""
+    if x.is_cuda:
+        return cuda.skinny_linear_add(residual, x, weight, bias)
+    return reference.linear_add(residual, x, weight, bias)
 
 
 def _prefers_own(x: torch.Tensor, weight: torch.Tensor, *, gated: bool) -> bool:

@@ -71,6 +71,8 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     model = load_model(
         config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
     )
+    if config.fuse_norms:
+        _fuse_norms(model, dtype, has_kernels=has_kernels and device.type == "cuda")
     adapters = _adapter_slots(config, model, dtype, device)
     if shape.is_fp8:
         report(LoadProgress("Scaling the KV cache", 0.9))
@@ -90,7 +92,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     max_model_len = fit_max_model_len(config, facts, num_blocks, groups)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
     cache = PagedCache(facts, num_blocks, config.block_size, groups, dtype=kv_dtype, device=device)
-    table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device, groups.windows)
+    table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device, groups)
     sampler = _create_sampler(config, facts, device, has_kernels=has_kernels)
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
     host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
@@ -124,6 +126,15 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         runner.measure_step_costs(speculative.num_tokens, config.step_tokens)
     report(LoadProgress("Model loaded", 1.0))
     return runner
+
+
+def _fuse_norms(model: Model, dtype: torch.dtype, *, has_kernels: bool) -> None:
+    if not has_kernels or dtype != torch.bfloat16:
+        raise ConfigError(f"fuse_norms needs our kernels for a GPU and bfloat16, not {dtype}")
+    if not model.fuse_norms():
+        raise ConfigError(
+            "fuse_norms needs layers made as Llama's, sizes that are multiples of 64, plain weights"
+        )
 
 
 def _peaks(config: EngineConfig) -> int:

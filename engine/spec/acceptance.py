@@ -24,6 +24,8 @@ _MIN_STEPS = 4.0
 _SURPRISING, _SURPRISING_STEP, _ENOUGH = 4.0, 5.5, 8.0
 # How fast places are forgotten: by this in a step without drafts, or without drafts so long.
 _AGEING, _AGEING_BEHIND = 0.999, 0.99
+# The former is made up for so many steps at a time.
+_IDLE_STEPS = 16
 
 
 class _Counts:
@@ -88,10 +90,16 @@ class Acceptance:
         self._requests: dict[str, tuple[_Counts, _Counts]] = {}
         self._rates: list[float] | None = None
         """Of the places; None: to be computed."""
+        self._num_idle_steps = 0
+        """Steps without drafts since the last one with some."""
 
     def observe(self, outcomes: Sequence[tuple[str, int, int]]) -> None:
         """Of a step: (request, its drafts, how many of them were right); none in a step without
         drafts, which only ages what is known."""
+        if not outcomes:
+            self._num_idle_steps += 1
+            return
+        self._forget()
         tries = [0] * (len(self._places) + 1)
         hits = [0] * (len(self._places) + 1)
         for request_id, num_drafts, num_right in outcomes:
@@ -104,7 +112,6 @@ class Acceptance:
             counts[0].add(num_right > 0, 1)
             if num_tried > 1:
                 counts[1].add(num_right - 1, num_tried - 1)
-        ageing = _AGEING_BEHIND if outcomes else _AGEING
         num_tries = num_hits = 0
         for index in range(len(self._places) - 1, -1, -1):
             num_tries += tries[index + 1]
@@ -112,8 +119,16 @@ class Acceptance:
             if num_tries:
                 self._places[index].add(num_hits, num_tries)
             else:
-                self._places[index].scale(ageing)
+                self._places[index].scale(_AGEING_BEHIND)
         self._rates = None
+
+    def _forget(self) -> None:
+        """What the steps without drafts are a reason to."""
+        if self._num_idle_steps:
+            for place in self._places:
+                place.scale(_AGEING**self._num_idle_steps)
+            self._num_idle_steps = 0
+            self._rates = None
 
     def drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
@@ -122,6 +137,8 @@ class Acceptance:
     def rates(self) -> Sequence[float]:
         """The chance of each place if all before it are right, over all requests. A place of which
         nothing is known is like the one before it."""
+        if self._num_idle_steps >= _IDLE_STEPS:
+            self._forget()
         if self._rates is None:
             self._rates, rate = [], _PRIOR_CHANCE
             for place in self._places:

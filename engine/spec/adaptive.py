@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from engine.request import Request
     from engine.spec.costs import StepCosts
 
+# Steps without drafts for which a judgement holds: they teach little.
+_HOLDS = 8
 # What probes may cost of the time spent without drafts, and how many steps' time they may save up.
 _PROBE_SHARE, _MAX_SAVED_STEPS = 0.01, 2.0
-# What a probe is taken to lose of a step at least: what is known may be wrong.
+# What a probe is taken to lose of a step, at least.
 _MIN_LOSS = 0.05
 # Requests in a probe, where there are more.
 _PROBE_REQUESTS = 8
@@ -52,9 +54,10 @@ class PlannedStep:
     num_drafts: int
     began_s: float
     is_probe: bool = False
+    only_decodes: bool = True
+    """Every request computed its last token and its drafts, no more."""
     is_typical: bool = True
-    """It did no other work than the one before it: no prompts, no making up for steps without
-    drafts."""
+    """And the step before was like this one, so that there was nothing to make up for."""
 
 
 @dataclass(slots=True)
@@ -74,6 +77,11 @@ class AdaptiveLength:
         self._saved_s = 0.0
         """Seconds that probes may cost now."""
         self._has_begun = False
+        self._even: dict[tuple[int, int], int] = {}
+        """What ``even_length`` found out lately."""
+        self._probes: dict[tuple[int, int], tuple[int, float]] = {}
+        """Likewise, the cheapest probe: its length, and what it would lose."""
+        self._num_plain = 0
         self._num_drafting = 0
         """Steps with drafts since those without were measured; more than the interval while they
         are."""
@@ -82,11 +90,11 @@ class AdaptiveLength:
 
     # ---- learning -------------------------------------------------------------------------------
 
-    def planned(self, step: PlannedStep, *, only_decodes: bool) -> None:
-        """``only_decodes``: every request computes its last token and its drafts, no more."""
-        before, self._before = self._before, step if only_decodes else None
+    def planned(self, step: PlannedStep) -> None:
+        """To be followed by ``observe`` once it is over; others may be planned between the two."""
+        before, self._before = self._before, step if step.only_decodes else None
         step.is_typical = (
-            only_decodes
+            step.only_decodes
             and before is not None
             and before.length == step.length
             and before.batch >= step.batch
@@ -103,9 +111,15 @@ class AdaptiveLength:
         if self._costs is None or self._acceptance is None or step.batch == 0:
             return
         self._acceptance.observe(outcomes)
-        if step.is_typical:
-            self._costs.observe(step.batch, step.length, step.num_drafts, seconds)
+        kind = step.batch, step.length, step.num_drafts
+        # Others take longer, if anything.
+        if step.is_typical or (step.only_decodes and seconds < self._costs.seconds(*kind)):
+            self._costs.observe(*kind, seconds)
         self._count(step)
+        self._num_plain += 1
+        if step.length or self._num_plain % _HOLDS == 0:
+            self._even.clear()
+            self._probes.clear()
         plain_s = self._costs.even(step.batch, 0)
         if not self._has_begun:
             self._has_begun = True
@@ -135,7 +149,11 @@ class AdaptiveLength:
         """One length for all, at most ``most``; 0 if drafts do not pay."""
         if self._costs is None or self._acceptance is None:
             return most
-        return self._best_even(batch, most, self._acceptance.survival())
+        length = self._even.get((batch, most))
+        if length is None:
+            length = self._best_even(batch, most, self._acceptance.survival())
+            self._even[batch, most] = length
+        return length
 
     def _best_even(self, batch: int, most: int, survival: Sequence[float]) -> int:
         assert self._costs is not None
@@ -160,24 +178,33 @@ class AdaptiveLength:
         drafts nearly pay."""
         if self._costs is None or self._acceptance is None or batch == 0 or self._num_drafting:
             return 0
-        size = min(batch, _PROBE_REQUESTS)
-        plain_s = self._costs.even(batch, 0)
-        found, found_s = 0, min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
+        cheapest = self._probes.get((batch, most))
+        if cheapest is None:
+            cheapest = self._probes[batch, most] = self._cheapest_probe(batch, most)
+        length, lost_s = cheapest
+        return length if lost_s <= self._saved_s else 0
+
+    def _cheapest_probe(self, batch: int, most: int) -> tuple[int, float]:
+        """Its length and the seconds it loses, which are taken for no less and no more than parts
+        of a step: what is known may be wrong."""
+        assert self._costs is not None
+        assert self._acceptance is not None
+        size, plain_s = min(batch, _PROBE_REQUESTS), self._costs.even(batch, 0)
+        found, found_s = 0, float("inf")
         gain = hope = 0.0
-        survival = self._acceptance.survival()
-        for length in range(1, most + 1):
+        for length, chance in enumerate(self._acceptance.survival()[:most], 1):
             hope += _HOPE**length
-            gain += survival[length - 1]
+            gain += chance
             if length not in self._costs.table.choices:
                 continue
-            if (1 + hope) * plain_s < _MARGIN * self._costs.even(batch, length):
+            if (1 + hope) * plain_s < _MARGIN * self._costs.hopeful(batch, length):
                 continue
             shape = length if size == batch else UNEVEN
             step_s = self._costs.seconds(batch, shape, size * length)
             lost_s = step_s - (1 + size / batch * gain) * plain_s
-            if min(max(lost_s, _MIN_LOSS * plain_s), plain_s) <= found_s:
+            if lost_s < found_s:
                 found, found_s = length, lost_s
-        return found
+        return found, min(max(found_s, _MIN_LOSS * plain_s), plain_s)
 
     @staticmethod
     def probed(asked: Mapping[Request, int]) -> dict[Request, int]:
@@ -193,7 +220,8 @@ class AdaptiveLength:
         chances = {request: self._acceptance.of(request.request_id) for request in found}
         choice = _Choice(_MARGIN * batch / self._costs.even(batch, 0), dict.fromkeys(found, 0))
         self._try_even(choice, found, chances, batch)
-        self._try_uneven(choice, found, chances, batch)
+        if batch > 1:
+            self._try_uneven(choice, found, chances, batch)
         return dict(choice.lengths)
 
     def _try_even(
@@ -251,12 +279,10 @@ class AdaptiveLength:
         most = self._costs.table.lengths[-1]
         gains = [_gain(*self._acceptance.of(r.request_id), most) for r in requests]
         plain_speed = _MARGIN * batch / self._costs.even(batch, 0)
-        if (batch + max(gains)) / self._costs.seconds(batch, UNEVEN, most) > plain_speed:
-            return True
-        return any(
-            (batch + sum(gains)) / self._costs.even(batch, length) > plain_speed
-            for length in self._costs.table.choices
-        )
+        first = self._costs.table.choices[0]
+        return (batch + sum(gains)) / self._costs.even(batch, first) > plain_speed or (
+            batch + max(gains)
+        ) / self._costs.seconds(batch, UNEVEN, most) > plain_speed
 
 
 def _gain(first: float, later: float, length: int) -> float:

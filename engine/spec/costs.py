@@ -52,12 +52,14 @@ class StepCosts:
 
     def seconds(self, batch: int, length: int, num_drafts: int) -> float:
         """Of a step with ``num_drafts`` in all: ``length`` for each request, or ``UNEVEN``."""
-        table = self.even_s
-        if self.uneven_s is not None and length == UNEVEN:
-            table = self.uneven_s
         return _interpolate(
-            self.lengths, [_at(self.batches, row, batch) for row in table], num_drafts / batch
+            self.lengths, self.by_length(batch, is_even=length != UNEVEN), num_drafts / batch
         )
+
+    def by_length(self, batch: int, *, is_even: bool) -> list[float]:
+        """[lengths]: of steps of this batch."""
+        table = self.even_s if is_even or self.uneven_s is None else self.uneven_s
+        return [_at(self.batches, row, batch) for row in table]
 
 
 def _at(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
@@ -105,25 +107,40 @@ class LearnedCosts:
         self._kinds: dict[tuple[int, int], _Ratio] = {}
         self._plain, self._drafted = _Ratio(), _Ratio()
         self._num_steps = 0
+        self._by_length: dict[tuple[int, bool], list[float]] = {}
+        """What the table says of batches seen: it is asked many times in a step."""
 
     def seconds(self, batch: int, length: int, num_drafts: int) -> float:
         """As ``StepCosts.seconds``."""
-        return self.table.seconds(batch, length, num_drafts) * self._ratio(batch, length)
+        return self._expected(batch, length, num_drafts) * self._ratio(batch, length)
 
     def even(self, batch: int, length: int) -> float:
         return self.seconds(batch, length, batch * length)
+
+    def hopeful(self, batch: int, length: int) -> float:
+        """As ``even``, but if drafts turn out to be as much below the table as steps without them:
+        what is not known is worth a try."""
+        best = min(self._ratio(batch, length), self._ratio(batch, 0))
+        return best * self._expected(batch, length, batch * length)
 
     def observe(self, batch: int, length: int, num_drafts: int, seconds: float) -> None:
         """A step took so long."""
         self._num_steps += 1
         known = self._ratio(batch, length)
-        ratio = seconds / self.table.seconds(batch, length, num_drafts)
+        ratio = seconds / self._expected(batch, length, num_drafts)
         ratio = min(max(ratio, known / _OUTLIER), known * _OUTLIER)
         kind = self._kinds.setdefault((batch.bit_length(), length), _Ratio())
         kind.observe(ratio, _DECAY)
         kind.seen = self._num_steps
         overall = self._drafted if length else self._plain
         overall.observe(ratio, _OVERALL_DECAY)
+
+    def _expected(self, batch: int, length: int, num_drafts: int) -> float:
+        key = batch, length != UNEVEN
+        row = self._by_length.get(key)
+        if row is None:
+            row = self._by_length[key] = self.table.by_length(batch, is_even=length != UNEVEN)
+        return _interpolate(self.table.lengths, row, num_drafts / batch)
 
     def _ratio(self, batch: int, length: int) -> float:
         overall = (self._drafted if length else self._plain).value(1.0)

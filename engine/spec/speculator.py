@@ -133,17 +133,18 @@ class Speculator:
         """What the step does, to be learned from when it is over."""
         if self._proposer is None:
             return
-        chunks = plan.chunks
-        lengths = {chunk.num_draft_tokens for chunk in chunks}
+        batch = len(plan.chunks)
+        lengths = [len(chunk.draft_token_ids) for chunk in plan.chunks]
+        num_drafts, longest = sum(lengths), max(lengths, default=0)
         step = PlannedStep(
-            len(chunks),
-            lengths.pop() if len(lengths) == 1 else UNEVEN,
-            sum(chunk.num_draft_tokens for chunk in chunks),
+            batch,
+            longest if num_drafts == batch * longest else UNEVEN,
+            num_drafts,
             self._began_s,
             self._is_probe,
+            plan.num_tokens == batch + num_drafts,
         )
-        only_decodes = all(c.num_scheduled_tokens == 1 + c.num_draft_tokens for c in chunks)
-        self._adaptive.planned(step, only_decodes=only_decodes)
+        self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
 
     def collected(self, result: StepResult, unfinished: Container[str]) -> None:
@@ -154,9 +155,10 @@ class Speculator:
         step, plan, forced = self._planned.popleft()
         seconds = now - max(step.began_s, self._collected_s)
         self._collected_s = now
+        judged = zip(plan.chunks, result.token_ids, strict=True) if step.num_drafts else ()
         outcomes = [
             (chunk.request_id, chunk.num_draft_tokens, len(token_ids) - 1)
-            for chunk, token_ids in zip(plan.chunks, result.token_ids, strict=True)
+            for chunk, token_ids in judged
             if chunk.draft_token_ids and token_ids
             if chunk.request_id in unfinished and chunk.request_id not in forced
         ]

@@ -29,7 +29,7 @@ class Client:
         self._headers = {"authorization": f"Bearer {key}"}
 
     async def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        async with httpx.AsyncClient(headers=self._headers) as client:
+        async with httpx.AsyncClient(headers=self._headers, timeout=60) as client:
             return await client.request(method, f"{self._url}{path}", **options)
 
     async def read(
@@ -38,7 +38,7 @@ class Client:
         """At most ``limit`` bytes, cut to whole events, and whether they are all."""
         body, limit = b"", max(limit, 1)
         async with (
-            httpx.AsyncClient(headers=self._headers) as client,
+            httpx.AsyncClient(headers=self._headers, timeout=60) as client,
             client.stream(method, f"{self._url}{path}", **options) as response,
         ):
             assert response.status_code == 200, await response.aread()

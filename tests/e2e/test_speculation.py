@@ -45,7 +45,7 @@ async def counters(gateway: Gateway) -> dict[str, float]:
     """Counters of the tenant's drafts, and of all drafts, as Prometheus reads them."""
     await gateway.engine.fetch_stats()  # They are as old as the engine's last word.
     headers = {"authorization": f"Bearer {await gateway.key('admin')}"}
-    async with httpx.AsyncClient(headers=headers) as client:
+    async with httpx.AsyncClient(headers=headers, timeout=60) as client:
         text = (await client.get(f"{gateway.url}/metrics")).text
     found = re.findall(r"^sluice_(\S*spec_decode\S*) (\S+)$", text, re.MULTILINE)
     return {name: float(value) for name, value in found}

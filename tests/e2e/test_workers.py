@@ -101,7 +101,10 @@ async def ask(url: str, key: str) -> str:
 
 async def worker_of(url: str) -> int:
     """The pid that answers a new connection."""
-    async with httpx.AsyncClient() as client, client.stream("GET", f"{url}/livez") as response:
+    async with (
+        httpx.AsyncClient(timeout=60) as client,
+        client.stream("GET", f"{url}/livez") as response,
+    ):
         assert response.status_code == 200
         stream = response.extensions["network_stream"]
         port = stream.get_extra_info("client_addr")[1]
@@ -268,18 +271,19 @@ async def test_an_adapter_is_there_for_all_workers_and_gone_for_all(
     async def ask(url: str) -> int:
         # A connection of its own: the kernel chooses the worker anew.
         body = {"model": "helper", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-        async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}) as client:
+        headers = {"authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(headers=headers, timeout=60) as client:
             return (await client.post(f"{url}/v1/chat/completions", json=body)).status_code
 
     async def everywhere(url: str, status: int) -> None:
         """Other workers hear of it a moment later."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while set(await asyncio.gather(*(ask(url) for _ in range(8)))) != {status}:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     async with (
         serving(config) as url,
-        httpx.AsyncClient(headers={"authorization": f"Bearer {admin_key}"}, timeout=30) as admin,
+        httpx.AsyncClient(headers={"authorization": f"Bearer {admin_key}"}, timeout=60) as admin,
     ):
         await everywhere(url, 404)
         (tenant,) = (await admin.get(f"{url}/admin/v1/tenants")).json()["data"]

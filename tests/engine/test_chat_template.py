@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from engine.chat_template import ChatTemplate
-from engine.errors import InvalidRequest, ModelLoadError
+from engine.chat_template import ChatTemplate, MissingChatTemplate
+from engine.errors import InvalidRequest, ModelLoadError, NoChatTemplate
 from tests.engine.toys import CHAT_TEMPLATE
 
 MESSAGES: list[dict[str, Any]] = [
@@ -132,8 +132,24 @@ class TestLoad:
         assert template.render([], tools=TOOLS) == "extra"
 
     def test_none(self, tmp_path: Path) -> None:
-        with pytest.raises(ModelLoadError, match="has no chat template"):
+        with pytest.raises(NoChatTemplate, match="has no chat template"):
             ChatTemplate.load(tmp_path)
+
+    def test_a_file_that_is_named_wins_over_all(self, tmp_path: Path) -> None:
+        self.write(tmp_path, {"chat_template": "inline", "bos_token": "<s>"})
+        named = tmp_path / "mine.jinja"
+        named.write_text("{{ bos_token }}mine")
+        assert ChatTemplate.load(tmp_path, named).render([]) == "<s>mine"
+        named.unlink()
+        with pytest.raises(ModelLoadError, match=r"mine\.jinja cannot be read"):
+            ChatTemplate.load(tmp_path, named)
+
+    def test_a_model_without_one_takes_no_chats(self) -> None:
+        template = MissingChatTemplate()
+        assert template.variables == frozenset()
+        assert not template.mentions("<think>")
+        with pytest.raises(InvalidRequest, match="has no chat template, so it takes no chats"):
+            template.render([{"role": "user", "content": "hi"}])
 
     def test_no_default(self, tmp_path: Path) -> None:
         self.write(tmp_path, {"chat_template": [{"name": "rag", "template": "x"}]})

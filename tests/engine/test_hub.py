@@ -152,7 +152,8 @@ def test_what_cannot_be_downloaded_says_why(
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
     assert hub.fetch(str(tmp_path), None) == tmp_path
-    assert hub.fetch("/no/such/folder", None) == Path("/no/such/folder")
+    with pytest.raises(ModelLoadError, match="there is no folder '/no/such/folder': give a model"):
+        hub.fetch("/no/such/folder", None)
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ def test_a_draft_network_is_found_from_the_folder_of_the_file(tmp_path: Path) ->
     text = MINIMAL.replace("[engine]", f"[engine]\nspeculative_config = {table}")
     speculative = load(tmp_path, text).engine.speculative_config
     assert speculative is not None
+    (tmp_path / "head").mkdir()
     assert speculative.model_dir == tmp_path / "head"
 
 

@@ -224,7 +224,8 @@ async def test_a_store_that_answers_late_makes_the_answer_wait_but_not_overdraw(
 
         async def late(*arguments: Any, **options: Any) -> int | None:
             assert sum(here.double.generated.values()) <= sum(reserved)
-            await asyncio.sleep(0.2)
+            await until(lambda: sum(here.double.generated.values()) == sum(reserved))
+            await asyncio.sleep(0.1)
             assert sum(here.double.generated.values()) == sum(reserved), "it waits there"
             granted = await extend(*arguments, **options)
             reserved.append(granted or 0)

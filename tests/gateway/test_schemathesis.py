@@ -21,7 +21,7 @@ COMMAND = (
     *("--max-examples", "10"),
     *("--generation-database", "none"),
     *("--seed", "1"),
-    *("--request-timeout", "20"),
+    *("--request-timeout", "60"),
     "--no-color",
 )
 

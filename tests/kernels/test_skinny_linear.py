@@ -93,3 +93,79 @@ def test_the_faster_of_two_products_serves(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert torch.equal(products.linear(x, weight, None), cuda.skinny_linear(x, weight))
     assert torch.equal(products.linear(x[:2], weight, None), F.linear(x[:2], weight))
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 8, 9, 16])
+@pytest.mark.parametrize(("features", "k", "gated"), [(48, 192, False), (28672, 4096, True)])
+def test_normed(tokens: int, features: int, k: int, gated: bool) -> None:
+    """In parts of any number; what the other rows of the sums hold is not read."""
+    from kernels import cuda
+
+    x = randn(tokens, k, dtype=torch.bfloat16, seed=1) * 30
+    norm = randn(k, dtype=torch.bfloat16, seed=2) + 1
+    weight = (randn(features, k, dtype=torch.bfloat16, seed=3) * k**-0.5).bfloat16()
+    bias = randn(features, dtype=torch.bfloat16, seed=4)
+    squares = x.double().square()
+    for parts in (1, 3, 16, 256):
+        sums = torch.full((parts, cuda.MAX_SKINNY_TOKENS), float("nan"), device="cuda")
+        each = squares.tensor_split(parts, 1)
+        sums[:, :tokens] = torch.stack([part.sum(1) for part in each]).float()
+        out = cuda.skinny_normed_linear(x, sums, norm, 1e-5, weight, bias, gated=gated)
+        scale = (squares.mean(1, keepdim=True) + 1e-5).rsqrt()
+        want = (x.double() * scale * norm.double()) @ weight.double().T + bias.double()
+        if gated:
+            gate, up = want.chunk(2, -1)
+            want = F.silu(gate) * up
+        assert_close(out, want, 1e-2 if gated else 5e-3)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 8, 9, 16])
+@pytest.mark.parametrize(("features", "k"), [(48, 192), (4096, 4096), (4096, 14336)])
+def test_added(tokens: int, features: int, k: int) -> None:
+    from kernels import cuda
+
+    x = randn(tokens, k, dtype=torch.bfloat16, seed=1)
+    weight = (randn(features, k, dtype=torch.bfloat16, seed=2) * k**-0.5).bfloat16()
+    bias = randn(features, dtype=torch.bfloat16, seed=3)
+    residual = randn(tokens, features, dtype=torch.bfloat16, seed=4)
+    want = residual.double() + x.double() @ weight.double().T + bias.double()
+    sums = cuda.skinny_linear_add(residual, x, weight, bias)
+    assert_close(residual, want, LIMIT[torch.bfloat16])
+    found = sums.double().sum(0)[:tokens]
+    assert_close(found, residual.double().square().sum(1), 1e-5)
+
+
+def test_a_chain_of_both_equals_the_operations_one_by_one() -> None:
+    """As in a layer, launched right after one another."""
+    from kernels import cuda, ops
+
+    cuda.register()
+    hidden, inner = 1024, 2048
+    residual = randn(3, hidden, dtype=torch.bfloat16, seed=1)
+    down = (randn(hidden, inner, dtype=torch.bfloat16, seed=2) * inner**-0.5).bfloat16()
+    up = (randn(2 * inner, hidden, dtype=torch.bfloat16, seed=3) * hidden**-0.5).bfloat16()
+    norm = randn(hidden, dtype=torch.bfloat16, seed=4) + 1
+    x = randn(3, inner, dtype=torch.bfloat16, seed=5)
+    plain, other = residual.clone(), x
+    for _ in range(20):
+        sums = cuda.skinny_linear_add(residual, x, down)
+        x = cuda.skinny_normed_linear(residual, sums, norm, 1e-5, up, gated=True)
+        normed = ops.rms_norm(F.linear(other, down), norm, 1e-5, plain)
+        other = ops.silu_mul(F.linear(normed, up))
+    assert_close(residual, plain.double(), 2e-2)
+    assert_close(x, other.double(), 5e-2)
+
+
+def test_sums_of_another_shape_are_refused() -> None:
+    from kernels import cuda
+
+    x, weight = (
+        randn(2, 64, dtype=torch.bfloat16, seed=1),
+        randn(16, 64, dtype=torch.bfloat16, seed=2),
+    )
+    norm = randn(64, dtype=torch.bfloat16, seed=3)
+    with pytest.raises(RuntimeError, match="sums must be contiguous float32"):
+        cuda.skinny_normed_linear(x, torch.ones(2, 2, device="cuda"), norm, 1e-5, weight)
+    sums = torch.ones(1, cuda.MAX_SKINNY_TOKENS, device="cuda")
+    with pytest.raises(RuntimeError, match="norm must have 64 elements"):
+        cuda.skinny_normed_linear(x, sums, norm[:32], 1e-5, weight)

@@ -184,6 +184,107 @@ class TestInTheDatabase:
         finally:
             await store.close()
 
+    @settings(
+        max_examples=12,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+    @given(
+        limits=st.lists(
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "requests_per_minute": st.integers(1, 8),
+                    "tokens_per_minute": st.integers(40, 400),
+                    "monthly_tokens": st.integers(40, 400),
+                    "monthly_cost_micro": st.integers(1, 60),
+                    "max_concurrent": st.integers(1, 8),
+                    "max_queued": st.integers(0, 3),
+                },
+            ),
+            min_size=2,
+            max_size=2,
+        ),
+        whose=st.lists(st.integers(0, 1), min_size=2, max_size=16),
+        first=st.integers(0, 4),
+    )
+    async def test_a_block_is_taken_as_a_whole_or_one_by_one(
+        self,
+        pg_dsn: str,
+        limits: list[dict[str, int]],
+        whose: list[int],
+        first: int,
+    ) -> None:
+        """Whoever is near a limit gets what he would alone; his neighbour in the batch notices
+        nothing. ``first`` requests are held before.
+        """
+        clock = Clock()
+        store = await PostgresStore.connect(pg_dsn, now=clock)
+        price = Price(prompt=100_000, completion=200_000)
+        worlds = []
+        try:
+            for together in (False, True):
+                people = [(await make_key(store, str(uuid4())))[1] for _ in range(2)]
+                for who, some in zip(people, limits, strict=True):
+                    await put(store, who, "tenant", **some)
+                    await put(store, who, "key", requests_per_minute=10)
+                for number in range(first):
+                    await store.reserve(ask(people[number % 2].key, 10, 20, price=price))
+                requests = [ask(people[n].key, 10, 20, price=price) for n in whose]
+                answers = await _do([store.reserve(one) for one in requests], together=together)
+                connection = await asyncpg.connect(pg_dsn)
+                states = [
+                    tuple(
+                        await connection.fetchrow(
+                            "SELECT requests_used, tokens_used, num_running, num_queued, "
+                            "month_tokens, month_cost_micro FROM limit_state WHERE scope_id = $1",
+                            scope_id,
+                        )
+                    )
+                    for who in people
+                    for scope_id in (who.tenant.id, who.key.id)
+                ]
+                held = await connection.fetch(
+                    "SELECT tenant_id, state, prompt_tokens, completion_tokens, prompt_price, "
+                    "completion_price, model, month, cardinality(scope_ids) FROM reservation "
+                    "WHERE tenant_id = ANY ($1)",
+                    [who.tenant.id for who in people],
+                )
+                await connection.close()
+                tenants = [who.tenant.id for who in people]
+                # All are alike, and travel in more than one batch: who is first is left open.
+                outcomes = sorted(
+                    (
+                        tenants.index(request.tenant_id),
+                        answer.state,  # type: ignore[attr-defined]
+                        answer.completion_tokens,  # type: ignore[attr-defined]
+                        str(answer.refused_by),  # type: ignore[attr-defined]
+                    )
+                    for answer, request in zip(answers, requests, strict=True)
+                )
+                rows = sorted((tenants.index(row[0]), *map(str, row[1:])) for row in held)
+                worlds.append((outcomes, states, rows))
+            assert worlds[0] == worlds[1]
+        finally:
+            await store.close()
+
+    async def test_windows_of_a_block_are_those_after_all_of_it(
+        self, pg_store: PostgresStore
+    ) -> None:
+        _, who = await make_key(pg_store)
+        _, other = await make_key(pg_store, "unlimited")
+        await put(pg_store, who, "tenant", requests_per_minute=100, tokens_per_minute=10_000)
+        await put(pg_store, who, "key", requests_per_minute=50)
+        requests = [ask(who.key, 10, 20) for _ in range(20)]
+        answers = await asyncio.gather(
+            *(pg_store.reserve(one) for one in [*requests, ask(other.key)])
+        )
+        assert {answer.state for answer in answers} == {"running"}
+        assert (answers[-1].requests, answers[-1].tokens) == (None, None)
+        seen = {(answer.requests.limit, answer.requests.remaining) for answer in answers[:-1]}  # type: ignore[union-attr]
+        assert min(remaining for _, remaining in seen) == 30
+        assert {limit for limit, _ in seen} == {50}
+        assert min(answer.tokens.remaining for answer in answers[:-1]) in range(9400, 9420)  # type: ignore[union-attr]
+
     async def test_a_stranger_in_the_batch_harms_nobody(self, pg_store: PostgresStore) -> None:
         _, who = await make_key(pg_store)
         await put(pg_store, who, "tenant", max_concurrent=100)

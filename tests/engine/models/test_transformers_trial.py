@@ -22,7 +22,7 @@ def test_calls_tell_the_cache_and_what_attention_must_offer() -> None:
         window = 7 + layer if layer else None
         call(calls, layer, sliding_window=window, softcap=30.0, scaling=0.5, dropout=0.0)
     assert calls.cache_layout(3) == CacheLayout(3, 2, 8)
-    assert calls.widest_window == 9
+    assert calls.windows == {0: None, 1: 8, 2: 9}
     assert calls.softcap == 30.0
 
 

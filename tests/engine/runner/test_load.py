@@ -41,9 +41,11 @@ def test_progress_never_goes_back_and_ends_at_one(tiny_config: EngineConfig) -> 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_libraries_are_compared_on_a_gpu_only(tiny_config: EngineConfig) -> None:
+def test_what_only_a_gpu_can_do_is_refused(tiny_config: EngineConfig) -> None:
     with pytest.raises(ConfigError, match="blas_autotune needs a GPU"):
         load_runner(changed(tiny_config, blas_autotune=True))
+    with pytest.raises(ConfigError, match="fuse_norms needs our kernels for a GPU"):
+        load_runner(changed(tiny_config, fuse_norms=True))
 
 
 def test_memory_decides_the_number_of_blocks(tiny_config: EngineConfig) -> None:
@@ -83,7 +85,7 @@ def test_a_gpu_that_is_not_there_is_refused(tiny_config: EngineConfig) -> None:
 
 
 def test_a_missing_model_is_refused(tiny_config: EngineConfig, tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="does not exist"):
+    with pytest.raises(ModelLoadError, match="there is no folder"):
         load_runner(changed(tiny_config, model=str(tmp_path / "nowhere")))
 
 

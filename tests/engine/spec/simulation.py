@@ -92,7 +92,7 @@ class Run:
             length, is_probe, num_drafting = probe, True, min(batch, 8)
         shape = length if num_drafting == batch or not length else UNEVEN
         step = PlannedStep(batch, shape, num_drafting * length, self.now, is_probe)
-        self.adaptive.planned(step, only_decodes=True)
+        self.adaptive.planned(step)
         outcomes = [(str(i), length, self._right(length)) for i in range(num_drafting) if length]
         seconds = self.mean_s(step)
         self.now += seconds

@@ -51,8 +51,8 @@ def teach(length: AdaptiveLength, chances: dict[Request, float], times: int = 60
             while right < 4 and rng.random() < chance:
                 right += 1
             outcomes.append((request.request_id, 4, right))
-        step = PlannedStep(len(chances), 4, 4 * len(chances), 0.0)
-        length.planned(step, only_decodes=False)
+        step = PlannedStep(len(chances), 4, 4 * len(chances), 0.0, only_decodes=False)
+        length.planned(step)
         length.observe(step, 0.0, outcomes)
 
 
@@ -108,6 +108,15 @@ def test_where_nothing_could_pay_nothing_is_probed() -> None:
     run = Run(hopeless, 1, constant(0.5))
     run.speed(until=3000)
     assert run.num_probes == sum(run.steps) == 0
+
+
+def test_a_table_that_is_far_off_is_found_out() -> None:
+    """Everything takes a tenth of what it took at the start."""
+    fast = StepCosts(BATCHES, LENGTHS, [[s / 10 for s in row] for row in H200.even_s])
+    run = Run(uneven(H200), 64, constant(0.9), uneven(fast, 0.0002), transition_s=0.0002)
+    run.speed(until=1.0)
+    best, _ = best_fixed(fast, 64, (0.9,))
+    assert run.speed(until=2.0) > 0.97 * best
 
 
 # ---- one decision -------------------------------------------------------------------------------
@@ -185,7 +194,7 @@ def test_it_learns_that_drafting_is_slower_than_the_table_says() -> None:
     assert length.even_length(1, 4) > 0
     for _ in range(60):
         step = PlannedStep(1, 4, 4, 0.0)
-        length.planned(step, only_decodes=True)
+        length.planned(step)
         length.observe(step, 30.0, [])  # Of which the table knows 10.5.
     assert length.even_length(1, 4) == 0
 
@@ -199,12 +208,12 @@ def test_other_work_teaches_nothing() -> None:
         (True, 2, 0),
         (True, 1, 4),
     ):
-        step = PlannedStep(batch, num_drafts, batch * num_drafts, 0.0)
-        length.planned(step, only_decodes=only_decodes)
+        step = PlannedStep(batch, num_drafts, batch * num_drafts, 0.0, only_decodes=only_decodes)
+        length.planned(step)
         # With prompts, after prompts, with a newcomer, after steps without drafts.
         assert not step.is_typical
         length.observe(step, 70.0, [])
     assert length._costs.even(1, 0) == 10.0
     step = PlannedStep(1, 4, 4, 0.0)
-    length.planned(step, only_decodes=True)
+    length.planned(step)
     assert step.is_typical

@@ -261,9 +261,13 @@ def test_a_long_answer_renders_in_time(render_page: Page) -> None:
           const view = new MarkdownView(document.createElement("div"));
           const text = "Some **bold** words and `code` in a paragraph.\\n\\n".repeat(2000);
           view.update(text);
-          const begun = performance.now();
-          view.update(text + "more");
-          return performance.now() - begun;
+          const times = [];
+          for (let more = "more"; times.length < 5; more += " more") {
+            const begun = performance.now();
+            view.update(text + more);
+            times.push(performance.now() - begun);
+          }
+          return Math.min(...times); // the machine may have done something else meanwhile
         }"""
     )
     assert milliseconds < 200
