@@ -48,6 +48,9 @@ def demo(
         Path | None,
         typer.Option(help="Written once everything answers: JSON {url, ws_url, api_key, …}."),
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model's folder or hub id, in place of the bundled one.")
+    ] = None,
     replay: Annotated[
         float | None,
         typer.Option(
@@ -55,7 +58,7 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Start everything on the bundled model: database, engine, gateway and chat page."""
+    """Start everything: database, engine, gateway and chat page, on the bundled model."""
     from gateway.demo import Demo
 
     Demo(
@@ -63,6 +66,7 @@ def demo(
         port=port,
         data_dir=data_dir,
         ready_file=ready_file,
+        model=model,
         replay_tokens_per_s=replay,
     ).run()
 

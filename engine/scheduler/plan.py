@@ -149,6 +149,11 @@ class Runner(Protocol):
         left behind may be handed out again without notice."""
 
     @property
+    def window_step(self) -> int:
+        """Keys are read in pieces that begin at multiples of so many tokens, even where a window
+        begins within: whole ones can be left behind."""
+
+    @property
     def vocab_size(self) -> int:
         """Width of the logits, padding included."""
 

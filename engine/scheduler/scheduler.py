@@ -11,7 +11,8 @@ rules make that safe:
 * A stop token seen too late costs one chunk, whose sample is dropped.
 * Blocks and row of a request are given back when no step in flight has a chunk of it any more. So
   no block is handed out while a step may still touch it, and there is one place that frees. A
-  step that copies blocks out to host memory counts as one that has a chunk.
+  step that copies blocks out to host memory counts as one that has a chunk. (What a window has left
+  behind is given back earlier, by the update for the last step that looked at it.)
 * A request whose guesses are being checked gets no further chunk: where it goes on is not known.
 """
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import msgspec
 import torch
@@ -28,6 +30,13 @@ class _EagleConfig(msgspec.Struct):
     use_aux_hidden_state: bool = True
 
 
+class _Where(TypedDict):
+    """Of weights."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+
 class _Fields(msgspec.Struct):
     """What config.json says beyond a decoder's fields."""
 
@@ -41,28 +50,40 @@ class _Fields(msgspec.Struct):
     eagle_config: _EagleConfig = msgspec.field(default_factory=_EagleConfig)
 
 
+@dataclass(frozen=True, slots=True)
+class _Blueprint:
+    """What a head of either kind is built from."""
+
+    folder: Path
+    config: ModelConfig
+    """Its own."""
+    tensors: Mapping[str, torch.Tensor]
+    """Of the checkpoint; none where the weights are drawn."""
+    target: ForCausalLM
+    target_config: ModelConfig
+    max_model_len: int
+    dtype: torch.dtype
+    device: torch.device
+    dummy: bool
+
+    @property
+    def where(self) -> _Where:
+        return {"dtype": self.dtype, "device": self.device}
+
+
 class _EagleBase(ChainNetwork):
     """The embedding, the target's unless the checkpoint has its own, and the rotation table."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        target: ForCausalLM,
-        *,
-        own_embedding: bool,
-        max_model_len: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.config = config
-        self._target = target
+    def __init__(self, blueprint: _Blueprint) -> None:
+        config = self.config = blueprint.config
+        self._target = blueprint.target
         self.feature_size = config.hidden_size
         self.embed_tokens: Embedding | None = None
-        if own_embedding:
-            self.embed_tokens = Embedding(
-                config.vocab_size, config.hidden_size, dtype=dtype, device=device
-            )
-        self._cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len, device)
+        if "embed_tokens.weight" in blueprint.tensors:
+            self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, **blueprint.where)
+        self._cos_sin = cos_sin_table(
+            config.rope, config.head_dim, blueprint.max_model_len, blueprint.device
+        )
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return (self.embed_tokens or self._target.model.embed_tokens)(token_ids)
@@ -93,31 +114,13 @@ class EagleHead(_EagleBase):
     """EAGLE-1 and -2: the feature is the target's last hidden state, and so is what the head
     returns; the target's own language model head reads both."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        target: ForCausalLM,
-        *,
-        own_embedding: bool,
-        fc_bias: bool,
-        max_model_len: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__(
-            config,
-            target,
-            own_embedding=own_embedding,
-            max_model_len=max_model_len,
-            dtype=dtype,
-            device=device,
-        )
-        hidden = config.hidden_size
-        self.fc = Linear(2 * hidden, {"": hidden}, bias=fc_bias, dtype=dtype, device=device)
-        classes = [_FirstEagleLayer] + [LlamaDecoderLayer] * (config.num_layers - 1)
-        self.layers = [
-            layer(config, index, dtype=dtype, device=device) for index, layer in enumerate(classes)
-        ]
+    def __init__(self, blueprint: _Blueprint) -> None:
+        super().__init__(blueprint)
+        hidden, where = self.config.hidden_size, blueprint.where
+        has_bias = "fc.bias" in blueprint.tensors
+        self.fc = Linear(2 * hidden, {"": hidden}, bias=has_bias, **where)
+        classes = [_FirstEagleLayer] + [LlamaDecoderLayer] * (self.config.num_layers - 1)
+        self.layers = [layer(self.config, index, **where) for index, layer in enumerate(classes)]
 
     def hidden_states(
         self, token_ids: torch.Tensor, features: torch.Tensor, step: StepContext
@@ -171,41 +174,21 @@ class Eagle3Head(_EagleBase):
     """The feature is three of the target's hidden states through ``fc``; the head has a language
     model head of its own over the commonest tokens, and feeds back what it has not normed yet."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        fields: _Fields,
-        target: ForCausalLM,
-        tapped_layers: tuple[int, ...],
-        draft_ids: torch.Tensor,
-        *,
-        own_embedding: bool,
-        target_hidden_size: int,
-        vocab_size: int,
-        max_model_len: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """draft_ids: [draft_vocab_size] int64, the target's id of each token of the head."""
-        super().__init__(
-            config,
-            target,
-            own_embedding=own_embedding,
-            max_model_len=max_model_len,
-            dtype=dtype,
-            device=device,
-        )
-        hidden = config.hidden_size
-        self.tapped_layers, self.tapped_size = tapped_layers, target_hidden_size
-        tapped = len(tapped_layers) * target_hidden_size
-        self.fc = Linear(tapped, {"": hidden}, bias=False, dtype=dtype, device=device)
-        self.midlayer = _MidLayer(
-            config, norm_before_residual=fields.norm_before_residual, dtype=dtype, device=device
-        )
-        self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=device)
-        self.lm_head = Linear(hidden, {"": len(draft_ids)}, bias=False, dtype=dtype, device=device)
-        self._draft_ids = draft_ids.to(device)
-        self._vocab_size = vocab_size
+    def __init__(self, blueprint: _Blueprint, fields: _Fields) -> None:
+        super().__init__(blueprint)
+        config, where = self.config, blueprint.where
+        hidden, target_hidden = config.hidden_size, blueprint.target_config.hidden_size
+        self.tapped_layers = _tapped_layers(blueprint, fields)
+        self.tapped_size = target_hidden
+        tapped = len(self.tapped_layers) * target_hidden
+        draft_ids = _draft_ids(blueprint, fields)
+        self.fc = Linear(tapped, {"": hidden}, bias=False, **where)
+        self.midlayer = _MidLayer(config, norm_before_residual=fields.norm_before_residual, **where)
+        self.norm = RMSNorm(hidden, config.rms_norm_eps, **where)
+        self.lm_head = Linear(hidden, {"": len(draft_ids)}, bias=False, **where)
+        self._draft_ids = draft_ids.to(blueprint.device)
+        """[draft_vocab_size] int64: the target's id of each token of the head."""
+        self._vocab_size = blueprint.target_config.vocab_size
 
     def feature(self, hidden: torch.Tensor, taps: Mapping[int, torch.Tensor]) -> torch.Tensor:
         return self.fc(torch.cat([taps[layer] for layer in self.tapped_layers], -1))
@@ -232,18 +215,14 @@ def load_eagle(
     device: torch.device,
 ) -> EagleHead:
     """``dummy`` draws the weights. Raises ``ModelLoadError`` naming what does not fit."""
-    config, tensors = _read(folder, target_config, dummy=dummy)
+    config = _read_config(folder, target_config)
+    tensors = {} if dummy else read_tensors(folder, _FILES)
+    blueprint = _Blueprint(
+        folder, config, tensors, target, target_config, max_model_len, dtype, device, dummy
+    )
     if config.hidden_size != target_config.hidden_size:
         raise mismatch(folder, "hidden_size", config.hidden_size, target_config.hidden_size)
-    head = EagleHead(
-        config,
-        target,
-        own_embedding="embed_tokens.weight" in tensors,
-        fc_bias="fc.bias" in tensors,
-        max_model_len=max_model_len,
-        dtype=dtype,
-        device=device,
-    )
+    head = EagleHead(blueprint)
     finish(head, tensors, folder, lambda name: name == "lm_head.weight", dummy=dummy)
     return head
 
@@ -263,42 +242,33 @@ def load_eagle3(
     for name in ("norm_before_fc", "fc_norm", "norm_output"):
         if getattr(fields, name):
             raise ModelLoadError(f"{folder}/config.json: {name}: not supported")
-    config, tensors = _read(folder, target_config, dummy=dummy)
+    config = _read_config(folder, target_config)
+    tensors = {} if dummy else read_tensors(folder, _FILES)
+    blueprint = _Blueprint(
+        folder, config, tensors, target, target_config, max_model_len, dtype, device, dummy
+    )
     if config.num_layers != 1:
         raise ModelLoadError(f"{folder}/config.json: num_hidden_layers: only 1 is supported")
     target_size = fields.target_hidden_size or config.hidden_size
     if target_size != target_config.hidden_size:
         raise mismatch(folder, "target_hidden_size", target_size, target_config.hidden_size)
-    head = Eagle3Head(
-        config,
-        fields,
-        target,
-        _tapped_layers(folder, fields, target_config.num_layers),
-        _draft_ids(folder, fields, tensors, target_config.vocab_size, dummy=dummy),
-        own_embedding="embed_tokens.weight" in tensors,
-        target_hidden_size=target_size,
-        vocab_size=target_config.vocab_size,
-        max_model_len=max_model_len,
-        dtype=dtype,
-        device=device,
-    )
+    head = Eagle3Head(blueprint, fields)
     if head.embed_tokens is None and config.hidden_size != target_config.hidden_size:
         raise mismatch(folder, "hidden_size", config.hidden_size, target_config.hidden_size)
     finish(head, tensors, folder, lambda name: name in ("d2t", "t2d"), dummy=dummy)
     return head
 
 
-def _read(
-    folder: Path, target: ModelConfig, *, dummy: bool
-) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+def _read_config(folder: Path, target: ModelConfig) -> ModelConfig:
     config = read_config(folder, ConfigFile)
     if config.vocab_size != target.vocab_size:
         raise mismatch(folder, "vocab_size", config.vocab_size, target.vocab_size)
-    return config, {} if dummy else read_tensors(folder, _FILES)
+    return config
 
 
-def _tapped_layers(folder: Path, fields: _Fields, num_layers: int) -> tuple[int, ...]:
+def _tapped_layers(blueprint: _Blueprint, fields: _Fields) -> tuple[int, ...]:
     """Unless the config names others: the inputs of layers 2, n // 2 and n - 3."""
+    folder, num_layers = blueprint.folder, blueprint.target_config.num_layers
     if not fields.eagle_config.use_aux_hidden_state:
         raise ModelLoadError(f"{folder}/config.json: use_aux_hidden_state: only true is supported")
     layers = fields.eagle_config.eagle_aux_hidden_state_layer_ids
@@ -309,15 +279,10 @@ def _tapped_layers(folder: Path, fields: _Fields, num_layers: int) -> tuple[int,
     return tuple(layers)
 
 
-def _draft_ids(
-    folder: Path,
-    fields: _Fields,
-    tensors: Mapping[str, torch.Tensor],
-    vocab_size: int,
-    *,
-    dummy: bool,
-) -> torch.Tensor:
+def _draft_ids(blueprint: _Blueprint, fields: _Fields) -> torch.Tensor:
     """``d2t`` holds offsets: token i of the head is the target's token i + d2t[i]."""
+    folder, tensors = blueprint.folder, blueprint.tensors
+    vocab_size = blueprint.target_config.vocab_size
     size = fields.draft_vocab_size or vocab_size
     ids = torch.arange(size)
     if "d2t" in tensors:
@@ -325,7 +290,7 @@ def _draft_ids(
             shape = list(tensors["d2t"].shape)
             raise ModelLoadError(f"{folder}: d2t has shape {shape}, draft_vocab_size is {size}")
         ids = ids + tensors["d2t"].long()
-    elif size != vocab_size and not dummy:
+    elif size != vocab_size and not blueprint.dummy:
         raise ModelLoadError(f"{folder} lacks tensor 'd2t', although draft_vocab_size is {size}")
     if size and (int(ids.min()) < 0 or int(ids.max()) >= vocab_size):
         raise mismatch(folder, "the largest id of d2t", int(ids.max()), f"at most {vocab_size - 1}")

@@ -121,6 +121,8 @@ class Model:
         closers = [self.encode(text) for text in CLOSERS]
         taken: list[int] = []
         while len(taken) < 1_000:
+            forced = matcher.forced_tokens()
+            assert matcher.legal_prefix(forced) == forced
             if rng.random() < 0.3:
                 legal = [ids for ids in closers if matcher.legal_prefix(ids) == ids]
                 found = rng.choice(legal) if legal else []
