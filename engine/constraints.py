@@ -184,7 +184,7 @@ class Constraints:
                     message = f"the grammar refuses the sampled id {token_id}"
                     return Ending(request, "error", message, "internal")
         except MatcherFailed as error:
-            return _failure(request, error, "internal")
+            return _failure(request, error, "invalid_request")
         return Ending(request, "stop") if matcher.is_terminated else None
 
     # ---- drafts ---------------------------------------------------------------------------------
@@ -193,13 +193,19 @@ class Constraints:
         """What the grammar says must come next, cut into tokens in one of the ways there are."""
         if request in self._allowed or self._must_not_end(request):
             return []
-        return self._matchers[request].forced_tokens()
+        try:
+            return self._matchers[request].forced_tokens()
+        except MatcherFailed:  # which its next mask reports
+            return []
 
     def legal_prefix(self, request: Request, token_ids: list[int]) -> list[int]:
         """The draft up to the first token that the grammar forbids, or that ends it."""
         if not token_ids or request in self._allowed or self._must_not_end(request):
             return []
-        legal = self._matchers[request].legal_prefix(token_ids)
+        try:
+            legal = self._matchers[request].legal_prefix(token_ids)
+        except MatcherFailed:  # which its next mask reports
+            return []
         assert self._compiler is not None
         if legal and legal[-1] in self._compiler.vocabulary.eos_token_ids:
             # Where it is right it is drawn anyway, and nothing can be drawn behind it.
@@ -237,7 +243,7 @@ class Constraints:
             if failure is None:
                 ending = self._ending(request, job.rows[0])
             else:
-                ending = _failure(request, failure, "internal")
+                ending = _failure(request, failure, "invalid_request")
             if ending is None:
                 indices += [index] * len(job.rows)
             else:

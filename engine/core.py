@@ -63,7 +63,11 @@ class EngineCore:
         self._overlap = bool(config.async_scheduling) if overlap is None else overlap
         self._clock = clock
         self._cache = create_cache_manager(
-            config, runner.group_windows, runner.num_blocks, runner.num_swap_blocks
+            config,
+            runner.num_blocks,
+            runner.num_swap_blocks,
+            runner.group_windows,
+            runner.window_step,
         )
         self.scheduler = Scheduler(
             config,

@@ -45,6 +45,7 @@ class ModelledRunner:
         self.swap_s_per_block = swap_s_per_block
         self.num_lookahead_tokens = 0
         self.group_windows = (None,)
+        self.window_step = 1
         self.step_costs = None
         self.now = 0.0
         self._results: deque[StepResult] = deque()

@@ -25,6 +25,7 @@ from gateway.errors import (
     InvalidRequestError,
     Overloaded,
 )
+from gateway.lanes import Lanes
 from gateway.output_format import OutputFormat
 from gateway.parsers import formats, reasoning
 from gateway.parsers.answer import AnswerParser
@@ -89,6 +90,7 @@ class Admission:
         self._salt_root = secrets.cache_salt_root
         self._tokenizer = tokenizer
         self._compiler = compiler
+        self._lanes = Lanes()
         settings = config.models
         self.prompts = ChatPrompts(template, tokenizer, allowed_kwargs=settings.template_kwargs)
         self.tools = Tools(formats.tool_format(settings.tool_parser, template), tokenizer)
@@ -133,7 +135,7 @@ class Admission:
             max_tokens = min(room, self._default_max_tokens or DEFAULT_COMPLETION_TOKENS)
         _check_fits(max_tokens, longest, max_model_len, param="max_tokens")
         output = output_format.read(request)
-        unenforced = _unenforced(output, await self._compile(output))
+        unenforced = _unenforced(output, await self._compile(output, principal))
         params = self._sampling.params(
             request, max_tokens=max_tokens, structured_outputs=_for_engine(output)
         )
@@ -191,7 +193,7 @@ class Admission:
             )
         await self._engine.check_queue(principal.tenant.id.hex)
         output = self._output(fields, use)
-        findings = await self._compile(output, use)
+        findings = await self._compile(output, principal, use)
         prompt = await self._prompt(fields, use)
         max_tokens = self._max_tokens(fields, len(prompt.token_ids), max_model_len)
         params = self._sampling.params(
@@ -323,14 +325,15 @@ class Admission:
         return None if spec is None else OutputFormat(spec, "tools", answer)
 
     async def _compile(
-        self, output: OutputFormat | None, use: ToolUse | None = None
+        self, output: OutputFormat | None, principal: Principal, use: ToolUse | None = None
     ) -> tuple[Finding, ...]:
         """What of it is not enforced. Here once, so that a bad schema is a 400 and not a failed
         stream."""
         if output is None:
             return ()
         try:
-            verdict = await asyncio.wrap_future(self._compiler.submit(output.spec))
+            async with self._lanes.turn(principal.tenant.id):
+                verdict = await asyncio.wrap_future(self._compiler.submit(output.spec))
         except CompilerUnavailable:
             raise
         except GrammarError as error:

@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Match, Route
 
 from engine.client import EngineClient
 from gateway import rate_limits
@@ -181,7 +181,16 @@ def _cors(origins: Sequence[str]) -> Middleware:
 
 async def _raise(request: Request, exc: Exception) -> Response:
     """Starlette would answer its own HTTP errors in plain text; ``Errors`` knows better."""
+    if isinstance(exc, HTTPException) and exc.status_code == 405:
+        raise HTTPException(405, headers={"Allow": ", ".join(_methods_at(request))})
     raise exc
+
+
+def _methods_at(request: Request) -> list[str]:
+    """Of all routes at this path; Starlette tells of the first alone."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in found for method in route.methods or ()})
 
 
 @asynccontextmanager

@@ -12,6 +12,14 @@ from tenants.errors import InvalidValue
 
 T = TypeVar("T")
 
+_SOME_KEY = "[...]"
+"""Of a mapping, as msgspec writes it."""
+_GOT = re.compile("got `(.*)`")
+_JSON_TYPES: dict[type, str] = {
+    **{str: "str", int: "int", float: "float", bool: "bool", type(None): "null"},
+    **{list: "array", dict: "object"},
+}
+
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 
@@ -25,7 +33,7 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes, *, what: str = "body")
         return decoder.decode(data)
     except msgspec.ValidationError as exc:
         cause = exc.__cause__ if isinstance(exc.__cause__, InvalidValue) else None
-        raise _invalid(str(exc), what, cause) from None
+        raise _invalid(str(exc), what, cause, data) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise InvalidRequestError(
             f"The {what} is not valid JSON: {exc}", code="invalid_json"
@@ -36,13 +44,15 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes, *, what: str = "body")
         ) from None
 
 
-def _invalid(message: str, what: str, cause: InvalidValue | None) -> ApiError:
+def _invalid(message: str, what: str, cause: InvalidValue | None, data: bytes) -> ApiError:
     """msgspec writes ``<rule> - at `$.path```, without the latter at the root.
 
     ``cause``: the struct at that path refused one of its own fields.
     """
     rule, _, at = message.partition(" - at `$")
     path = at.rstrip("`").lstrip(".")
+    if path.endswith(_SOME_KEY):
+        path = _with_key(path.removesuffix(_SOME_KEY), rule, data)
     if cause is not None:
         path, rule = _join(path, cause.field), cause.reason
     if (found := _UNKNOWN.fullmatch(rule)) is not None:
@@ -62,6 +72,24 @@ def _invalid(message: str, what: str, cause: InvalidValue | None) -> ApiError:
         param=path or None,
         code="invalid_value",
     )
+
+
+def _with_key(path: str, rule: str, data: bytes) -> str:
+    """The path of the value that broke ``rule`` in the mapping at ``path``, which msgspec does not
+    name; of the mapping itself where it cannot be told.
+    """
+    try:
+        found: object = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # broken behind that value
+        return path
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    got = _GOT.search(rule)
+    if isinstance(found, dict) and got is not None:
+        for key, value in found.items():
+            if _JSON_TYPES[type(value)] == got[1]:
+                return _join(path, key)
+    return path
 
 
 def _join(path: str, name: str) -> str:

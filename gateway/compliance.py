@@ -7,7 +7,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
+from uuid import UUID
 
+from gateway.lanes import Lanes
 from gateway.schemas.chat import FunctionDefinition
 from gateway.schemas.common import Compliance, SchemaViolation, UnenforcedKeyword
 from grammar.errors import GrammarError
@@ -62,9 +64,11 @@ class ComplianceChecks:
 
     def __init__(self, validate: Callable[[GrammarSpec, str], Future[Report]]) -> None:
         self._validate = validate
+        self._lanes = Lanes()
 
-    async def of_document(self, unenforced: Unenforced, text: str) -> Compliance:
-        report = await self._report(unenforced.spec, text)
+    async def of_document(self, unenforced: Unenforced, text: str, *, tenant: UUID) -> Compliance:
+        """``tenant``: whose it is; each has one document checked at a time."""
+        report = await self._report(unenforced.spec, text, tenant)
         return Compliance(
             unenforced=[
                 UnenforcedKeyword(keyword=f.keyword, path=f.path) for f in unenforced.findings
@@ -73,7 +77,9 @@ class ComplianceChecks:
             violations=[] if report is None else _violations(report),
         )
 
-    async def of_calls(self, loose: LooseCalls, calls: Sequence[Call]) -> Compliance | None:
+    async def of_calls(
+        self, loose: LooseCalls, calls: Sequence[Call], *, tenant: UUID
+    ) -> Compliance | None:
         """None where every call was held to its schema."""
         keywords: dict[tuple[str, str, str], UnenforcedKeyword] = {}
         violations: list[SchemaViolation] = []
@@ -84,7 +90,7 @@ class ComplianceChecks:
                 violations.append(SchemaViolation(path=ROOT, message=message, call_id=call.id))
                 verdicts.append(False)
             elif (unenforced := loose.unenforced(call.name)) is not None:
-                report = await self._report(unenforced.spec, call.arguments)
+                report = await self._report(unenforced.spec, call.arguments, tenant)
                 verdicts.append(None if report is None else report.passed)
                 violations += [] if report is None else _violations(report, call.id)
                 for f in unenforced.findings:
@@ -97,10 +103,10 @@ class ComplianceChecks:
             unenforced=list(keywords.values()), valid=valid, violations=violations[:10]
         )
 
-    async def _report(self, spec: GrammarSpec, text: str) -> Report | None:
+    async def _report(self, spec: GrammarSpec, text: str, tenant: UUID) -> Report | None:
         """None where it cannot be found out in time."""
         try:
-            async with asyncio.timeout(CHECK_TIMEOUT_S):
+            async with asyncio.timeout(CHECK_TIMEOUT_S), self._lanes.turn(tenant):
                 return await asyncio.wrap_future(self._validate(spec, text))
         except (GrammarError, TimeoutError) as error:
             logger.warning("an answer could not be checked: %s", error)

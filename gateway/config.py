@@ -270,7 +270,10 @@ def load(path: Path, *, env: Mapping[str, str] = os.environ) -> Config:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `sluice serve --config FILE` names it") from None
+        raise ConfigError(
+            f"{path}: no such file; `sluice serve --config FILE` names it, and "
+            "`sluice demo --model MODEL` needs none"
+        ) from None
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path}: cannot be read: {exc}") from None
     except tomllib.TOMLDecodeError as exc:

@@ -1,4 +1,4 @@
-"""``sluice demo``: everything on the bundled model, on one machine, with one command.
+"""``sluice demo``: everything on one machine with one command, on the bundled model or another.
 
     1 PostgreSQL   a private one in the data folder, migrated
     2 keys         server secrets, a tenant, a chat key and an admin key, made once
@@ -31,7 +31,10 @@ from rich.console import Console
 from rich.text import Text
 
 import migrations
+from engine import hub
+from engine.chat_template import ChatTemplate
 from engine.demo import MODEL_DIR
+from engine.errors import NoChatTemplate
 from engine.transport import EngineProcess, MakeTransport, ReplayProcess
 from gateway import logs, provisioning, server
 from gateway.config import Config, ModelsConfig, ServedEngineConfig, ServerConfig, TenantsConfig
@@ -52,6 +55,15 @@ QUESTION = "Hello! What can you do?"
 T = TypeVar("T")
 
 
+class Question:
+    """What a model is asked first: to chat, or to go on with a text if it takes no chats."""
+
+    def __init__(self, model: str, *, is_chat: bool) -> None:
+        self.path = "/v1/chat/completions" if is_chat else "/v1/completions"
+        messages = [{"role": "user", "content": QUESTION}]
+        self.body = {"model": model} | ({"messages": messages} if is_chat else {"prompt": QUESTION})
+
+
 class Demo:
     """One run of the demo."""
 
@@ -62,9 +74,18 @@ class Demo:
         port: int,
         data_dir: Path,
         ready_file: Path | None,
+        model: str | None = None,
         replay_tokens_per_s: float | None = None,
     ) -> None:
-        """``replay_tokens_per_s``: answer with a fixed text at that pace, without the model."""
+        """``model``: a folder or hub id, in place of the bundled one.
+
+        ``replay_tokens_per_s``: answer with a fixed text at that pace, without the model.
+        """
+        self._model, self._name = str(MODEL_DIR), MODEL
+        if model is not None:
+            folder = Path(model).resolve()
+            self._model, self._name = str(folder) if folder.exists() else model, folder.name
+        self._question = Question(self._name, is_chat=True)
         self._listen = ServerConfig(host=host, port=port, shutdown_timeout_s=SHUTDOWN_TIMEOUT_S)
         self._folder = DataDir(data_dir)
         self._ready_files = [ready_file] if ready_file else []
@@ -120,6 +141,9 @@ class Demo:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 with self._progress() as say:
+                    say("Reading the model's files")
+                    is_chat = await _in_thread(lambda: _takes_chats(self._model))
+                    self._question = Question(self._name, is_chat=is_chat)
                     say("Starting PostgreSQL")
                     dsn = await _in_thread(postgres.start)
                     await migrations.upgrade(dsn)
@@ -187,10 +211,10 @@ class Demo:
         self, dsn: str, say: Callable[[str], None]
     ) -> tuple[asyncio.Task[None], asyncio.Future[str]]:
         config = Config(
-            engine=ServedEngineConfig(model=str(MODEL_DIR)),
+            engine=ServedEngineConfig(model=self._model),
             server=self._listen,
             tenants=TenantsConfig(dsn=dsn, secrets_file=str(self._folder.secrets_file)),
-            models=ModelsConfig(served_model_name=MODEL),
+            models=ModelsConfig(served_model_name=self._name),
         )
         loaded: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -220,7 +244,7 @@ class Demo:
             raise asyncio.CancelledError  # it ended by itself: a signal came first
         url = loaded.result()
         say("Asking a first question")
-        await _in_thread(lambda: _probe(url, keys.api_key))
+        await _in_thread(lambda: _probe(url, keys.api_key, self._question))
         return Running(
             url=url,
             ws_url="ws" + url.removeprefix("http") + "/v1/chat",
@@ -256,13 +280,9 @@ class Demo:
                 running.remove(file)
 
     def _print(self, running: Running) -> None:
-        body = {
-            "model": MODEL,
-            "stream": True,
-            "messages": [{"role": "user", "content": QUESTION}],
-        }
+        body = {**self._question.body, "stream": True}
         curl = (
-            f"curl -N {running.url}/v1/chat/completions"
+            f"curl -N {running.url}{self._question.path}"
             f" -H 'Authorization: Bearer {running.api_key}'"
             f" -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
         )
@@ -305,12 +325,21 @@ async def _end(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _probe(url: str, api_key: str) -> None:
+def _takes_chats(model: str) -> bool:
+    """Whether the model, downloaded if need be, has a chat template. Raises ``ModelLoadError``."""
+    try:
+        ChatTemplate.load(hub.fetch(model, None))
+    except NoChatTemplate:
+        return False
+    return True
+
+
+def _probe(url: str, api_key: str, question: Question) -> None:
     """Ask ``/readyz``, then for a completion. Raises ``SetupError`` unless both are answered."""
-    body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": QUESTION}]}
+    body = {**question.body, "max_tokens": 4}
     headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
     _expect_200(url, "GET", "/readyz", None, {})
-    _expect_200(url, "POST", "/v1/chat/completions", msgspec.json.encode(body), headers)
+    _expect_200(url, "POST", question.path, msgspec.json.encode(body), headers)
 
 
 def _expect_200(

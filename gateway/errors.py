@@ -76,6 +76,11 @@ from tenants.errors import StoreUnavailable as TenantStoreUnavailable
 
 logger = logging.getLogger(__name__)
 
+MAX_QUOTED = 64
+"""Characters of an id that an error message shows."""
+MAX_MESSAGE, MAX_PARAM = 2048, 256
+"""Characters of what an error says, and of the field that it names."""
+
 
 class SetupError(Exception):
     """A command cannot do its work; the message is one line that names the cause and the mend."""
@@ -95,6 +100,11 @@ class AddressInUse(SetupError):
 
 class ClientError(SetupError):
     """The server that a command talks to cannot be used."""
+
+
+def quoted(text: str) -> str:
+    """What a client sent, as an error message may show it: an id can be of any length."""
+    return repr(text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…")
 
 
 class ApiError(Exception):
@@ -124,10 +134,16 @@ class ApiError(Exception):
 
     def object(self) -> ErrorObject:
         """As the client gets it. SDKs show people the message alone: it names the field too."""
-        message = self.message
-        if self.param is not None and not _is_named(self.param, message):
-            message = f"{self.param}: {message}"
-        return ErrorObject(message=message, type=self.type, param=self.param, code=self.code)
+        message, param = self.message, self.param
+        if param is not None and not _is_named(param, message):
+            message = f"{param}: {message}"
+        # The name of an unknown field is the client's too.
+        return ErrorObject(
+            message=message[:MAX_MESSAGE],
+            type=self.type,
+            param=None if param is None else param[:MAX_PARAM],
+            code=self.code,
+        )
 
     def body(self) -> bytes:
         return msgspec.json.encode(ErrorBody(self.object()))

@@ -163,13 +163,15 @@ class Generation:
         checks, admitted = self._owner.checks, self.admitted
         if checks is None:
             return None
+        tenant = admitted.principal.tenant.id
         if choice.has_calls:
             if admitted.loose_calls is None:
                 return None
-            return await checks.of_calls(admitted.loose_calls, choice.calls)
+            return await checks.of_calls(admitted.loose_calls, choice.calls, tenant=tenant)
         if admitted.unenforced is None or choice.text is None:
             return None
-        return await checks.of_document(admitted.unenforced, "".join(choice.text))
+        text = "".join(choice.text)
+        return await checks.of_document(admitted.unenforced, text, tenant=tenant)
 
     async def usage(self) -> Usage:
         """Exact; waits for the engine's last word where the request was cut short."""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gateway import bodies, unsupported
-from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter
+from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter, quoted
 from gateway.response_items import messages_of, place_of
 from gateway.schemas.chat import ChatFields
 from gateway.schemas.responses import (
@@ -82,7 +82,7 @@ def check(fields: ResponseFields) -> None:
     for index, name in enumerate(fields.include or ()):
         if name not in HARMLESS_INCLUDES and name != LOGPROBS:
             raise UnsupportedParameter(
-                f"{name!r} cannot be included by this server.", param=f"include[{index}]"
+                f"{quoted(name)} cannot be included by this server.", param=f"include[{index}]"
             )
     if fields.max_tool_calls is not None and fields.max_tool_calls < 1:
         raise InvalidRequestError("Must be at least 1.", param="max_tool_calls")
@@ -104,7 +104,7 @@ def decode_tools(given: Sequence[msgspec.Raw] | None) -> list[FunctionTool]:
             kind = bodies.decode(_probe, bytes(raw), what="tool").type
             if kind != "function":
                 raise UnsupportedParameter(
-                    f"Tools of type {kind!r} are not hosted by this server.", param="type"
+                    f"Tools of type {quoted(kind)} are not hosted by this server.", param="type"
                 )
             tools.append(bodies.decode(_tool_decoder, bytes(raw)))
         except ApiError as exc:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from gateway import bodies
-from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter
+from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter, quoted
 from gateway.schemas.responses import (
     Content,
     FunctionCallItem,
@@ -83,7 +83,7 @@ def _decode(raw: msgspec.Raw, path: str) -> Item | ItemReference:
         decoder = _DECODERS.get(kind)
         if decoder is None:
             raise UnsupportedParameter(
-                f"Items of type {kind!r} are not supported by this server.", param="type"
+                f"Items of type {quoted(kind)} are not supported by this server.", param="type"
             )
         item: Item | ItemReference = bodies.decode(decoder, bytes(raw))
     except ApiError as exc:

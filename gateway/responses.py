@@ -31,6 +31,7 @@ from gateway.errors import (
     ContextLengthExceeded,
     InvalidRequestError,
     ResponseNotFound,
+    quoted,
     to_api_error,
 )
 from gateway.generation import Generations
@@ -192,7 +193,7 @@ class Responses:
             raise previous_not_found(line[0].previous_response_id or "" if line else response_id)
         if line[-1].status in _UNENDED:
             raise InvalidRequestError(
-                f"The response {response_id!r} has not ended yet.",
+                f"The response {quoted(response_id)} has not ended yet.",
                 param="previous_response_id",
                 code="previous_response_in_progress",
             )
@@ -219,7 +220,7 @@ class Responses:
             if item.id == item_id:
                 return item
         raise InvalidRequestError(
-            f"There is no stored item {item_id!r}.", param=param, code="item_not_found"
+            f"There is no stored item {quoted(item_id)}.", param=param, code="item_not_found"
         )
 
     # -- ending
@@ -375,7 +376,7 @@ def _part_of(response: StoredResponse, part: Part) -> bytes:
 
 
 def _not_found(response_id: str) -> ResponseNotFound:
-    return ResponseNotFound(f"There is no response {response_id!r}.")
+    return ResponseNotFound(f"There is no response {quoted(response_id)}.")
 
 
 async def _admitted(
@@ -422,7 +423,7 @@ def _is_obfuscated(fields: ResponseFields) -> bool:
 
 def previous_not_found(response_id: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"Previous response with id {response_id!r} not found.",
+        f"Previous response with id {quoted(response_id)} not found.",
         param="previous_response_id",
         code="previous_response_not_found",
     )

@@ -27,6 +27,7 @@ from gateway.errors import (
     RateLimited,
     ResponseNotFound,
     UnsupportedParameter,
+    quoted,
     to_api_error,
 )
 from gateway.response_run import ResponseRun
@@ -130,7 +131,8 @@ class ResponsesSession(SocketSession):
             run.cancel()
         elif message.response_id not in self._remembered:
             raise ResponseNotFound(
-                f"This connection has no response {message.response_id!r}.", param="response_id"
+                f"This connection has no response {quoted(message.response_id)}.",
+                param="response_id",
             )
 
     # -- lanes

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from engine.messages import AdapterRef
 from gateway.config import Config
-from gateway.errors import ModelNotFound
+from gateway.errors import ModelNotFound, quoted
 from tenants.access import resolve_model, visible_models
 from tenants.types import Adapter, Principal
 
@@ -41,7 +41,7 @@ class ServedModels:
         adapter = self._adapters(principal).get(resolved)
         if adapter is None:
             raise ModelNotFound(
-                f"The model {asked!r} does not exist; this server has {self.base!r}.",
+                f"The model {quoted(asked)} does not exist; this server has {self.base!r}.",
                 param="model",
             )
         return ServedModel(adapter.name, self.ref(adapter))

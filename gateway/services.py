@@ -120,7 +120,8 @@ def create_services(
     """
     tokenizer = Tokenizer.load(config.engine.model_dir)
     template = _chat_template(config)
-    compiler = GrammarChecker(_vocabulary(tokenizer))
+    # Two, and each tenant has one turn at a time (``lanes``): a bomb holds up its sender alone.
+    compiler = GrammarChecker(_vocabulary(tokenizer), num_workers=2)
     metrics = Metrics(metrics_folder)
     journal = _open_journal(config.tenants)
     ledger = Ledger(store, journal=journal)

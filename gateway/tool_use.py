@@ -12,7 +12,7 @@ import msgspec
 from engine.tokenizer import Tokenizer
 from gateway import output_format
 from gateway.compliance import NO_PARAMETERS, WHOLE, LooseCalls
-from gateway.errors import InvalidRequestError, UnsupportedParameter
+from gateway.errors import InvalidRequestError, UnsupportedParameter, quoted
 from gateway.parsers.base import Schemas, ToolFormat, ToolParser
 from gateway.schemas.chat import (
     AllowedToolsChoice,
@@ -287,7 +287,7 @@ def _checked(tools: Sequence[FunctionTool | CustomTool]) -> list[FunctionTool]:
                 "Must be 1 to 64 characters of a-z, A-Z, 0-9, _ and -.", param=f"{path}.name"
             )
         if name in names:
-            raise InvalidRequestError(f"There are two tools {name!r}.", param=f"{path}.name")
+            raise InvalidRequestError(f"There are two tools {quoted(name)}.", param=f"{path}.name")
         names.add(name)
         _check_schema(tool, path)
         found.append(tool)
@@ -345,7 +345,7 @@ def _named(tools: list[FunctionTool], name: str, param: str) -> FunctionTool:
     for tool in tools:
         if tool.function.name == name:
             return tool
-    raise InvalidRequestError(f"There is no tool {name!r}.", param=param)
+    raise InvalidRequestError(f"There is no tool {quoted(name)}.", param=param)
 
 
 def _piece(piece: str | Token) -> Format:

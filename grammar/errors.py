@@ -2,7 +2,8 @@
 
 GrammarError
 ├── InvalidGrammar       not a grammar at all, or one that no backend can ever run
-│   └── GrammarTooLarge  over a size, depth or count limit
+│   ├── GrammarTooLarge  over a size, depth or count limit
+│   └── Unsatisfiable    no output satisfies it
 ├── UnsupportedKeyword   a valid schema, but no backend enforces this keyword exactly
 ├── CompileFailed        the compiler gave up on it
 │   ├── CompileTimeout   over the time limit
@@ -36,6 +37,10 @@ class InvalidGrammar(GrammarError, ValueError):
 
 class GrammarTooLarge(InvalidGrammar):
     """The source exceeds a limit."""
+
+
+class Unsatisfiable(InvalidGrammar):
+    """No output satisfies the source, whoever follows it."""
 
 
 class UnsupportedKeyword(GrammarError, ValueError):

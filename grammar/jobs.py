@@ -10,7 +10,14 @@ import numpy as np
 
 from grammar import errors, libraries, structural_tag
 from grammar.backends.base import Backend, BackendGrammar
-from grammar.errors import DeadEnd, GrammarError, GrammarTooLarge, InvalidGrammar, MatcherFailed
+from grammar.errors import (
+    DeadEnd,
+    GrammarError,
+    GrammarTooLarge,
+    InvalidGrammar,
+    MatcherFailed,
+    Unsatisfiable,
+)
 from grammar.matcher import Matcher
 from grammar.plan import Candidate, plan
 from grammar.schema.scope import Finding
@@ -174,6 +181,8 @@ class Compiler:
             try:
                 grammar = self._load(candidate.backend).compile(candidate.spec)
                 self._try_out(Matcher(grammar.matcher(), self._vocabulary, allowed))
+            except Unsatisfiable:
+                raise
             except InvalidGrammar as error:
                 refusal = refusal or error
             else:
@@ -186,12 +195,17 @@ class Compiler:
         now than a failure then."""
         try:
             for _ in range(_TRIAL_STEPS):
+                matcher.forced_tokens()
                 matcher.fill_mask(self._row)
+                if matcher.num_tokens == 0 and not (self._row & ~self._vocabulary.eos_mask).any():
+                    raise InvalidGrammar("$", "it admits nothing but an empty output")
                 if not matcher.accept(self._first_allowed()):
                     raise MatcherFailed("it takes too much to follow")
                 if matcher.is_terminated:
                     return
         except DeadEnd:
+            if matcher.num_tokens == 0:
+                raise Unsatisfiable("$", "no output can satisfy it") from None
             return  # that way; there may be others
         except MatcherFailed as error:
             raise GrammarTooLarge("$", str(error)) from None

@@ -13,6 +13,9 @@ from grammar.backends.base import BackendMatcher
 from grammar.errors import DeadEnd, MatcherFailed
 from grammar.vocabulary import Mask, Vocabulary
 
+_MAX_FORCED_BYTES = 256
+"""Looked at anew for every step: more would never be used."""
+
 
 class TokenMatcher(ABC):
     """What follows one output token by token. Not thread-safe: one owner at a time."""
@@ -153,7 +156,8 @@ class Matcher(TokenMatcher):
     def forced_tokens(self) -> list[int]:
         if self._terminated:
             return []
-        return self.legal_prefix(self._vocabulary.tokenize(self._backend.forced_bytes()))
+        forced = self._backend.forced_bytes()[:_MAX_FORCED_BYTES]
+        return self.legal_prefix(self._vocabulary.tokenize(forced))
 
 
 class MaskJob(NamedTuple):

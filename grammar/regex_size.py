@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-_COUNT = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
+_COUNT = re.compile(r"\{(\d{1,99})(?:,(\d{0,99}))?\}")
 _GROUP_HEAD = re.compile(r"\?(?:P?<\w{1,64}>|[:=!>]|<[=!]|[a-zA-Z-]{1,9}:)")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -30,6 +31,8 @@ class Limits:
     """In one enum, or choices in all."""
     max_regex_size: int = 5_000
     """Items of a regex with its counted repetitions written out."""
+    max_choice_chars: int = 10_000
+    """Of one choice."""
     max_count: int = 65_536
     """The largest length or number of items that a schema may name."""
 
@@ -53,6 +56,8 @@ class GrammarSpec:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise InvalidGrammar("$", f"unknown kind of grammar {self.kind!r}")
+        if (place := _lone_surrogate(self.source)) is not None:
+            raise InvalidGrammar("$", f"half of a surrogate pair at {place} is no character")
 
     @classmethod
     def from_schema(cls, schema: dict[str, Any] | bool, *, strict: bool = True) -> GrammarSpec:
@@ -69,21 +74,24 @@ class GrammarSpec:
         Raises ``InvalidGrammar`` (``GrammarTooLarge`` over a limit), naming the path.
         """
         limits = limits or Limits()
-        size = len(self.source.encode("utf-8", "surrogatepass"))
+        size = len(self.source.encode())
         if size > limits.max_source_bytes:
             raise GrammarTooLarge("$", f"{size} bytes, over the limit of {limits.max_source_bytes}")
         match self.kind:
             case "json_schema":
                 _check_schema(self.document(), limits)
             case "structural_tag":
-                for part in structural_tag.schemas(structural_tag.parse(self.document())):
-                    _check_schema(part.schema, limits, part.path)
+                for part in structural_tag.walk(structural_tag.parse(self.document())):
+                    if isinstance(part, structural_tag.JsonSchema):
+                        _check_schema(part.schema, limits, part.path)
+                    elif isinstance(part, structural_tag.Regex):
+                        _check_regex(part.pattern, limits, part.path)
             case "regex":
                 _check_regex(self.source, limits)
             case "choice":
                 _check_choices(self.document(), limits)
-            case "ebnf" if not self.source.strip():
-                raise InvalidGrammar("$", "the grammar is empty")
+            case "ebnf":
+                _check_ebnf(self.source)
             case "json_object" if self.source.strip():
                 raise InvalidGrammar("$", "json_object takes no source")
 
@@ -94,8 +102,22 @@ class GrammarSpec:
         except RecursionError:
             raise GrammarTooLarge("$", "nested too deeply") from None
         except ValueError as error:
-            raise InvalidGrammar("$", f"not valid JSON: {error}") from None
+            is_digits = not isinstance(error, json.JSONDecodeError) and "digits" in str(error)
+            message = "a number with too many digits" if is_digits else f"not valid JSON: {error}"
+            raise InvalidGrammar("$", message) from None
+        if "\\ud" in self.source.lower():  # an escape may make what the text itself must not hold
+            place = _lone_surrogate(json.dumps(document, ensure_ascii=False))
+            if place is not None:
+                raise InvalidGrammar("$", "half of a surrogate pair is no character")
         return document
+
+
+def _lone_surrogate(text: str) -> int | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
 
 
 def _no_constant(name: str) -> None:
@@ -116,11 +138,23 @@ def _check_schema(schema: Any, limits: Limits, path: str = "$") -> None:
     )
 
 
-def _check_regex(source: str, limits: Limits) -> None:
+def _check_regex(source: str, limits: Limits, path: str = "$") -> None:
     size = expanded_size(source)
     if size > limits.max_regex_size:
         message = f"its repetitions expand to {size}, over {limits.max_regex_size} items"
-        raise GrammarTooLarge("$", message)
+        raise GrammarTooLarge(path, message)
+
+
+# Attributes of a rule that are not about what it matches, and that nobody here heeds.
+_UNHEEDED = re.compile(r"^[ \t]*[\w-]+[ \t]*\[[^\]\n]*\b(temperature|capture)\b", re.MULTILINE)
+
+
+def _check_ebnf(source: str) -> None:
+    if not source.strip():
+        raise InvalidGrammar("$", "the grammar is empty")
+    if (found := _UNHEEDED.search(source)) is not None:
+        line = source.count("\n", 0, found.start(1)) + 1
+        raise InvalidGrammar("$", f"line {line}: the attribute '{found[1]}' is not supported")
 
 
 def _check_choices(choices: Any, limits: Limits) -> None:
@@ -131,3 +165,6 @@ def _check_choices(choices: Any, limits: Limits) -> None:
     for index, choice in enumerate(choices):
         if not isinstance(choice, str):
             raise InvalidGrammar(f"$[{index}]", f"a choice is a string, got {choice!r}")
+        if len(choice) > limits.max_choice_chars:
+            message = f"{len(choice)} characters, over {limits.max_choice_chars}"
+            raise GrammarTooLarge(f"$[{index}]", message)

@@ -37,6 +37,7 @@ class JsonSchema:
 @dataclass(frozen=True, slots=True)
 class Regex:
     pattern: str
+    path: str = field(default=ROOT, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,35 +120,27 @@ def parse(document: Any) -> Format:
     return found
 
 
-def schemas(tree: Format) -> Iterator[JsonSchema]:
-    """The schemas in it, in order."""
+def walk(tree: Format) -> Iterator[Format]:
+    """It and all that it is made of, in order."""
+    yield tree
     match tree:
-        case JsonSchema():
-            yield tree
         case Sequence(children) | Or(children):
             for element in children:
-                yield from schemas(element)
-        case Tag(_, content, _):
-            yield from schemas(content)
+                yield from walk(element)
+        case Tag(begin, content, ends):
+            yield from (edge for edge in (begin, *ends) if isinstance(edge, Token))
+            yield from walk(content)
         case TriggeredTags() | TagsWithSeparator():
             for tag in tree.tags:
-                yield from schemas(tag)
+                yield from walk(tag)
+
+
+def schemas(tree: Format) -> Iterator[JsonSchema]:
+    return (node for node in walk(tree) if isinstance(node, JsonSchema))
 
 
 def tokens(tree: Format) -> Iterator[Token]:
-    """The tokens it names, in order."""
-    match tree:
-        case Token():
-            yield tree
-        case Sequence(children) | Or(children):
-            for element in children:
-                yield from tokens(element)
-        case Tag(begin, content, ends):
-            yield from (edge for edge in (begin, *ends) if isinstance(edge, Token))
-            yield from tokens(content)
-        case TriggeredTags() | TagsWithSeparator():
-            for tag in tree.tags:
-                yield from tokens(tag)
+    return (node for node in walk(tree) if isinstance(node, Token))
 
 
 def map_schemas(tree: Format, change: Callable[[JsonSchema], Schema]) -> Format:
@@ -348,7 +341,7 @@ def _json_schema(fields: _Fields, last: bool) -> Format:
 
 
 def _regex(fields: _Fields, last: bool) -> Format:
-    return Regex(fields.take("pattern", str))
+    return Regex(fields.take("pattern", str), child(fields.path, "pattern"))
 
 
 def _any_text(fields: _Fields, last: bool) -> Format:

@@ -61,6 +61,8 @@ class DeviceBatch:
     """[batch, max_blocks] int32; entries past a sequence's end mean nothing."""
     shared: SharedPrefixes | None = None
     """Keys to be read once for several sequences, of a backend with ``sharing``."""
+    group: int = 0
+    """Of the layers that this block table is for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ on the device, once a step for all layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -45,8 +45,9 @@ class CudaAttention:
         plain = shape.window is None and shape.softcap is None and not shape.is_fp8
         self.sharing: AttentionShape | None = shape if shares and plain else None
         self._max_queries = min(MAX_QUERIES, cuda.max_decode_rows(shape.head_dim))
-        # The schedule depends on the window: layers of different windows need one each.
-        self._workspaces: dict[int | None, cuda.DecodeWorkspace] = {}
+        # The schedule depends on the window and knows blocks: layers that differ in their group or
+        # window need one each.
+        self._workspaces: dict[tuple[int, int | None], cuda.DecodeWorkspace] = {}
 
     @staticmethod
     def refusal(device: torch.device, shape: AttentionShape) -> str | None:
@@ -72,7 +73,7 @@ class CudaAttention:
             return self._prepare_short(batch.on_device, max_queries, block_size)
         # To the CUDA kernel the long ones are padding.
         seq_lens = to_device(np.where(short, batch.seq_lens, 0).astype(np.int32), self._device)
-        on_device = DeviceBatch(seq_lens, batch.on_device.cu_queries, batch.on_device.block_table)
+        on_device = replace(batch.on_device, seq_lens=seq_lens)
         return _MixedStepAttention(
             self._prepare_long(batch, np.flatnonzero(~short)),
             self._prepare_short(on_device, max_queries, block_size),
@@ -109,8 +110,8 @@ class _ShortStepAttention:
     max_queries: int
     block_size: int
     shape: AttentionShape
-    workspaces: dict[int | None, cuda.DecodeWorkspace]
-    """By window, shared by all steps: a step's first layer of a window makes the schedule."""
+    workspaces: dict[tuple[int, int | None], cuda.DecodeWorkspace]
+    """By group and window, shared by all steps: a step's first layer of both makes the schedule."""
     scheduled: set[int | None] = field(default_factory=set)
 
     def __call__(
@@ -165,7 +166,7 @@ class _ShortStepAttention:
             batch.block_table,
             batch.seq_lens,
             batch.cu_queries,
-            self.workspaces[window],
+            self.workspaces[batch.group, window],
             scale=scale,
             max_queries=self.max_queries,
             window=window or 0,
@@ -177,12 +178,13 @@ class _ShortStepAttention:
         )
 
     def _schedule(self, window: int | None, device: torch.device) -> None:
-        if window not in self.workspaces:
-            self.workspaces[window] = cuda.DecodeWorkspace.create(
+        key = self.batch.group, window
+        if key not in self.workspaces:
+            self.workspaces[key] = cuda.DecodeWorkspace.create(
                 self.shape.max_num_seqs, self.shape.num_heads, self.shape.head_dim, device
             )
         cuda.decode_schedule(
-            self.workspaces[window],
+            self.workspaces[key],
             self.batch.seq_lens,
             self.batch.cu_queries,
             self.batch.block_table,

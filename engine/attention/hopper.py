@@ -6,7 +6,7 @@ costs less than each time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -89,7 +89,7 @@ class Fp8Copies:
         sequence, position = to_device(source, device)
         on_device = batch.on_device
         blocks = on_device.block_table[sequence, position]
-        copied = DeviceBatch(on_device.seq_lens, on_device.cu_queries, to_device(table, device))
+        copied = replace(on_device, block_table=to_device(table, device))
         attend = HopperStepAttention.of(batch, copied, sequences, self._group)
         return CopiedStepAttention(self._k, self._v, blocks, attend)
 

@@ -15,6 +15,7 @@ This is what vLLM calls its hybrid KV cache manager.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -36,6 +37,9 @@ class LayerGroups:
     """Of each group, those without one first."""
     places: tuple[tuple[int, int], ...]
     """Of each layer: its group, and its number within."""
+    window_step: int = 1
+    """Attention reads keys in pieces that begin at multiples of so many tokens: a window leaves
+    whole ones behind."""
 
     @property
     def num_layers_each(self) -> int:
@@ -83,36 +87,48 @@ def _cost(groups: LayerGroups, num_tokens: int) -> float:
     return groups.num_layers_each * slots * (1 + _MIN_SAVED * len(groups.windows))
 
 
+def blocks_per_step(block_size: int, window_step: int) -> int:
+    """Blocks that a window leaves behind at a time: whole ones, that are whole pieces."""
+    return math.lcm(block_size, window_step) // block_size
+
+
 def peak_blocks(
-    windows: Sequence[int | None], num_tokens: int, block_size: int, max_tokens_in_flight: int
+    windows: Sequence[int | None],
+    num_tokens: int,
+    block_size: int,
+    max_tokens_in_flight: int,
+    window_step: int = 1,
 ) -> int:
     """Blocks that a request of so many tokens holds at most.
 
     windows: of the groups. What steps in flight compute has not left its windows yet. A window
-    may begin anywhere in a block, and is moved on once a block.
+    may begin anywhere in a piece, and is moved on once a block.
     """
     whole = -(-num_tokens // block_size)
+    more = blocks_per_step(block_size, window_step) + 1
     return sum(
         whole
         if window is None
-        else min(whole, -(-(window - 1 + max_tokens_in_flight) // block_size) + 2)
+        else min(whole, -(-(window - 1 + max_tokens_in_flight) // block_size) + more)
         for window in windows
     )
 
 
 def max_request_tokens(
-    windows: Sequence[int | None], num_blocks: int, block_size: int, max_tokens_in_flight: int
+    windows: Sequence[int | None],
+    num_blocks: int,
+    block_size: int,
+    max_tokens_in_flight: int,
+    window_step: int = 1,
 ) -> int | None:
     """The most tokens for which ``peak_blocks`` says ``num_blocks``; None if there is no limit."""
 
     def fits(num_places: int) -> bool:
-        peak = peak_blocks(windows, num_places * block_size, block_size, max_tokens_in_flight)
-        return peak <= num_blocks
+        num_tokens, in_flight = num_places * block_size, max_tokens_in_flight
+        return peak_blocks(windows, num_tokens, block_size, in_flight, window_step) <= num_blocks
 
-    if None not in windows:
-        widest = max(window or 0 for window in windows)
-        if fits(-(-(widest + max_tokens_in_flight) // block_size) + 2):
-            return None
+    if None not in windows and fits(num_blocks + 1):
+        return None  # Longer ones hold no more.
     low, high = 0, num_blocks + 1
     while high - low > 1:
         middle = (low + high) // 2

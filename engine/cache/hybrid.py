@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from engine.cache.groups import max_request_tokens
+from engine.cache.groups import blocks_per_step, max_request_tokens
 from engine.cache.manager import NO_BLOCK, BlockTable, CacheManager, GroupTable, PrefixHit
 from engine.cache.prefix import Content, token_bytes
 
@@ -65,7 +65,8 @@ class HybridHit(PrefixHit):
 
 
 class HybridCacheManager(CacheManager):
-    """``windows``: of the layer groups; ``chunk_tokens``: of one request in a step, at most."""
+    """``windows``: of the layer groups; ``window_step``: see ``LayerGroups``; ``chunk_tokens``: of
+    one request in a step, at most."""
 
     def __init__(
         self,
@@ -73,17 +74,22 @@ class HybridCacheManager(CacheManager):
         block_size: int,
         *,
         windows: Sequence[int | None],
+        window_step: int = 1,
         chunk_tokens: int,
         **options: Any,
     ) -> None:
         super().__init__(num_blocks, block_size, **options)
         self.windows = tuple(windows)
         self._chunk_tokens = chunk_tokens
+        self._blocks_per_step = blocks_per_step(block_size, window_step)
+        self._tokens_per_step = self._blocks_per_step * block_size
         self._marks = [bytes([group]) for group in range(len(windows))]
         """Behind a key, they make it a group's own."""
         self._num_full = sum(window is None for window in windows)
         # Two steps are in flight at most.
-        limit = max_request_tokens(self.windows, num_blocks, block_size, 2 * chunk_tokens)
+        limit = max_request_tokens(
+            self.windows, num_blocks, block_size, 2 * chunk_tokens, window_step
+        )
         self._max_num_tokens = _UNLIMITED if limit is None else limit
 
     @property
@@ -91,8 +97,11 @@ class HybridCacheManager(CacheManager):
         return self._max_num_tokens
 
     def _first_place(self, window: int | None, num_tokens: int) -> int:
-        """The first block that a query at position ``num_tokens``, or behind it, looks at."""
-        return 0 if window is None else max(0, num_tokens - window + 1) // self.block_size
+        """The first block that attention of a query at ``num_tokens``, or behind it, reads."""
+        if window is None:
+            return 0
+        oldest = max(0, num_tokens - window + 1)
+        return oldest // self._tokens_per_step * self._blocks_per_step
 
     # ---- prefixes -------------------------------------------------------------------------------
 
@@ -194,9 +203,11 @@ class HybridCacheManager(CacheManager):
             self._leave_behind(table, num_written)
 
     def _publish(self, table: BlockTable, place: int, content: Content) -> None:
+        key, parent, data = content.key, content.parent, content.data
+        rest = content.owner, content.partial, content.ceilings
         for held, mark in zip(table.layer_groups, self._marks, strict=True):
             if place >= held.first:
-                own = replace(content, key=content.key + mark, parent=content.parent + mark)
+                own = Content(key + mark, parent + mark, data, *rest)
                 self.pool.publish(held.block_ids[place], own)
 
     def _publish_rest(self, table: BlockTable, token_ids: Sequence[int]) -> None:
@@ -213,6 +224,7 @@ class HybridCacheManager(CacheManager):
                 held.block_ids[held.first : first] = [NO_BLOCK] * len(left)
                 held.first = first
                 table.num_held -= len(left)
+                self.num_left_behind += len(left)
                 self.pool.release(left)
 
     # ---- room -----------------------------------------------------------------------------------
@@ -274,13 +286,15 @@ class HybridCacheManager(CacheManager):
         return sum(max(0, num_places - len(held.block_ids)) for held in table.layer_groups)
 
     def grow(self, table: BlockTable, num_places: int) -> list[list[int]]:
-        grown = []
-        for held in table.layer_groups:
-            fresh = self.pool.allocate(max(0, num_places - len(held.block_ids)))
-            held.block_ids += fresh
-            table.num_held += len(fresh)
-            grown.append(fresh)
+        fresh = self.pool.allocate(self.num_blocks_to_grow(table, num_places))
         table.num_places = num_places
+        table.num_held += len(fresh)
+        grown, start = [], 0
+        for held in table.layer_groups:
+            end = start + max(0, num_places - len(held.block_ids))
+            grown.append(fresh[start:end])
+            held.block_ids += grown[-1]
+            start = end
         return grown
 
     def num_places_within(self, table: BlockTable, num_blocks: int) -> int:
@@ -366,9 +380,13 @@ _UNLIMITED = 1 << 62
 
 
 def create_cache_manager(
-    config: EngineConfig, windows: Sequence[int | None], num_blocks: int, num_swap_blocks: int
+    config: EngineConfig,
+    num_blocks: int,
+    num_swap_blocks: int,
+    windows: Sequence[int | None],
+    window_step: int,
 ) -> CacheManager:
-    """windows: of the layer groups of the model."""
+    """windows, window_step: of the layer groups of the model."""
     options: dict[str, Any] = {
         "enable_prefix_caching": config.enable_prefix_caching,
         "tenant_floor": config.prefix_cache_tenant_floor,
@@ -381,6 +399,7 @@ def create_cache_manager(
         num_blocks,
         config.block_size,
         windows=windows,
+        window_step=window_step,
         chunk_tokens=config.chunk_tokens,
         **options,
     )

@@ -128,6 +128,8 @@ class CacheManager:
 
     windows: Sequence[int | None] = (None,)
     """Of each layer group."""
+    num_left_behind = 0
+    """Blocks that requests gave back before they ended, in all."""
 
     def __init__(
         self,

@@ -101,7 +101,8 @@ class DecodeGraphs:
         self._buffers.look_up(*self._sent.of(size))
         token_ids, positions, slots = self._buffers.tokens(size)
         attend = self._attention.prepare_decode(self._batch(size, shared=shared), self._block_size)
-        step = StepContext(positions, slots, attend, self._kv_cache)
+        others = self._buffers.by_layer(size, self._attention)
+        step = StepContext(positions, slots, attend, self._kv_cache, by_layer=others)
         return self._model.logits(self._model.hidden_states(token_ids, step))
 
     def _batch(self, size: int, *, shared: bool) -> DeviceBatch:

@@ -92,14 +92,26 @@ def other_groups(
     """Slots and sequences of the same step, for each layer group behind the first."""
     if len(table.windows) == 1:
         return []
+    if table.tokens.is_cuda and cuda.available():
+        steps = [
+            _build_on_device(fields, table, block_size, group)
+            for group in range(1, len(table.windows))
+        ]
+        return [(step.slots, step.attention) for step in steps]
     token_rows, positions = _tokens_of(fields, table.tokens.device)
     seq_lens = fields.computed + fields.query_lens
+    others = table.block_tables[1:]
     return [
         (
-            _slots(block_table, token_rows, positions, block_size),
+            slots,
             AttentionBatch(fields.query_lens, seq_lens, fields.rows, block_table, window=window),
         )
-        for block_table, window in zip(table.block_tables[1:], table.windows[1:], strict=True)
+        for slots, block_table, window in zip(
+            _slots(others, token_rows, positions, block_size).unbind(),
+            others.unbind(),
+            table.windows[1:],
+            strict=True,
+        )
     ]
 
 
@@ -114,12 +126,16 @@ def _tokens_of(fields: ChunkFields, device: torch.device) -> tuple[torch.Tensor,
 def _slots(
     block_table: torch.Tensor, token_rows: torch.Tensor, positions: torch.Tensor, block_size: int
 ) -> torch.Tensor:
-    blocks = block_table[token_rows, positions // block_size]
+    """block_table: [..., num_rows, max_blocks]; [..., num_tokens] int64"""
+    blocks = block_table[..., token_rows, positions // block_size]
     return blocks * block_size + positions % block_size
 
 
-def _build_on_device(fields: ChunkFields, table: RowTable, block_size: int) -> StepInputs:
-    device = table.tokens.device
+def _build_on_device(
+    fields: ChunkFields, table: RowTable, block_size: int, group: int = 0
+) -> StepInputs:
+    """As the layers of a group see the step."""
+    device, block_table = table.tokens.device, table.block_tables[group]
     batch, num_tokens = len(fields.rows), int(fields.query_lens.sum())
     host = np.zeros(3 * batch + 1, np.int32)
     host[:batch], host[batch : 2 * batch] = fields.rows, fields.computed
@@ -130,11 +146,12 @@ def _build_on_device(fields: ChunkFields, table: RowTable, block_size: int) -> S
     on_device = DeviceBatch(
         torch.empty(batch, dtype=torch.int32, device=device),
         cu_queries,
-        table.block_table.new_empty(batch, table.block_table.shape[1]),
+        block_table.new_empty(batch, block_table.shape[1]),
+        group=group,
     )
     cuda.step_inputs(
         table.tokens,
-        table.block_table,
+        block_table,
         rows,
         computed,
         cu_queries,
@@ -150,9 +167,10 @@ def _build_on_device(fields: ChunkFields, table: RowTable, block_size: int) -> S
         token_ids=token_ids,
         positions=positions,
         slots=slots,
-        block_table=table.block_table,
+        block_table=block_table,
         on_device=on_device,
         rows=rows,
+        window=table.windows[group],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -12,6 +13,8 @@ from engine.errors import ConfigError
 from engine.layers.attention import KVCache
 from engine.models.base import ModelFacts
 
+GPU_WINDOW_STEP = 128
+"""Keys that the largest tile of any attention kernel reads at a time."""
 CPU_KV_CACHE_BYTES = 512 * 1024 * 1024
 
 
@@ -21,21 +24,19 @@ def choose_groups(
     """How the layers share blocks. ``ConfigError`` says why groups were asked for in vain."""
     single = single_group(model.cache_layout.num_layers)
     disabled = config.disable_hybrid_kv_cache_manager
-    reason = _against_groups(config, device)
-    if disabled is False and reason is not None:
-        raise ConfigError(f"disable_hybrid_kv_cache_manager = false: {reason}")
-    if disabled or reason is not None:
-        return single
-    return group_layers(model.layer_windows, max_model_len)
-
-
-def _against_groups(config: EngineConfig, device: torch.device) -> str | None:
-    if device.type != "cpu":
-        return "a GPU keeps the blocks of all layers together"
     speculative = config.speculative_config
-    if speculative is not None and speculative.model is not None:
-        return "a draft network, whose keys live beside the model's, looks back at every block"
-    return None
+    beside_network = speculative is not None and speculative.model is not None
+    if disabled is False and beside_network:
+        raise ConfigError(
+            "disable_hybrid_kv_cache_manager = false: a draft network, whose keys live beside the "
+            "model's, looks back at every block"
+        )
+    if disabled is None:
+        disabled = beside_network or device.type != "cpu"
+    if disabled:
+        return single
+    groups = group_layers(model.layer_windows, max_model_len)
+    return replace(groups, window_step=1 if device.type == "cpu" else GPU_WINDOW_STEP)
 
 
 def block_bytes(
@@ -101,7 +102,7 @@ def fit_max_model_len(
     """
     asked, limit = config.max_model_len, model.max_position_embeddings
     capacity = max_request_tokens(
-        groups.windows, num_blocks, config.block_size, 2 * config.chunk_tokens
+        groups.windows, num_blocks, config.block_size, 2 * config.chunk_tokens, groups.window_step
     )
     if asked is None:
         return limit if capacity is None else min(limit, capacity)

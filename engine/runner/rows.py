@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.cache.groups import LayerGroups
 from engine.scheduler.plan import Admission, Chunk
 from kernels.transfer import to_device
 
 Ints = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 
 class RowTable:
@@ -23,12 +26,14 @@ class RowTable:
         max_model_len: int,
         block_size: int,
         device: torch.device,
-        windows: Sequence[int | None] = (None,),
+        groups: LayerGroups | None = None,
     ) -> None:
-        """windows: of the layer groups, each of which has a block table."""
-        self.windows = tuple(windows)
+        """groups: of layers, each of which has a block table; None: one."""
+        self._places = () if groups is None else groups.places
+        self.windows = (None,) if groups is None else groups.windows
+        """Of the layer groups."""
         max_blocks = -(-max_model_len // block_size)
-        shape = len(windows), max_num_rows, max_blocks
+        shape = len(self.windows), max_num_rows, max_blocks
         self.tokens = torch.zeros(max_num_rows, max_model_len, dtype=torch.int64, device=device)
         """[max_num_rows, max_model_len] int64: token ids as far as known."""
         self.block_tables = torch.zeros(shape, dtype=torch.int32, device=device)
@@ -40,7 +45,13 @@ class RowTable:
         """The block table again, on the host."""
         self.num_admissions = 0
         """How often rows were given out: until it changes, they start with the same blocks."""
-        self._num_blocks = [[0] * max_num_rows for _ in windows]
+        self._num_blocks = [[0] * max_num_rows for _ in self.windows]
+
+    def by_layer(self, others: Sequence[T]) -> dict[int, T]:
+        """To each layer what is its group's; ``others``: of the groups behind the first."""
+        if not others:
+            return {}
+        return {layer: others[group - 1] for layer, (group, _) in enumerate(self._places) if group}
 
     def admit(self, admission: Admission) -> None:
         self.apply([admission], [])

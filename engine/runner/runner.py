@@ -109,6 +109,10 @@ class TorchRunner:
         return self._cache.groups.windows
 
     @property
+    def window_step(self) -> int:
+        return self._cache.groups.window_step
+
+    @property
     def num_swap_blocks(self) -> int:
         return 0 if self._host_blocks is None else self._host_blocks.num_blocks
 
@@ -186,12 +190,12 @@ class TorchRunner:
 
     def _by_layer(self, fields: ChunkFields) -> dict[int, tuple[torch.Tensor, StepAttention]]:
         """What layers of the groups behind the first have for themselves in a step."""
-        others = [
-            (slots, self._attention.prepare(batch, self._block_size))
-            for slots, batch in other_groups(fields, self._table, self._block_size)
-        ]
-        places = self._cache.groups.places if others else ()
-        return {layer: others[group - 1] for layer, (group, _) in enumerate(places) if group}
+        return self._table.by_layer(
+            [
+                (slots, self._attention.prepare(batch, self._block_size))
+                for slots, batch in other_groups(fields, self._table, self._block_size)
+            ]
+        )
 
     @torch.inference_mode()
     def sample(self, mask: TokenMask | None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.attention.base import DeviceBatch
+from engine.attention.base import CapturableBackend, DeviceBatch, StepAttention
 from engine.runner.rows import Ints, RowTable
 from kernels import cuda
 
@@ -50,34 +50,57 @@ class SequenceBuffers:
         ends = num_queries * torch.arange(max_batch + 1, device=device)
         self._cu_queries = ends.to(torch.int32)
         self._seq_lens = int32(max_batch)
-        self._batch_table = int32(max_batch * table.block_table.shape[1]).view(max_batch, -1)
-        self._tokens = torch.zeros(3, max_batch * num_queries, dtype=torch.int64, device=device)
+        num_groups, _, width = table.block_tables.shape
+        self._batch_tables = int32(num_groups * max_batch * width).view(num_groups, max_batch, -1)
+        self._tokens = torch.zeros(2, max_batch * num_queries, dtype=torch.int64, device=device)
+        self._slots = self._tokens.new_zeros(num_groups, max_batch * num_queries)
 
-    def batch(self, size: int) -> DeviceBatch:
+    def batch(self, size: int, group: int = 0) -> DeviceBatch:
+        """For the layers of a group."""
         return DeviceBatch(
-            self._seq_lens[:size], self._cu_queries[: size + 1], self._batch_table[:size]
+            self._seq_lens[:size],
+            self._cu_queries[: size + 1],
+            self._batch_tables[group, :size],
+            group=group,
         )
 
     def tokens(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Token ids, positions, slots: [size * num_queries] int64 each."""
-        token_ids, positions, slots = self._tokens[:, : size * self._num_queries]
-        return token_ids, positions, slots
+        """Token ids, positions, slots of the first layer group: [size * num_queries] int64 each."""
+        token_ids, positions = self._tokens[:, : size * self._num_queries]
+        return token_ids, positions, self._slots[0, : size * self._num_queries]
+
+    def by_layer(
+        self, size: int, attention: CapturableBackend
+    ) -> dict[int, tuple[torch.Tensor, StepAttention]]:
+        """Slots and attention of the layers of the groups behind the first."""
+        return self._table.by_layer(
+            [
+                (
+                    self._slots[group, : size * self._num_queries],
+                    attention.prepare_decode(
+                        self.batch(size, group), self._block_size, self._num_queries
+                    ),
+                )
+                for group in range(1, len(self._table.windows))
+            ]
+        )
 
     def look_up(self, rows: torch.Tensor, computed: torch.Tensor) -> None:
         """The tokens from ``computed`` on, of each of ``rows`` (-1 for padding): [size] int32."""
         size = len(rows)
-        batch = self.batch(size)
-        token_ids, positions, slots = self.tokens(size)
-        cuda.step_inputs(
-            self._table.tokens,
-            self._table.block_table,
-            rows,
-            computed,
-            batch.cu_queries,
-            token_ids=token_ids,
-            positions=positions,
-            slots=slots,
-            seq_lens=batch.seq_lens,
-            batch_table=batch.block_table,
-            block_size=self._block_size,
-        )
+        token_ids, positions, _ = self.tokens(size)
+        for group, block_table in enumerate(self._table.block_tables):
+            batch = self.batch(size, group)
+            cuda.step_inputs(
+                self._table.tokens,
+                block_table,
+                rows,
+                computed,
+                batch.cu_queries,
+                token_ids=token_ids,
+                positions=positions,
+                slots=self._slots[group, : size * self._num_queries],
+                seq_lens=batch.seq_lens,
+                batch_table=batch.block_table,
+                block_size=self._block_size,
+            )

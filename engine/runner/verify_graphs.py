@@ -106,5 +106,6 @@ class VerifyGraphs:
         buffers.look_up(*self._sent.of(size))
         token_ids, positions, slots = buffers.tokens(size)
         attend = self._attention.prepare_decode(buffers.batch(size), self._block_size, num_queries)
-        step = StepContext(positions, slots, attend, self._kv_cache)
+        others = buffers.by_layer(size, self._attention)
+        step = StepContext(positions, slots, attend, self._kv_cache, by_layer=others)
         return self._model.logits(self._model.hidden_states(token_ids, step))

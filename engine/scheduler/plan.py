@@ -92,6 +92,15 @@ class StepPlan:
     chunks: list[Chunk] = field(default_factory=list)
     """At most one for a row."""
 
+    def append(self, row: int, block_ids: Sequence[list[int]]) -> None:
+        """To the block tables of a row; block_ids: for each layer group."""
+        first, *others = block_ids
+        if first:
+            self.new_blocks.append((row, first))
+        for group, new in enumerate(others, 1):
+            if new:
+                self.other_new_blocks.append((group, row, new))
+
     @property
     def num_tokens(self) -> int:
         return sum(chunk.num_scheduled_tokens for chunk in self.chunks)
@@ -147,6 +156,11 @@ class Runner(Protocol):
         """The tokens that the layers of each group see; None: all. One group, which sees all, is
         what most models have. A block serves the layers of one group, whichever; what a window has
         left behind may be handed out again without notice."""
+
+    @property
+    def window_step(self) -> int:
+        """Keys are read in pieces that begin at multiples of so many tokens, even where a window
+        begins within: whole ones can be left behind."""
 
     @property
     def vocab_size(self) -> int:

@@ -42,7 +42,7 @@ class Room:
         self._running: Collection[Request] = ()
         self._forecast_begun = False
         self._refused: Request | None = None
-        self._num_lacking = 0
+        self._num_lacking = self._num_left_behind = 0
 
     def begin_step(self, running: Collection[Request]) -> None:
         """``running`` is the batch as it is now, and stays so except for what is admitted."""
@@ -51,7 +51,9 @@ class Room:
 
     def lacking(self, request: Request) -> int:
         """Blocks missing for the request that was refused last, if nothing was released since."""
-        return self._num_lacking if request is self._refused else 0
+        if request is not self._refused or self._num_left_behind != self._cache.num_left_behind:
+            return 0
+        return self._num_lacking
 
     def fit(self, request: Request, hit: PrefixHit, budget: int) -> Fit:
         fit = self._measure(request, hit, budget)
@@ -60,6 +62,7 @@ class Room:
             fit = self._measure(request, hit.without_copy(), budget)
         if fit.num_lacking > 0:
             self._refused, self._num_lacking = request, fit.num_lacking
+            self._num_left_behind = self._cache.num_left_behind
         return fit
 
     def admit(self) -> None:

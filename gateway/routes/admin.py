@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from gateway import context
 from gateway.bodies import decode
-from gateway.errors import InvalidRequestError, NotFound
+from gateway.errors import InvalidRequestError, NotFound, quoted
 from gateway.routes.answers import check_media_type
 from gateway.schemas.admin import ListObject
 from tenants.access import require_scope
@@ -74,7 +74,7 @@ def id_of(request: Request, name: str) -> UUID:
     found = parse_id(request.path_params[name])
     if found is None:
         what = name.removesuffix("_id")
-        raise NotFound(f"There is no {what} {request.path_params[name]!r}.", param=name)
+        raise NotFound(f"There is no {what} {quoted(request.path_params[name])}.", param=name)
     return found
 
 
@@ -85,7 +85,7 @@ def query_id(request: Request, name: str) -> UUID | None:
         return None
     found = parse_id(text)
     if found is None:
-        raise InvalidRequestError(f"Must be an id, is {text!r}.", param=name)
+        raise InvalidRequestError(f"Must be an id, is {quoted(text)}.", param=name)
     return found
 
 
@@ -106,7 +106,9 @@ def query_number(request: Request, name: str, default: int | None, *, most: int)
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and 0 < len(text) < 19 and 1 <= int(text) <= most):
-        raise InvalidRequestError(f"Must be a number from 1 to {most}, is {text!r}.", param=name)
+        raise InvalidRequestError(
+            f"Must be a number from 1 to {most}, is {quoted(text)}.", param=name
+        )
     return int(text)
 
 

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from engine.client import EngineClient
 from engine.errors import EngineDead
 from gateway import context
-from gateway.errors import ModelNotFound
+from gateway.errors import ModelNotFound, quoted
 from gateway.schemas.models import Model, ModelList
 from gateway.served_models import ServedModels
 from tenants.types import Principal
@@ -43,7 +43,7 @@ def model_routes(models: ServedModels, engine: EngineClient) -> list[Route]:
     async def retrieve(request: Request) -> Response:
         principal, wanted = context.principal_of(request.scope), request.path_params["model"]
         if wanted not in models.names(principal):
-            raise ModelNotFound(f"The model {wanted!r} does not exist.", param="model")
+            raise ModelNotFound(f"The model {quoted(wanted)} does not exist.", param="model")
         return _json(model(principal, wanted))
 
     return [

@@ -16,7 +16,15 @@ from starlette.routing import BaseRoute, Route
 from gateway import bodies, context, rate_limits
 from gateway.config import ServerConfig
 from gateway.disconnect import until_disconnect
-from gateway.errors import ApiError, Gone, InvalidRequestError, StreamNotFound, UnsupportedParameter
+from gateway.errors import (
+    ApiError,
+    Gone,
+    InvalidRequestError,
+    NotFound,
+    StreamNotFound,
+    UnsupportedParameter,
+    quoted,
+)
 from gateway.response_fields import HARMLESS_INCLUDES
 from gateway.response_run import ResponseRun
 from gateway.response_streaming import ResponseEventStream, record
@@ -48,6 +56,10 @@ class ResponseRoutes:
         one = f"{PATH}/{{response_id}}"
         return [
             Route(PATH, self.create, methods=["POST"]),
+            *(
+                Route(f"{PATH}/{name}", _not_served, methods=["GET", "POST"])
+                for name in ("input_tokens", "compact")
+            ),
             Route(one, self.retrieve, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
@@ -157,6 +169,11 @@ class ResponseRoutes:
             raise
 
 
+async def _not_served(request: Request) -> Response:
+    """They would be taken for the ids of responses."""
+    raise NotFound("This server does not have this path of the Responses API.")
+
+
 async def _collect(run: ResponseRun) -> Response:
     assert run.generation is not None
     try:
@@ -193,7 +210,7 @@ def _check_include(request: Request) -> None:
     for name in (*params.getlist("include"), *params.getlist("include[]")):
         if name not in HARMLESS_INCLUDES:
             raise UnsupportedParameter(
-                f"{name!r} cannot be included by this server.", param="include"
+                f"{quoted(name)} cannot be included by this server.", param="include"
             )
 
 

@@ -14,7 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from grammar import structural_tag
 from grammar.backends.base import MAX_WHITESPACE
-from grammar.errors import GrammarTooLarge, InvalidGrammar, MatcherFailed
+from grammar.errors import GrammarTooLarge, InvalidGrammar, MatcherFailed, Unsatisfiable
 from grammar.spec import GrammarSpec
 from grammar.structural_tag import (
     AnyText,
@@ -51,6 +51,8 @@ _LIMITS = llguidance.LLParserLimits(
     max_items_in_row=5_000,
 )
 _ESTIMATED_BYTES_PER_SOURCE_BYTE = 200
+_TOKEN = re.compile(r"<\[|<\|")
+"""In Lark. A text may hold the like, which does no harm."""
 
 
 class LLGuidanceBackend:
@@ -65,21 +67,39 @@ class LLGuidanceBackend:
         assert self._tokenizer.vocab_size == vocabulary.size
 
     def compile(self, spec: GrammarSpec) -> LLGuidanceGrammar:
-        matcher = llguidance.LLMatcher(
-            self._tokenizer, _translate(spec), log_level=0, limits=_LIMITS
-        )
+        grammar = _translate(spec)
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
+            self._check_regexes(spec)
             raise _refusal(matcher.get_error())
-        return LLGuidanceGrammar(matcher, len(spec.source) * _ESTIMATED_BYTES_PER_SOURCE_BYTE)
+        return LLGuidanceGrammar(
+            matcher,
+            len(spec.source) * _ESTIMATED_BYTES_PER_SOURCE_BYTE,
+            names_tokens=_TOKEN.search(grammar) is not None,
+        )
+
+    def _check_regexes(self, spec: GrammarSpec) -> None:
+        """Raises ``InvalidGrammar`` at the first bad one of a structural tag."""
+        if spec.kind != "structural_tag":
+            return
+        for part in structural_tag.walk(structural_tag.parse(spec.document())):
+            if isinstance(part, Regex):
+                try:
+                    self.compile(GrammarSpec("regex", part.pattern))
+                except InvalidGrammar as error:
+                    raise InvalidGrammar(part.path, error.message) from None
 
     def load(self, spec: GrammarSpec, data: bytes) -> LLGuidanceGrammar:
         return self.compile(spec)
 
 
 class LLGuidanceGrammar:
-    def __init__(self, prototype: llguidance.LLMatcher, memory_bytes: int) -> None:
+    def __init__(
+        self, prototype: llguidance.LLMatcher, memory_bytes: int, *, names_tokens: bool
+    ) -> None:
         self._prototype = prototype
         self._memory_bytes = memory_bytes
+        self._names_tokens = names_tokens
 
     @property
     def memory_bytes(self) -> int:
@@ -89,12 +109,13 @@ class LLGuidanceGrammar:
         return b""  # compiling again is as quick
 
     def matcher(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self._prototype.deep_copy())
+        return LLGuidanceMatcher(self._prototype.deep_copy(), forces=not self._names_tokens)
 
 
 class LLGuidanceMatcher:
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, *, forces: bool) -> None:
         self._matcher = matcher
+        self._forces = forces
 
     def accept(self, token_id: int) -> bool:
         return bool(self._matcher.try_consume_tokens([token_id]) == 1)
@@ -114,7 +135,8 @@ class LLGuidanceMatcher:
         return bool(self._matcher.is_accepting())
 
     def forced_bytes(self) -> bytes:
-        return bytes(self._matcher.compute_ff_bytes())
+        # 1.9 computes a wrong mask after it has looked for bytes and found a special token.
+        return bytes(self._matcher.compute_ff_bytes()) if self._forces else b""
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -148,7 +170,7 @@ def _translate(spec: GrammarSpec) -> str:
         case "json_object":
             body = f"start: {_json({'type': 'object'})}"
         case "regex":
-            body = f"start: /{llguidance.regex_to_lark(spec.source, '')}/"
+            body = f"start: {_regex(spec.source)}"
         case "choice":
             body = "start: " + " | ".join(map(_literal, spec.document()))
         case "ebnf":
@@ -162,6 +184,10 @@ def _json(schema: Any) -> str:
     """A Lark expression for the documents of a schema."""
     schema = {} if schema is True else schema
     return "%json " + json.dumps(schema | {"x-guidance": _JSON_OPTIONS})
+
+
+def _regex(pattern: str) -> str:
+    return f"/{llguidance.regex_to_lark(pattern, '')}/" if pattern else '""'  # "//" is a comment
 
 
 def _literal(text: str) -> str:
@@ -226,7 +252,7 @@ class _LarkWriter:
             case ConstString(value):
                 return _literal(value)
             case Regex(pattern):
-                return f"/{llguidance.regex_to_lark(pattern, '')}/"
+                return _regex(pattern)
             case AnyText(excludes):
                 return _text_without((*ends, *excludes))
             case Sequence(elements):
@@ -297,7 +323,7 @@ def _text_without(texts: tuple[str, ...]) -> str:
 def _refusal(message: str) -> InvalidGrammar:
     unsatisfiable = re.search(r"Unsatisfiable schema: (.*)", message)
     if unsatisfiable:
-        return InvalidGrammar("$", f"nothing can satisfy the schema: {unsatisfiable[1]}")
+        return Unsatisfiable("$", f"nothing can satisfy the schema: {unsatisfiable[1]}")
     too_large = re.search(r"fuel|too (large|many|complex)|limit|exceeded", message)
     return (GrammarTooLarge if too_large else InvalidGrammar)("$", _plain(message))
 
@@ -305,4 +331,7 @@ def _refusal(message: str) -> InvalidGrammar:
 def _plain(message: str) -> str:
     """A message without its position in the Lark text, which is ours, and the excerpt there."""
     message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message)
-    return re.sub(r"\n\s*\d* \|.*|<non-verbose/>", "", message).strip()
+    message = re.sub(r"\n\s*\d* \|.*|<non-verbose/>|\n\s*\^+\s*(?=\n|$)", "", message)
+    return re.sub(
+        r"\(in regex\): regex parse error:\s.*\nerror: ", "", message, flags=re.DOTALL
+    ).strip()

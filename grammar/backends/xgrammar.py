@@ -97,7 +97,10 @@ class XGrammarMatcher:
         return bool(self._matcher.is_completed())
 
     def forced_bytes(self) -> bytes:
-        return self._matcher.find_jump_forward_string().encode()
+        try:
+            return self._matcher.find_jump_forward_string().encode()
+        except UnicodeDecodeError:  # within a character, of which it gives the rest
+            return b""
 
 
 def _message(error: RuntimeError) -> str:

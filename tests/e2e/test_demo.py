@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from engine.demo import MODEL_DIR
 from tests.e2e.demo_process import DemoProcess, maps_torch
 
 pytestmark = pytest.mark.pg
@@ -230,3 +232,27 @@ def _eventually(attempt: Callable[[], Any], *, within_s: float) -> Any:
         except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.2)
+
+
+def test_another_model_one_that_takes_no_chats(open_folder: Path, tmp_path: Path) -> None:
+    """A base model: it is asked to go on with a text, and the curl line asks the same."""
+    shutil.copytree(MODEL_DIR, tmp_path / "my-base")
+    (tmp_path / "my-base" / "chat_template.jinja").unlink()
+    arguments = ("--model", str(tmp_path / "my-base"))
+    with DemoProcess(open_folder / "data", *arguments, name="base") as demo:
+        ready = demo.wait_ready()
+        assert "/v1/completions" in demo.output()
+        assert '"model": "my-base"' in demo.output()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            ask(ready)  # for "demo"
+        assert demo.stop() == 0
+    assert demo.survivors() == []
+
+
+def test_a_model_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with DemoProcess(tmp_path / "data", "--model", "/no/such/model", name="missing") as demo:
+        assert demo.wait() == 1
+        assert (
+            demo.output().splitlines()[-1].startswith("sluice: there is no folder '/no/such/model'")
+        )
+    assert not (tmp_path / "data" / "postgres").exists()

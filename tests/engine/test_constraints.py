@@ -187,7 +187,7 @@ class TestEndings:
         monkeypatch.setattr(constraints._matchers[request], "accept", fail)
         ending = constraints.accept(request, ids("a"))
         assert ending is not None
-        assert (ending.reason, ending.error_code) == ("error", "internal")
+        assert (ending.reason, ending.error_code) == ("error", "invalid_request")
 
     def test_an_ignored_eos_still_ends_a_grammar(self, compiler: GrammarCompiler) -> None:
         constraints, request = Constraints(compiler, len(VOCAB)), make(ignore_eos=True)
@@ -504,6 +504,26 @@ class TestInTheEngine:
         harness.run()
         harness.check_outputs(errors={"bad"})
         assert harness.finished["bad"].error_code == "internal"
+
+    def test_a_matcher_that_fails_while_drafting_ends_its_request_and_no_other(
+        self, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        harness = self.harness(compiler)
+        harness.add("bad", 3, max_tokens=9, structured_outputs=StructuredOutputs(regex="a{8}"))
+        harness.add("free", 3, max_tokens=6)
+        while not harness.tokens["bad"]:
+            harness.step()
+        (matcher,) = harness.core._constraints._matchers.values()
+
+        def fail(*_: object) -> None:
+            raise MatcherFailed("too complex")
+
+        for name in ("forced_tokens", "legal_prefix", "fill_mask"):
+            monkeypatch.setattr(matcher, name, fail)
+        harness.run()
+        harness.check_outputs(errors={"bad"})
+        assert harness.finished["bad"].error_code == "invalid_request"
+        assert harness.finished["bad"].error == "structured_outputs: too complex"
 
     @OVERLAP
     def test_min_tokens_gives_in_to_the_grammar(

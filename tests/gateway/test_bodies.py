@@ -75,3 +75,26 @@ def test_errors_call_the_whole_what_it_is(data: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="message") as caught:
         bodies.decode(_decoder, data, what="message")
     assert "body" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("names", "param"),
+    [
+        ('{"a": 1, "b c": "x"}', "names.b c"),
+        ('{"a": null, "b": "x"}', "names.a"),
+        ('{"a": [], "b": {}}', "names.a"),
+        ('{"a": true}', "names.a"),
+        ('{"a": 1.5}', "names.a"),
+    ],
+)
+def test_the_key_of_a_mapping_is_named(names: str, param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        bodies.decode(_decoder, b'{"inner": [], "names": %s}' % names.encode())
+    assert caught.value.param == param
+    assert caught.value.message.startswith(f"Invalid value for {param}: expected `int`, got ")
+
+
+def test_a_body_that_is_broken_behind_the_value_at_fault() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        bodies.decode(_decoder, b'{"names": {"a": "x"}, "inner": [}')
+    assert caught.value.param == "names"

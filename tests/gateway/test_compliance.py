@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
@@ -27,6 +28,7 @@ FUNCTIONS = [
     FunctionDefinition(name="bare"),
     FunctionDefinition(name="strict", parameters={"type": "object"}, strict=True),
 ]
+TENANT = uuid4()
 LOOSE = LooseCalls(
     {function.name: function for function in FUNCTIONS},
     {"held": (UNIQUE,), "free": WHOLE, "bare": WHOLE},
@@ -47,12 +49,12 @@ def plain(found: Compliance | None) -> Any:
 @pytest.mark.asyncio
 async def test_a_document(checks: ComplianceChecks) -> None:
     unenforced = Unenforced(GrammarSpec.from_schema(TAGS, strict=False), (UNIQUE,))
-    assert plain(await checks.of_document(unenforced, '["a", "b"]')) == {
+    assert plain(await checks.of_document(unenforced, '["a", "b"]', tenant=TENANT)) == {
         "unenforced": [{"keyword": "uniqueItems", "path": UNIQUE.path}],
         "valid": True,
         "violations": [],
     }
-    failed = await checks.of_document(unenforced, '["a", "a"]')
+    failed = await checks.of_document(unenforced, '["a", "a"]', tenant=TENANT)
     assert not failed.valid
     assert [violation.path for violation in failed.violations] == ["$"]
 
@@ -65,7 +67,7 @@ async def test_calls_name_their_function_and_their_id(checks: ComplianceChecks) 
         Call("c3", "free", '{"a": 1}'),
         Call("c4", "strict", "{}"),
     ]
-    found = plain(await checks.of_calls(LOOSE, calls))
+    found = plain(await checks.of_calls(LOOSE, calls, tenant=TENANT))
     assert found["unenforced"] == [
         {"keyword": "uniqueItems", "path": UNIQUE.path, "function": "held"},
         {"keyword": "parameters", "path": "$", "function": "free"},
@@ -89,7 +91,7 @@ async def test_calls_name_their_function_and_their_id(checks: ComplianceChecks) 
     ],
 )
 async def test_one_call(checks: ComplianceChecks, name: str, arguments: str, valid: bool) -> None:
-    found = await checks.of_calls(LOOSE, [Call("c", name, arguments)])
+    found = await checks.of_calls(LOOSE, [Call("c", name, arguments)], tenant=TENANT)
     assert found is not None
     assert found.valid is valid
     assert bool(found.violations) is not valid
@@ -100,7 +102,10 @@ async def test_calls_that_were_held_to_all_of_their_schema_need_no_check() -> No
     def never(spec: GrammarSpec, text: str) -> Future[Report]:
         raise AssertionError(spec)
 
-    assert await ComplianceChecks(never).of_calls(LOOSE, [Call("c", "strict", "{}")]) is None
+    assert (
+        await ComplianceChecks(never).of_calls(LOOSE, [Call("c", "strict", "{}")], tenant=TENANT)
+        is None
+    )
 
 
 @pytest.mark.asyncio
@@ -112,7 +117,33 @@ async def test_what_cannot_be_found_out_is_neither_valid_nor_not(
     answers[0].set_exception(CompileTimeout(5))
     monkeypatch.setattr(compliance, "CHECK_TIMEOUT_S", 0.01)
     for _ in range(2):  # failed, and never done
-        found = await checks.of_calls(LOOSE, [Call("c", "free", "{}")])
+        found = await checks.of_calls(LOOSE, [Call("c", "free", "{}")], tenant=TENANT)
         assert found is not None
         assert (found.valid, found.violations) == (None, [])
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+@pytest.mark.asyncio
+async def test_slow_checks_of_one_tenant_do_not_queue_before_anothers() -> None:
+    asked: list[Future[Report]] = []
+
+    def validate(spec: GrammarSpec, text: str) -> Future[Report]:
+        asked.append(Future())
+        return asked[-1]
+
+    checks = ComplianceChecks(validate)
+    calls = [Call("c", "free", "{}")]
+    slow = [asyncio.create_task(checks.of_calls(LOOSE, calls, tenant=TENANT)) for _ in range(5)]
+    await asyncio.sleep(0.01)
+    assert len(asked) == 1
+    other = asyncio.create_task(checks.of_calls(LOOSE, calls, tenant=uuid4()))
+    await asyncio.sleep(0.01)
+    assert len(asked) == 2
+    asked[1].set_result(Report(()))
+    found = await other
+    assert found is not None
+    assert found.valid
+    for index in (0, 2, 3, 4, 5):
+        asked[index].set_result(Report(()))
+        await asyncio.sleep(0.01)
+    assert all(found is not None and found.valid for found in await asyncio.gather(*slow))

@@ -9,7 +9,15 @@ from starlette.exceptions import HTTPException
 
 from engine.errors import AdapterLoadError, EngineDead, InvalidRequest, QueueFull
 from gateway import errors
-from gateway.errors import ApiError, InternalError, to_api_error
+from gateway.errors import (
+    MAX_MESSAGE,
+    MAX_PARAM,
+    ApiError,
+    InternalError,
+    InvalidRequestError,
+    quoted,
+    to_api_error,
+)
 from grammar.errors import CompilerUnavailable, CompileTimeout, InvalidGrammar, UnsupportedKeyword
 from tenants.errors import (
     AdapterExists,
@@ -124,3 +132,12 @@ def test_retry_headers() -> None:
     assert InternalError("x").headers()["x-should-retry"] == "false"
     assert "x-should-retry" not in errors.NotFound("x").headers()
     assert errors.InvalidApiKey("x").headers()["www-authenticate"] == "Bearer"
+
+
+def test_what_a_client_sent_is_shown_in_part() -> None:
+    assert quoted("a'b") == repr("a'b")
+    assert quoted("x" * 64) == repr("x" * 64)
+    assert quoted("x" * 65) == repr("x" * 64 + "…")
+    shown = InvalidRequestError("y" * 10_000, param="z" * 10_000).object()
+    assert len(shown.message) == MAX_MESSAGE
+    assert shown.param == "z" * MAX_PARAM

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import sys
 import threading
@@ -52,16 +53,75 @@ def test_those_who_ask_at_once_share_one_compilation(compiler: GrammarCompiler) 
     assert len({id(future.result(60)) for future in futures}) == 1
 
 
-@pytest.mark.parametrize("source", ["a(", "(?=a)b", "(?!a)b", r"\bfoo", "[z-a]", r"(a)\1"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("a(", "(?=a)b", "(?!a)b", r"\bfoo", "[z-a]", r"(a)\1", "a{5,2}", r"\p{Nope}"),
+        *("", "()", r"[^\s\S]", "a{1000000000}", "a" * 300_000),
+    ],
+)
 def test_a_bad_regex_is_refused(compiler: GrammarCompiler, source: str) -> None:
     with pytest.raises(InvalidGrammar):
         compiler.compile(GrammarSpec("regex", source))
 
 
-@pytest.mark.parametrize("source", ['root ::= "a', "start: nothing", "start: /a(/", "%%%"])
-def test_a_bad_grammar_is_refused(compiler: GrammarCompiler, source: str) -> None:
-    with pytest.raises(InvalidGrammar):
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ('root ::= "a', ""),
+        ("start: nothing", "nothing"),
+        ("start: /a(/", "unclosed group"),
+        ("%%%", ""),
+        ("  \n", "empty"),
+        ("start:", "nothing but an empty output"),
+        ("root ::= ", "nothing but an empty output"),
+        ("start: a\na:", "nothing but an empty output"),
+        ("start: start", "no output can satisfy it"),
+        ("start: a\na: b\nb: a", "no output can satisfy it"),
+        ('start: "a" start', "Too many items"),
+        ("start: <[274]>", "no output can satisfy it"),
+        ("start: a\na[temperature=0.5]: /x/", "line 2: the attribute 'temperature'"),
+        ("start: a\na[lazy, capture]: /x/", "line 2: the attribute 'capture'"),
+        ("%import /etc/passwd\nstart: x", "Expected name"),
+    ],
+)
+def test_a_bad_grammar_is_refused(compiler: GrammarCompiler, source: str, message: str) -> None:
+    with pytest.raises(InvalidGrammar) as caught:
         compiler.compile(GrammarSpec("ebnf", source))
+    assert message in str(caught.value)
+    assert caught.value.message.splitlines()[-1].strip() != "^"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": 5, "maximum": 1},
+        {"type": "string", "minLength": 5, "maxLength": 1},
+        {"enum": []},
+    ],
+)
+def test_what_nothing_satisfies_is_refused_loosely_too(
+    vocabulary: Vocabulary, schema: dict[str, object]
+) -> None:
+    """Instead of handed on to a backend that leaves out what contradicts itself."""
+    compiler = GrammarCompiler(vocabulary, num_workers=0)
+    with pytest.raises(InvalidGrammar, match="nothing can satisfy"):
+        compiler.compile(GrammarSpec.from_schema(schema, strict=False))
+    assert "xgrammar" not in compiler._loaded
+    compiler.close()
+
+
+def test_a_bad_regex_within_a_tag_is_refused_with_its_place(compiler: GrammarCompiler) -> None:
+    regex = {"type": "regex", "pattern": "(?=a)b"}
+    elements = [{"type": "regex", "pattern": "ok"}, regex]
+    source = {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+    with pytest.raises(InvalidGrammar) as caught:
+        compiler.compile(GrammarSpec("structural_tag", json.dumps(source)))
+    assert caught.value.path == "$.format.elements[1].pattern"
+    regex["pattern"] = "((a{1,99}){1,99}){1,99}"
+    with pytest.raises(GrammarTooLarge) as caught:
+        compiler.compile(GrammarSpec("structural_tag", json.dumps(source)))
+    assert caught.value.path == "$.format.elements[1].pattern"
 
 
 @pytest.mark.parametrize(

@@ -196,9 +196,14 @@ def test_forced_tokens_are_legal_and_do_not_advance(
     assert matcher.num_tokens == 0
     assert all(matcher.accept(token_id) for token_id in forced)
     assert matcher.forced_tokens() == []
-    done = matcher_of(compiler, "regex", "")
+    done = matcher_of(compiler, "regex", "x?")
     assert done.accept(EOS)
     assert done.forced_tokens() == []
+
+
+def test_of_long_forced_texts_only_the_beginning_is_looked_at(compiler: GrammarCompiler) -> None:
+    forced = matcher_of(compiler, "choice", json.dumps(["q" * 5_000])).forced_tokens()
+    assert forced == [ord("q")] * 256
 
 
 def test_legal_prefix_stops_at_the_first_illegal_draft(compiler: GrammarCompiler) -> None:

@@ -15,6 +15,7 @@ from grammar.regex_size import expanded_size
         ("", 0),
         ("abc", 3),
         ("a{3}", 3),
+        ("a{1000000000000}", 10**12),
         ("a{2,5}b", 6),
         ("a{2,}", 2),
         ("a{0,3}", 3),

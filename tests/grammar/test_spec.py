@@ -33,11 +33,29 @@ def test_an_unknown_kind_is_refused_by_name() -> None:
         ("choice", '["a", 1]', r"at \$\[1\]"),
         ("ebnf", " \n", "empty"),
         ("json_object", "{}", "no source"),
+        ("json_schema", '{"const": ' + "9" * 5000 + "}", "too many digits"),
+        ("regex", "a\ud800", "half of a surrogate pair at 1"),
+        ("ebnf", 'start: "\udfff"', "surrogate"),
+        ("choice", r'["a", "\ud800"]', "surrogate"),
+        ("json_schema", r'{"properties": {"\uDFFF": true}}', "surrogate"),
+        ("structural_tag", r'{"type": "const_string", "value": "\ud800"}', "surrogate"),
+        ("ebnf", "start: a\na[temperature=2]: /x/", "line 2"),
     ],
 )
 def test_malformed_sources_are_refused(kind: Any, source: str, message: str) -> None:
     with pytest.raises(InvalidGrammar, match=message):
         GrammarSpec(kind, source).validate()
+
+
+def test_escapes_of_whole_characters_are_fine() -> None:
+    GrammarSpec("choice", r'["\ud83d\ude00", "\\ud800"]').validate()
+    GrammarSpec("ebnf", 'start: "[temperature]"').validate()
+
+
+def test_a_choice_has_a_length() -> None:
+    GrammarSpec.from_choices(["x" * 10_000]).validate()
+    with pytest.raises(GrammarTooLarge, match=r"10001 characters.*\$\[1\]"):
+        GrammarSpec.from_choices(["a", "x" * 10_001]).validate()
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -175,6 +175,7 @@ def complete(compiler: GrammarCompiler, source: dict[str, Any], token_ids: list[
     """Whether they are a complete output; mask and ``accept`` must agree all the way."""
     matcher = compiler.compile(GrammarSpec("structural_tag", json.dumps(source))).matcher()
     for token_id in (*token_ids, min(compiler.vocabulary.eos_token_ids)):
+        matcher.forced_tokens()  # which must change nothing
         legal = token_id in allowed_ids(matcher, compiler.vocabulary)
         assert matcher.accept(token_id) == legal
         if not legal:

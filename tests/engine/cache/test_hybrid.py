@@ -89,6 +89,21 @@ class TestRoom:
             cache.publish(new, TOKENS, num_written)
             assert first_places(new) == firsts
 
+    def test_whole_pieces_are_given_back_where_attention_reads_such(self) -> None:
+        cache, new = manager((None, 5), window_step=6), table()
+        cache.admit(new, PrefixHit(), 24)
+        cache.grow(new, 12)
+        for num_written, first in ((9, 0), (10, 3), (15, 3), (16, 6), (23, 9)):
+            cache.publish(new, TOKENS, num_written)
+            assert first_places(new) == [0, first]
+        cache.release(new, TOKENS)
+        assert cache.lookup(table(), [*TOKENS[:23], 1]).num_tokens == 23
+        hit = cache.lookup(table(), [*TOKENS[:17], 1])
+        assert hit.num_blocks == 8
+        again = table()
+        cache.admit(again, hit, 18)
+        assert first_places(again) == [0, 6]
+
     def test_the_longest_request_leaves_room_for_two_steps_in_flight(self) -> None:
         assert manager((None, 5), num_blocks=12).max_num_tokens == 12
         assert manager((None, 5), num_blocks=40).max_num_tokens == 2 * (40 - 12)
@@ -313,6 +328,7 @@ class CacheMachine(RuleBasedStateMachine):
         windows=st.sampled_from([(None, 3), (None, 4, 4, 1), (2,), (7, 2), (None, None, 5)]),
         num_blocks=st.integers(12, 40),
         chunk_tokens=st.integers(1, 8),
+        window_step=st.sampled_from([1, 3, 4]),
         enable_prefix_caching=st.booleans(),
         tenant_ceiling=st.sampled_from([1.0, 0.3]),
     )

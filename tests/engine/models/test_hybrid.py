@@ -12,18 +12,19 @@ import msgspec
 import pytest
 import torch
 
+from engine.attention.base import FP8
 from engine.cache.groups import peak_blocks
-from engine.cache.hybrid import HybridCacheManager
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import GenerateRequest, SamplingParams
 from engine.runner import load_runner
 from engine.spec.config import SpeculativeConfig
 from kernels import cpu
-from tests.engine.models.families import CASES, FALLBACK_CASES, Case, write
+from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
 from tests.engine.models.test_families import TOLERANCE, watch_logits
+from tests.engine.runner.emulated_graphs import emulate
 
-WINDOW, BLOCK_SIZE = 9, 4
+WINDOW, BLOCK_SIZE, FP8_NAN = 9, 4, 0x7F
 GROUPS: dict[str, tuple[int | None, ...]] = {
     "mistral": (WINDOW,),
     "gemma2": (None, WINDOW),
@@ -33,6 +34,13 @@ GROUPS: dict[str, tuple[int | None, ...]] = {
     "cohere2": (None, WINDOW, WINDOW, WINDOW),
 }
 """The layer groups that each checkpoint comes to."""
+DRAFTS = SpeculativeConfig(
+    method="ngram",
+    num_speculative_tokens=3,
+    prompt_lookup_min=1,
+    prompt_lookup_max=3,
+    adaptive=False,
+)
 
 
 def cases() -> list[Case]:
@@ -50,17 +58,19 @@ def cases() -> list[Case]:
 class Subject:
     """A checkpoint as transformers loads it, and engines of it whose free blocks are NaN."""
 
-    def __init__(self, case: Case, folder: Path) -> None:
+    def __init__(
+        self, case: Case, folder: Path, prompt_len: int = PROMPT_LEN, **changes: Any
+    ) -> None:
         from transformers import AutoModelForCausalLM
 
         self.case = case
-        self.folder = write(case, folder)
+        self.folder = write(case, folder, **changes)
         self.theirs: Any = AutoModelForCausalLM.from_pretrained(
             self.folder, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         rng = random.Random(1)
         vocab_size = self.theirs.config.get_text_config().vocab_size
-        self.prompt = [rng.randrange(3, vocab_size) for _ in range(45)]
+        self.prompt = [rng.randrange(3, vocab_size) for _ in range(prompt_len)]
 
     def logits(self, token_ids: list[int]) -> torch.Tensor:
         """[len(token_ids), vocab]"""
@@ -78,35 +88,36 @@ class Poisoned:
     """An engine; after each step, blocks with nothing that anybody may read are NaN."""
 
     def __init__(self, subject: Subject, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        options.setdefault("num_gpu_blocks_override", 120)
-        config = EngineConfig(
-            model=str(subject.folder),
-            device="cpu",
-            block_size=BLOCK_SIZE,
-            max_num_seqs=4,
-            num_threads=1,
-            max_num_batched_tokens=options.pop("max_num_batched_tokens", 64),
-            forecast_admission=False,
-            **options,
-        )
+        common = {
+            "device": "cpu",
+            "block_size": BLOCK_SIZE,
+            "max_num_seqs": 4,
+            "num_threads": 1,
+            "num_gpu_blocks_override": 120,
+            "max_num_batched_tokens": 64,
+            "forecast_admission": False,
+        }
+        config = EngineConfig(model=str(subject.folder), **{**common, **options})
         self.runner = load_runner(config)
         self.seen = watch_logits(self.runner, monkeypatch)
         self.core = EngineCore(
-            config, self.runner, max_model_len=128, eos_token_ids=frozenset(), overlap=False
+            config, self.runner, max_model_len=self.runner.max_model_len, overlap=False
         )
         self.tokens: dict[str, list[int]] = {}
         self.num_left_behind = 0
         self._poison()
 
     def _poison(self) -> None:
-        cache = self.core._cache
-        assert isinstance(cache, HybridCacheManager)
         for k_cache, v_cache in self.runner._cache.tensors:
             for tensor in (k_cache, v_cache):
-                tensor[cache.pool._blank] = math.nan
+                blank = self.core._cache.pool._blank
+                if tensor.dtype == FP8:
+                    tensor.view(torch.uint8)[blank] = FP8_NAN
+                else:
+                    tensor[blank] = math.nan
         for request in self.core.scheduler.running.values():
             firsts = [held.first for held in request.block_table.layer_groups]
-            self.num_left_behind = max(self.num_left_behind, *firsts)
+            self.num_left_behind = max([self.num_left_behind, *firsts])
 
     def add(self, name: str, prompt: list[int], max_tokens: int = 12) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
@@ -142,9 +153,9 @@ def test_logits(
     assert engine.runner.group_windows == GROUPS[subject.case.name]
     engine.add("a", subject.prompt)
     engine.run()
-    assert engine.num_left_behind >= (45 - WINDOW) // BLOCK_SIZE
+    assert engine.num_left_behind >= (PROMPT_LEN - WINDOW) // BLOCK_SIZE
     ours, theirs = torch.cat(engine.seen), subject.logits(subject.prompt + engine.tokens["a"][:-1])
-    assert (ours - theirs[44:]).abs().max() < TOLERANCE
+    assert (ours - theirs[PROMPT_LEN - 1 :]).abs().max() < TOLERANCE
 
 
 def test_logits_after_a_prefix_hit(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,19 +175,12 @@ def test_logits_after_a_prefix_hit(subject: Subject, monkeypatch: pytest.MonkeyP
     "options",
     [
         {},
+        {"async_scheduling": True},
         {"enable_prefix_caching": False, "watermark": 0.0},
         {"swap_space": 0.01, "watermark": 0.0},
-        {
-            "speculative_config": SpeculativeConfig(
-                method="ngram",
-                num_speculative_tokens=3,
-                prompt_lookup_min=1,
-                prompt_lookup_max=3,
-                adaptive=False,
-            )
-        },
+        {"speculative_config": DRAFTS},
     ],
-    ids=["plain", "full", "swapped", "drafts"],
+    ids=["plain", "overlap", "full", "swapped", "drafts"],
 )
 def test_batches_generate_what_transformers_does(
     subject: Subject, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -199,6 +203,41 @@ def test_batches_generate_what_transformers_does(
         assert (expected.max(1).values - chosen).max() < TOLERANCE, "another token is likelier"
     if len(GROUPS[subject.case.name]) == 2:
         assert (engine.core.stats().num_preemptions > 0) == scarce
+
+
+def test_keys_in_fp8_are_the_same_in_groups(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outputs(**options: Any) -> dict[str, list[int]]:
+        engine = Poisoned(subject, monkeypatch, kv_cache_dtype="fp8", **options)
+        for i in range(3):
+            engine.add(str(i), subject.prompt[i : 40 + i], max_tokens=30)
+        engine.run()
+        return engine.tokens
+
+    assert outputs() == outputs(disable_hybrid_kv_cache_manager=True)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_graphs_look_up_the_blocks_of_every_group(
+    subject: Subject, num_drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if subject.case in FALLBACK_CASES:
+        pytest.skip("transformers' code runs without graphs")
+    options = {"speculative_config": DRAFTS} if num_drafts else {}
+
+    def outputs(*, graphs: bool) -> dict[str, list[int]]:
+        engine = Poisoned(subject, monkeypatch, attention_backend="torch", **options)
+        if graphs:
+            decoding, checking, _ = emulate(engine.core, monkeypatch, num_drafts or 1)
+        for i in range(3):
+            engine.add(str(i), subject.prompt[i : 40 + i], max_tokens=30)
+        engine.run()
+        if graphs:
+            assert (checking if num_drafts else decoding).num_runs > 0
+        return engine.tokens
+
+    assert outputs(graphs=True) == outputs(graphs=False)
 
 
 def test_the_same_memory_holds_more_and_smaller_blocks(subject: Subject) -> None:

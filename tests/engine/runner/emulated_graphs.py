@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,14 @@ import torch
 
 from engine.attention.base import AttentionBatch, DeviceBatch
 from engine.attention.torch_ref import TorchAttention, TorchStepAttention
-from engine.llm import LLM
+from engine.core import EngineCore
 from engine.runner import sized_graphs
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.drafting import ChainDrafting
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.runner import TorchRunner
 from engine.runner.verify_graphs import VerifyGraphs
-from kernels import cuda
+from kernels import cuda, cuda_sampling
 
 MAX_QUERIES = 8
 
@@ -75,6 +75,11 @@ class EmulatedAttention(TorchAttention):
     sharing = None
     max_decode_queries = MAX_QUERIES
 
+    def __init__(self, windows: Sequence[int | None]) -> None:
+        """windows: of the layer groups, behind which nothing may be read."""
+        super().__init__(torch.device("cpu"), torch.float32)
+        self._windows = windows
+
     def prepare_decode(
         self, batch: DeviceBatch, block_size: int, num_queries: int = 1
     ) -> TorchStepAttention:
@@ -86,6 +91,7 @@ class EmulatedAttention(TorchAttention):
                 np.maximum(seq_lens, num_queries),
                 np.arange(size),
                 batch.block_table,
+                window=self._windows[batch.group],
             ),
             block_size,
         )
@@ -132,17 +138,17 @@ class Counted:
 
 
 def emulate(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, num_drafts: int
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch, num_drafts: int
 ) -> tuple[Counted, Counted, Counted | None]:
     """Graphs for an engine on the CPU, as ``load_runner`` makes them on a GPU: for plain decoding,
     for checking drafts, and for drafting where a network does that token by token."""
     monkeypatch.setattr(sized_graphs, "record", record)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(cuda, "step_inputs", step_inputs)
-    monkeypatch.setattr(cuda, "sample_rows", sample_rows)
-    runner = llm._core._runner  # type: ignore[attr-defined]
+    monkeypatch.setattr(cuda_sampling, "sample_rows", sample_rows)
+    runner = core._runner
     assert isinstance(runner, TorchRunner)
-    attention = EmulatedAttention(runner.device, torch.float32)
+    attention = EmulatedAttention(runner.group_windows)
     sizes = {"block_size": runner._block_size, "max_num_seqs": len(runner._table.tokens)}
     model, layers, table = runner._model, runner._cache.layers, runner._table
     decoding = DecodeGraphs(model, layers, table, attention, **sizes)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import torch
 
+from engine.cache.groups import LayerGroups, single_group
 from engine.cache.manager import NO_BLOCK
 from engine.messages import SamplingParams
 from engine.runner.inputs import ChunkFields, build_inputs, other_groups
@@ -9,6 +10,7 @@ from engine.runner.rows import RowTable
 from engine.scheduler.plan import Admission, Chunk
 
 BLOCK_SIZE = 4
+GROUPS = LayerGroups((None, 5, 3), ((1, 0), (0, 0), (2, 0), (0, 1)))
 
 
 def table() -> RowTable:
@@ -93,7 +95,7 @@ def test_an_admission_starts_the_row_afresh() -> None:
 
 
 def test_layer_groups_have_blocks_of_their_own() -> None:
-    rows = RowTable(6, 20, BLOCK_SIZE, torch.device("cpu"), (None, 5, 3))
+    rows = RowTable(6, 20, BLOCK_SIZE, torch.device("cpu"), GROUPS)
     admission = Admission(
         row=4,
         request_id="r",
@@ -111,6 +113,7 @@ def test_layer_groups_have_blocks_of_their_own() -> None:
         [0, 0, 3, 12, 0],
     ]
     assert not rows.block_tables[:, :4].any()
+    assert rows.by_layer(["one", "two"]) == {0: "one", 2: "two"}
     fields = ChunkFields.read([chunk(4, 10, 4, False)])
     first = build_inputs(fields, rows, BLOCK_SIZE)
     assert first.slots.tolist() == [22, 23, 28, 29]
@@ -124,7 +127,7 @@ def test_layer_groups_have_blocks_of_their_own() -> None:
 
 
 def test_one_group_with_a_window_says_so() -> None:
-    rows = RowTable(1, 8, BLOCK_SIZE, torch.device("cpu"), (5,))
+    rows = RowTable(1, 8, BLOCK_SIZE, torch.device("cpu"), single_group(2, 5))
     rows.admit(Admission(0, "r", [1, 2], 2, [1], SamplingParams()))
     fields = ChunkFields.read([chunk(0, 0, 2, True)])
     assert build_inputs(fields, rows, BLOCK_SIZE).attention.window == 5

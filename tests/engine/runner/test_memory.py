@@ -74,6 +74,11 @@ class TestLayerGroups:
             config = EngineConfig(model="m", disable_hybrid_kv_cache_manager=disabled)
             assert choose_groups(config, LOCAL, 256, CPU) == expected
 
+    def test_on_a_gpu_they_are_made_on_request_and_left_by_whole_tiles(self) -> None:
+        wanted = EngineConfig(model="m", disable_hybrid_kv_cache_manager=False)
+        groups = choose_groups(wanted, LOCAL, 256, GPU)
+        assert groups == replace(group_layers(LOCAL.layer_windows, 256), window_step=128)
+
     def test_a_gpu_and_a_draft_network_do_without(self) -> None:
         drafts = SpeculativeConfig(method="eagle", model="heads", num_speculative_tokens=2)
         alone = EngineConfig(model="m")
@@ -81,15 +86,12 @@ class TestLayerGroups:
         assert choose_groups(alone, LOCAL, 256, GPU) == single_group(6)
         assert choose_groups(beside, LOCAL, 256, CPU) == single_group(6)
 
-    def test_asking_for_them_in_vain_is_refused(self) -> None:
-        wanted = EngineConfig(model="m", disable_hybrid_kv_cache_manager=False)
-        with pytest.raises(ConfigError, match=r"disable_hybrid_kv_cache_manager = false: a GPU"):
-            choose_groups(wanted, LOCAL, 256, GPU)
+    def test_asking_for_them_beside_a_draft_network_is_refused(self) -> None:
         drafts = SpeculativeConfig(method="eagle", model="heads", num_speculative_tokens=2)
         beside = EngineConfig(
             model="m", disable_hybrid_kv_cache_manager=False, speculative_config=drafts
         )
-        with pytest.raises(ConfigError, match="a draft network"):
+        with pytest.raises(ConfigError, match=r"_manager = false: a draft network"):
             choose_groups(beside, LOCAL, 256, CPU)
 
     def test_the_longest_request_counts_every_group(self) -> None:

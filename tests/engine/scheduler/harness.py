@@ -117,6 +117,7 @@ class Harness:
         num_swap_blocks: int = 0,
         swap_s_per_block: float = 0.0,
         windows: Sequence[int | None] = (None,),
+        window_step: int = 1,
         **options: Any,
     ) -> None:
         options.setdefault("block_size", 4)
@@ -136,6 +137,7 @@ class Harness:
             num_swap_blocks=num_swap_blocks,
             swap_s_per_block=swap_s_per_block,
             windows=windows,
+            window_step=window_step,
         )
         self.adapters = ToyMemory()
         self.runner.adapters = self.adapters.kept

@@ -82,6 +82,18 @@ def test_a_prefix_is_found_behind_the_windows() -> None:
     assert [table[:8].count(-1) for table in admission.other_block_ids] == [6, 6]
 
 
+def test_what_a_window_leaves_behind_lets_the_next_request_in() -> None:
+    engine = harness(windows=(6,), num_blocks=14, max_num_batched_tokens=40, watermark=0.0)
+    engine.add("first", 30, max_tokens=20, ignore_eos=True)
+    engine.add("second", 30, max_tokens=2, ignore_eos=True)
+    engine.step()
+    assert [*engine.scheduler.running] == ["first"], "eight blocks each, at first"
+    engine.step()
+    assert [*engine.scheduler.running] == ["first", "second"]
+    engine.run()
+    engine.check_outputs()
+
+
 def test_branches_share_their_prompt_in_every_group() -> None:
     engine = harness(num_blocks=60, enable_prefix_caching=False)
     for name in "abc":

@@ -24,6 +24,8 @@ from engine.request import Request, RequestState
 from tests.engine.scheduler.harness import Harness
 
 TICK_S = 1e-4
+# One is enough nearly always; some situations come about once in a hundred examples.
+_MAX_ROUNDS = 4
 # Few tokens and few lengths, so that prompts often share prefixes.
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
@@ -61,6 +63,7 @@ class EngineMachine(RuleBasedStateMachine):
     """Situations that came about, in all runs together."""
     windows: ClassVar[st.SearchStrategy[Any]] = st.just((None,))
     """Of the layer groups."""
+    window_steps: ClassVar[st.SearchStrategy[int]] = st.just(1)
 
     @initialize(
         data=st.data(),
@@ -81,6 +84,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.harness = Harness(
             vocab_size=20,
             windows=data.draw(self.windows),
+            window_step=data.draw(self.window_steps),
             max_num_batched_tokens=budget,
             draft_hits=draft_hits,
             clock=lambda: next(ticks) * TICK_S,
@@ -97,9 +101,9 @@ class EngineMachine(RuleBasedStateMachine):
         slots = self.harness.scheduler._adapter_slots
         set_aside = slots.hold
 
-        def noted(request: Request) -> None:
+        def noted(request: Request) -> bool:
             self.seen["waited for an adapter's slot"] += 1
-            set_aside(request)
+            return set_aside(request)
 
         slots.hold = noted
 
@@ -232,6 +236,7 @@ class HybridMachine(EngineMachine):
     windows: ClassVar[st.SearchStrategy[Any]] = st.sampled_from(
         [(None, 3), (3,), (None, 5, 5), (6, 2), (1,), (None, None, 1)]
     )
+    window_steps: ClassVar[st.SearchStrategy[int]] = st.sampled_from([1, 2, 6])
 
     def count_situations(self) -> None:
         super().count_situations()
@@ -277,9 +282,12 @@ def test_the_engine_under_random_loads(
     machine: type[EngineMachine], situations: tuple[str, ...]
 ) -> None:
     machine.seen.clear()
-    run_state_machine_as_test(
-        machine,
-        settings=settings(max_examples=200, stateful_step_count=40, deadline=None),
-    )
-    missing = [situation for situation in situations if not machine.seen[situation]]
-    assert not missing, f"never met: {missing}; met: {machine.seen}"
+    for _ in range(_MAX_ROUNDS):
+        run_state_machine_as_test(
+            machine,
+            settings=settings(max_examples=200, stateful_step_count=40, deadline=None),
+        )
+        missing = [situation for situation in situations if not machine.seen[situation]]
+        if not missing:
+            return
+    pytest.fail(f"never met: {missing}; met: {machine.seen}")

@@ -125,9 +125,11 @@ class ToyRunner:
         num_swap_blocks: int = 0,
         swap_s_per_block: float = 0.0,
         windows: Sequence[int | None] = (None,),
+        window_step: int = 1,
     ) -> None:
         self.num_blocks = num_blocks
         self.group_windows = tuple(windows)
+        self.window_step = window_step
         self.num_lookahead_tokens = 0
         self.step_costs = None
         self.num_swap_blocks = num_swap_blocks
@@ -221,16 +223,22 @@ class ToyRunner:
             assert len(set(block_ids)) == len(block_ids), "a block twice in the tables of a row"
 
     def _first(self, group: int, position: int) -> int:
-        """The first position that a query at ``position`` reads."""
+        """The first position that a query at ``position`` sees."""
         window = self.group_windows[group]
         return 0 if window is None else max(0, position - window + 1)
+
+    def _first_read(self, group: int, position: int) -> int:
+        """The same for what is read, though it may be hidden."""
+        return self._first(group, position) // self.window_step * self.window_step
 
     def _live(self, row: Row) -> list[int]:
         """The blocks that the row may still read or write."""
         return [
             block_id
             for group, block_ids in enumerate(row.tables)
-            for block_id in block_ids[self._first(group, row.num_computed) // self._block_size :]
+            for block_id in block_ids[
+                self._first_read(group, row.num_computed) // self._block_size :
+            ]
             if block_id != NO_BLOCK
         ]
 
@@ -251,7 +259,7 @@ class ToyRunner:
         token_ids = [*row.token_ids[:known_end], *chunk.draft_token_ids]
         values = chain(token_ids, *self.regions[request_id])
         for group, block_ids in enumerate(row.tables):
-            first = self._first(group, start)
+            first = self._first_read(group, start)
             for position in range(first, start):
                 assert self._slots[self._slot(block_ids, position)] == values[position], (
                     f"{request_id} reads a wrong or stale slot at position {position}"

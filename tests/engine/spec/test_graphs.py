@@ -43,7 +43,7 @@ def test_plain_decoding_is_the_same(
     plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = engine(None, "plain")
-    decoding, checking, drafting = emulate(llm, monkeypatch, 1)
+    decoding, checking, drafting = emulate(llm._core, monkeypatch, 1)
     assert outputs(llm) == plain
     assert decoding.num_runs > 10
     assert checking.num_runs == 0
@@ -62,7 +62,7 @@ def test_outputs_are_those_without_graphs(
     eager = engine(folder, method, num_tokens)
     assert outputs(eager) == plain
     llm = engine(folder, method, num_tokens)
-    _, checking, drafting = emulate(llm, monkeypatch, num_tokens)
+    _, checking, drafting = emulate(llm._core, monkeypatch, num_tokens)
     assert outputs(llm) == plain
     assert checking.num_runs > 0
     if drafting is not None:
@@ -85,7 +85,7 @@ def test_any_number_of_drafts_up_to_the_most(
 ) -> None:
     """Where there is no graph for so many, a longer draft is cut."""
     llm = engine(folder, "eagle3", 5)
-    _, checking, drafting = emulate(llm, monkeypatch, 5)
+    _, checking, drafting = emulate(llm._core, monkeypatch, 5)
     adaptive = llm._core._speculator._adaptive  # type: ignore[attr-defined]
     monkeypatch.setattr(adaptive, "even_length", lambda batch, most: min(length, most))
     assert outputs(llm) == plain

@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.errors import Overloaded
 from gateway.middleware.errors import Errors
-from tests.gateway.raw_http import get
+from tests.gateway.raw_http import exchange, get
 from tests.gateway.serving import Gateway
 
 pytestmark = pytest.mark.asyncio
@@ -76,6 +76,12 @@ async def test_routes_that_are_not_there(gateway: Gateway) -> None:
     assert answer.status == 405
     assert answer.error["code"] == "method_not_allowed"
     assert answer.headers["allow"] == "POST"
+    # Two routes share this path.
+    head = f"PUT /v1/responses/r HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\n\r\n"
+    answer = await exchange(gateway, head.encode())
+    assert answer.status == 405
+    assert answer.headers["allow"] == "DELETE, GET, HEAD"
+    assert "DELETE, GET, HEAD" in answer.error["message"]
     # A slash too many is another path, and no redirect that would echo the Host header.
     answer = await get(gateway, "/v1/models/", authorization=key)
     assert answer.status == 404

@@ -458,6 +458,23 @@ async def test_ids_are_nothing_to_another_tenant(gateway: Gateway) -> None:
             await theirs.responses.create(model=MODEL, input=reference)
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("name", ["input_tokens", "compact"])
+async def test_paths_that_are_no_ids(gateway: Gateway, method: str, name: str) -> None:
+    raw = request(gateway, {"input": "hi"}).replace(b"POST", method.encode(), 1)
+    path = f"/v1/responses/{name}".encode()
+    answer = await exchange(gateway, raw.replace(b"/v1/responses", path))
+    assert (answer.status, answer.error["code"]) == (404, "not_found")
+    assert "does not have this path" in answer.error["message"]
+
+
+async def test_an_id_of_any_length_is_shown_in_part(gateway: Gateway) -> None:
+    key = f"Bearer {gateway.api_key}"
+    answer = await get(gateway, f"/v1/responses/{'x' * 4000}", authorization=key)
+    assert answer.status == 404
+    assert len(answer.error["message"]) < 200
+
+
 async def test_scopes(gateway: Gateway) -> None:
     only = await gateway.key("responses")
     async with gateway.openai(api_key=only) as client:
