@@ -508,13 +508,20 @@ CREATE FUNCTION public.quota_needs(p_asked public.quota_asked[]) RETURNS TABLE(s
     $$;
 
 CREATE FUNCTION public.quota_reap(p_now timestamp with time zone) RETURNS uuid
+    LANGUAGE sql
+    AS $$
+        SELECT quota_reap('0', p_now)
+    $$;
+
+CREATE FUNCTION public.quota_reap(p_patience interval, p_now timestamp with time zone) RETURNS uuid
     LANGUAGE plpgsql
     AS $$
     DECLARE
         v_row reservation;
         v_now timestamptz := coalesce(p_now, clock_timestamp());
     BEGIN
-        SELECT * INTO v_row FROM reservation WHERE expires_at <= v_now
+        SELECT * INTO v_row FROM reservation
+        WHERE expires_at <= v_now AND (state = 'queued' OR expires_at <= v_now - p_patience)
         ORDER BY expires_at LIMIT 1 FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
             RETURN NULL;

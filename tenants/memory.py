@@ -46,7 +46,7 @@ from tenants.names import (
     check_weight,
     normalize_name,
 )
-from tenants.store import Store
+from tenants.store import NO_TIME, Store
 from tenants.types import (
     Adapter,
     ApiKey,
@@ -429,8 +429,8 @@ class MemoryStore(Store):
             renewed.add(request_id)
         return renewed
 
-    async def reap(self) -> UUID | None:
-        held = self._quota.expired(self._now())
+    async def reap(self, *, patience: timedelta = NO_TIME) -> UUID | None:
+        held = self._quota.expired(self._now(), patience)
         if held is None:
             return None
         request = held.request

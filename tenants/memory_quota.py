@@ -214,9 +214,13 @@ class MemoryQuota:
                 self._scopes[scope_id].move_to(now)
                 self._scopes[scope_id].charge(1, tokens, cost_micro, month_of(now))
 
-    def expired(self, now: datetime) -> Reservation | None:
-        """The reservation whose lease ran out first, if there is one."""
-        late = [held for held in self.reservations.values() if held.expires_at <= now]
+    def expired(self, now: datetime, patience: timedelta) -> Reservation | None:
+        """The reservation whose lease ran out first, ``patience`` ago if it runs."""
+        late = [
+            held
+            for held in self.reservations.values()
+            if held.expires_at <= now - (patience if held.is_running else timedelta())
+        ]
         return min(late, key=lambda held: held.expires_at, default=None)
 
     def _granted(self, request: QuotaRequest, scopes: list[_State]) -> tuple[int, _Refusal | None]:

@@ -59,7 +59,7 @@ from tenants.rows import (
     record_of,
     tenant_of,
 )
-from tenants.store import Store
+from tenants.store import NO_TIME, Store
 from tenants.types import (
     Adapter,
     ApiKey,
@@ -397,8 +397,8 @@ class PostgresStore(Store):
         rows = await self._all("renew", owner, *counts, lease, self._now())
         return {row["request_id"] for row in rows}
 
-    async def reap(self) -> UUID | None:
-        request_id: UUID | None = (await self._one("reap", self._now()))["request_id"]
+    async def reap(self, *, patience: timedelta = NO_TIME) -> UUID | None:
+        request_id: UUID | None = (await self._one("reap", patience, self._now()))["request_id"]
         return request_id
 
     async def usage_totals(self, tenant_id: UUID) -> UsageTotals:

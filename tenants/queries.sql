@@ -212,7 +212,7 @@ RETURNING r.request_id;
 
 -- name: reap for operator
 -- Settles one request whose lease ran out.
-SELECT quota_reap($1) AS request_id;
+SELECT quota_reap($1, $2) AS request_id;
 
 -- name: usage_totals for tenant
 -- Sums over a tenant's ledger, from the sums by the hour.

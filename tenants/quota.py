@@ -169,13 +169,15 @@ class Quota:
         *,
         slice_tokens: int = SLICE_TOKENS,
         lease_s: float = 30.0,
+        patience_s: float = 120.0,
         queue_timeout_s: float = 30.0,
         overdraft_tokens: int = OVERDRAFT_TOKENS,
         usage_retention_months: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``overdraft_tokens`` is what each tenant may be given in this process, over its limits,
-        while the store is away: to new requests and to those that run.
+        """``patience_s`` after a lease has run out its owner counts as dead, and nobody as knowing
+        better what it generated. ``overdraft_tokens`` is what each tenant may be given in this
+        process, over its limits, while the store is away: to new requests and to those that run.
         ``usage_retention_months`` is the store's to act on.
         """
         assert slice_tokens > 1
@@ -183,6 +185,7 @@ class Quota:
         self.owner = uuid4()
         self._store = store
         self._lease = timedelta(seconds=lease_s)
+        self._patience = timedelta(seconds=patience_s)
         self._queue_timeout_s = queue_timeout_s
         self._overdraft_tokens = overdraft_tokens
         self._usage_retention_months = usage_retention_months
@@ -333,7 +336,7 @@ class Quota:
             await self._store.renew(self.owner, generated, self._lease)
         if self._clock() < self._reaps_from:
             return
-        while (request_id := await self._store.reap()) is not None:
+        while (request_id := await self._store.reap(patience=self._patience)) is not None:
             logger.warning("Request %s was settled for its dead owner", request_id)
 
     def _spare_the_living(self) -> None:

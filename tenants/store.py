@@ -27,6 +27,8 @@ from tenants.types import (
     UsageTotals,
 )
 
+NO_TIME = timedelta()
+
 
 class Store(Protocol):
     """Tenants, projects, keys and the ledger.
@@ -184,8 +186,10 @@ class Store(Protocol):
         ``generated`` is by request id; it is what is charged should the owner die.
         """
 
-    async def reap(self) -> UUID | None:
-        """Settle one request whose lease ran out, as ``error``; None when there is none."""
+    async def reap(self, *, patience: timedelta = NO_TIME) -> UUID | None:
+        """Settle one request whose lease ran out ``patience`` ago, as ``error``; None when there is
+        none. One that only queues is released as soon as its lease has run out.
+        """
 
     async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
         """Sums over the tenant's ledger."""

@@ -366,16 +366,31 @@ class TestLeases:
             await take(quota, who)
         # The process dies; another one's beat settles at the last renewal.
         store.time.advance(seconds=1)
-        await Quota(store).beat()
+        await Quota(store, patience_s=0).beat()
         totals = await store.usage_totals(who.tenant.id)
         assert (totals.requests, totals.completion_tokens) == (1, 9)
+
+    async def test_an_owner_that_was_slow_settles_for_itself(self, store: Store) -> None:
+        """Its slot is another's by then, but what it generated is charged, to the token."""
+        who = await make(store, max_concurrent=1)
+        slow = Quota(store, lease_s=0.05)
+        hold = await take(slow, who)
+        await asyncio.sleep(0.1)
+        neighbour = Quota(store)
+        await neighbour.beat()
+        other = await take(neighbour, who)
+        hold.note(77)
+        await settle(store, who, hold)
+        totals = await store.usage_totals(who.tenant.id)
+        assert (totals.requests, totals.completion_tokens) == (1, 77)
+        await settle(store, who, other)
 
     async def test_run_beats_until_cancelled(self) -> None:
         store = WatchedStore()
         who = await make(store, max_concurrent=1)
         await take(Quota(store, lease_s=0.01), who)
         store.time.advance(seconds=1)
-        running = asyncio.create_task(Quota(store, lease_s=0.03).run())
+        running = asyncio.create_task(Quota(store, lease_s=0.03, patience_s=0).run())
         async with asyncio.timeout(30):
             while not (await store.usage_totals(who.tenant.id)).requests:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
@@ -387,7 +402,7 @@ class TestLeases:
         """All leases have run out meanwhile: who comes back first must not settle the others."""
         store, now = WatchedStore(), 0.0
         who = await make(store, max_concurrent=5)
-        mine, other = (Quota(store, lease_s=30, clock=lambda: now) for _ in range(2))
+        mine, other = (Quota(store, lease_s=30, patience_s=0, clock=lambda: now) for _ in range(2))
         hold = await take(other, who)
         dead = await take(Quota(store, lease_s=30), who)
         other._spare_the_living()

@@ -331,6 +331,26 @@ class TestSlots:
         assert await timed.reap() == dead.request_id
         assert await timed.renew(dead.owner, {dead.request_id: 9}, LEASE) == set()
 
+    async def test_with_patience_its_owner_may_settle_for_itself(
+        self, timed: Store, clock: Clock
+    ) -> None:
+        key = await limited(timed, max_concurrent=1, max_queued=1)
+        slow, dead, queued = ask(key, prompt=10), ask(key), ask(key)
+        await timed.reserve(slow)
+        assert (await timed.reserve(queued)).state == "queued"
+        clock.advance(seconds=31)
+        patience = timedelta(seconds=60)
+        assert await timed.reap(patience=patience) == queued.request_id
+        assert await timed.reap(patience=patience) is None
+        assert (await timed.reserve(dead)).state == "running", "its slot is free meanwhile"
+        assert await settle(timed, slow, completion=12)
+        clock.advance(seconds=89)
+        assert await timed.reap(patience=patience) is None
+        clock.advance(seconds=1)
+        assert await timed.reap(patience=patience) == dead.request_id
+        totals = await timed.usage_totals(key.tenant_id)
+        assert (totals.requests, totals.completion_tokens) == (2, 12)
+
     async def test_only_its_owner_renews_a_lease(self, timed: Store) -> None:
         request = ask(await limited(timed, max_concurrent=1))
         await timed.reserve(request)
