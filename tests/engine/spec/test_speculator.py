@@ -27,6 +27,7 @@ class TimedRunner:
     """Runs steps on a device of its own, and drafts on it; drafts are right by chance."""
 
     group_windows = (None,)
+    window_step = 1
     num_blocks = 4096
     num_swap_blocks = 0
     swap_s_per_block = 0.0
