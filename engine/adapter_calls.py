@@ -1,4 +1,4 @@
-"""What the engine was asked about adapters and has not answered yet."""
+"""Loading and unloading adapters, from the client's side: ``EngineClient.adapters``."""
 
 from __future__ import annotations
 
@@ -6,39 +6,54 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from engine.errors import EngineDead
-from engine.messages import AdapterAnswer, LoadAdapter, UnloadAdapter
+from engine.errors import AdapterLoadError, EngineDead
+from engine.messages import AdapterAnswer, AdapterRef, ClientMessage, LoadAdapter, UnloadAdapter
 
 
 class AdapterCalls:
-    """Of one ``EngineClient``."""
+    """What the engine was asked about adapters, and has not answered yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[[ClientMessage], None]) -> None:
+        """``send`` raises ``EngineDead`` while none runs, ``QueueFull`` if it reads nothing."""
+        self._send = send
         self._waiters: dict[int, asyncio.Future[AdapterAnswer]] = {}
         self._ids = itertools.count()
 
-    async def ask(
-        self,
-        send: Callable[[LoadAdapter | UnloadAdapter], None],
-        message: Callable[[int], LoadAdapter | UnloadAdapter],
-    ) -> AdapterAnswer:
-        """Send ``message`` of a new id, and wait for its answer. Raises what ``fail`` says."""
+    async def load(self, adapter: AdapterRef) -> AdapterAnswer:
+        """Have it read and checked beside what runs: its digest, rank and base model.
+
+        Requests may name it without this, too. Raises ``AdapterLoadError``, and as ``send``.
+        """
+        answer = await self._ask(lambda call_id: LoadAdapter(call_id, adapter))
+        if answer.error is not None:
+            raise AdapterLoadError(answer.error)
+        return answer
+
+    async def unload(self, name: str) -> None:
+        """The engine refuses requests that name it from now on; those there are run to their end.
+
+        Unknown names pass. Raises as ``send``; a dead engine has forgotten it, too.
+        """
+        await self._ask(lambda call_id: UnloadAdapter(call_id, name))
+
+    async def _ask(self, message: Callable[[int], ClientMessage]) -> AdapterAnswer:
         call_id = next(self._ids)
-        send(message(call_id))
+        self._send(message(call_id))
         waiter: asyncio.Future[AdapterAnswer] = asyncio.get_running_loop().create_future()
         self._waiters[call_id] = waiter
         try:
             return await waiter
         finally:
-            self._waiters.pop(call_id, None)
+            del self._waiters[call_id]
 
     def hear(self, answer: AdapterAnswer) -> None:
+        """An answer came."""
         waiter = self._waiters.get(answer.call_id)
         if waiter is not None and not waiter.done():
             waiter.set_result(answer)
 
     def fail(self, reason: str) -> None:
-        """No answer will come."""
+        """No answer will come any more: the engine is dead."""
         for waiter in self._waiters.values():
             if not waiter.done():
                 waiter.set_exception(EngineDead(f"the engine died: {reason}"))

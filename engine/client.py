@@ -18,7 +18,6 @@ from engine.adapter_calls import AdapterCalls
 from engine.backlog import Backlog
 from engine.config import EngineConfig
 from engine.errors import (
-    AdapterLoadError,
     ConfigError,
     EngineDead,
     EngineError,
@@ -28,14 +27,13 @@ from engine.errors import (
 from engine.messages import (
     AbortRequest,
     AdapterAnswer,
-    AdapterRef,
+    ClientMessage,
     EngineMessage,
     Failed,
     FinishReason,
     GenerateRequest,
     Grant,
     GrantTokens,
-    LoadAdapter,
     LoadProgress,
     ParkRequest,
     Ping,
@@ -43,7 +41,6 @@ from engine.messages import (
     RequestOutput,
     Stats,
     StepOutputs,
-    UnloadAdapter,
     UnparkRequest,
 )
 from engine.transport import EngineProcess, MakeTransport, Transport
@@ -253,7 +250,7 @@ class EngineClient:
         self._progress_at = 0.0
         self._pings: deque[tuple[asyncio.Future[Stats], int]] = deque()
         """Each with what had been sent before it: ``Backlog.mark``."""
-        self._adapter_calls = AdapterCalls()
+        self.adapters = AdapterCalls(self._send_now)
         self._asked: asyncio.Future[Stats] | None = None
         """The ping of all that wait for a fresh word on the queue."""
         self._backlog = Backlog(config)
@@ -303,7 +300,7 @@ class EngineClient:
                     error_code="internal",
                 )
             )
-        self._adapter_calls.fail(self._dead_because)
+        self.adapters.fail(self._dead_because)
         if self._transport is not None:
             await self._transport.stop(self._shutdown_timeout_s)
 
@@ -372,33 +369,6 @@ class EngineClient:
         _ = self.info
         return await self._ping()
 
-    # -- adapters
-
-    async def load_adapter(self, adapter: AdapterRef) -> AdapterAnswer:
-        """Have it read and checked beside what runs: its digest, rank and base model.
-
-        Requests may name it without this, too. Raises ``AdapterLoadError``, ``EngineDead``.
-        """
-        _ = self.info
-        assert self._transport is not None
-        answer = await self._adapter_calls.ask(
-            self._transport.send, lambda call_id: LoadAdapter(call_id, adapter)
-        )
-        if answer.error is not None:
-            raise AdapterLoadError(answer.error)
-        return answer
-
-    async def unload_adapter(self, name: str) -> None:
-        """The engine refuses requests that name it from now on; those there are run to their end.
-
-        Unknown names pass. Raises ``EngineDead``: then it is forgotten, too.
-        """
-        _ = self.info
-        assert self._transport is not None
-        await self._adapter_calls.ask(
-            self._transport.send, lambda call_id: UnloadAdapter(call_id, name)
-        )
-
     # -- messages
 
     def _on_message(self, message: EngineMessage) -> None:
@@ -409,7 +379,7 @@ class EngineClient:
             case Stats():
                 self._on_stats(message)
             case AdapterAnswer():
-                self._adapter_calls.hear(message)
+                self.adapters.hear(message)
             case LoadProgress():
                 if self._on_progress is not None:
                     self._on_progress(message)
@@ -441,6 +411,12 @@ class EngineClient:
             self._backlog.hear(stats, mark)
             if not waiter.done():
                 waiter.set_result(stats)
+
+    def _send_now(self, message: ClientMessage) -> None:
+        """Raises ``EngineDead``, ``QueueFull``."""
+        _ = self.info
+        assert self._transport is not None
+        self._transport.send(message)
 
     def _ping(self) -> asyncio.Future[Stats]:
         assert self._transport is not None
@@ -548,7 +524,7 @@ class EngineClient:
                 waiter.set_exception(EngineDead(str(error)))
                 waiter.exception()  # nobody need be waiting
         self._pings.clear()
-        self._adapter_calls.fail(self._dead_because)
+        self.adapters.fail(self._dead_because)
         self._unsent_aborts.clear()
         self._unsent_parks.clear()
         self._unsent_grants.clear()

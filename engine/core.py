@@ -345,6 +345,7 @@ class EngineCore:
                 self._sample_constrained(step)
             if not self._overlap:
                 self._collect()
+        self._speculator.learn(self._requests)  # while the device works
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -388,7 +389,7 @@ class EngineCore:
     def _collect(self) -> None:
         """Take in the oldest step in flight."""
         result = self._runner.collect()
-        self._speculator.collected(result, self._requests)
+        self._speculator.collected(result)
         for request, token_ids in self.scheduler.update(result):
             if request.constrained and not request.finished:
                 ending = self._constraints.accept(request, token_ids)

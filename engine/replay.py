@@ -32,6 +32,7 @@ from engine.messages import (
 )
 from engine.process import Engine, OnProgress, main
 from engine.tokenizer import Tokenizer
+from engine.transport import ABORTS_ENV
 
 TEXT = """\
 The quick brown fox jumps over the lazy dog. A stream of words is best when it neither stalls nor \
@@ -61,7 +62,10 @@ class ReplayCore:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        on_abort: Callable[[str], None] | None = None,
     ) -> None:
+        """``on_abort`` is told of each request that is aborted while it runs."""
+        self._on_abort = on_abort
         self._text = text
         self._interval_s = 1 / tokens_per_s
         self._clock = clock
@@ -104,6 +108,8 @@ class ReplayCore:
     def abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             if request_id in self._running:
+                if self._on_abort is not None:
+                    self._on_abort(request_id)
                 self._forget(request_id)
                 self._outputs.append(RequestOutput(request_id, [], "abort"))
 
@@ -206,7 +212,14 @@ def build(tokens_per_s: float, config: EngineConfig, on_progress: OnProgress) ->
         pid=os.getpid(),
     )
     text = tokenizer.encode(TEXT, add_special_tokens=False)
-    return Engine(ReplayCore(text, tokens_per_s), ready)
+    notes = os.environ.get(ABORTS_ENV)
+    on_abort = None if notes is None else partial(_note, notes)
+    return Engine(ReplayCore(text, tokens_per_s, on_abort=on_abort), ready)
+
+
+def _note(path: str, request_id: str) -> None:
+    with open(path, "a") as file:
+        file.write(f"{time.monotonic()} {request_id}\n")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,10 @@ IDLE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Environment in which torch's CPU threads sleep between two operators. By default they spin, on
 cores that the gateway needs: with as many threads as cores, that costs up to 8 times the speed."""
 
+ABORTS_ENV = "SLUICE_REPLAY_ABORTS"
+"""Names a file in which ``engine.replay`` notes each abort, on a line of its own: when it arrived
+(``time.monotonic``), and whose."""
+
 OnMessage = Callable[[EngineMessage], None]
 OnExit = Callable[[str], None]
 

@@ -61,7 +61,7 @@ class Adapters:
         folder = await asyncio.to_thread(_folder, self._root, path)
         adapter_id = uuid4()
         try:
-            read = await self._engine.load_adapter(
+            read = await self._engine.adapters.load(
                 AdapterRef(name=adapter_id.hex, path=str(self._root / folder))
             )
             return await self._store.create_adapter(
@@ -100,7 +100,7 @@ class Adapters:
         while True:
             adapter_id = await self._deleted.get()
             try:
-                await self._engine.unload_adapter(adapter_id.hex)
+                await self._engine.adapters.unload(adapter_id.hex)
             except EngineDead:
                 pass  # the next one knows of nothing
             except QueueFull as error:

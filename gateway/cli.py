@@ -152,23 +152,68 @@ def bench(
             "Without --url the demo replays a fixed text.",
         ),
     ] = None,
-    pid: Annotated[
-        int | None,
-        typer.Option(help="Process of the server at --url, to measure its CPU time."),
+    websocket: Annotated[
+        bool, typer.Option("--websocket", help="Over the WebSocket /v1/chat, not as SSE.")
+    ] = False,
+    duration: Annotated[
+        float | None, typer.Option(min=1, help="Seconds for each level, in place of --requests.")
     ] = None,
+    stalled: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of streams whose readers stop reading.")
+    ] = 0.0,
+    leaving: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of requests whose clients leave; without --url, it is measured when the "
+            "engine hears of it.",
+        ),
+    ] = 0.0,
+    most: Annotated[
+        bool,
+        typer.Option("--most", help="Go on for the most streams that keep the engine's pace."),
+    ] = False,
+    pid: Annotated[
+        list[int] | None,
+        typer.Option(help="A process of the server at --url, to measure its CPU time and memory."),
+    ] = None,
+    through: Annotated[
+        str | None,
+        typer.Option(help="An OpenAI-compatible proxy in front of --url, measured beside it."),
+    ] = None,
+    through_key: Annotated[str | None, typer.Option(help="The key to use there.")] = None,
+    through_pid: Annotated[list[int] | None, typer.Option(help="A process of that proxy.")] = None,
     output: Annotated[
         Path | None, typer.Option("--json", help="Write the figures to this file; - for stdout.")
     ] = None,
 ) -> None:
-    """Measure streaming over HTTP: requests/s, tokens/s and time to first token."""
+    """Measure streaming over HTTP: tokens/s, time to first token, gaps, CPU and memory."""
     from gateway import bench as benchmark
 
-    levels = concurrency or [1, 16, 64]
-    benchmark.run(
-        benchmark.Target(url=url, key=key, replay_tokens_per_s=replay, pid=pid),
-        levels,
-        num_requests=requests,
+    target = benchmark.Target(
+        url=url,
+        key=key,
+        replay_tokens_per_s=replay,
+        pids=pid or [],
+        through=through,
+        through_key=through_key,
+        through_pids=through_pid or [],
+    )
+    manner = benchmark.Manner(
         max_tokens=max_tokens,
+        replay_tokens_per_s=replay,
+        uses_websocket=websocket,
+        stalled=stalled,
+        leaving=leaving,
+    )
+    benchmark.run(
+        target,
+        concurrency or [1, 16, 64],
+        num_requests=requests,
+        manner=manner,
+        duration_s=duration,
+        most=most,
         output=output,
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels import build, ops, reference
+from kernels import build, cuda_sampling, ops
 
 MAX_DECODE_ROWS = 32
 """Query tokens times query heads per KV head that one pass of the decode kernel takes."""
@@ -20,29 +20,12 @@ CTAS_PER_SM = {64: 2, 96: 2, 128: 2, 256: 1}
 _logger = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int64]
 MAX_SKINNY_TOKENS = 16
-MAX_TOP_LOGPROBS = 512
-"""The most that the kernel of ``token_logprobs`` reports."""
-PENALTY_CTAS = 64
-"""Rows that ``apply_penalties`` works on at the same time; each counts in memory of its own."""
 DECODE_HEAD_DIMS = frozenset(CTAS_PER_SM)
 PREFILL_HEAD_DIMS = frozenset({64, 128, 256})
 PREFILL_ROWS = 128
 """Query tokens times query heads per KV head in a tile of the prefill kernel."""
 DECODE_DTYPES = frozenset({torch.bfloat16, torch.float16})
 FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
-
-SAMPLING_ROW = np.dtype(
-    [
-        ("temperature", np.float32),
-        ("top_p", np.float32),
-        ("min_p", np.float32),
-        ("top_k", np.int32),
-        ("seed", np.uint64),
-        ("unused", np.uint64),
-    ]
-)
-"""How a request samples, see sampling.cuh: temperature 0 takes the best token; top_p 1, min_p 0 and
-top_k of the vocabulary or more keep all."""
 
 
 @functools.cache
@@ -72,9 +55,17 @@ def max_decode_rows(head_dim: int) -> int:
 def register() -> None:
     """Serve tensors on GPUs with these kernels wherever ``ops`` is called."""
     load()
-    for op in (rms_norm, silu_mul, rope_and_cache, apply_token_bitmask, sample, token_logprobs):
+    for op in (
+        rms_norm,
+        silu_mul,
+        rope_and_cache,
+        cuda_sampling.apply_token_bitmask,
+        cuda_sampling.sample,
+        cuda_sampling.token_logprobs,
+    ):
         ops.register(op.__name__, "cuda", op, dtypes=FLOATS)
-    ops.register("apply_penalties", "cuda", apply_penalties, dtypes={torch.float32})
+    penalties = cuda_sampling.apply_penalties
+    ops.register("apply_penalties", "cuda", penalties, dtypes={torch.float32})
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,87 +512,3 @@ def step_inputs(
         batch_table,
         block_size,
     )
-
-
-def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
-    """See ``reference.apply_token_bitmask``; no two masks may belong to the same row."""
-    torch.ops.sluice_cuda.apply_token_bitmask(logits, bitmask, rows)
-
-
-def apply_penalties(
-    logits: torch.Tensor,
-    tokens: torch.Tensor,
-    where: torch.Tensor,
-    strengths: torch.Tensor,
-    *,
-    max_len: int,
-) -> None:
-    """See ``reference.apply_penalties``; on one stream at a time."""
-    counts = _penalty_counts(logits.device, logits.shape[1])
-    torch.ops.sluice_cuda.apply_penalties(logits, tokens, where, strengths, counts)
-
-
-@functools.cache
-def _penalty_counts(device: torch.device, vocab_size: int) -> torch.Tensor:
-    """Where ``apply_penalties`` counts: zero between launches."""
-    return torch.zeros(PENALTY_CTAS, vocab_size, dtype=torch.int32, device=device)
-
-
-def token_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
-) -> reference.Logprobs:
-    """See ``reference.token_logprobs``."""
-    if num_top > MAX_TOP_LOGPROBS:
-        return reference.token_logprobs(logits, token_ids, num_top)
-    num_rows, device = len(token_ids), logits.device
-    logprobs = torch.empty(num_rows, dtype=torch.float32, device=device)
-    ranks = torch.empty(num_rows, dtype=torch.int64, device=device)
-    top_ids = torch.empty(num_rows, num_top, dtype=torch.int64, device=device)
-    top_logprobs = torch.empty(num_rows, num_top, dtype=torch.float32, device=device)
-    found = logprobs, ranks, top_ids, top_logprobs
-    torch.ops.sluice_cuda.token_logprobs(*found, logits, token_ids)
-    return found
-
-
-def sample_rows(
-    logits: torch.Tensor,
-    table: torch.Tensor,
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    tokens: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Draw a token for each row of logits as its entry of ``table`` says: int64 [num_rows].
-
-    logits: [num_rows, vocab], any float dtype; table: [max_rows, 32] uint8, ``SAMPLING_ROW`` each;
-    rows, positions: [num_rows] int32. With ``tokens`` [max_rows, max_len] the draw is stored at
-    ``tokens[row, position]`` too. Nothing is written for row -1.
-    """
-    out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    torch.ops.sluice_cuda.sample(out, logits, table, rows, positions, tokens)
-    return out
-
-
-def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor | None,
-    top_p: torch.Tensor | None,
-    min_p: torch.Tensor | None,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-) -> torch.Tensor:
-    """See ``reference.sample``."""
-    how = np.zeros(logits.shape[0], SAMPLING_ROW)
-    how["temperature"] = temperature.cpu().numpy()
-    how["top_k"] = logits.shape[1] if top_k is None else top_k.cpu().numpy()
-    how["top_p"] = 1 if top_p is None else top_p.cpu().numpy()
-    how["min_p"] = 0 if min_p is None else min_p.cpu().numpy()
-    how["seed"] = seeds.cpu().numpy().view(np.uint64)
-    table = torch.from_numpy(sampling_bytes(how)).to(logits.device)
-    rows = torch.arange(len(how), dtype=torch.int32, device=logits.device)
-    return sample_rows(logits, table, rows, positions.to(logits.device, torch.int32))
-
-
-def sampling_bytes(rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
-    """``SAMPLING_ROW`` entries as ``sample_rows`` takes them: [num_rows, 32]."""
-    return rows.view(np.uint8).reshape(len(rows), SAMPLING_ROW.itemsize)

@@ -20,7 +20,7 @@ from engine.runner.static_inputs import SentRows, SequenceBuffers
 from engine.runner.verify_graphs import capture_lengths, capture_sizes
 from engine.sampling.cuda import CudaSampler
 from engine.spec.draft_network import ChainNetwork
-from kernels import cuda
+from kernels import cuda_sampling
 
 
 class DraftGraphs:
@@ -118,4 +118,6 @@ class DraftGraphs:
         self, hidden: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
         logits = self._network.logits(hidden)
-        return cuda.sample_rows(logits, self._sampler.table(), rows, positions, self._table.tokens)
+        return cuda_sampling.sample_rows(
+            logits, self._sampler.table(), rows, positions, self._table.tokens
+        )

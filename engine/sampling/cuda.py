@@ -8,7 +8,7 @@ import torch
 from engine.messages import SamplingParams
 from engine.sampling.processors import Ints
 from engine.sampling.sampler import DeviceRows, RowMask, Sampler
-from kernels import cuda
+from kernels import cuda_sampling
 from kernels.transfer import to_device
 
 
@@ -25,9 +25,9 @@ class CudaSampler(Sampler):
         device: torch.device,
     ) -> None:
         super().__init__(max_num_rows, vocab_size, eos_token_ids, seed=seed, device=device)
-        shape = (max_num_rows, cuda.SAMPLING_ROW.itemsize)
+        shape = (max_num_rows, cuda_sampling.SAMPLING_ROW.itemsize)
         self._table = torch.zeros(shape, dtype=torch.uint8, device=device)
-        """``cuda.SAMPLING_ROW`` of each row, if it ``_is_current``."""
+        """``cuda_sampling.SAMPLING_ROW`` of each row, if it ``_is_current``."""
         self._is_current = False
 
     def admit(
@@ -80,20 +80,20 @@ class CudaSampler(Sampler):
     def _draw_rows(
         self, tokens: torch.Tensor | None, logits: torch.Tensor, at: DeviceRows
     ) -> torch.Tensor:
-        return cuda.sample_rows(logits, self.table(), at.rows, at.positions, tokens)
+        return cuda_sampling.sample_rows(logits, self.table(), at.rows, at.positions, tokens)
 
     def table(self) -> torch.Tensor:
-        """How each row draws now, for ``cuda.sample_rows``. Always the same memory."""
+        """How each row draws now, for ``cuda_sampling.sample_rows``. Always the same memory."""
         if not self._is_current:
             self._table.copy_(self._upload())
             self._is_current = True
         return self._table
 
     def _upload(self) -> torch.Tensor:
-        table = np.zeros(len(self._temperature), cuda.SAMPLING_ROW)
+        table = np.zeros(len(self._temperature), cuda_sampling.SAMPLING_ROW)
         table["temperature"] = self._temperature
         table["top_p"] = self._top_p
         table["min_p"] = self._min_p
         table["top_k"] = self._top_k
         table["seed"] = self._seeds
-        return to_device(cuda.sampling_bytes(table), self._device)
+        return to_device(cuda_sampling.sampling_bytes(table), self._device)

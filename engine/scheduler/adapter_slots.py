@@ -25,10 +25,6 @@ class AdapterSlotQueue:
         self._max_loras = max_loras
         self._held: dict[Request, None] = {}
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._held) >= MAX_HELD
-
     def __contains__(self, request: Request) -> bool:
         return request in self._held
 
@@ -39,8 +35,12 @@ class AdapterSlotQueue:
         in_use = {other.adapter for other in running} - {"", request.adapter}
         return len(in_use) >= self._max_loras
 
-    def hold(self, request: Request) -> None:
+    def hold(self, request: Request) -> bool:
+        """Let it stand aside; False where too many do already."""
+        if len(self._held) >= MAX_HELD:
+            return False
         self._held[request] = None
+        return True
 
     def discard(self, request: Request) -> None:
         del self._held[request]

@@ -92,6 +92,15 @@ class StepPlan:
     chunks: list[Chunk] = field(default_factory=list)
     """At most one for a row."""
 
+    def append(self, row: int, block_ids: Sequence[list[int]]) -> None:
+        """To the block tables of a row; block_ids: for each layer group."""
+        first, *others = block_ids
+        if first:
+            self.new_blocks.append((row, first))
+        for group, new in enumerate(others, 1):
+            if new:
+                self.other_new_blocks.append((group, row, new))
+
     @property
     def num_tokens(self) -> int:
         return sum(chunk.num_scheduled_tokens for chunk in self.chunks)

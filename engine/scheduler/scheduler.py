@@ -278,7 +278,7 @@ class Scheduler:
                 if not self._make_room(step, num_fresh + num_missing, request, order):
                     num_missing += num_fresh
                     continue
-                self._grow(step, request, num_places)
+                step.plan.append(request.row, self.cache.grow(request.block_table, num_places))
             self._add_chunk(step, request, num_tokens, drafts)
             budget -= num_tokens
         # Where they do not, new work would only take what running requests are short of.
@@ -309,14 +309,6 @@ class Scheduler:
         wanted = self.cache.num_blocks_for(end)
         num_fresh = self.cache.num_blocks_to_grow(request.block_table, wanted)
         return wanted if num_fresh + num_missing <= self.cache.num_free_blocks else num_places
-
-    def _grow(self, step: Step, request: Request, num_places: int) -> None:
-        plan, row = step.plan, request.row
-        for group, block_ids in enumerate(self.cache.grow(request.block_table, num_places)):
-            if group == 0 and block_ids:
-                plan.new_blocks.append((row, block_ids))
-            elif block_ids:
-                plan.other_new_blocks.append((group, row, block_ids))
 
     def _make_room(
         self, step: Step, num_blocks: int, request: Request, order: list[Request]
@@ -358,10 +350,9 @@ class Scheduler:
                 self._block(request, 0)
                 return
             if self._adapter_slots.lacking(request, self.running.values()):
-                if self._adapter_slots.is_full:
+                if not self._adapter_slots.hold(request):
                     return
                 self.policy.dequeue(request)
-                self._adapter_slots.hold(request)
                 continue
             if (num_lacking := self._room.lacking(request)) > 0:
                 self._block(request, num_lacking)

@@ -60,7 +60,11 @@ class Speculator:
         self._began_s = self._collected_s = 0.0
         self._planned: deque[tuple[PlannedStep, StepPlan, set[str]]] = deque()
         """Steps in flight, each with the requests whose drafts a grammar forced."""
+        self._collected: deque[tuple[PlannedStep, float, StepPlan, StepResult, set[str]]] = deque()
+        """Steps that are over, each with its seconds; nothing was learned of them yet."""
         self._is_probe = False
+        self._paid = False
+        """Whether the last drafts of a free proposer were worth a check."""
         self._forced: set[str] = set()
         self._max_tokens = 0
         self._max_forced = MAX_FORCED if drafts_forced else 0
@@ -103,12 +107,13 @@ class Speculator:
         adaptive = self._adaptive
         probe_length = adaptive.probe_length(batch, max(asked.values()))
         if proposer.is_free:
-            if not probe_length and not adaptive.may_pay(asked, batch):
+            if not (probe_length or self._paid or adaptive.may_pay(asked, batch)):
                 return
             self._draft(proposer, asked)
             found = {r: len(r.draft_token_ids) for r in asked if r.draft_token_ids}
             lengths = adaptive.lengths(found, batch)
-            if found and probe_length and not any(lengths.values()):
+            self._paid = any(lengths.values())
+            if found and probe_length and not self._paid:
                 self._is_probe = True
                 lengths = dict.fromkeys(found, 0)
                 lengths |= dict.fromkeys(adaptive.probed(found), probe_length)
@@ -147,22 +152,29 @@ class Speculator:
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
 
-    def collected(self, result: StepResult, unfinished: Container[str]) -> None:
-        """The oldest step is over. unfinished: the requests that drafts may be asked for again."""
+    def collected(self, result: StepResult) -> None:
+        """The oldest step is over."""
         if self._proposer is None:
             return
         now = self._clock()
         step, plan, forced = self._planned.popleft()
         seconds = now - max(step.began_s, self._collected_s)
         self._collected_s = now
-        judged = zip(plan.chunks, result.token_ids, strict=True) if step.num_drafts else ()
-        outcomes = [
-            (chunk.request_id, chunk.num_draft_tokens, len(token_ids) - 1)
-            for chunk, token_ids in judged
-            if chunk.draft_token_ids and token_ids
-            if chunk.request_id in unfinished and chunk.request_id not in forced
-        ]
-        self._adaptive.observe(step, seconds, outcomes)
+        self._collected.append((step, seconds, plan, result, forced))
+
+    def learn(self, unfinished: Container[str]) -> None:
+        """From the steps that are over; it need not be at once. unfinished: the requests that
+        drafts may be asked for again."""
+        while self._collected:
+            step, seconds, plan, result, forced = self._collected.popleft()
+            judged = zip(plan.chunks, result.token_ids, strict=True) if step.num_drafts else ()
+            outcomes = [
+                (chunk.request_id, chunk.num_draft_tokens, len(token_ids) - 1)
+                for chunk, token_ids in judged
+                if chunk.draft_token_ids and token_ids
+                if chunk.request_id in unfinished and chunk.request_id not in forced
+            ]
+            self._adaptive.observe(step, seconds, outcomes)
 
     def foresees_drafts(self, running: Collection[Request]) -> bool:
         """Whether it looks as if there will be drafts once the step in flight is known.

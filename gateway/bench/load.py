@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
-import psutil
 
-from gateway.bench.stream import Sample, Stream
+from gateway.bench.aborts import Aborts
+from gateway.bench.process import Memory, Processes
+from gateway.bench.stream import HttpStream, Prompt, Reader, Sample, Stream
+from gateway.bench.websocket import SocketStream
 from gateway.commands.database import Address
 from gateway.errors import ClientError
 
+STALL_S = 120.0
+"""Longer than a server should wait for a reader."""
+SMALL_BUFFER = 4096
+"""Bytes that the system keeps for a reader that stalls: its server's turn to hold back comes soon.
+"""
 _NAMES = ("Ada", "Bo", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hal", "Ida", "Jo", "Kit", "Lou")
 _ANIMALS = ("fox", "owl", "cat", "bear", "duck", "frog", "horse", "mouse", "rabbit", "wolf")
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one number of concurrent streams."""
+    """Figures of one number of concurrent streams. Of those read whole, but for the aborts."""
 
     concurrency: int
     requests: int
@@ -37,7 +46,26 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     gap_p99_ms: float
     chunks_per_s: float
     cpu_us_per_chunk: float | None
-    """CPU time of the server's process; None where it is not known."""
+    """CPU time of the server's processes, all that they did included; None if unknown."""
+    aborts: int = 0
+    """Streams whose readers left, where the engine says when it heard of it."""
+    abort_p50_ms: float | None = None
+    """From the close of the client's connection."""
+    abort_p99_ms: float | None = None
+    memory: Memory | None = None
+
+
+class Manner(msgspec.Struct, frozen=True, kw_only=True):
+    """What the clients do."""
+
+    max_tokens: int
+    replay_tokens_per_s: float | None = None
+    """As in ``Target``."""
+    uses_websocket: bool = False
+    stalled: float = 0.0
+    """Share of the streams whose readers stall."""
+    leaving: float = 0.0
+    """Share of the requests whose readers leave."""
 
 
 class Load:
@@ -47,90 +75,128 @@ class Load:
         self,
         address: Address,
         model: str,
+        manner: Manner,
         *,
-        max_tokens: int,
-        replay_tokens_per_s: float | None = None,
-        pid: int | None = None,
+        pids: Sequence[int] = (),
+        aborts: Aborts | None = None,
     ) -> None:
-        """``replay_tokens_per_s``, ``pid``: as in ``Target``."""
+        """``pids``: the server's processes. ``aborts``: what its engine notes."""
         self._address = address
         self._model = model
-        self._max_tokens = max_tokens
+        self._manner = manner
         parts = urlsplit(address.url)
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = parts.scheme == "https"
         self._num_sent = 0
+        self._ends_at = math.inf
         # Streams that begin together would also burst together, at every token.
-        self._answer_s = max_tokens / replay_tokens_per_s if replay_tokens_per_s else 0.0
-        self._process = None if pid is None else psutil.Process(pid)
+        pace = manner.replay_tokens_per_s
+        self._answer_s = manner.max_tokens / pace if pace else 0.0
+        self._processes = Processes(pids)
+        self._aborts = aborts
 
-    async def level(self, concurrency: int, num_requests: int) -> Level:
-        """Keep ``concurrency`` streams busy until ``num_requests`` have ended."""
-        remaining = iter(range(num_requests))
+    async def level(
+        self, concurrency: int, num_requests: int, *, duration_s: float | None = None
+    ) -> Level:
+        """Keep ``concurrency`` streams busy until ``num_requests`` have ended, or for so long."""
+        remaining: Iterator[int] = iter(range(num_requests))
+        if duration_s is not None:
+            self._ends_at = time.monotonic() + duration_s
+            remaining = itertools.takewhile(
+                lambda _: time.monotonic() < self._ends_at, itertools.count()
+            )
         samples: list[Sample] = []
-        begun, cpu_begun_s = time.perf_counter(), self._cpu_s()
-        async with asyncio.TaskGroup() as group:
-            for i in range(min(concurrency, num_requests)):
-                delay_s = i / concurrency * self._answer_s
-                group.create_task(self._worker(remaining, samples, delay_s))
-        cpu_s = self._cpu_s() - cpu_begun_s
-        return summarize(concurrency, samples, time.perf_counter() - begun, cpu_s)
+        begun, cpu_begun_s = time.perf_counter(), self._processes.cpu_s()
+        watching = asyncio.create_task(self._processes.watch())
+        try:
+            async with asyncio.TaskGroup() as group:
+                num_streams = concurrency if duration_s else min(concurrency, num_requests)
+                for i in range(num_streams):
+                    delay_s = i / concurrency * self._answer_s
+                    stalls = duration_s is not None and _is_one_of(i, self._manner.stalled)
+                    group.create_task(self._worker(remaining, samples, delay_s, stalls=stalls))
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        cpu_s = self._processes.cpu_s() - cpu_begun_s
+        found = summarize(concurrency, samples, time.perf_counter() - begun, cpu_s)
+        return msgspec.structs.replace(
+            found, memory=self._processes.memory(), **self._abort_figures(samples)
+        )
 
-    def _cpu_s(self) -> float:
-        """CPU time of the server so far; NaN if its process is not known."""
-        if self._process is None:
-            return math.nan
-        times = self._process.cpu_times()
-        return times.user + times.system
+    def _abort_figures(self, samples: Sequence[Sample]) -> dict[str, float]:
+        latencies_s = [] if self._aborts is None else self._aborts.latencies_s(samples)
+        if not latencies_s:
+            return {}
+        return {
+            "aborts": len(latencies_s),
+            "abort_p50_ms": 1000 * percentile(latencies_s, 50),
+            "abort_p99_ms": 1000 * percentile(latencies_s, 99),
+        }
 
     async def _worker(
-        self, remaining: Iterator[int], samples: list[Sample], delay_s: float
+        self, remaining: Iterator[int], samples: list[Sample], delay_s: float, *, stalls: bool
     ) -> None:
         await asyncio.sleep(delay_s)
-        stream = await self._connect()
+        stream = await self._connect(stalls=stalls)
         try:
             for _ in remaining:
                 if stream.closed:
-                    stream = await self._connect()
-                samples.append(await stream.request(*self._next()))
+                    stream = await self._connect(stalls=stalls)
+                samples.append(await stream.request(self._next(stalls=stalls)))
         finally:
             stream.close()
 
-    async def _connect(self) -> Stream:
+    async def _connect(self, *, stalls: bool = False) -> Stream:
         loop = asyncio.get_running_loop()
+        make = SocketStream if self._manner.uses_websocket else HttpStream
         try:
+            where = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            family, kind, proto, _, place = where[0]
+            connection = socket.socket(family, kind, proto)
+            try:
+                connection.setblocking(False)
+                if stalls:  # before it connects: the window is agreed on then
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+                await loop.sock_connect(connection, place)
+            except BaseException:
+                connection.close()
+                raise
             _, stream = await loop.create_connection(
-                Stream, self._host, self._port, ssl=self._tls or None
+                lambda: make(self._address),
+                sock=connection,
+                ssl=self._tls or None,
+                server_hostname=self._host if self._tls else None,
             )
+            await stream.open()
         except OSError as exc:
             reason = exc.strerror or exc
             raise ClientError(f"{self._address.url} does not answer ({reason})") from None
         return stream
 
-    def _next(self) -> tuple[bytes, bytes]:
-        """Head and body of a request that no other one of this run equals for a long while."""
+    def _next(self, *, stalls: bool) -> Prompt:
+        """One that no other one of this run equals for a long while."""
         number, self._num_sent = self._num_sent, self._num_sent + 1
         name, animal = _NAMES[number % len(_NAMES)], _ANIMALS[number % len(_ANIMALS)]
-        content = f"Tell me a story about a {animal} named {name}. ({number})"
-        body = msgspec.json.encode(
-            {
-                "model": self._model,
-                "messages": [{"role": "user", "content": content}],
-                "max_tokens": self._max_tokens,
-                "ignore_eos": True,  # every answer is as long as the others
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
+        max_tokens, reader = self._manner.max_tokens, Reader.WHOLE
+        if stalls:
+            reader = Reader.STALLED
+        elif _is_one_of(number, self._manner.leaving):
+            reader = Reader.LEAVING
+        return Prompt(
+            model=self._model,
+            content=f"Tell me a story about a {animal} named {name}. ({number})",
+            max_tokens=max_tokens,
+            reader=reader,
+            stall_s=max(0.0, min(STALL_S, self._ends_at - time.monotonic())),
+            leave_after=1 + number % max(1, max_tokens // 2),
         )
-        head = (
-            "POST /v1/chat/completions HTTP/1.1\r\n"
-            f"Host: {self._host}:{self._port}\r\n"
-            f"Authorization: Bearer {self._address.key}\r\n"
-            "Content-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
-        )
-        return head.encode(), body
+
+
+def _is_one_of(number: int, share: float) -> bool:
+    """Whether the ``number``-th is among that ``share`` of all, evenly spread."""
+    return math.floor((number + 1) * share) > math.floor(number * share)
 
 
 def summarize(
@@ -138,9 +204,10 @@ def summarize(
 ) -> Level:
     """Figures over the requests that succeeded."""
     good = [sample for sample in samples if sample.error is None]
-    ttft = [sample.ttft_s for sample in good if not math.isnan(sample.ttft_s)]
-    total = [sample.total_s for sample in good]
-    gaps = sorted(gap for sample in good for gap in sample.gaps_s)
+    whole = [sample for sample in good if sample.reader is Reader.WHOLE]
+    ttft = [sample.ttft_s for sample in whole if not math.isnan(sample.ttft_s)]
+    total = [sample.total_s for sample in whole]
+    gaps = sorted(gap for sample in whole for gap in sample.gaps_s)
     num_chunks = sum(sample.num_chunks for sample in good)
     return Level(
         concurrency=concurrency,

@@ -8,35 +8,44 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from abc import ABC, abstractmethod
+from enum import Enum, auto
+from urllib.parse import urlsplit
 
 import httptools
 import msgspec
 
+from gateway.commands.database import Address
+
 REQUEST_TIMEOUT_S = 300.0
 
 
-class Delta(msgspec.Struct, frozen=True):
-    content: str | None = None
+class Reader(Enum):
+    """What a client does with its answer."""
+
+    WHOLE = auto()  #: Reads all of it.
+    STALLED = auto()  #: Takes the first text, then nothing for ``Prompt.stall_s``, then goes.
+    LEAVING = auto()  #: Closes its connection after ``Prompt.leave_after`` chunks.
 
 
-class Choice(msgspec.Struct, frozen=True):
-    delta: Delta
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """One request."""
 
+    model: str
+    content: str
+    max_tokens: int
+    reader: Reader = Reader.WHOLE
+    stall_s: float = 0.0
+    leave_after: int = 1
 
-class Usage(msgspec.Struct, frozen=True):
-    completion_tokens: int
-
-
-class ErrorMessage(msgspec.Struct, frozen=True):
-    message: str
-
-
-class Chunk(msgspec.Struct, frozen=True):
-    """As much of a chunk as is measured."""
-
-    choices: list[Choice] = []
-    usage: Usage | None = None
-    error: ErrorMessage | None = None
+    def fields(self) -> dict[str, object]:
+        """Of the request, whichever way it is sent."""
+        return {
+            "model": self.model,
+            "messages": [{"role": "user", "content": self.content}],
+            "max_tokens": self.max_tokens,
+            "ignore_eos": True,  # every answer is as long as the others
+        }
 
 
 class Sample(msgspec.Struct):
@@ -50,30 +59,41 @@ class Sample(msgspec.Struct):
     gaps_s: list[float] = []
     """From each of them to the next."""
     error: str | None = None
+    reader: Reader = Reader.WHOLE
+    request_id: str | None = None
+    """32 hexadecimal digits, by which the engine knows it too."""
+    left_at_s: float = math.nan
+    """``time.monotonic()`` when a leaving reader closed its connection."""
 
 
-class Stream(asyncio.Protocol):
-    """One keep-alive connection that sends one request at a time and times its events."""
+class Stream(asyncio.Protocol, ABC):
+    """One connection that sends one request at a time and times its answer."""
 
     def __init__(self) -> None:
-        self._decoder = msgspec.json.Decoder(Chunk)
         self._transport: asyncio.Transport | None = None
-        self._parser: httptools.HttpResponseParser | None = None
-        self._buffer = b""
+        self._prompt = Prompt(model="", content="", max_tokens=0)
         self._sample = Sample()
         self._sent_at = self._chunk_at = 0.0
         self._finished: asyncio.Future[None] | None = None
 
-    async def request(self, head: bytes, body: bytes) -> Sample:
-        """Send one request; its sample when the response has ended."""
+    @abstractmethod
+    async def open(self) -> None:
+        """Whatever comes before the first request. Raises ``OSError`` if the server does not."""
+
+    @abstractmethod
+    def _ask(self, prompt: Prompt) -> bytes:
+        """What a request is on the wire."""
+
+    async def request(self, prompt: Prompt) -> Sample:
+        """Send one request; its sample when the answer has ended, or the reader is done with it."""
         assert self._transport is not None
-        self._sample, self._buffer = Sample(), b""
-        self._parser = httptools.HttpResponseParser(self)
+        self._prompt, self._sample = prompt, Sample(reader=prompt.reader)
         self._finished = asyncio.get_running_loop().create_future()
+        data = self._ask(prompt)
         self._sent_at = time.perf_counter()
-        self._transport.write(head + body)
+        self._transport.write(data)
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            async with asyncio.timeout(REQUEST_TIMEOUT_S + prompt.stall_s):
                 await self._finished
         except TimeoutError:
             self._sample.error = f"no end after {REQUEST_TIMEOUT_S:g} s"
@@ -95,15 +115,105 @@ class Stream(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    def data_received(self, data: bytes) -> None:
-        assert self._parser is not None
-        self._parser.feed_data(data)
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._fail("the connection was closed")
+
+    # -- what was read
+
+    def _on_text(self) -> None:
+        """A chunk with text has come."""
+        now = time.perf_counter()
+        sample = self._sample
+        if sample.num_chunks == 0:
+            sample.ttft_s = now - self._sent_at
+        else:
+            sample.gaps_s.append(now - self._chunk_at)
+        sample.num_chunks += 1
+        self._chunk_at = now
+        if sample.reader is Reader.STALLED and sample.num_chunks == 1:
+            self._stall()
+        elif sample.reader is Reader.LEAVING and sample.num_chunks == self._prompt.leave_after:
+            sample.left_at_s = time.monotonic()
+            self.close()
+            self._end()
+
+    def _stall(self) -> None:
+        assert self._transport is not None
+        self._transport.pause_reading()
+        asyncio.get_running_loop().call_later(self._prompt.stall_s, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        self._end()
+
+    def _fail(self, reason: str) -> None:
         if self._finished is not None and not self._finished.done():
-            self._sample.error = self._sample.error or "the connection was closed"
+            if self._sample.reader is Reader.WHOLE:
+                self._sample.error = self._sample.error or reason
+            self._end()
+
+    def _end(self) -> None:
+        if self._finished is not None and not self._finished.done():
             self._finished.set_result(None)
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    delta: _Delta
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    completion_tokens: int
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    """As much of a chunk as is measured."""
+
+    id: str = ""
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: _Error | None = None
+
+
+class HttpStream(Stream):
+    """Server-sent events of ``/v1/chat/completions``, over a connection that is kept alive."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__()
+        self._host = urlsplit(address.url).netloc
+        self._key = address.key
+        self._decoder = msgspec.json.Decoder(_Chunk)
+        self._parser: httptools.HttpResponseParser | None = None
+        self._buffer = b""
+
+    async def open(self) -> None:
+        """There is no handshake."""
+
+    def _ask(self, prompt: Prompt) -> bytes:
+        self._parser, self._buffer = httptools.HttpResponseParser(self), b""
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        body = msgspec.json.encode(prompt.fields() | options)
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\n"
+            f"Host: {self._host}\r\n"
+            f"Authorization: Bearer {self._key}\r\n"
+            "Content-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+    def data_received(self, data: bytes) -> None:
+        if self._parser is not None:
+            self._parser.feed_data(data)
 
     # -- httptools
 
@@ -116,24 +226,16 @@ class Stream(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         assert self._parser is not None
-        assert self._finished is not None
         status = self._parser.get_status_code()
         if status != 200:
             self._sample.error = f"HTTP {status}: {self._buffer.decode(errors='replace')[:200]}"
-        if not self._finished.done():
-            self._finished.set_result(None)
+        self._end()
 
-    def _on_chunk(self, chunk: Chunk) -> None:
+    def _on_chunk(self, chunk: _Chunk) -> None:
         if chunk.error is not None:
             self._sample.error = chunk.error.message
         if chunk.usage is not None:
             self._sample.tokens = chunk.usage.completion_tokens
-        if not (chunk.choices and chunk.choices[0].delta.content):
-            return
-        now = time.perf_counter()
-        if self._sample.num_chunks == 0:
-            self._sample.ttft_s = now - self._sent_at
-        else:
-            self._sample.gaps_s.append(now - self._chunk_at)
-        self._sample.num_chunks += 1
-        self._chunk_at = now
+        if chunk.choices and chunk.choices[0].delta.content:
+            self._sample.request_id = chunk.id.rpartition("-")[2]
+            self._on_text()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,8 @@ from typing import NamedTuple
 import msgspec
 from rich.console import Console
 
+from engine.transport import ABORTS_ENV
+from gateway.bench.aborts import Aborts
 from gateway.commands.database import Address
 from gateway.errors import ClientError, ConfigError
 
@@ -30,51 +33,75 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     replay_tokens_per_s: float | None = None
     """The pace at which the engine behind the server sends each stream; None: its own."""
-    pid: int | None = None
-    """The server's process, if ``url`` is set and its CPU time is wanted."""
+    pids: Sequence[int] = ()
+    """The server's processes, if ``url`` is set and their CPU time is wanted."""
+    through: str | None = None
+    """Another OpenAI-compatible proxy in front of the same server, measured beside it."""
+    through_key: str | None = None
+    through_pids: Sequence[int] = ()
 
 
 class Measured(NamedTuple):
     """A server that answers."""
 
+    name: str
     address: Address
-    pid: int | None
+    pids: Sequence[int]
+    aborts: Aborts | None = None
 
 
 @contextmanager
-def opened(target: Target, console: Console) -> Iterator[Measured]:
-    """The server that was named, or a demo of our own in a folder that does not stay.
+def opened(target: Target, console: Console) -> Iterator[list[Measured]]:
+    """The server that was named, or a demo of our own in a folder that does not stay; then the
+    proxy in front of it, if there is one.
 
     Raises ``ConfigError`` for a target that cannot be, ``ClientError`` if a demo does not start.
     """
-    url, key = target.url, target.key
-    if url is not None:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--url must look like http://host:port, got {url}")
-        if key is None:
-            raise ConfigError(f"no key for {url}; give one with --key or SLUICE_API_KEY")
-        yield Measured(Address(url.rstrip("/"), key), target.pid)
+    if target.url is not None:
+        direct = Measured("direct", _address("url", target.url, target.key), target.pids)
+        yield [direct, *_through(target)]
         return
-    if target.pid is not None:
+    if target.pids:
         raise ConfigError("--pid is for a server named by --url")
+    if target.through is not None:
+        raise ConfigError("--through is for a server named by --url, which the proxy knows")
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        notes = Path(folder) / "aborts"
         with console.status("Starting a demo to measure"):
-            process, address = _start_demo(Path(folder), target.replay_tokens_per_s)
+            process, address = _start_demo(Path(folder), target.replay_tokens_per_s, notes)
+        replays = target.replay_tokens_per_s is not None
         try:
-            yield Measured(address, process.pid)
+            yield [Measured("direct", address, [process.pid], Aborts(notes) if replays else None)]
         finally:
             _stop(process)
 
 
+def _through(target: Target) -> list[Measured]:
+    if target.through is None:
+        return []
+    address = _address("through", target.through, target.through_key)
+    return [Measured("through", address, target.through_pids)]
+
+
+def _address(option: str, url: str, key: str | None) -> Address:
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--{option} must look like http://host:port, got {url}")
+    if key is None:
+        mend = "--key or SLUICE_API_KEY" if option == "url" else "--through-key"
+        raise ConfigError(f"no key for {url}; give one with {mend}")
+    return Address(url.rstrip("/"), key)
+
+
 def _start_demo(
-    folder: Path, replay_tokens_per_s: float | None
+    folder: Path, replay_tokens_per_s: float | None, notes: Path
 ) -> tuple[subprocess.Popen[bytes], Address]:
     from gateway.data_dir import DataDir
 
     command = [sys.executable, "-m", "gateway", "demo", "--port", "0", "--data-dir", str(folder)]
     if replay_tokens_per_s is not None:
         command += ["--replay", str(replay_tokens_per_s)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    environment = {**os.environ, ABORTS_ENV: str(notes)}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     deadline = time.monotonic() + START_TIMEOUT_S
     try:
         while (running := DataDir(folder).running()) is None:

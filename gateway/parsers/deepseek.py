@@ -11,6 +11,7 @@ Since V3.1 there is ``get_weather<｜tool▁sep｜>{"city": "Oslo"}`` between th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from gateway.parsers.base import CallName, MarkedParser, Region, ToolFormat
 from gateway.parsers.blocks import BlockRegion
@@ -98,3 +99,5 @@ DEEPSEEK = ToolFormat(
     separator="\n",
     closing=END_CALLS,
 )
+
+DEEPSEEK_V31 = replace(DEEPSEEK, begin=f"{CALL}%s{SEPARATOR}", end=END_CALL, separator="")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from engine.chat_template import ChatTemplate
 from gateway.parsers import reasoning
 from gateway.parsers.base import ToolFormat
-from gateway.parsers.deepseek import DEEPSEEK
+from gateway.parsers.deepseek import CALLS, DEEPSEEK, DEEPSEEK_V31
 from gateway.parsers.hermes import HERMES
 from gateway.parsers.llama import LLAMA
-from gateway.parsers.mistral import MISTRAL
+from gateway.parsers.mistral import MISTRAL, MISTRAL_V11
 from gateway.parsers.qwen import QWEN
 
 # The first whose sign is found counts: Qwen3-Coder's template holds the sign of Hermes too.
@@ -23,8 +23,18 @@ def tool_format(name: str, template: ChatTemplate) -> ToolFormat | None:
     if name == "auto":
         if "tools" not in template.variables:
             return None
-        return next((f for f in _FORMATS if any(map(template.mentions, f.signs))), HERMES)
-    return next((f for f in _FORMATS if f.name == name), None)
+        found = next((f for f in _FORMATS if any(map(template.mentions, f.signs))), HERMES)
+        return _dialect(found, template)
+    return next((_dialect(f, template) for f in _FORMATS if f.name == name), None)
+
+
+def _dialect(format: ToolFormat, template: ChatTemplate) -> ToolFormat:
+    """As a family's later models write: its parser reads both, but a grammar must ask for one."""
+    if format is MISTRAL and template.mentions("[ARGS]"):
+        return MISTRAL_V11
+    if format is DEEPSEEK and template.mentions(CALLS) and not template.mentions("```"):
+        return DEEPSEEK_V31
+    return format
 
 
 def has_reasoning(name: str, template: ChatTemplate) -> bool:

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway.parsers.base import CallName, Event, MarkedParser, Region, ToolFormat
 from gateway.parsers.json_call import JsonCall, JsonObject
 
@@ -154,3 +156,5 @@ MISTRAL = ToolFormat(
     separator=", ",
     closing="]",
 )
+
+MISTRAL_V11 = replace(MISTRAL, opening="", begin=f"{TAG}%s[ARGS]", end="", separator="", closing="")

@@ -8,7 +8,7 @@
 
 namespace sluice {
 
-// How a request samples; kernels/cuda.py has the same layout as a numpy dtype.
+// How a request samples; kernels/cuda_sampling.py has the same layout as a numpy dtype.
 struct alignas(32) SamplingRow {
   float temperature;  // 0 = the best token
   float top_p;        // 1 = all

@@ -25,6 +25,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "chunked": {"max_num_batched_tokens": 11, "max_num_seqs": 6},
     "op by op": {"attention_backend": "torch"},
     "no prefix cache": {"enable_prefix_caching": False},
+    "drafted": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
     "swapped": {
         "num_gpu_blocks_override": 34,
         "forecast_admission": False,

@@ -19,10 +19,10 @@ from engine.tokenizer import Tokenizer
 from gateway import tool_use
 from gateway.errors import InvalidRequestError
 from gateway.parsers.base import ToolFormat
-from gateway.parsers.deepseek import DEEPSEEK
+from gateway.parsers.deepseek import DEEPSEEK, DEEPSEEK_V31
 from gateway.parsers.hermes import HERMES
 from gateway.parsers.llama import LLAMA
-from gateway.parsers.mistral import MISTRAL
+from gateway.parsers.mistral import MISTRAL, MISTRAL_V11
 from gateway.parsers.qwen import QWEN
 from gateway.schemas.chat import ChatCompletionRequest
 from gateway.tool_use import Tools, ToolUse
@@ -36,7 +36,7 @@ from tests.gateway.parsers.replay import replay
 from tests.gateway.serving import chat_body
 from tests.grammar.walks import allowed_ids
 
-FORMATS = [HERMES, QWEN, LLAMA, MISTRAL, DEEPSEEK]
+FORMATS = [HERMES, QWEN, LLAMA, MISTRAL, MISTRAL_V11, DEEPSEEK, DEEPSEEK_V31]
 WEATHER = {
     "type": "object",
     "properties": {

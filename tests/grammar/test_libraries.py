@@ -8,6 +8,7 @@ import pytest
 
 from grammar import libraries
 from grammar.audit import BACKENDS
+from grammar.compiler import GrammarChecker
 from grammar.errors import CompilerUnavailable
 from grammar.libraries import LIBRARIES, Library
 from grammar.pool import WorkerPool
@@ -92,3 +93,15 @@ def test_one_that_is_loaded_later_may_fail_later(
         with pytest.raises(CompilerUnavailable, match=cause):
             pool.compile(bounded)
         assert pool.compile(INTEGER).backend == "outlines"
+
+
+def test_whoever_runs_the_server_hears_of_it_at_the_start(
+    vocabulary: Vocabulary, install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("llguidance", "1.6.1", "")
+    checker = GrammarChecker(vocabulary)
+    with pytest.raises(CompilerUnavailable):
+        checker.start().result()
+    checker.close()
+    assert "llguidance 1.6.1 is too old" in caplog.text
+    assert "pip install" in caplog.text

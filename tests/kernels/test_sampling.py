@@ -42,7 +42,7 @@ def draw(
     seed: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(ours on the GPU, the reference's on the CPU)"""
-    from kernels import cuda
+    from kernels import cuda_sampling
 
     rows = logits.shape[0]
     arguments = (
@@ -53,7 +53,7 @@ def draw(
         torch.arange(rows) * 7919 + seed,
         torch.arange(rows) * 3 + 5,
     )
-    ours = cuda.sample(logits.cuda(), *arguments).cpu()
+    ours = cuda_sampling.sample(logits.cuda(), *arguments).cpu()
     return ours, reference.sample(logits.float(), *arguments)
 
 
@@ -66,12 +66,14 @@ def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [1, 7, 203, 4096, 128256])
 def test_greedy_is_the_first_of_the_best(vocab: int, dtype: torch.dtype) -> None:
-    from kernels import cuda
+    from kernels import cuda_sampling
 
     logits = logits_of(9, vocab, 3).to(dtype)
     logits[:, vocab // 2 :] = logits.amax(-1, keepdim=True)
     rows = torch.zeros(9)
-    ours = cuda.sample(logits.cuda(), rows, None, None, None, rows.long(), rows.long()).cpu()
+    ours = cuda_sampling.sample(
+        logits.cuda(), rows, None, None, None, rows.long(), rows.long()
+    ).cpu()
     assert torch.equal(ours, logits.float().argmax(-1))
 
 
@@ -127,10 +129,10 @@ def test_a_row_of_nothing_but_minus_infinity_ends() -> None:
     ours, _ = draw(torch.full((2, 300), float("-inf")).index_fill_(0, torch.tensor([1]), 0.0))
     assert ours[0] == 0
     both = torch.full((1, 300), float("nan"))
-    from kernels import cuda
+    from kernels import cuda_sampling
 
     one = torch.ones(1)
-    token = cuda.sample(both.cuda(), one, None, one * 0.5, None, one.long(), one.long())
+    token = cuda_sampling.sample(both.cuda(), one, None, one * 0.5, None, one.long(), one.long())
     assert 0 <= token.item() < 300
 
 
@@ -142,14 +144,14 @@ def test_draws_follow_the_distribution() -> None:
 
 
 def test_draws_go_to_the_token_table_and_padding_writes_nothing() -> None:
-    from kernels import cuda
+    from kernels import cuda_sampling
 
     logits = logits_of(3, 100, 5).cuda()
     table = torch.zeros(8, 32, dtype=torch.uint8, device="cuda")
     tokens = torch.full((8, 10), -7, device="cuda")
     rows = torch.tensor([4, -1, 2], dtype=torch.int32, device="cuda")
     positions = torch.tensor([9, 3, 0], dtype=torch.int32, device="cuda")
-    out = cuda.sample_rows(logits, table, rows, positions, tokens)
+    out = cuda_sampling.sample_rows(logits, table, rows, positions, tokens)
     best = logits.argmax(-1)
     assert (out[0], out[2]) == (best[0], best[2])
     assert (tokens[4, 9], tokens[2, 0]) == (best[0], best[2])
@@ -159,7 +161,7 @@ def test_draws_go_to_the_token_table_and_padding_writes_nothing() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [31, 32, 203, 128256])
 def test_bitmask(vocab: int, dtype: torch.dtype) -> None:
-    from kernels import cuda
+    from kernels import cuda_sampling
 
     gen = torch.Generator().manual_seed(vocab)
     logits = logits_of(6, vocab, 1).to(dtype)
@@ -169,6 +171,6 @@ def test_bitmask(vocab: int, dtype: torch.dtype) -> None:
     bitmask[1] = -1
     rows = torch.tensor([5, 0, 3])
     ours = logits.cuda()
-    cuda.apply_token_bitmask(ours, bitmask.cuda(), rows.cuda())
+    cuda_sampling.apply_token_bitmask(ours, bitmask.cuda(), rows.cuda())
     reference.apply_token_bitmask(logits, bitmask, rows)
     assert torch.equal(ours.cpu(), logits)

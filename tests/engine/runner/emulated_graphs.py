@@ -18,7 +18,7 @@ from engine.runner.drafting import ChainDrafting
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.runner import TorchRunner
 from engine.runner.verify_graphs import VerifyGraphs
-from kernels import cuda
+from kernels import cuda, cuda_sampling
 
 MAX_QUERIES = 8
 
@@ -145,7 +145,7 @@ def emulate(
     monkeypatch.setattr(sized_graphs, "record", record)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(cuda, "step_inputs", step_inputs)
-    monkeypatch.setattr(cuda, "sample_rows", sample_rows)
+    monkeypatch.setattr(cuda_sampling, "sample_rows", sample_rows)
     runner = core._runner
     assert isinstance(runner, TorchRunner)
     attention = EmulatedAttention(runner.group_windows)

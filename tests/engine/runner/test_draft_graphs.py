@@ -11,6 +11,7 @@ from engine.demo.evaluate import HELD_OUT_SEED
 from engine.demo.heads.answers import Prompt, draw_prompts
 from engine.demo.heads.measure import PROPOSERS
 from engine.llm import LLM, SamplingParams, TokensPrompt
+from engine.spec.adaptive import AdaptiveLength
 
 pytestmark = pytest.mark.gpu
 
@@ -46,3 +47,26 @@ def test_drafts_are_as_good_with_graphs_and_change_next_to_nothing(
     for one in (said, eager):
         same = sum(a == b for a, b in zip(one, plain, strict=True))
         assert same >= 0.9 * len(plain)
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 5])
+def test_any_number_of_drafts_changes_next_to_nothing(
+    prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """As the engine may choose it; of four there is no graph."""
+    plain, _ = answers(prompts)
+    config = {**PROPOSERS["eagle3"], "num_speculative_tokens": 5, "adaptive": False}
+    monkeypatch.setattr(AdaptiveLength, "even_length", lambda self, batch, most: min(length, most))
+    said, rate = answers(prompts, speculative_config=config)
+    assert rate > 0.3
+    assert sum(a == b for a, b in zip(said, plain, strict=True)) >= 0.9 * len(plain)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "ngram"])
+def test_what_the_engine_chooses_changes_next_to_nothing(
+    prompts: list[Prompt], method: str
+) -> None:
+    plain, _ = answers(prompts)
+    config = {**PROPOSERS[method], "num_speculative_tokens": 5}
+    said, _ = answers(prompts, speculative_config=config)
+    assert sum(a == b for a, b in zip(said, plain, strict=True)) >= 0.9 * len(plain)

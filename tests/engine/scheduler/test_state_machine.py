@@ -101,9 +101,9 @@ class EngineMachine(RuleBasedStateMachine):
         slots = self.harness.scheduler._adapter_slots
         set_aside = slots.hold
 
-        def noted(request: Request) -> None:
+        def noted(request: Request) -> bool:
             self.seen["waited for an adapter's slot"] += 1
-            set_aside(request)
+            return set_aside(request)
 
         slots.hold = noted
 

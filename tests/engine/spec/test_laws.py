@@ -129,14 +129,14 @@ class Adversary(TextProposer):
     """Drafts what the law makes least likely, or impossible."""
 
     def __init__(self, oracle: Oracle) -> None:
-        self._oracle = oracle
+        plain = SamplingParams()
+        self._worst = cache(lambda tokens: int(oracle.next(tokens, plain).argmin()))
 
     def continue_text(self, request: Request, max_tokens: int) -> list[int]:
         tokens = tuple(request.token_ids[len(PROMPT) :])
         drafts: tuple[int, ...] = ()
-        plain = SamplingParams()
         while len(drafts) < max_tokens:
-            worst = int(self._oracle.next(tokens + drafts, plain).argmin())
+            worst = self._worst(tokens + drafts)
             drafts += ((worst + len(drafts)) % len(VOCAB),)
         return list(drafts)
 

@@ -7,10 +7,10 @@ import pytest
 from engine.chat_template import ChatTemplate
 from gateway.parsers import formats
 from gateway.parsers.base import ToolFormat
-from gateway.parsers.deepseek import DEEPSEEK
+from gateway.parsers.deepseek import DEEPSEEK, DEEPSEEK_V31
 from gateway.parsers.hermes import HERMES
 from gateway.parsers.llama import LLAMA
-from gateway.parsers.mistral import MISTRAL
+from gateway.parsers.mistral import MISTRAL, MISTRAL_V11
 from gateway.parsers.qwen import QWEN
 from tests.gateway.parsers.replay import replay
 
@@ -19,7 +19,11 @@ SIGNS = {
     "qwen": (QWEN, "{% if tools %}<tool_call><function=x>{% endif %}"),
     "llama": (LLAMA, "{% if tools %}Environment: ipython{% endif %}"),
     "mistral": (MISTRAL, "{% if tools %}[TOOL_CALLS]{% endif %}"),
-    "deepseek": (DEEPSEEK, "{% if tools %}<｜tool▁calls▁begin｜>{% endif %}"),
+    "deepseek": (DEEPSEEK, "{% if tools %}<｜tool▁calls▁begin｜>```json{% endif %}"),
+}
+DIALECTS = {
+    "mistral": (MISTRAL_V11, "{% if tools %}[TOOL_CALLS]f[ARGS]{% endif %}"),
+    "deepseek": (DEEPSEEK_V31, "{% if tools %}<｜tool▁calls▁begin｜>{% endif %}"),
 }
 
 
@@ -32,6 +36,13 @@ def test_a_template_shows_which_format_its_model_knows(name: str) -> None:
     expected, source = SIGNS[name]
     assert formats.tool_format("auto", template(source)) is expected
     assert formats.tool_format(name, template("no sign")) is expected
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_template_shows_the_dialect_too(name: str) -> None:
+    expected, source = DIALECTS[name]
+    assert formats.tool_format("auto", template(source)) is expected
+    assert formats.tool_format(name, template(source)) is expected
 
 
 def test_without_tools_in_the_template_there_is_none() -> None:
@@ -47,7 +58,11 @@ def test_reasoning_is_looked_for_where_the_template_knows_its_end() -> None:
     assert not formats.has_reasoning("none", template("x</think>y"))
 
 
-@pytest.mark.parametrize("format", [found for found, _ in SIGNS.values()], ids=SIGNS.keys())
+@pytest.mark.parametrize(
+    "format",
+    [found for found, _ in (*SIGNS.values(), *DIALECTS.values())],
+    ids=[*SIGNS, *(f"later {name}" for name in DIALECTS)],
+)
 @pytest.mark.parametrize("num_calls", [1, 2])
 def test_what_a_format_asks_of_the_model_its_parser_reads(
     format: ToolFormat, num_calls: int

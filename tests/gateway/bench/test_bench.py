@@ -18,13 +18,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway import bench
-from gateway.bench.load import Load, percentile, summarize
+from gateway.bench.load import Level, Load, percentile, summarize
 from gateway.bench.stream import Sample
 from gateway.commands.database import Address
 from gateway.errors import ClientError, ConfigError
 from tests.gateway.web.served import served
 
 FIRST_TOKEN_S = 0.05
+MANNER = bench.Manner(max_tokens=7)
 TOKENS = 7
 
 
@@ -134,7 +135,7 @@ def event(data: object) -> bytes:
 def test_a_level_keeps_its_streams_busy() -> None:
     server = Server()
     with server.address() as address:
-        level = asyncio.run(Load(address, "scripted", max_tokens=7).level(4, 20))
+        level = asyncio.run(Load(address, "scripted", MANNER).level(4, 20))
     assert (level.requests, level.errors) == (20, 0)
     assert 1 < server.most_running <= 4
     assert len(server.connections) == 4  # kept alive, not opened for each request
@@ -150,7 +151,7 @@ def test_faults_are_counted_not_averaged_in(fault: str) -> None:
     server = Server()
     server.fault = fault
     with server.address() as address:
-        level = asyncio.run(Load(address, "scripted", max_tokens=7).level(2, 6))
+        level = asyncio.run(Load(address, "scripted", MANNER).level(2, 6))
     assert (level.requests, level.errors) == (6, 6)
     assert level.tokens_per_s == 0
 
@@ -162,15 +163,15 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             bench.Target(url=address.url, key="k"),
             [1, 2],
             num_requests=3,
-            max_tokens=7,
+            manner=MANNER,
             output=output,
         )
     table = capsys.readouterr().out
     assert "tokens/s" in table
     report = json.loads(output.read_text())
     assert report["model"] == "scripted"
-    assert [level["concurrency"] for level in report["levels"]] == [1, 2]
-    assert all(level["requests"] == 3 for level in report["levels"])
+    assert [level["concurrency"] for level in report["servers"][0]["levels"]] == [1, 2]
+    assert all(level["requests"] == 3 for level in report["servers"][0]["levels"])
 
 
 def test_a_report_on_stdout_is_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,11 +180,11 @@ def test_a_report_on_stdout_is_json_alone(capsys: pytest.CaptureFixture[str]) ->
             bench.Target(url=address.url, key="k"),
             [1],
             num_requests=2,
-            max_tokens=7,
+            manner=MANNER,
             output=Path("-"),
         )
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["levels"][0]["errors"] == 0
+    assert json.loads(captured.out)["servers"][0]["levels"][0]["errors"] == 0
     assert "tokens/s" in captured.err
 
 
@@ -192,14 +193,14 @@ def test_failed_requests_fail_the_command() -> None:
     server.fault = "503"
     with server.address() as address, pytest.raises(ClientError, match="3 requests failed"):
         bench.run(
-            bench.Target(url=address.url, key="k"), [1], num_requests=3, max_tokens=7, output=None
+            bench.Target(url=address.url, key="k"), [1], num_requests=3, manner=MANNER, output=None
         )
 
 
 def test_a_refused_key_is_told_in_the_servers_words() -> None:
     with Server().address() as address, pytest.raises(ClientError, match="Incorrect API key"):
         bench.run(
-            bench.Target(url=address.url, key="x"), [1], num_requests=1, max_tokens=7, output=None
+            bench.Target(url=address.url, key="x"), [1], num_requests=1, manner=MANNER, output=None
         )
 
 
@@ -209,25 +210,91 @@ def test_a_server_needs_its_key() -> None:
             bench.Target(url="http://127.0.0.1:1", key=None),
             [1],
             num_requests=1,
-            max_tokens=7,
+            manner=MANNER,
             output=None,
         )
 
 
 def test_a_pid_without_a_server_is_refused() -> None:
     with pytest.raises(ConfigError, match="--pid"):
-        bench.run(bench.Target(pid=1), [1], num_requests=1, max_tokens=7, output=None)
+        bench.run(bench.Target(pids=[1]), [1], num_requests=1, manner=MANNER, output=None)
+
+
+def test_a_proxy_is_measured_beside_what_is_behind_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, proxy, output = Server(), Server(), tmp_path / "figures.json"
+    with server.address() as behind, proxy.address() as front:
+        target = bench.Target(url=behind.url, key="k", through=front.url, through_key="k")
+        bench.run(target, [2], num_requests=4, manner=MANNER, output=output)
+    assert len(server.bodies) == len(proxy.bodies) == 4 + 2  # and what warms them up
+    found = json.loads(output.read_text())["servers"]
+    assert [one["name"] for one in found] == ["direct", "through"]
+    assert [one["url"] for one in found] == [behind.url, front.url]
+    table = capsys.readouterr().out
+    assert "direct" in table
+    assert "through" in table
+
+
+@pytest.mark.parametrize(
+    ("target", "manner", "word"),
+    [
+        (bench.Target(through="http://x", through_key="k"), MANNER, "--through is for"),
+        (bench.Target(url="http://x", key="k", through="http://y"), MANNER, "--through-key"),
+        (bench.Target(url="http://x", key="k", through="y", through_key="k"), MANNER, "--through"),
+        (bench.Target(url="x", key="k"), MANNER, "--url"),
+        (bench.Target(), bench.Manner(max_tokens=7, stalled=0.1), "--duration"),
+    ],
+)
+def test_targets_that_cannot_be(target: bench.Target, manner: bench.Manner, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        bench.run(target, [1], num_requests=1, manner=manner)
+
+
+def test_the_most_streams_need_a_pace() -> None:
+    with pytest.raises(ConfigError, match="--replay"):
+        bench.run(bench.Target(), [1], num_requests=1, manner=MANNER, most=True)
+
+
+@given(limit=st.integers(1, 5000), begin=st.integers(1, 5000))
+def test_the_search_ends_near_the_limit(limit: int, begin: int) -> None:
+    measured: list[int] = []
+
+    def measure(concurrency: int) -> Level:
+        measured.append(concurrency)
+        return summarize(concurrency, [], 1.0)
+
+    found = bench.search(measure, measure(begin), lambda level: level.concurrency <= limit)
+    assert [level.concurrency for level in found] == measured[1:]
+    best = max((level for level in measured if level <= limit), default=0)
+    assert best == limit or best > 0.8 * limit
+    assert len(measured) < 30
+
+
+def test_well_is_within_the_bound_and_without_errors() -> None:
+    manner = bench.Manner(max_tokens=7, replay_tokens_per_s=20)
+    for gap_s, error, is_well in [(0.07, None, True), (0.08, None, False), (0.05, "no", False)]:
+        samples = [Sample(num_chunks=2, gaps_s=[gap_s]), Sample(error=error)]
+        assert bench.is_well(summarize(1, samples, 1.0), manner) == is_well
 
 
 @pytest.mark.pg
 def test_a_replaying_demo_of_its_own(tmp_path: Path) -> None:
-    """Its pace is kept, its CPU time is known, and streams are spread over time."""
+    """Its pace is kept, its CPU time and memory are known, and streams are spread over time."""
     output = tmp_path / "figures.json"
     target = bench.Target(replay_tokens_per_s=50)
-    bench.run(target, [4], num_requests=8, max_tokens=20, output=output)
-    (level,) = json.loads(output.read_text())["levels"]
-    assert (level["requests"], level["errors"]) == (8, 0)
+    manner = bench.Manner(max_tokens=20, replay_tokens_per_s=50, leaving=0.5, stalled=0.25)
+    bench.run(target, [4], num_requests=None, manner=manner, duration_s=3, output=output)
+    (server,) = json.loads(output.read_text())["servers"]
+    (level,) = server["levels"]
+    assert level["requests"] > 8
+    assert level["errors"] == 0
     assert 18 < level["gap_p50_ms"] < 100
     assert level["cpu_us_per_chunk"] > 0
-    # Two rounds of 0.4 s, the last stream begins 0.3 s after the first.
-    assert level["duration_s"] > 1.0
+    assert level["aborts"] >= 2
+    assert 0 < level["abort_p50_ms"] <= level["abort_p99_ms"] < 1000
+    begin, end, _ = level["memory"]
+    assert begin > 10
+    assert end > 10
+    assert 2.9 < level["duration_s"] < 10
+    assert server["most_streams"] in (0, 4)
