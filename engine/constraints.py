@@ -7,7 +7,7 @@ import logging
 import os
 import queue
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -231,21 +231,21 @@ class Constraints:
         stops = list(accumulate((len(drafts) + 1 for _, _, drafts in live), initial=0))
         bitmask = np.empty((stops[-1], self._num_words), np.int32)
         jobs = [
-            MaskJob(self._matchers[request], drafts, bitmask[start:stop])
-            for (_, request, drafts), (start, stop) in zip(live, pairwise(stops), strict=True)
+            MaskJob(self._matchers[request], drafts, start)
+            for (_, request, drafts), start in zip(live, stops, strict=False)
         ]
-        failures = self._filler.fill(jobs)
+        failures = self._filler.fill(jobs, bitmask)
         indices: list[int] = []
         endings: list[Ending] = []
         left_out: list[int] = []
-        for place, ((index, request, _), job) in enumerate(zip(live, jobs, strict=True)):
+        for place, (index, request, drafts) in enumerate(live):
             failure = failures.get(place)
             if failure is None:
-                ending = self._ending(request, job.rows[0])
+                ending = self._ending(request, bitmask[stops[place]])
             else:
                 ending = _failure(request, failure, "invalid_request")
             if ending is None:
-                indices += [index] * len(job.rows)
+                indices += [index] * (len(drafts) + 1)
             else:
                 endings.append(ending)
                 left_out += range(stops[place], stops[place + 1])

@@ -238,17 +238,16 @@ def _bench_batch(compiler: GrammarCompiler, arguments: argparse.Namespace) -> No
     ]
     matchers = [rng.choice(compiled).matcher() for _ in range(arguments.rows)]
     rows = np.zeros((arguments.rows, compiler.vocabulary.mask_words), dtype=np.int32)
-    jobs = [MaskJob(matcher, (), rows[i : i + 1]) for i, matcher in enumerate(matchers)]
+    jobs = [MaskJob(matcher, (), i) for i, matcher in enumerate(matchers)]
     for num_threads in map(int, arguments.threads.split(",")):
         filler = MaskFiller(num_threads)
         times = []
         for _ in range(40):
             started = time.perf_counter()
-            filler.fill(jobs)
+            filler.fill(jobs, rows)
             times.append(_ms(started))
             for matcher, row in zip(matchers, rows, strict=True):
                 _step(matcher, row, rng)
-        filler.close()
         p10, p50, p99 = np.percentile(times, [10, 50, 99])
         print(
             f"{arguments.rows} rows at once, {num_threads} threads: "

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
-from grammar.backends.base import BackendMatcher
+from grammar.backends.base import BackendMatcher, BatchMatcher
 from grammar.errors import DeadEnd, MatcherFailed
 from grammar.vocabulary import Mask, Vocabulary
 
@@ -46,6 +45,15 @@ class TokenMatcher(ABC):
 
         Raises ``MatcherFailed`` when the backend hits a limit, ``DeadEnd`` when no token fits.
         """
+
+    @property
+    @abstractmethod
+    def backend(self) -> BackendMatcher | None:
+        """What fills the next mask but for ``finish_mask``; None where no backend does."""
+
+    @abstractmethod
+    def finish_mask(self, row: Mask) -> None:
+        """The rest of ``fill_mask`` where ``backend`` has filled ``row``. Raises ``DeadEnd``."""
 
     @abstractmethod
     def forced_tokens(self) -> list[int]:
@@ -147,6 +155,14 @@ class Matcher(TokenMatcher):
             row.fill(0)
             return
         self._backend.fill(row)
+        self.finish_mask(row)
+
+    @property
+    def backend(self) -> BackendMatcher | None:
+        return None if self._terminated else self._backend
+
+    def finish_mask(self, row: Mask) -> None:
+        vocabulary = self._vocabulary
         row &= self._allowed
         if self._backend.is_accepting():
             row |= vocabulary.eos_mask
@@ -166,52 +182,55 @@ class MaskJob(NamedTuple):
     matcher: TokenMatcher
     draft_ids: Sequence[int]
     """Legal ones, see ``TokenMatcher.fill_draft_masks``."""
-    rows: Mask
-    """int32 ``[len(draft_ids) + 1, vocabulary.mask_words]``, contiguous."""
+    start: int
+    """Its first row of ``len(draft_ids) + 1``."""
 
 
 class MaskFiller:
-    """Fills the masks of many outputs, on ``num_threads`` threads: backends release the GIL.
+    """Fills the masks of many outputs: one by one, or with more than one of ``num_threads``, where
+    the backend can, on so many threads of its own. Those of Python would wait for each other, as
+    half of the time of a usual row is Python's."""
 
-    More threads do not make the usual batch faster, whose rows take ten microseconds each, half of
-    them in Python. They keep a few slow rows, of a millisecond and more, from adding up.
-    """
-
-    _MIN_JOBS_PER_THREAD = 8
+    _MIN_BATCH = 4  # below this one by one is as quick
 
     def __init__(self, num_threads: int = 1) -> None:
-        self.num_threads = num_threads
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar-mask")
+        self._num_threads = num_threads
 
-    def fill(self, jobs: Sequence[MaskJob]) -> dict[int, MatcherFailed]:
+    def fill(self, jobs: Sequence[MaskJob], rows: Mask) -> dict[int, MatcherFailed]:
         """Overwrites the rows of all jobs, whose matchers are all different objects.
 
         Returns the failures by index; such rows allow everything, as what is sampled from them is
-        to be thrown away.
+        to be thrown away. ``rows``: int32 ``[any, vocabulary.mask_words]``, contiguous.
         """
-        num_parts = min(self.num_threads, max(1, len(jobs) // self._MIN_JOBS_PER_THREAD))
-        if num_parts == 1:
-            return _fill_part(jobs, range(len(jobs)))
-        # Striped, because neighbours often are alike and take alike.
-        parts = [range(start, len(jobs), num_parts) for start in range(num_parts)]
-        failures: dict[int, MatcherFailed] = {}
-        for found in self._threads.map(lambda part: _fill_part(jobs, part), parts):
-            failures |= found
+        assert rows.flags.c_contiguous
+        batches: dict[type[BatchMatcher], list[tuple[int, BatchMatcher]]] = {}
+        for index, (matcher, draft_ids, _) in enumerate(jobs):
+            backend = None if draft_ids or self._num_threads == 1 else matcher.backend
+            if isinstance(backend, BatchMatcher):
+                batches.setdefault(type(backend), []).append((index, backend))
+        filled: set[int] = set()
+        for kind, batch in batches.items():
+            if len(batch) >= self._MIN_BATCH:
+                places = [(backend, jobs[index].start) for index, backend in batch]
+                kind.fill_many(places, rows, self._num_threads)
+                filled.update(index for index, _ in batch)
+        failures = {}
+        for index, job in enumerate(jobs):
+            try:
+                _fill_one(job, rows, is_filled=index in filled)
+            except MatcherFailed as error:
+                rows[job.start : job.start + len(job.draft_ids) + 1].fill(-1)
+                failures[index] = error
         return failures
 
-    def close(self) -> None:
-        self._threads.shutdown()
 
-
-def _fill_part(jobs: Sequence[MaskJob], part: range) -> dict[int, MatcherFailed]:
-    failures = {}
-    for index in part:
-        matcher, draft_ids, rows = jobs[index]
-        try:
-            num_legal = matcher.fill_draft_masks(draft_ids, rows)
-        except MatcherFailed as error:
-            rows.fill(-1)
-            failures[index] = error
-        else:
-            assert num_legal == len(draft_ids), "a draft that the grammar forbids was planned"
-    return failures
+def _fill_one(job: MaskJob, rows: Mask, *, is_filled: bool) -> None:
+    matcher, draft_ids, start = job
+    if is_filled:
+        backend = matcher.backend
+        assert isinstance(backend, BatchMatcher)
+        backend.settle(rows[start])
+        matcher.finish_mask(rows[start])
+        return
+    num_legal = matcher.fill_draft_masks(draft_ids, rows[start : start + len(draft_ids) + 1])
+    assert num_legal == len(draft_ids), "a draft that the grammar forbids was planned"

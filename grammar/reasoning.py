@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from grammar.backends.base import BackendMatcher
 from grammar.matcher import TokenMatcher
 from grammar.vocabulary import Mask, Vocabulary
 
@@ -60,6 +61,13 @@ class ReasoningMatcher(TokenMatcher):
             row[:] = self._vocabulary.any_mask
         else:
             self._matcher.fill_mask(row)
+
+    @property
+    def backend(self) -> BackendMatcher | None:
+        return None if self.is_reasoning else self._matcher.backend
+
+    def finish_mask(self, row: Mask) -> None:
+        self._matcher.finish_mask(row)
 
     def forced_tokens(self) -> list[int]:
         return [] if self.is_reasoning else self._matcher.forced_tokens()

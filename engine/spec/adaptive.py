@@ -81,7 +81,7 @@ class AdaptiveLength:
         """What ``even_length`` found out lately."""
         self._probes: dict[tuple[int, int], tuple[int, float]] = {}
         """Likewise, the cheapest probe: its length, and what it would lose."""
-        self._num_plain = 0
+        self._num_steps = 0
         self._num_drafting = 0
         """Steps with drafts since those without were measured; more than the interval while they
         are."""
@@ -116,8 +116,8 @@ class AdaptiveLength:
         if step.is_typical or (step.only_decodes and seconds < self._costs.seconds(*kind)):
             self._costs.observe(*kind, seconds)
         self._count(step)
-        self._num_plain += 1
-        if step.length or self._num_plain % _HOLDS == 0:
+        self._num_steps += 1
+        if step.length or self._num_drafting or self._num_steps % _HOLDS == 0:
             self._even.clear()
             self._probes.clear()
         plain_s = self._costs.even(step.batch, 0)
@@ -136,6 +136,7 @@ class AdaptiveLength:
         over = self._num_drafting - self._plain_interval
         if over == _NUM_PLAIN:
             self._plain_interval = min(2 * self._plain_interval, _MAX_PLAIN_INTERVAL)
+            self._even.clear()
         if step.length == 0 and not 0 < over < _NUM_PLAIN:
             self._num_drafting = 0
 

@@ -16,10 +16,12 @@ OpenAI-compatible proxy that has the same server behind it. LiteLLM's, for one, 
       - model_name: demo
         litellm_params: {model: openai/demo, api_base: "URL/v1", api_key: "KEY"}
     litellm_settings: {drop_params: false}
-    general_settings: {master_key: sk-1234}
+    general_settings: {master_key: "MASTER"}
 
-URL and KEY are those of ``sluice demo --replay 20``; then ``sluice bench --replay 20 --url URL
---key KEY --pid PID --through http://127.0.0.1:4000 --through-key sk-1234 --through-pid PID``.
+URL and KEY are those of ``sluice demo --replay 20``, MASTER is any long random text after ``sk-``;
+then ``sluice bench --replay 20 --url URL --key KEY --pid PID --through http://127.0.0.1:4000
+--through-key MASTER --through-pid PID``. A process of a server with several workers is one of them:
+give ``--pid`` once for each.
 """
 
 from __future__ import annotations

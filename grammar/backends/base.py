@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from grammar.spec import GrammarSpec
 from grammar.vocabulary import Mask, Vocabulary
@@ -35,6 +37,19 @@ class BackendMatcher(Protocol):
     def forced_bytes(self) -> bytes:
         """What every continuation starts with; ``b""`` when there is a choice."""
         ...
+
+
+class BatchMatcher(ABC):
+    """A ``BackendMatcher`` whose engine can fill the masks of many outputs at once."""
+
+    @staticmethod
+    @abstractmethod
+    def fill_many(matchers: Sequence[tuple[Any, int]], rows: Mask, num_threads: int) -> None:
+        """``fill`` without its errors: ``rows[i]`` for each (matcher of this kind, ``i``)."""
+
+    @abstractmethod
+    def settle(self, row: Mask) -> None:
+        """The rest of ``fill``, errors above all, after ``fill_many``."""
 
 
 class BackendGrammar(Protocol):

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from grammar import structural_tag
-from grammar.backends.base import MAX_WHITESPACE
+from grammar.backends.base import MAX_WHITESPACE, BatchMatcher
 from grammar.errors import GrammarTooLarge, InvalidGrammar, MatcherFailed, Unsatisfiable
 from grammar.spec import GrammarSpec
 from grammar.structural_tag import (
@@ -23,12 +25,12 @@ from grammar.structural_tag import (
     JsonSchema,
     Or,
     Regex,
-    Sequence,
     Tag,
     TagsWithSeparator,
     Token,
     TriggeredTags,
 )
+from grammar.structural_tag import Sequence as InOrder
 from grammar.vocabulary import Mask, Vocabulary
 
 # Where the text is forced, llguidance would allow only its canonical tokens; drafts do that better.
@@ -112,7 +114,7 @@ class LLGuidanceGrammar:
         return LLGuidanceMatcher(self._prototype.deep_copy(), forces=not self._names_tokens)
 
 
-class LLGuidanceMatcher:
+class LLGuidanceMatcher(BatchMatcher):
     def __init__(self, matcher: llguidance.LLMatcher, *, forces: bool) -> None:
         self._matcher = matcher
         self._forces = forces
@@ -126,6 +128,18 @@ class LLGuidanceMatcher:
 
     def fill(self, row: Mask) -> None:
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self.settle(row)
+
+    @staticmethod
+    def fill_many(
+        matchers: Sequence[tuple[LLGuidanceMatcher, int]], rows: Mask, num_threads: int
+    ) -> None:
+        places = [(matcher._matcher, place) for matcher, place in matchers]
+        _executor(num_threads).unsafe_compute_mask_ptr(
+            places, rows.ctypes.data, rows[0].nbytes, len(rows)
+        )
+
+    def settle(self, row: Mask) -> None:
         if self._matcher.get_error().startswith("NoExtensionBias"):
             row.fill(0)  # no token fits, which is not a limit of ours
         else:
@@ -141,6 +155,11 @@ class LLGuidanceMatcher:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise MatcherFailed(_plain(self._matcher.get_error()))
+
+
+@cache
+def _executor(num_threads: int) -> llguidance.LLExecutor:
+    return llguidance.LLExecutor(num_threads)
 
 
 class _Tokens:
@@ -232,7 +251,7 @@ class _LarkWriter:
                 return f"<[{token_id}]>"
             case JsonSchema(schema):
                 return self._define("r", _json(schema))
-            case Sequence(elements):
+            case InOrder(elements):
                 return self._define("r", " ".join(self._inline(e, ends) for e in elements))
             case Or(elements):
                 return self._define("r", " | ".join(self._inline(e, ends) for e in elements))
@@ -255,7 +274,7 @@ class _LarkWriter:
                 return _regex(pattern)
             case AnyText(excludes):
                 return _text_without((*ends, *excludes))
-            case Sequence(elements):
+            case InOrder(elements):
                 parts = [self._regular(element, ends) for element in elements]
                 return None if None in parts else " ".join(f"({part})" for part in parts)
             case Or(elements):

@@ -106,7 +106,7 @@ async def test_it_goes_on_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     running = asyncio.create_task(one.board.run())
     for count in (1, 2):
         one.requests.labels("/a").inc()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while other.scrape().get('sluice_requests_total{route="/a"}') != count:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
     running.cancel()

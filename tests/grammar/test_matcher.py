@@ -9,9 +9,10 @@ import pytest
 from grammar.audit import BACKENDS
 from grammar.compiler import GrammarCompiler
 from grammar.errors import DeadEnd, MatcherFailed
-from grammar.matcher import MaskFiller, MaskJob, Matcher
+from grammar.matcher import MaskFiller, MaskJob, Matcher, TokenMatcher
+from grammar.reasoning import ReasoningMatcher
 from grammar.spec import GrammarSpec, Kind
-from grammar.vocabulary import Mask, Vocabulary
+from grammar.vocabulary import Vocabulary
 from tests.grammar.vocabularies import MERGES, SPECIALS, byte_vocabulary
 from tests.grammar.walks import accepts, allowed_ids
 
@@ -304,8 +305,8 @@ def test_a_vocabulary_that_cannot_go_on_fails_the_matcher() -> None:
     compiler.close()
 
 
-def jobs_of(matchers: list[Matcher], rows: Mask) -> list[MaskJob]:
-    return [MaskJob(matcher, (), rows[i : i + 1]) for i, matcher in enumerate(matchers)]
+def jobs_of(matchers: list[Matcher]) -> list[MaskJob]:
+    return [MaskJob(matcher, (), i) for i, matcher in enumerate(matchers)]
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -317,12 +318,9 @@ def test_windows_of_drafts_are_filled_beside_single_places(
     rows = np.full((sum(len(w) + 1 for w in windows), vocabulary.mask_words), 5, dtype=np.int32)
     jobs, start = [], 0
     for window in windows:
-        stop = start + len(window) + 1
-        jobs.append(MaskJob(compiled.matcher(), window, rows[start:stop]))
-        start = stop
-    filler = MaskFiller(num_threads)
-    assert filler.fill(jobs) == {}
-    filler.close()
+        jobs.append(MaskJob(compiled.matcher(), window, start))
+        start += len(window) + 1
+    assert MaskFiller(num_threads).fill(jobs, rows) == {}
     assert (rows == vocabulary.mask(b"xy")).all()
 
 
@@ -337,13 +335,38 @@ def test_many_masks_at_once(
             assert matcher.accept(ord("x"))
     rows = np.full((60, vocabulary.mask_words), 5, dtype=np.int32)
     filler = MaskFiller(num_threads)
-    assert filler.fill(jobs_of(matchers, rows)) == {}
-    assert filler.fill([]) == {}
-    filler.close()
+    assert filler.fill(jobs_of(matchers), rows) == {}
+    assert filler.fill([], rows) == {}
     for index, row in enumerate(rows[:51]):
         bits = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
         assert list(bits) == [ord("y" if index == 50 else "x")]
     assert (rows[51:] == 5).all()
+
+
+def test_a_batch_has_the_masks_that_come_one_by_one(
+    compiler: GrammarCompiler, vocabulary: Vocabulary
+) -> None:
+    """Of outputs in every state: free reasoning, after it, at the end, and in the middle."""
+    compiled = compiler.compile(GrammarSpec("regex", "ab?c*"))
+
+    def outputs() -> list[TokenMatcher]:
+        found: list[TokenMatcher] = [
+            ReasoningMatcher(compiled.matcher(), vocabulary, [ord("!")]) for _ in range(3)
+        ]
+        found += [compiled.matcher() for _ in range(5)]
+        for matcher, ids in zip(
+            found, ["", "x!", "!a", "", "a", "ab", "acc", f"a{chr(EOS)}"], strict=True
+        ):
+            assert all(matcher.accept(ord(c)) for c in ids)
+        return found
+
+    expected = np.full((8, vocabulary.mask_words), 5, dtype=np.int32)
+    for matcher, row in zip(outputs(), expected, strict=True):
+        matcher.fill_mask(row)
+    rows = np.full((8, vocabulary.mask_words), 7, dtype=np.int32)
+    jobs = [MaskJob(matcher, (), place) for place, matcher in enumerate(outputs())]
+    assert MaskFiller(2).fill(jobs, rows) == {}
+    assert (rows == expected).all()
 
 
 class FailingMatcher(Matcher):
@@ -357,8 +380,7 @@ def test_one_failure_does_not_touch_the_other_rows(vocabulary: Vocabulary) -> No
     bad = FailingMatcher(None, vocabulary)  # type: ignore[arg-type]
     rows = np.zeros((21, vocabulary.mask_words), dtype=np.int32)
     filler = MaskFiller(2)
-    failures = filler.fill(jobs_of([*good[:7], bad, *good[7:]], rows))
-    filler.close()
+    failures = filler.fill(jobs_of([*good[:7], bad, *good[7:]]), rows)
     assert list(failures) == [7]
     assert "too complex" in str(failures[7])
     assert (rows[7] == -1).all()

@@ -11,8 +11,9 @@ import pytest
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import GenerateRequest, SamplingParams
+from engine.overload import ModelledRunner
 from engine.request import Request
-from engine.scheduler.plan import StepPlan, StepResult, TokenMask
+from engine.scheduler.plan import StepPlan, StepResult
 from engine.spec.base import Proposer, TextProposer
 from engine.spec.config import SpeculativeConfig
 from engine.spec.costs import UNEVEN, StepCosts
@@ -23,30 +24,25 @@ HOST_S = 0.0003
 """What the core does in a step beside the device."""
 
 
-class TimedRunner:
+class TimedRunner(ModelledRunner):
     """Runs steps on a device of its own, and drafts on it; drafts are right by chance."""
 
-    group_windows = (None,)
-    num_blocks = 4096
-    num_swap_blocks = 0
-    swap_s_per_block = 0.0
-    vocab_size = 100
-    num_lookahead_tokens = 0
+    step_costs: StepCosts | None  # type: ignore[assignment]
 
     def __init__(self, costs: StepCosts, rate: float, draft_s: float = 0.0) -> None:
-        self.step_costs: StepCosts | None = costs
-        self.now = 0.0
-        self.rate = rate
+        super().__init__(4096)
+        self.step_costs = costs
+        self._rate = rate
         self._draft_s = draft_s
         self._rng = random.Random(0)
         self._idle_at = 0.0
-        self._results: deque[tuple[float, StepResult]] = deque()
+        self._done_at: deque[float] = deque()
 
     def clock(self) -> float:
         return self.now
 
     def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
-        assert not self._results, "drafts continue what nobody has seen yet"
+        assert not self._done_at, "drafts continue what nobody has seen yet"
         self.now += self._draft_s * num_tokens
         return [[1] * num_tokens for _ in asked]
 
@@ -60,21 +56,18 @@ class TimedRunner:
         seconds = self.step_costs.seconds(len(chunks), length, num_drafts)
         self._idle_at = max(self.now, self._idle_at) + seconds
         tokens = [[1] * self._num_sampled(c.num_draft_tokens) if c.samples else [] for c in chunks]
-        self._results.append((self._idle_at, StepResult(plan.step_id, tokens)))
+        self._done_at.append(self._idle_at)
+        self._results.append(StepResult(plan.step_id, tokens))
 
     def _num_sampled(self, num_drafts: int) -> int:
         count = 1
-        while count <= num_drafts and self._rng.random() < self.rate:
+        while count <= num_drafts and self._rng.random() < self._rate:
             count += 1
         return count
 
-    def sample(self, mask: TokenMask | None) -> None:
-        assert mask is None
-
     def collect(self) -> StepResult:
-        done, result = self._results.popleft()
-        self.now = max(self.now, done)
-        return result
+        self.now = max(self.now, self._done_at.popleft())
+        return super().collect()
 
 
 class Guesses(TextProposer):
@@ -198,7 +191,7 @@ def test_times_are_those_of_the_steps_however_they_overlap() -> None:
         taken.append(seconds)
         observe(step, seconds, outcomes)  # type: ignore[arg-type]
 
-    adaptive.observe = spy  # type: ignore[assignment, method-assign]
+    adaptive.observe = spy  # type: ignore[method-assign]
     for index in range(4):
         params = SamplingParams(max_tokens=100, ignore_eos=True)
         core.add_request(

@@ -28,5 +28,5 @@ def test_what_the_engine_never_heard_of(tmp_path: Path, monkeypatch: pytest.Monk
     began = time.monotonic()
     latencies = Aborts(tmp_path / "none").latencies_s([Sample(request_id="aa", left_at_s=1.0)])
     assert latencies == [math.inf]
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 4
     assert Aborts(tmp_path / "none").latencies_s([]) == []

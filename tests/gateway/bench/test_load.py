@@ -28,7 +28,7 @@ def load(gateway: Gateway, **manner: float) -> Load:
 async def test_who_leaves_ends_the_work_of_the_engine(
     gateway: Gateway, double: EngineDouble, uses_websocket: bool
 ) -> None:
-    double.script = lambda prompt: Play(text="x" * 1000, interval_s=0.002)
+    double.script = lambda prompt: Play(text="x" * 1000, interval_s=0.02)
     level = await load(gateway, leaving=1.0, uses_websocket=uses_websocket).level(3, 9)
     assert (level.requests, level.errors) == (9, 0)
     await until(lambda: not double.running)
@@ -41,7 +41,7 @@ async def test_who_stalls_stays_until_the_end(model_dir: Path) -> None:
         double.script = lambda prompt: Play(text="x" * 1000, interval_s=0.002)
         began = time.monotonic()
         level = await load(gateway, stalled=0.5).level(4, 0, duration_s=1.5)
-        assert 1.5 <= time.monotonic() - began < 8
+        assert 1.5 <= time.monotonic() - began < 60
         assert level.errors == 0
         assert level.requests > 4  # those that read go on meanwhile
         await until(lambda: not double.running)
