@@ -17,6 +17,7 @@ from engine.messages import (
     ClientMessage,
     EngineMessage,
     Failed,
+    Probe,
     RequestOutput,
     StepOutputs,
     decode_client_message,
@@ -49,7 +50,7 @@ class Clients:
         """Of requests that attached clients sent and that have not ended."""
         self._lost: set[bytes] = set()
         self._orphans: list[str] = []
-        """Requests of lost clients, until ``deliver`` hands them over."""
+        """Requests of lost clients, until ``deliver`` or ``probe`` hands them over."""
 
     def received(self, *, wait: bool) -> Iterator[tuple[bytes, ClientMessage]]:
         """All that has arrived, each with its sender; with ``wait`` at least one."""
@@ -98,13 +99,26 @@ class Clients:
         for client, theirs in sorted_outputs.items():
             if client not in self._lost:
                 self.send(client, StepOutputs(theirs))
-        orphans, self._orphans = self._orphans, []
-        return orphans
+        return self._take_orphans()
+
+    def probe(self) -> list[str]:
+        """Look for clients that are gone; returns their requests, to be aborted.
+
+        Only sending shows it, and to one whose requests wait for its own word (a grant, a reader)
+        nothing else is sent.
+        """
+        for client in set(self._sender_of.values()) - self._lost:
+            self.send(client, Probe())
+        return self._take_orphans()
 
     def close(self) -> None:
         """Close the shared socket; the owner's is its maker's."""
         if self._attached is not None:
             self._attached.close()
+
+    def _take_orphans(self) -> list[str]:
+        orphans, self._orphans = self._orphans, []
+        return orphans
 
     def _tell(self, client: bytes, message: EngineMessage) -> bool:
         assert self._attached is not None

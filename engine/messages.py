@@ -541,6 +541,10 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     pid: int
 
 
+class Probe(msgspec.Struct, frozen=True, tag="probe"):
+    """Engine to an attached client: says nothing. One that it cannot be sent to is gone."""
+
+
 class LoadProgress(msgspec.Struct, frozen=True, tag="progress"):
     """Engine to client while starting: a human sentence and the share done in [0, 1]."""
 
@@ -556,7 +560,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """Which error the client raises: ``ConfigError``, ``ModelLoadError`` or ``EngineDead``."""
 
 
-EngineMessage = StepOutputs | AdapterAnswer | Stats | Ready | LoadProgress | Failed
+EngineMessage = StepOutputs | AdapterAnswer | Stats | Ready | Probe | LoadProgress | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)

@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from engine.adapters import Adapters, LoadedAdapter, OnLoaded
-from engine.clients import SEND_HIGH_WATER_MARK, Clients, listen
+from engine.clients import OWNER, SEND_HIGH_WATER_MARK, Clients, listen
 from engine.config import EngineConfig
 from engine.errors import AdapterLoadError, ConfigError, EngineError, ModelLoadError
 from engine.garbage import tune_collector
@@ -200,7 +200,9 @@ def _handle(
             core.grant(message.grants)
         case Ping():
             clients.send(client, core.stats())
-            return False
+            orphans = clients.probe() if client == OWNER else []
+            core.abort(orphans)
+            return bool(orphans)
         case Attach():
             clients.send(client, ready)
             return False

@@ -109,11 +109,12 @@ class Hold:
     async def _extend(self, wanted: int) -> None:
         try:
             granted = await self._quota.extend(self, self._request, wanted)
-        except StoreUnavailable as error:
+        except Exception as error:  # the edge of a task: without an answer a request waits for ever
             granted = self._quota.overdraw(self._request.tenant_id, wanted)
             logger.warning(
                 "Request %s goes on with %d tokens without quota: %s",
                 *(self.request_id, granted, error),
+                exc_info=None if isinstance(error, StoreUnavailable) else error,
             )
         self._allowed += granted
         self._ended = granted < wanted

@@ -114,6 +114,22 @@ async def test_a_client_that_leaves_takes_its_requests_along(path: Path) -> None
 
 
 @pytest.mark.asyncio
+async def test_a_client_that_leaves_takes_along_what_waits_for_its_word(path: Path) -> None:
+    async with engine_at(path) as owner:
+
+        def parked(number: int) -> Callable[[], Awaitable[bool]]:
+            async def done() -> bool:
+                return (await owner.fetch_stats()).num_parked == number
+
+            return done
+
+        async with attached_to(path) as leaves:
+            leaves.submit(request("unread", 1, 1_000_000))
+            await until(parked(1))
+        await until(parked(0))  # though the engine has nothing to tell it
+
+
+@pytest.mark.asyncio
 async def test_clients_outlive_the_death_of_the_engine(path: Path) -> None:
     async with engine_at(path) as owner, attached_to(path) as client:
         stream = client.submit(request("r", 1, 1_000_000))

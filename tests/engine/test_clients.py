@@ -13,6 +13,7 @@ from engine.messages import (
     EngineMessage,
     Failed,
     Ping,
+    Probe,
     RequestOutput,
     Stats,
     StepOutputs,
@@ -149,6 +150,22 @@ def test_a_client_that_went_away_leaves_its_requests_once(bench: Bench) -> None:
     ends = [RequestOutput("one a", [], "abort"), RequestOutput("one b", [], "abort")]
     assert bench.clients.deliver([*ends, output("two b", 3)]) == []
     assert outputs_of(two) == [output("two b", 3)]
+
+
+def test_probing_finds_a_client_that_is_told_nothing(bench: Bench) -> None:
+    one, two = bench.attach(b"one"), bench.attach(b"two")
+    for name, socket in ((b"one", one), (b"two", two)):
+        bench.introduce(socket)
+        bench.clients.expects(name, name.decode())
+    one.close()
+    orphans: list[str] = []
+    while not orphans:
+        list(bench.clients.received(wait=False))
+        orphans = bench.clients.probe()
+    assert orphans == ["one"]
+    assert bench.clients.probe() == []
+    assert heard(two) == Probe()
+    assert not bench.owner.poll(0)
 
 
 def test_a_client_that_does_not_read_stops_nobody(

@@ -286,6 +286,24 @@ class TestExtension:
         assert (hold.allowed, hold.is_last) == (100, False)
         await settle(store, who, hold)
 
+    async def test_an_error_that_nobody_foresaw_does_not_leave_a_stream_waiting(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class Broken(WatchedStore):
+            async def extend(self, *args: object, **kwargs: object) -> int | None:
+                raise RuntimeError("function extend(uuid) does not exist")
+
+        store = Broken()
+        who = await make(store, monthly_tokens=10_000)
+        hold = await take(Quota(store, overdraft_tokens=300), who, most=2000)
+        told: list[int] = []
+        hold.on_more = lambda: told.append(hold.allowed)
+        assert await more(hold) == 512
+        assert "does not exist" in caplog.text
+        assert await more(hold) == 556
+        assert hold.is_last
+        assert told == [512, 556]
+
     async def test_with_the_store_away_a_stream_goes_on_within_the_overdraft(self) -> None:
         store = WatchedStore()
         who = await make(store, monthly_tokens=10_000)
