@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gateway.commands import adapter, database, key, models, operations, project, tenant
+from gateway.commands import adapter, bench, database, key, models, operations, project, tenant
 
 DEFAULT_PORT = 8000
 
@@ -32,10 +32,6 @@ app = typer.Typer(
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Url = Annotated[str | None, typer.Option(help="The server, as http://host:port.")]
-Key = Annotated[
-    str | None,
-    typer.Option(envvar="SLUICE_API_KEY", help="API key; by default that of the demo here."),
-]
 DataDir = Annotated[Path, typer.Option(help="Folder of the demo: database, secrets and keys.")]
 
 
@@ -115,7 +111,7 @@ def chat(
         str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")
     ] = None,
     url: Url = None,
-    key: Key = None,
+    key: database.ApiKey = None,
     data_dir: DataDir = database.DATA_DIR,
     model: Annotated[str | None, typer.Option(help="Model; by default the one served.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer.")] = None,
@@ -130,94 +126,7 @@ def chat(
         client.ask_once(question) if question is not None else client.converse()
 
 
-@app.command()
-def bench(
-    url: Annotated[
-        str | None, typer.Option(help="A running server; without it, a demo is started for it.")
-    ] = None,
-    key: Key = None,
-    concurrency: Annotated[
-        list[int] | None, typer.Option("--concurrency", "-c", min=1, help="Streams at once.")
-    ] = None,
-    requests: Annotated[
-        int | None,
-        typer.Option(min=1, help="Requests per level; by default 4 per stream, 32 at least."),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
-    replay: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1,
-            help="The server sends each stream this many tokens/s: measure what it adds to that. "
-            "Without --url the demo replays a fixed text.",
-        ),
-    ] = None,
-    websocket: Annotated[
-        bool, typer.Option("--websocket", help="Over the WebSocket /v1/chat, not as SSE.")
-    ] = False,
-    duration: Annotated[
-        float | None, typer.Option(min=1, help="Seconds for each level, in place of --requests.")
-    ] = None,
-    stalled: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of streams whose readers stop reading.")
-    ] = 0.0,
-    leaving: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Share of requests whose clients leave; without --url, it is measured when the "
-            "engine hears of it.",
-        ),
-    ] = 0.0,
-    most: Annotated[
-        bool,
-        typer.Option("--most", help="Go on for the most streams that keep the engine's pace."),
-    ] = False,
-    pid: Annotated[
-        list[int] | None,
-        typer.Option(help="A process of the server at --url, to measure its CPU time and memory."),
-    ] = None,
-    through: Annotated[
-        str | None,
-        typer.Option(help="An OpenAI-compatible proxy in front of --url, measured beside it."),
-    ] = None,
-    through_key: Annotated[str | None, typer.Option(help="The key to use there.")] = None,
-    through_pid: Annotated[list[int] | None, typer.Option(help="A process of that proxy.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures to this file; - for stdout.")
-    ] = None,
-) -> None:
-    """Measure streaming over HTTP: tokens/s, time to first token, gaps, CPU and memory."""
-    from gateway import bench as benchmark
-
-    target = benchmark.Target(
-        url=url,
-        key=key,
-        replay_tokens_per_s=replay,
-        pids=pid or [],
-        through=through,
-        through_key=through_key,
-        through_pids=through_pid or [],
-    )
-    manner = benchmark.Manner(
-        max_tokens=max_tokens,
-        replay_tokens_per_s=replay,
-        uses_websocket=websocket,
-        stalled=stalled,
-        leaving=leaving,
-    )
-    benchmark.run(
-        target,
-        concurrency or [1, 16, 64],
-        num_requests=requests,
-        manner=manner,
-        duration_s=duration,
-        most=most,
-        output=output,
-    )
-
-
+app.command("bench")(bench.bench)
 app.command("migrate")(database.migrate)
 app.command()(operations.bootstrap)
 app.command("models")(models.models)

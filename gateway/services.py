@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from starlette.websockets import WebSocket
 
@@ -123,11 +124,8 @@ def create_services(
     # Two, and each tenant has one turn at a time (``lanes``): a bomb holds up its sender alone.
     compiler = GrammarChecker(_vocabulary(tokenizer), num_workers=2)
     metrics = Metrics(metrics_folder)
-    journal = _open_journal(config.tenants)
-    ledger = Ledger(store, journal=journal)
-    quota = Quota(store, usage_retention_months=config.tenants.usage_retention_months)
-    last_used = LastUsed(store)
-    authenticator = Authenticator(store, secrets.key_pepper, last_used=last_used)
+    accounts = _create_accounts(config.tenants, store, secrets)
+    ledger, quota, authenticator = accounts.ledger, accounts.quota, accounts.authenticator
     generations = _create_generations(
         config, engine, tokenizer, template, ledger, quota, metrics, compiler
     )
@@ -155,23 +153,14 @@ def create_services(
         sessions=sessions,
         on_adapter_deleted=adapters.on_deleted,
     )
-    work = {
-        "quota leases": quota.run,
-        "settlements of the dead": ledger.run,
-        "last uses of keys": last_used.run,
-        "line to other workers": peers.run,
-        "deleted adapters": adapters.run,
-        "retention": Retention(store.shared).run,
-        **({} if metrics.board is None else {"metrics for other workers": metrics.board.run}),
-        **_revoking(config, revocations, metrics),
-    }
+    work = _background_work(config, store, accounts, peers, adapters, metrics, revocations)
     engine.on_tokens = metrics.observe_inter_token
     metrics.watch(running=lambda: len(generations), stats=lambda: engine.stats)
     lifecycle = Lifecycle(
         engine=engine,
         store=store,
         ledger=ledger,
-        journal=journal,
+        journal=accounts.journal,
         background=Background(work),
         sessions=sessions,
         admission=admission,
@@ -200,6 +189,56 @@ def create_services(
         tickets=Tickets(peers),
         answers=Answers(streams, heartbeat_s=config.server.heartbeat_s),
     )
+
+
+class _Accounts(NamedTuple):
+    """Who asks, what they may have and what they had."""
+
+    journal: Journal
+    ledger: Ledger
+    quota: Quota
+    last_used: LastUsed
+    authenticator: Authenticator
+
+
+def _create_accounts(config: TenantsConfig, store: Store, secrets: Secrets) -> _Accounts:
+    journal = _open_journal(config)
+    last_used = LastUsed(store)
+    return _Accounts(
+        journal,
+        Ledger(store, journal=journal),
+        Quota(store, usage_retention_months=config.usage_retention_months),
+        last_used,
+        Authenticator(store, secrets.key_pepper, last_used=last_used),
+    )
+
+
+def _background_work(
+    config: Config,
+    store: Store,
+    accounts: _Accounts,
+    peers: Peers,
+    adapters: Adapters,
+    metrics: Metrics,
+    revocations: Revocations,
+) -> dict[str, Callable[[], Awaitable[None]]]:
+    """What runs beside the requests as long as the gateway does, by the names that logs have."""
+    work: dict[str, Callable[[], Awaitable[None]]] = {
+        "quota leases": accounts.quota.run,
+        "settlements of the dead": accounts.ledger.run,
+        "last uses of keys": accounts.last_used.run,
+        "line to other workers": peers.run,
+        "deleted adapters": adapters.run,
+        "retention": Retention(store.shared).run,
+        "revocations": revocations.run,
+    }
+    if metrics.board is not None:
+        work["metrics for other workers"] = metrics.board.run
+    if config.tenants.session_dsn is not None:  # only a database tells of changes elsewhere
+        listener = ChangeListener(config.tenants.session_dsn, revocations.on_change)
+        metrics.watch_changes(listener)
+        work["changes"] = listener.run
+    return work
 
 
 def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
@@ -252,18 +291,6 @@ def _sampling_defaults(config: Config) -> Mapping[str, float | int] | None:
     if config.models.generation_config == "ignore":
         return None
     return sampling_defaults.load(config.engine.model_dir)
-
-
-def _revoking(
-    config: Config, revocations: Revocations, metrics: Metrics
-) -> dict[str, Callable[[], Awaitable[None]]]:
-    """The work of revocations; only a database tells of changes elsewhere."""
-    work: dict[str, Callable[[], Awaitable[None]]] = {"revocations": revocations.run}
-    if config.tenants.session_dsn is not None:
-        listener = ChangeListener(config.tenants.session_dsn, revocations.on_change)
-        metrics.watch_changes(listener)
-        work["changes"] = listener.run
-    return work
 
 
 def _create_peers(config: Config, store: Store, secrets: Secrets) -> Peers:

@@ -28,6 +28,11 @@ DataDirOption = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder of a demo; by default .sluice, if there.")
 ]
 
+ApiKey = Annotated[
+    str | None,
+    typer.Option(envvar="SLUICE_API_KEY", help="API key; by default that of the demo here."),
+]
+
 T = TypeVar("T")
 
 
