@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,9 +30,9 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 RERUNS = 1
-"""Of a test in a browser that failed: Chromium's own start may fail where memory or processes are
-short, which says nothing about the page. The summary shows each with its traceback, so that none
-goes unseen."""
+"""Of a failed test that runs whole programs: Chromium, PostgreSQL, or our own servers from end to
+end. Where memory or processes are short, one that starts slowly says nothing about our code. The
+summary shows each with its traceback, so that none goes unseen."""
 
 
 def pytest_collection_finish() -> None:
@@ -57,8 +58,14 @@ def collector_as_before() -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("browser"):
+        if _runs_programs(item):
             item.add_marker(pytest.mark.flaky(reruns=RERUNS))
+
+
+def _runs_programs(item: pytest.Item) -> bool:
+    if item.get_closest_marker("browser") or item.get_closest_marker("pg"):
+        return True
+    return "e2e" in item.path.relative_to(Path(__file__).parent).parts
 
 
 def _missing_gpu() -> str | None:
