@@ -425,14 +425,21 @@ class EngineClient:
         self._pings.append((waiter, self._backlog.mark()))
         return waiter
 
-    def _send_aborts(self) -> None:
-        if not self._unsent_aborts or self._info is None or self._transport is None:
-            return
+    def _send_if_possible(self, *messages: ClientMessage) -> bool:
+        """Whether all were sent; what was not is sent again with the next ping."""
+        if self._info is None or self._transport is None:
+            return False
         try:
-            self._transport.send(AbortRequest(list(self._unsent_aborts)))
+            for message in messages:
+                self._transport.send(message)
         except QueueFull:
-            return  # sent again with the next ping
-        self._unsent_aborts.clear()
+            return False
+        return True
+
+    def _send_aborts(self) -> None:
+        aborts = self._unsent_aborts
+        if aborts and self._send_if_possible(AbortRequest(list(aborts))):
+            aborts.clear()
 
     def grant_nowait(self, grant: Grant) -> None:
         """For ``RequestStream.grant``."""
@@ -440,13 +447,9 @@ class EngineClient:
         self._send_grants()
 
     def _send_grants(self) -> None:
-        if not self._unsent_grants or self._info is None or self._transport is None:
-            return
-        try:
-            self._transport.send(GrantTokens(list(self._unsent_grants.values())))
-        except QueueFull:
-            return  # sent again with the next ping
-        self._unsent_grants.clear()
+        grants = self._unsent_grants
+        if grants and self._send_if_possible(GrantTokens(list(grants.values()))):
+            grants.clear()
 
     # -- readers that stall
 
@@ -463,16 +466,12 @@ class EngineClient:
             self._send_parks()
 
     def _send_parks(self) -> None:
-        if not self._unsent_parks or self._info is None or self._transport is None:
-            return
-        try:
-            for park, message in ((True, ParkRequest), (False, UnparkRequest)):
-                names = [name for name, wanted in self._unsent_parks.items() if wanted is park]
-                if names:
-                    self._transport.send(message(names))
-        except QueueFull:
-            return  # sent again with the next ping; twice does no harm
-        self._unsent_parks.clear()
+        messages: list[ClientMessage] = []
+        for park, message in ((True, ParkRequest), (False, UnparkRequest)):
+            if names := [name for name, wanted in self._unsent_parks.items() if wanted is park]:
+                messages.append(message(names))
+        if messages and self._send_if_possible(*messages):  # again, in part, does no harm
+            self._unsent_parks.clear()
 
     def _forget_unsent(self, stream: RequestStream) -> None:
         self._parked.pop(stream, None)

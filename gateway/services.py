@@ -125,30 +125,19 @@ def create_services(
     compiler = GrammarChecker(_vocabulary(tokenizer), num_workers=2)
     metrics = Metrics(metrics_folder)
     accounts = _create_accounts(config.tenants, store, secrets)
-    ledger, quota, authenticator = accounts.ledger, accounts.quota, accounts.authenticator
     generations = _create_generations(
-        config, engine, tokenizer, template, ledger, quota, metrics, compiler
+        config, engine, tokenizer, template, accounts, metrics, compiler
     )
     models = ServedModels(config)
     adapters = Adapters(config, engine=engine, store=store)
-    admission = Admission(
-        config,
-        models=models,
-        engine=engine,
-        ledger=ledger,
-        quota=quota,
-        authenticator=authenticator,
-        secrets=secrets,
-        tokenizer=tokenizer,
-        template=template,
-        compiler=compiler,
-        sampling_defaults=_sampling_defaults(config),
+    admission = _create_admission(
+        config, engine, models, accounts, secrets, tokenizer, template, compiler
     )
     peers = _create_peers(config, store, secrets)
     streams = _create_streams(config, store, peers)
     sessions: set[Session] = set()
     revocations = Revocations(
-        authenticator,
+        accounts.authenticator,
         generations=generations,
         sessions=sessions,
         on_adapter_deleted=adapters.on_deleted,
@@ -159,7 +148,7 @@ def create_services(
     lifecycle = Lifecycle(
         engine=engine,
         store=store,
-        ledger=ledger,
+        ledger=accounts.ledger,
         journal=accounts.journal,
         background=Background(work),
         sessions=sessions,
@@ -175,8 +164,8 @@ def create_services(
         store=store,
         secrets=secrets,
         metrics=metrics,
-        quota=quota,
-        authenticator=authenticator,
+        quota=accounts.quota,
+        authenticator=accounts.authenticator,
         revocations=revocations,
         generations=generations,
         admission=admission,
@@ -250,21 +239,45 @@ def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     )
 
 
+def _create_admission(
+    config: Config,
+    engine: EngineClient,
+    models: ServedModels,
+    accounts: _Accounts,
+    secrets: Secrets,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    compiler: GrammarChecker,
+) -> Admission:
+    return Admission(
+        config,
+        models=models,
+        engine=engine,
+        ledger=accounts.ledger,
+        quota=accounts.quota,
+        authenticator=accounts.authenticator,
+        secrets=secrets,
+        tokenizer=tokenizer,
+        template=template,
+        compiler=compiler,
+        sampling_defaults=_sampling_defaults(config),
+    )
+
+
 def _create_generations(
     config: Config,
     engine: EngineClient,
     tokenizer: Tokenizer,
     template: ChatTemplate,
-    ledger: Ledger,
-    quota: Quota,
+    accounts: _Accounts,
     metrics: Metrics,
     compiler: GrammarChecker,
 ) -> Generations:
     return Generations(
         engine=engine,
         tokenizer=tokenizer,
-        ledger=ledger,
-        quota=quota,
+        ledger=accounts.ledger,
+        quota=accounts.quota,
         metrics=metrics,
         flush_interval_s=config.server.flush_interval_ms / 1000,
         checks=ComplianceChecks(compiler.submit_validation),
