@@ -6,7 +6,9 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,7 +76,22 @@ def capture_all(
         key=lambda item: -item[0] * item[1].num_queries,
     )
     pool = torch.cuda.graph_pool_handle()
-    for done, (size, family) in enumerate(work):
-        pad(size)
-        family.capture(size, pool)
-        on_progress((done + 1) / len(work))
+    with no_collection():
+        for done, (size, family) in enumerate(work):
+            pad(size)
+            family.capture(size, pool)
+            on_progress((done + 1) / len(work))
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Nothing is freed by the garbage collector inside: graphs of an engine that is gone, freed
+    while another is recorded, would end the recording with an error."""
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+from typing import ClassVar
+
 import pytest
 import torch
 
@@ -43,3 +46,39 @@ def test_the_largest_are_recorded_first_on_padding_and_replayed_on_what_is_there
     memory[:] = torch.arange(8.0)
     assert three.replay(2).tolist() == [0, 3]
     assert one.replay(8).tolist() == list(range(8))
+
+
+class Garbage:
+    """What stands for an engine that is gone, graphs and all: two objects that hold each other."""
+
+    freed: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        self.freed.append("freed")
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_nothing_is_collected_while_graphs_are_recorded(
+    collects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sized_graphs, "record", record)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(Garbage, "freed", [])
+    seen: list[tuple[list[str], bool]] = []
+
+    def compute(size: int) -> torch.Tensor:
+        seen.append((Garbage.freed[:], gc.isenabled()))
+        return torch.zeros(size)
+
+    was = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        Garbage()
+        capture_all([SizedGraphs([1], compute)], lambda size: None)
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if was else gc.disable)()
+    assert set(map(str, seen)) == {str((["freed"], False))}
