@@ -273,9 +273,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--num-threads", type=int)
     engine.add_argument("--attention-backend", default="auto")
     engine.add_argument("--enforce-eager", action="store_true")
-    engine.add_argument("--kv-cache-dtype", default="auto")
-    engine.add_argument("--blas-autotune", action="store_true")
-    engine.add_argument("--fuse-norms", action="store_true")
     return parser.parse_args(arguments)
 
 
@@ -291,9 +288,6 @@ ENGINE_OPTIONS = (
     "num_threads",
     "attention_backend",
     "enforce_eager",
-    "kv_cache_dtype",
-    "blas_autotune",
-    "fuse_norms",
 )
 
 

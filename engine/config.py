@@ -48,12 +48,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     checkpoint (a config.json is enough)."""
     attention_backend: AttentionBackendName = "auto"
     """``auto`` takes the best that serves the model here; one that cannot is refused by name."""
-    blas_autotune: bool = False
-    """Measure at start-up whether cuBLAS or cuBLASLt multiplies faster, for each shape of the model
-    and several numbers of tokens, and use that one. Needs a GPU."""
-    fuse_norms: bool = False
-    """Compute RMSNorm and additions inside the products beside them, in steps of at most 16 tokens.
-    Needs a GPU, bfloat16, and layers made as Llama's, not quantized."""
     enforce_eager: bool = False
     """Launch every kernel of a decode step by itself, without CUDA graphs."""
     skip_tokenizer_init: bool = False

@@ -71,8 +71,6 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     model = load_model(
         config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
     )
-    if config.fuse_norms:
-        _fuse_norms(model, dtype, has_kernels=has_kernels and device.type == "cuda")
     adapters = _adapter_slots(config, model, dtype, device)
     if shape.is_fp8:
         report(LoadProgress("Scaling the KV cache", 0.9))
@@ -97,7 +95,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
     host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
     if device.type == "cuda" and has_kernels:
-        _measure_products(made.model, report, libraries=config.blas_autotune)
+        _measure_products(made.model, report)
     graphs, verify_graphs = None, None
     # Models that are not our own may look at what they compute.
     capturable = isinstance(facts, ModelConfig) and not config.enforce_eager
@@ -126,15 +124,6 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         runner.measure_step_costs(speculative.num_tokens, config.step_tokens)
     report(LoadProgress("Model loaded", 1.0))
     return runner
-
-
-def _fuse_norms(model: Model, dtype: torch.dtype, *, has_kernels: bool) -> None:
-    if not has_kernels or dtype != torch.bfloat16:
-        raise ConfigError(f"fuse_norms needs our kernels for a GPU and bfloat16, not {dtype}")
-    if not model.fuse_norms():
-        raise ConfigError(
-            "fuse_norms needs layers made as Llama's, sizes that are multiples of 64, plain weights"
-        )
 
 
 def _peaks(config: EngineConfig) -> int:
@@ -226,18 +215,11 @@ def _register_kernels(device: torch.device) -> bool:
     return True
 
 
-def _is_quantized(module: Linear | TiedLinear) -> bool:
-    return isinstance(module, Linear) and module.quantized is not None
-
-
 def _device(config: EngineConfig) -> torch.device:
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise ConfigError("device is 'cuda', but torch sees no GPU here: use 'auto' or 'cpu'")
-    device = torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
-    if config.blas_autotune and device.type != "cuda":
-        raise ConfigError("blas_autotune needs a GPU: there is one library on a CPU")
-    return device
+    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
 def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> torch.dtype:
@@ -246,17 +228,13 @@ def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> tor
     return torch.float32 if device.type == "cpu" else model.dtype
 
 
-def _measure_products(model: Model, report: OnProgress, *, libraries: bool) -> None:
+def _measure_products(model: Model, report: OnProgress) -> None:
     report(LoadProgress("Measuring matrix products", 0.95))
-    if libraries:
-        for module in model.modules():
-            if isinstance(module, Linear | TiedLinear) and not _is_quantized(module):
-                products.measure_libraries(module.weight.data)
     for module in model.modules():
         match module:
             case GatedMLP() if module.gate_up_proj.quantized is None:
                 products.measure(module.gate_up_proj.weight.data, gated=True)
-            case Linear() if _is_quantized(module):
+            case Linear() if module.quantized is not None:
                 pass
             case Linear() | TiedLinear():
                 products.measure(module.weight.data, gated=False)
