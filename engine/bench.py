@@ -266,13 +266,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--dtype", default="auto")
     engine.add_argument("--quantization")
     engine.add_argument("--max-model-len", type=int)
-    engine.add_argument("--max-num-seqs", type=int, default=256)
+    engine.add_argument("--max-num-seqs", type=int)
     engine.add_argument("--max-num-batched-tokens", type=int)
     engine.add_argument("--gpu-memory-utilization", type=float, default=0.92)
     engine.add_argument("--kv-cache-memory-bytes", type=int, help="of each engine")
     engine.add_argument("--num-threads", type=int)
     engine.add_argument("--attention-backend", default="auto")
     engine.add_argument("--enforce-eager", action="store_true")
+    engine.add_argument("--kv-cache-dtype", default="auto")
     return parser.parse_args(arguments)
 
 
@@ -288,6 +289,7 @@ ENGINE_OPTIONS = (
     "num_threads",
     "attention_backend",
     "enforce_eager",
+    "kv_cache_dtype",
 )
 
 

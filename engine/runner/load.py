@@ -31,6 +31,7 @@ from engine.runner.memory import (
     PagedCache,
     choose_groups,
     count_blocks,
+    device_bytes,
     fit_max_model_len,
     requested_max_model_len,
 )
@@ -59,7 +60,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     if isinstance(facts, ModelConfig):
         facts = replace(facts, max_position_embeddings=asked_len)
     device = _device(config)
-    config = config.for_device(device.type)
+    config = config.for_device(device.type, device_bytes(device))
     groups = choose_groups(config, facts, asked_len, device)
     dtype = _dtype(config, facts, device)
     if config.num_threads is not None:
@@ -90,7 +91,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     max_model_len = fit_max_model_len(config, facts, num_blocks, groups)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
     cache = PagedCache(facts, num_blocks, config.block_size, groups, dtype=kv_dtype, device=device)
-    table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device, groups)
+    table = RowTable(config.num_seqs, max_model_len, config.block_size, device, groups)
     sampler = _create_sampler(config, facts, device, has_kernels=has_kernels)
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
     host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
@@ -144,7 +145,7 @@ def _adapter_slots(
         model,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
-        max_num_rows=config.max_num_seqs,
+        max_num_rows=config.num_seqs,
         dtype=dtype,
         device=device,
     )
@@ -155,7 +156,7 @@ def _create_sampler(
 ) -> Sampler:
     sampler = CudaSampler if has_kernels and device.type == "cuda" else Sampler
     return sampler(
-        config.max_num_seqs,
+        config.num_seqs,
         facts.vocab_size,
         facts.eos_token_ids,
         seed=config.seed,
@@ -173,7 +174,7 @@ def _attention_shape(
         layout.num_kv_heads,
         layout.head_dim,
         config.block_size,
-        config.max_num_seqs,
+        config.num_seqs,
         window=model.widest_window,
         softcap=model.attention_softcap,
         kv_dtype=kv_dtype,
@@ -194,7 +195,7 @@ def _capture_graphs(
         table,
         attention,
         block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.num_seqs,
     )
     graphs.capture(lambda done: report(LoadProgress("Capturing CUDA graphs", 0.95 + 0.05 * done)))
     return graphs
