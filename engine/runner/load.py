@@ -29,6 +29,7 @@ from engine.runner.load_drafting import (
 )
 from engine.runner.memory import (
     PagedCache,
+    block_bytes,
     choose_groups,
     count_blocks,
     device_bytes,
@@ -61,7 +62,6 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         facts = replace(facts, max_position_embeddings=asked_len)
     device = _device(config)
     config = config.for_device(device.type, device_bytes(device))
-    groups = choose_groups(config, facts, asked_len, device)
     dtype = _dtype(config, facts, device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -87,6 +87,9 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
     )
     draft_bytes = draft_block_bytes(network, config.block_size, dtype)
+    layer_bytes = block_bytes(facts, config.block_size, kv_dtype) / facts.cache_layout.num_layers
+    draft_layers = None if network is None else draft_bytes / layer_bytes
+    groups = choose_groups(config, facts, asked_len, device, draft_layers=draft_layers)
     num_blocks = count_blocks(config, facts, kv_dtype, device, needed_bytes, draft_bytes, groups)
     max_model_len = fit_max_model_len(config, facts, num_blocks, groups)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
