@@ -35,6 +35,7 @@ from engine import hub
 from engine.chat_template import ChatTemplate
 from engine.demo import MODEL_DIR
 from engine.errors import NoChatTemplate
+from engine.garbage import tune_collector
 from engine.transport import EngineProcess, MakeTransport, ReplayProcess
 from gateway import logs, provisioning, server
 from gateway.config import Config, ModelsConfig, ServedEngineConfig, ServerConfig, TenantsConfig
@@ -102,6 +103,7 @@ class Demo:
     def run(self) -> None:
         """Serve until a signal comes. Raises ``SetupError``, ``TenantsError``, ``EngineError``."""
         logs.configure("warning", "text")
+        tune_collector()
         with (
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             # Only a signal cancels the task, and then everything is stopped already.

@@ -16,6 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from engine.client import EngineClient
+from engine.garbage import tune_collector
 from engine.messages import LoadProgress
 from engine.transport import EngineProcess, MakeTransport
 from gateway import logs, protocol, secrets
@@ -223,5 +224,6 @@ def run(
     import uvloop
 
     logs.configure(config.server.log_level, config.server.log_format)
+    tune_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config, on_progress=on_progress, on_ready=on_ready))

@@ -20,6 +20,7 @@ import msgspec
 
 from engine.attached import AttachedEngine
 from engine.errors import EngineError
+from engine.garbage import tune_collector
 from gateway import logs, server
 from gateway.config import Config
 from gateway.engine_client import make_engine_client
@@ -77,6 +78,7 @@ def main() -> int:
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
     _stop_with_the_supervisor()
     logs.configure(launch.config.server.log_level, launch.config.server.log_format)
+    tune_collector()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(launch))
