@@ -103,7 +103,6 @@ class Demo:
     def run(self) -> None:
         """Serve until a signal comes. Raises ``SetupError``, ``TenantsError``, ``EngineError``."""
         logs.configure("warning", "text")
-        tune_collector()
         with (
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             # Only a signal cancels the task, and then everything is stopped already.
@@ -271,6 +270,7 @@ class Demo:
 
     @contextlib.contextmanager
     def _announced(self, running: Running) -> Iterator[None]:
+        tune_collector()
         for file in self._ready_files:
             running.write(file)
         self._serving = True

@@ -53,9 +53,14 @@ async def serve(launch: Launch) -> None:
             listener,
             launch.config,
             engine,
-            lambda _url: _say(Started()),
+            lambda _url: _begin(),
             metrics_folder=Path(launch.metrics_folder),
         )
+
+
+def _begin() -> None:
+    tune_collector()
+    _say(Started())
 
 
 def _say(started: Started) -> None:
@@ -78,7 +83,6 @@ def main() -> int:
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
     _stop_with_the_supervisor()
     logs.configure(launch.config.server.log_level, launch.config.server.log_format)
-    tune_collector()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(launch))
