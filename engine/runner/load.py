@@ -102,7 +102,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     # Models that are not our own may look at what they compute.
     capturable = isinstance(facts, ModelConfig) and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
-        graphs = _capture_graphs(config, made.model, cache, table, attention, report)
+        graphs = _capture_graphs(config, made.model, cache, table, attention, adapters, report)
         verify_graphs = capture_verify_graphs(config, made.model, cache, table, attention)
     runner = TorchRunner(
         made.model,
@@ -197,6 +197,7 @@ def _capture_graphs(
     cache: PagedCache,
     table: RowTable,
     attention: CapturableBackend,
+    adapters: AdapterSlots | None,
     report: OnProgress,
 ) -> DecodeGraphs:
     graphs = DecodeGraphs(
@@ -204,6 +205,7 @@ def _capture_graphs(
         cache.layers,
         table,
         attention,
+        adapters if adapters is not None and adapters.is_capturable else None,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
     )
@@ -218,10 +220,11 @@ def _register_kernels(device: torch.device) -> bool:
         return False
     kernels.register()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from kernels.triton import grouped_gemm, int4_linear, quantize
+        from kernels.triton import grouped_gemm, int4_linear, low_rank, quantize
 
         grouped_gemm.register()
         int4_linear.register()
+        low_rank.register()
         quantize.register()
     return True
 
