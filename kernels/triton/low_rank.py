@@ -71,6 +71,7 @@ def shrink(x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles) -> t
     split_width = max(_SPLIT_WIDTH, _round_up(triton.cdiv(width, most), _SPLIT_WIDTH))
     splits = triton.cdiv(width, split_width)
     low = torch.empty(splits, tiles.num_tokens, num_columns, dtype=torch.float32, device=x.device)
+    dependent = _starts_early(x.device)
     _shrink[(_walkers(tiles), groups, splits)](
         low,
         x,
@@ -90,6 +91,7 @@ def shrink(x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles) -> t
         DEPTH=depth,
         STEP=RANK_STEP,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        DEPENDENT=dependent,
         num_warps=how.num_warps,
         num_stages=how.num_stages,
     )
@@ -105,6 +107,7 @@ def expand(
     how = _EXPAND_FEW if tiles.num_tokens <= FEW_TOKENS else _EXPAND_MANY
     _, num_parts, max_rank, _ = matrices.down.shape
     grid = _walkers(tiles), triton.cdiv(max(matrices.parts), how.columns), num_parts
+    dependent = _starts_early(out.device)
     _expand[grid](
         out,
         low,
@@ -126,9 +129,18 @@ def expand(
         STEP=RANK_STEP,
         ALIGNED=math.gcd(16, *matrices.parts),
         PRECISION="ieee" if out.dtype == torch.float32 else "tf32",
+        DEPENDENT=dependent,
         num_warps=how.num_warps,
         num_stages=how.num_stages,
+        **({"launch_pdl": True} if dependent else {}),
     )
+
+
+PDL = False
+
+
+def _starts_early(device: torch.device) -> bool:
+    return PDL and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _walkers(tiles: AdapterTiles) -> int:
@@ -167,9 +179,12 @@ def _shrink(
     DEPTH: tl.constexpr,
     STEP: tl.constexpr,
     PRECISION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Columns are the ranks of all parts, one part after the other. ``steps`` of DEPTH inputs are a
     split."""
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     split = tl.program_id(2)
     inside = column < PARTS * MAX_RANK
@@ -221,6 +236,7 @@ def _expand(
     STEP: tl.constexpr,
     ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Adds up SPLITS of the splits at a time, and multiplies STEP of the ranks."""
     part = tl.program_id(2)
@@ -233,6 +249,8 @@ def _expand(
     slot = tl.load(slots + tile)
     if begin + tl.program_id(1) * COLUMNS >= end:
         slot = -1
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
     while slot >= 0:
         token = tl.load(tokens + tile * ROWS + tl.arange(0, ROWS))
         own = slot.to(tl.int64)
