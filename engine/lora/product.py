@@ -32,9 +32,17 @@ class LowRankAddition:
         self._step = step
 
     @property
-    def kind(self) -> tuple[torch.Size, torch.Size]:
+    def in_features(self) -> int:
+        return self._matrices.down.shape[-1]
+
+    @property
+    def out_features(self) -> int:
+        return self._matrices.up.shape[1]
+
+    @property
+    def kind(self) -> tuple[int, tuple[int, ...]]:
         """Layers of one kind are computed alike."""
-        return self._matrices.down.shape, self._matrices.up.shape
+        return self.in_features, self._matrices.parts
 
     @property
     def is_active(self) -> bool:

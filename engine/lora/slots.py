@@ -18,7 +18,7 @@ from engine.lora.product import LowRankAddition, StepAdapters
 from engine.lora.static_tiles import StaticTiles
 from engine.models.base import Model
 from kernels import ops, reference
-from kernels.low_rank import AdapterTiles, LowRankMatrices
+from kernels.low_rank import FEW_TOKENS, AdapterTiles, LowRankMatrices
 from kernels.transfer import to_device
 
 
@@ -72,6 +72,19 @@ class AdapterSlots:
             linear.addition = LowRankAddition(matrices, names, self._step)
             additions.append(linear.addition)
         return additions
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Whatever is compiled at first use, for no step to wait for it."""
+        of_kind = {addition.kind: addition for addition in self._additions}
+        for num_tokens in (1, FEW_TOKENS + 1):
+            with self._adding(AdapterTiles.of(np.zeros(num_tokens, np.int64), self._device)):
+                for addition in of_kind.values():
+                    out, x = (
+                        torch.zeros(num_tokens, size, dtype=self._dtype, device=self._device)
+                        for size in (addition.out_features, addition.in_features)
+                    )
+                    addition(out, x)
 
     # ---- adapters come and go -------------------------------------------------------------------
 

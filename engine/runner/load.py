@@ -151,7 +151,7 @@ def _adapter_slots(
 ) -> AdapterSlots | None:
     if not config.enable_lora:
         return None
-    return AdapterSlots(
+    adapters = AdapterSlots(
         model,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
@@ -159,6 +159,8 @@ def _adapter_slots(
         dtype=dtype,
         device=device,
     )
+    adapters.warm_up()
+    return adapters
 
 
 def _create_sampler(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kernels import reference
 from kernels.low_rank import (
+    FEW_TOKENS,
     AdapterTiles,
     LowRankMatrices,
     max_tiles,
@@ -22,6 +23,7 @@ from kernels.low_rank import (
     tile_rows,
     tile_table,
 )
+from tests.kernels.ahead_of_time import Recorded
 
 PARTS = (96, 40, 8)
 RANKS = ((8, 8, 8), (64, 0, 16), (1, 33, 64), (0, 0, 0))
@@ -117,6 +119,29 @@ def test_interpreted_it_equals_the_products() -> None:
         env={**os.environ, "TRITON_INTERPRET": "1"},
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("num_tokens", [1, FEW_TOKENS + 1])
+def test_it_compiles_ahead_of_time_to_wide_loads_and_tensor_cores(
+    capability: int, num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low_rank = pytest.importorskip("kernels.triton.low_rank")
+    kernels = [Recorded(low_rank._shrink), Recorded(low_rank._expand)]
+    for kernel in kernels:
+        monkeypatch.setattr(low_rank, kernel.kernel.__name__, kernel)
+    ranks = torch.full((2, 3), 16, dtype=torch.int32)
+    matrices = LowRankMatrices.empty(ranks, 1024, (512, 256, 256), 16, dtype=torch.bfloat16)
+    x, out = (torch.zeros(num_tokens, 1024, dtype=torch.bfloat16) for _ in range(2))
+    tiles = AdapterTiles.of(np.zeros(num_tokens, np.int64), torch.device("cpu"))
+    low_rank.add_low_rank(out, x, matrices, tiles)
+    for kernel in kernels:
+        (made,) = kernel.compile(capability)
+        assert made.metadata.shared <= 99 * 1024, "more than some GPUs have"
+        ptx = made.asm["ptx"]
+        assert "mma" in ptx
+        assert ".v4.b32" in ptx or "cp.async" in ptx
 
 
 @given(st.lists(st.integers(-1, 5), min_size=1, max_size=400), st.booleans())
