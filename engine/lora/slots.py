@@ -14,7 +14,7 @@ import torch
 from engine.layers.linear import Linear
 from engine.lora.adapter import Adapter, load_adapter
 from engine.lora.places import find_places
-from engine.lora.product import LowRankAddition, StepAdapters
+from engine.lora.product import LowRankAddition, Product, StepAdapters
 from engine.lora.static_tiles import StaticTiles
 from engine.models.base import Model
 from kernels import ops, reference
@@ -50,6 +50,10 @@ class AdapterSlots:
         self._row_adapters = [""] * max_num_rows
         self._step = StepAdapters()
         self._static = StaticTiles(max_num_rows, max_loras, device)
+        # A graph holds both streams; launched one by one, what they gain is lost to events.
+        self._beside: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         num_parts = len(self._places)
         self._ranks = torch.zeros(max_loras, num_parts, dtype=torch.int32, device=device)
         """Of all parts of all layers: one copy tells a slot's."""
@@ -80,11 +84,15 @@ class AdapterSlots:
         for num_tokens in (1, FEW_TOKENS + 1):
             with self._adding(AdapterTiles.of(np.zeros(num_tokens, np.int64), self._device)):
                 for addition in of_kind.values():
-                    out, x = (
-                        torch.zeros(num_tokens, size, dtype=self._dtype, device=self._device)
-                        for size in (addition.out_features, addition.in_features)
-                    )
-                    addition(out, x)
+                    addition(*self._nothing(num_tokens, addition))
+
+    def _nothing(self, num_tokens: int, addition: LowRankAddition) -> tuple[torch.Tensor, Product]:
+        """What stands for a layer's input, and for its product."""
+        x, out = (
+            torch.zeros(num_tokens, size, dtype=self._dtype, device=self._device)
+            for size in (addition.in_features, addition.out_features)
+        )
+        return x, lambda _: out
 
     # ---- adapters come and go -------------------------------------------------------------------
 
@@ -143,12 +151,12 @@ class AdapterSlots:
     @property
     def is_capturable(self) -> bool:
         """Whether CUDA graphs can hold what the adapters add."""
-        chosen = ops.resolve("add_low_rank", self._device.type, self._dtype)
-        return chosen is not reference.add_low_rank
+        chosen = ops.resolve("shrink_low_rank", self._device.type, self._dtype)
+        return chosen is not reference.shrink_low_rank
 
     def captured(self, num_tokens: int) -> AbstractContextManager[None]:
         """A forward pass in here is one of so many tokens whose adapters ``send`` tells later."""
-        return self._adding(self._static.of(num_tokens))
+        return self._adding(self._static.of(num_tokens), self._beside)
 
     def send(self, rows: npt.NDArray[np.int64], num_tokens: int) -> None:
         """The graphs of ``num_tokens`` tokens compute one token of each of ``rows`` next, in their
@@ -156,12 +164,14 @@ class AdapterSlots:
         self._static.send(self._slots_of(rows), num_tokens)
 
     @contextmanager
-    def _adding(self, tiles: AdapterTiles) -> Iterator[None]:
-        self._step.tiles = tiles
+    def _adding(
+        self, tiles: AdapterTiles, beside: torch.cuda.Stream | None = None
+    ) -> Iterator[None]:
+        self._step.tiles, self._step.beside = tiles, beside
         try:
             yield
         finally:
-            self._step.tiles = None
+            self._step.tiles = self._step.beside = None
 
     def serves(self, rows: npt.NDArray[np.int64]) -> bool:
         """Whether any of the rows has an adapter."""

@@ -144,14 +144,17 @@ def test_warming_up_computes_each_kind_of_layer_and_leaves_nothing(
 ) -> None:
     shapes = set()
 
-    def spy(out: torch.Tensor, x: torch.Tensor, *_: object) -> None:
-        shapes.add((tuple(out.shape), x.shape[1]))
-
-    monkeypatch.setattr(ops, "add_low_rank", spy)
+    monkeypatch.setattr(ops, "shrink_low_rank", lambda x, *_: x)
+    monkeypatch.setattr(
+        ops,
+        "expand_low_rank",
+        lambda out, low, *_: shapes.add((len(out), out.shape[1], *low.shape)),
+    )
     slots.warm_up()
     linears = {place.linear for place in slots._places.values()}
     kinds = {(sum(linear.parts.values()), linear.in_features) for linear in linears}
-    assert shapes == {((num, out), inner) for num in (1, FEW_TOKENS + 1) for out, inner in kinds}
+    nums = (1, FEW_TOKENS + 1)
+    assert shapes == {(num, out, num, inner) for num in nums for out, inner in kinds}
     assert not slots.resident
     addition = projection(model).addition
     assert addition is not None
