@@ -1,4 +1,7 @@
-"""The adapters of a model: all in host memory, those used last in slots on the device."""
+"""The adapters of a model: all in host memory, those used last in slots on the device.
+
+Names with the same content share it: several tenants' adapter takes the room of one.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class AdapterSlots:
         self._places = find_places(model)
         self._adapters: dict[str, Adapter] = {}
         self._slots: OrderedDict[str, int] = OrderedDict()
-        """Of the adapters on the device, the one used last at the end."""
+        """Of the adapters on the device by their digests, the one used last at the end."""
         self._free = list(range(max_loras - 1, -1, -1))
         self.num_swaps = 0
         """Copies of an adapter into a slot."""
@@ -112,18 +115,18 @@ class AdapterSlots:
     def keep(self, name: str, adapter: Adapter) -> None:
         """Rows may have it from now on."""
         assert name not in self._adapters
-        self._adapters[name] = adapter
+        same = (one for one in self._adapters.values() if one.digest == adapter.digest)
+        self._adapters[name] = next(same, adapter)
 
     def drop(self, name: str) -> None:
         """Forget an adapter that no request uses any more."""
-        del self._adapters[name]
-        slot = self._slots.pop(name, None)
-        if slot is not None:
-            self._free.append(slot)
+        digest = self._adapters.pop(name).digest
+        if digest in self._slots and all(one.digest != digest for one in self._adapters.values()):
+            self._free.append(self._slots.pop(digest))
 
     @property
     def resident(self) -> list[str]:
-        """The adapters on the device, the one that goes first in front."""
+        """The digests of the adapters on the device, the one that goes first in front."""
         return list(self._slots)
 
     def step_bytes(self, num_tokens: int) -> int:
@@ -185,18 +188,18 @@ class AdapterSlots:
 
     def _bring(self, names: Sequence[str]) -> dict[str, int]:
         """The slots of these adapters, which are all on the device then."""
-        wanted = dict.fromkeys(name for name in names if name)
-        assert len(wanted) <= self.max_loras, "more adapters in a step than slots"
-        for name in wanted:
-            if name in self._slots:
-                self._slots.move_to_end(name)
-        for name in wanted:
-            if name not in self._slots:
-                # Those wanted stand at the end: the first is never one of them.
-                slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
-                self._slots[name] = slot
-                self._fill(slot, self._adapters[name])
-        return {name: self._slots[name] for name in wanted}
+        wanted = {name: self._adapters[name] for name in dict.fromkeys(names) if name}
+        missing = {one.digest: one for one in wanted.values() if one.digest not in self._slots}
+        for adapter in wanted.values():
+            if adapter.digest not in missing:
+                self._slots.move_to_end(adapter.digest)
+        for digest, adapter in missing.items():
+            # Those wanted stand at the end: the first is never one of them.
+            slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
+            self._slots[digest] = slot
+            self._fill(slot, adapter)
+        assert all(one.digest in self._slots for one in wanted.values()), "too few slots for a step"
+        return {name: self._slots[one.digest] for name, one in wanted.items()}
 
     def _fill(self, slot: int, adapter: Adapter) -> None:
         self.num_swaps += 1
