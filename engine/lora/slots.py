@@ -110,6 +110,7 @@ class AdapterSlots:
             max_rank=self._max_rank,
             dtype=self._dtype,
             place_of=self._place_of,
+            pin=self._device.type == "cuda",
         )
 
     def keep(self, name: str, adapter: Adapter) -> None:
