@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +35,12 @@ class AdapterSlots:
         max_loras: int,
         max_lora_rank: int,
         max_num_rows: int,
+        max_num_queries: int = 1,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """max_loras: slots, so adapters in one step at most."""
+        """max_loras: slots, so adapters in one step at most. max_num_queries: tokens of a row in a
+        CUDA graph."""
         self.max_loras = max_loras
         self._max_rank = max_lora_rank
         self._dtype, self._device = dtype, device
@@ -52,7 +54,7 @@ class AdapterSlots:
         """Copies of an adapter into a slot."""
         self._row_adapters = [""] * max_num_rows
         self._step = StepAdapters()
-        self._static = StaticTiles(max_num_rows, max_loras, device)
+        self._static = StaticTiles(max_num_rows * max_num_queries, max_loras, device)
         # A graph holds both streams; launched one by one, what they gain is lost to events.
         self._beside: torch.cuda.Stream | None = None
         if device.type == "cuda":
@@ -162,10 +164,10 @@ class AdapterSlots:
         """A forward pass in here is one of so many tokens whose adapters ``send`` tells later."""
         return self._adding(self._static.of(num_tokens), self._beside)
 
-    def send(self, rows: npt.NDArray[np.int64], num_tokens: int) -> None:
-        """The graphs of ``num_tokens`` tokens compute one token of each of ``rows`` next, in their
-        order, with its adapter; the tokens behind them have none."""
-        self._static.send(self._slots_of(rows), num_tokens)
+    def send(self, rows: npt.NDArray[np.int64], num_tokens: int, num_queries: int = 1) -> None:
+        """The graphs of ``num_tokens`` tokens compute ``num_queries`` tokens of each of ``rows``
+        next, in their order, with its adapter; the tokens behind them have none."""
+        self._static.send(self._slots_of(rows).repeat(num_queries), num_tokens)
 
     @contextmanager
     def _adding(
@@ -207,3 +209,8 @@ class AdapterSlots:
         # On the stream of the steps: one in flight still finds what was there before.
         ranks = [rank for added in self._additions for rank in added.fill(slot, adapter.pairs)]
         self._ranks[slot].copy_(to_device(np.array(ranks, np.int32), self._device))
+
+
+def captured(slots: AdapterSlots | None, num_tokens: int) -> AbstractContextManager[None]:
+    """``AdapterSlots.captured``, if there are any."""
+    return nullcontext() if slots is None else slots.captured(num_tokens)

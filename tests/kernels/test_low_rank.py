@@ -168,8 +168,8 @@ def test_every_token_with_an_adapter_is_in_one_tile_of_it(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("num_tokens", "in_features"), [*SHAPES, (200, 4096), (1000, 14336)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_tokens", "in_features"), [*SHAPES, (200, 14336), (1000, 4096)])
 def test_on_a_gpu_it_equals_the_products(
     num_tokens: int, in_features: int, dtype: torch.dtype
 ) -> None:

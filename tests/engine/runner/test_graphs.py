@@ -55,4 +55,4 @@ def test_only_steps_of_one_sampled_token_each_fit(chunks: list[Chunk], fits: boo
     graphs._adapters = None
     fields = ChunkFields.read(chunks)
     assert graphs.fits(fields) is fits
-    assert not graphs.fits_adapted(fields)
+    assert not graphs.fits(fields, adapted=True)
