@@ -32,7 +32,8 @@ def sharing_sizes(sizes: list[int]) -> list[int]:
 
 def adapted_sizes(sizes: list[int]) -> list[int]:
     """Those of the batch sizes that are worth another graph, for batches with adapters."""
-    return [size for size in sizes if size in (1, 2, 4, 8, 16, sizes[-1]) or size % 32 == 0]
+    some = {1, 2, 4, 8, 16, 32, 96, sizes[-1]}
+    return [size for size in sizes if size in some or size % 64 == 0]
 
 
 class DecodeGraphs:
