@@ -24,6 +24,9 @@ from kernels import ops, reference
 from kernels.low_rank import FEW_TOKENS, AdapterTiles, LowRankMatrices
 from kernels.transfer import to_device
 
+MAX_TOKENS_BESIDE = 128
+"""Beyond, a layer's own product leaves a GPU nothing to do beside it."""
+
 
 class AdapterSlots:
     """Adds itself to the linear layers of a model, whose weights are there and packed."""
@@ -162,7 +165,8 @@ class AdapterSlots:
 
     def captured(self, num_tokens: int) -> AbstractContextManager[None]:
         """A forward pass in here is one of so many tokens whose adapters ``send`` tells later."""
-        return self._adding(self._static.of(num_tokens), self._beside)
+        beside = self._beside if num_tokens <= MAX_TOKENS_BESIDE else None
+        return self._adding(self._static.of(num_tokens), beside)
 
     def send(self, rows: npt.NDArray[np.int64], num_tokens: int, num_queries: int = 1) -> None:
         """The graphs of ``num_tokens`` tokens compute ``num_queries`` tokens of each of ``rows``

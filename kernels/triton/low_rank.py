@@ -97,7 +97,6 @@ def shrink_low_rank(
         SUMS=how.sums,
         STEP=RANK_STEP,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        DEPENDENT=_starts_early(x.device),
         num_warps=how.num_warps,
         num_stages=how.num_stages,
     )
@@ -114,7 +113,6 @@ def expand_low_rank(
     walkers = _walkers(tiles)
     if walkers == 0:
         return
-    dependent = _starts_early(out.device)
     _expand[(walkers, triton.cdiv(max(matrices.parts), how.columns), num_parts)](
         out,
         low,
@@ -134,18 +132,9 @@ def expand_low_rank(
         STEP=RANK_STEP,
         ALIGNED=math.gcd(16, *matrices.parts),
         PRECISION="ieee" if out.dtype == torch.float32 else "tf32",
-        DEPENDENT=dependent,
         num_warps=how.num_warps,
         num_stages=how.num_stages,
-        **({"launch_pdl": True} if dependent else {}),
     )
-
-
-PDL = False
-
-
-def _starts_early(device: torch.device) -> bool:
-    return PDL and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _walkers(tiles: AdapterTiles) -> int:
@@ -193,12 +182,9 @@ def _shrink(
     SUMS: tl.constexpr,
     STEP: tl.constexpr,
     PRECISION: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """Columns are the ranks of all parts, one part after the other. ``steps`` of DEPTH inputs are a
     split."""
-    if DEPENDENT:
-        tl.extra.cuda.gdc_launch_dependents()
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     split, splits = tl.program_id(2), tl.num_programs(2)
     inside = column < PARTS * MAX_RANK
@@ -274,7 +260,6 @@ def _expand(
     STEP: tl.constexpr,
     ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """Multiplies RANKS of the ranks at a time."""
     part = tl.program_id(2)
@@ -286,8 +271,6 @@ def _expand(
     slot = tl.load(slots + tile)
     if begin + tl.program_id(1) * COLUMNS >= end:
         slot = -1
-    if DEPENDENT:
-        tl.extra.cuda.gdc_wait()
     while slot >= 0:
         token = tl.load(tokens + tile * ROWS + tl.arange(0, ROWS))
         own = slot.to(tl.int64)
