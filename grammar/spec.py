@@ -149,12 +149,19 @@ def _check_regex(source: str, limits: Limits, path: str = "$") -> None:
 _UNHEEDED = re.compile(r"^[ \t]*[\w-]+[ \t]*\[[^\]\n]*\b(temperature|capture)\b", re.MULTILINE)
 
 
+# What makes an engine lenient about a schema in the grammar, or about the bytes it lets through.
+_OPTIONS = re.compile(r"x-guidance|allow_invalid_utf8")
+
+
 def _check_ebnf(source: str) -> None:
     if not source.strip():
         raise InvalidGrammar("$", "the grammar is empty")
     if (found := _UNHEEDED.search(source)) is not None:
         line = source.count("\n", 0, found.start(1)) + 1
         raise InvalidGrammar("$", f"line {line}: the attribute '{found[1]}' is not supported")
+    if (found := _OPTIONS.search(source)) is not None:
+        line = source.count("\n", 0, found.start()) + 1
+        raise InvalidGrammar("$", f"line {line}: '{found[0]}' is not supported")
 
 
 def _check_choices(choices: Any, limits: Limits) -> None:

@@ -15,7 +15,7 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from grammar import structural_tag
-from grammar.backends.base import MAX_WHITESPACE, BatchMatcher
+from grammar.backends.base import MAX_INDENT, BatchMatcher
 from grammar.errors import GrammarTooLarge, InvalidGrammar, MatcherFailed, Unsatisfiable
 from grammar.spec import GrammarSpec
 from grammar.structural_tag import (
@@ -37,7 +37,9 @@ from grammar.vocabulary import Mask, Vocabulary
 _EXACT_MASKS = '%llguidance {"no_forcing": true}\n'
 _JSON_OPTIONS = {
     "whitespace_flexible": True,
-    "whitespace_pattern": rf"[ \n\r\t]{{1,{MAX_WHITESPACE}}}",
+    # Some blanks, or a line or two and an indentation: what people and programs lay out, and no
+    # room for a model that has lost its thread.
+    "whitespace_pattern": rf"[ \t]{{1,16}}|[ \t]{{0,4}}(?:\r?\n){{1,2}}[ \t]{{0,{MAX_INDENT}}}",
     "item_separator": ",",
     "key_separator": ":",
     "coerce_one_of": False,
@@ -53,6 +55,7 @@ _LIMITS = llguidance.LLParserLimits(
     max_items_in_row=5_000,
 )
 _ESTIMATED_BYTES_PER_SOURCE_BYTE = 200
+_NO_TOKENS = "; only a structural tag can ask for tokens, by their ids"
 _TOKEN = re.compile(r"<\[|<\|")
 """In Lark. A text may hold the like, which does no harm."""
 
@@ -340,6 +343,8 @@ def _text_without(texts: tuple[str, ...]) -> str:
 
 
 def _refusal(message: str) -> InvalidGrammar:
+    if "too deeply nested" in message:
+        return GrammarTooLarge("$", "nested too deeply")
     unsatisfiable = re.search(r"Unsatisfiable schema: (.*)", message)
     if unsatisfiable:
         return Unsatisfiable("$", f"nothing can satisfy the schema: {unsatisfiable[1]}")
@@ -350,6 +355,8 @@ def _refusal(message: str) -> InvalidGrammar:
 def _plain(message: str) -> str:
     """A message without its position in the Lark text, which is ours, and the excerpt there."""
     message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message)
+    # Their names are ours as well, and a text could not tell them from what they look like.
+    message = re.sub(r"; following special tokens are available: .*", _NO_TOKENS, message)
     message = re.sub(r"\n\s*\d* \|.*|<non-verbose/>|\n\s*\^+\s*(?=\n|$)", "", message)
     return re.sub(
         r"\(in regex\): regex parse error:\s.*\nerror: ", "", message, flags=re.DOTALL

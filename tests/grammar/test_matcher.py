@@ -249,6 +249,7 @@ def test_matchers_of_one_grammar_are_independent(
 def test_blanks_are_bounded(json_compiler: GrammarCompiler, vocabulary: Vocabulary) -> None:
     matcher = matcher_of(json_compiler, "json_schema", PERSON)
     assert matcher.accept(ord("{"))
+    assert matcher.accept(ord("\n"))
     run = 0
     while matcher.accept(ord(" ")):
         run += 1

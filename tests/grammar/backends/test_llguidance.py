@@ -76,3 +76,22 @@ def test_running_into_a_limit_fails_the_matcher(
 
     with pytest.raises(MatcherFailed, match="too"):
         follow()
+
+
+def test_a_document_may_be_laid_out_and_no_more(backend: LLGuidanceBackend) -> None:
+    grammar = backend.compile(GrammarSpec("json_object"))
+
+    def follows(text: str) -> bool:
+        matcher = grammar.matcher()
+        return all(matcher.accept(byte) for byte in text.encode())
+
+    deep: dict[str, object] = {}
+    for _ in range(63):
+        deep = {"a": deep, "b": [1, "x"]}
+    for layout in (None, 0, 1, 2, "\t"):
+        assert follows(json.dumps(deep, indent=layout))
+    assert follows('{ \r\n  "a" :  [ 1 ,\t2 ] }')
+    assert follows('{\n\n  "a": 1,  \n  "b": 2\n\n}')
+    for idle in ("\n" * 3, " " * 17, "\n" + " " * 129, "\n \n ", "\t" * 17, "\n" * 2 + "\t" * 129):
+        assert not follows("{" + idle)
+        assert not follows('{"a":' + idle)
