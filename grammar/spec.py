@@ -46,16 +46,20 @@ class GrammarSpec:
     ``ebnf`` Lark or GBNF text · ``structural_tag`` a JSON object, see ``grammar.structural_tag``.
 
     ``strict`` is about schemas: a keyword that no backend enforces exactly is refused, instead of
-    left to ``grammar.validation`` at the end.
+    left to ``grammar.validation`` at the end. ``any_whitespace`` too: without it documents have no
+    blanks but those inside of strings.
     """
 
     kind: Kind
     source: str = ""
     strict: bool = True
+    any_whitespace: bool = True
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise InvalidGrammar("$", f"unknown kind of grammar {self.kind!r}")
+        if not self.any_whitespace and self.kind in ("regex", "choice", "ebnf"):
+            raise InvalidGrammar("$", "blanks can be left out of JSON only")
         if (place := _lone_surrogate(self.source)) is not None:
             raise InvalidGrammar("$", f"half of a surrogate pair at {place} is no character")
 

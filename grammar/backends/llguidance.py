@@ -47,6 +47,7 @@ _JSON_OPTIONS = {
     # One spelling per string, so that no key can come again as another spelling of itself.
     "json_allowed_escapes": 'nrtbf\\"',
 }
+_COMPACT_JSON_OPTIONS = _JSON_OPTIONS | {"whitespace_flexible": False, "whitespace_pattern": None}
 # A lexer state takes 1 to 2 kB; a matcher that needs more of them fails, and its request with it.
 # A thousand optional properties take 4,000 items in a row, and 10 ms for a mask at worst.
 _LIMITS = llguidance.LLParserLimits(
@@ -188,9 +189,9 @@ def _translate(spec: GrammarSpec) -> str:
     """The source as a Lark grammar."""
     match spec.kind:
         case "json_schema":
-            body = f"start: {_json(spec.document())}"
+            body = f"start: {_json(spec.document(), spec)}"
         case "json_object":
-            body = f"start: {_json({'type': 'object'})}"
+            body = f"start: {_json({'type': 'object'}, spec)}"
         case "regex":
             body = f"start: {_regex(spec.source)}"
         case "choice":
@@ -198,14 +199,15 @@ def _translate(spec: GrammarSpec) -> str:
         case "ebnf":
             body = _from_ebnf(spec.source)
         case "structural_tag":
-            body = _LarkWriter().write(structural_tag.parse(spec.document()))
+            body = _LarkWriter(spec).write(structural_tag.parse(spec.document()))
     return _EXACT_MASKS + body
 
 
-def _json(schema: Any) -> str:
-    """A Lark expression for the documents of a schema."""
+def _json(schema: Any, spec: GrammarSpec) -> str:
+    """A Lark expression for the documents of a schema in ``spec``."""
     schema = {} if schema is True else schema
-    return "%json " + json.dumps(schema | {"x-guidance": _JSON_OPTIONS})
+    options = _JSON_OPTIONS if spec.any_whitespace else _COMPACT_JSON_OPTIONS
+    return "%json " + json.dumps(schema | {"x-guidance": options})
 
 
 def _regex(pattern: str) -> str:
@@ -232,7 +234,8 @@ class _LarkWriter:
     and would run over the end of a tag that is a terminal of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spec: GrammarSpec) -> None:
+        self._spec = spec
         self._lines: list[str] = []
 
     def write(self, tree: Format) -> str:
@@ -253,7 +256,7 @@ class _LarkWriter:
             case Token(token_id):
                 return f"<[{token_id}]>"
             case JsonSchema(schema):
-                return self._define("r", _json(schema))
+                return self._define("r", _json(schema, self._spec))
             case InOrder(elements):
                 return self._define("r", " ".join(self._inline(e, ends) for e in elements))
             case Or(elements):
