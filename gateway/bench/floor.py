@@ -24,7 +24,23 @@ from gateway.assembler import ChatChunks, Delta
 from gateway.generation import usage_of
 
 MODEL = "floor"
-WORDS = "A chunk for each of these words, one after the other, and then again. ".split(" ")
+WORDS = [
+    "A",
+    "chunk",
+    "for",
+    "each",
+    "of",
+    "these",
+    "words,",
+    "one",
+    "after",
+    "the",
+    "other,",
+    "and",
+    "then",
+    "again.",
+    "",
+]
 
 
 class Floor:
