@@ -156,13 +156,13 @@ class TorchRunner:
         lengths = [1, 3, num_drafts] if graphs is None else graphs.lengths
         self.step_costs = measure_step_costs(
             lambda fields: self._compute(nothing, fields),
-            None if graphs is None else lambda fields: self._run_eagerly(nothing, fields),
             None if drafting is None else drafting.rehearse,
             lengths=sorted({0, *(length for length in lengths if length <= num_drafts)}),
             max_num_seqs=len(self._table.tokens),
             max_num_tokens=max_num_tokens,
             max_model_len=self.max_model_len,
             device=self.device,
+            is_padded=graphs is not None,
         )
 
     def _run_eagerly(

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from engine.spec.acceptance import Acceptance
-from engine.spec.costs import UNEVEN, LearnedCosts
+from engine.spec.costs import LearnedCosts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -50,7 +50,7 @@ class PlannedStep:
 
     batch: int
     length: int
-    """Drafts for each request, or ``UNEVEN``."""
+    """Drafts of the request that has most."""
     num_drafts: int
     began_s: float
     is_probe: bool = False
@@ -58,6 +58,10 @@ class PlannedStep:
     """Every request computed its last token and its drafts, no more."""
     is_typical: bool = True
     """And the step before was like this one, so that there was nothing to make up for."""
+
+    @property
+    def is_even(self) -> bool:
+        return self.num_drafts == self.batch * self.length
 
 
 @dataclass(slots=True)
@@ -97,6 +101,7 @@ class AdaptiveLength:
             step.only_decodes
             and before is not None
             and before.length == step.length
+            and before.is_even == step.is_even
             and before.batch >= step.batch
         )
         if step.is_probe and not step.num_drafts:
@@ -200,8 +205,7 @@ class AdaptiveLength:
                 continue
             if (1 + hope) * plain_s < _MARGIN * self._costs.hopeful(batch, length):
                 continue
-            shape = length if size == batch else UNEVEN
-            step_s = self._costs.seconds(batch, shape, size * length)
+            step_s = self._costs.seconds(batch, length, size * length)
             lost_s = step_s - (1 + size / batch * gain) * plain_s
             if lost_s < found_s:
                 found, found_s = length, lost_s
@@ -221,7 +225,7 @@ class AdaptiveLength:
         chances = {request: self._acceptance.of(request.request_id) for request in found}
         choice = _Choice(_MARGIN * batch / self._costs.even(batch, 0), dict.fromkeys(found, 0))
         self._try_even(choice, found, chances, batch)
-        if batch > 1:
+        if batch > 1 and not self._costs.table.is_padded:
             self._try_uneven(choice, found, chances, batch)
         return dict(choice.lengths)
 
@@ -232,16 +236,21 @@ class AdaptiveLength:
         chances: Mapping[Request, tuple[float, float]],
         batch: int,
     ) -> None:
-        """As many for each request of the batch, if each has so many."""
+        """As many for each request of the batch, if each has so many, or if that does not
+        matter."""
         assert self._costs is not None
-        shortest = min(found.values(), default=0) if len(found) == batch else 0
-        for length in self._costs.table.choices:
-            if length > shortest:
-                break
-            gain = sum(_gain(*chance, length) for chance in chances.values())
-            speed = (batch + gain) / self._costs.even(batch, length)
+        if self._costs.table.is_padded:
+            most = max(found.values(), default=0)
+        else:
+            most = min(found.values(), default=0) if len(found) == batch else 0
+        for length in range(1, most + 1):
+            if length < most and length not in self._costs.table.choices:
+                continue
+            lengths = {request: min(length, limit) for request, limit in found.items()}
+            gain = sum(_gain(*chances[request], limit) for request, limit in lengths.items())
+            speed = (batch + gain) / self._costs.seconds(batch, length, sum(lengths.values()))
             if speed > choice.speed:
-                choice.speed, choice.lengths = speed, dict.fromkeys(found, length)
+                choice.speed, choice.lengths = speed, lengths
 
     def _try_uneven(
         self,
@@ -255,13 +264,14 @@ class AdaptiveLength:
         heap = [(-chances[r][0], i, r, 1) for i, r in enumerate(found) if found[r] > 0]
         heapq.heapify(heap)
         lengths = dict.fromkeys(found, 0)
-        tokens, num_drafts = float(batch), 0
+        tokens, num_drafts, longest = float(batch), 0, 0
         while heap:
             gain, index, request, length = heap[0]
             tokens -= gain
             num_drafts += 1
             lengths[request] = length
-            speed = tokens / self._costs.seconds(batch, UNEVEN, num_drafts)
+            longest = max(longest, length)
+            speed = tokens / self._costs.seconds(batch, longest, num_drafts)
             if speed > choice.speed:
                 choice.speed, choice.lengths = speed, dict(lengths)
             if length < found[request]:
@@ -283,7 +293,7 @@ class AdaptiveLength:
         first = self._costs.table.choices[0]
         return (batch + sum(gains)) / self._costs.even(batch, first) > plain_speed or (
             batch + max(gains)
-        ) / self._costs.seconds(batch, UNEVEN, most) > plain_speed
+        ) / self._costs.seconds(batch, most, most) > plain_speed
 
 
 def _gain(first: float, later: float, length: int) -> float:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from engine.spec.adaptive import AdaptiveLength, PlannedStep
 from engine.spec.config import NETWORK_METHODS
-from engine.spec.costs import UNEVEN
 from engine.spec.network import NetworkProposer
 from engine.spec.ngram import NgramProposer
 from engine.spec.suffix import SuffixProposer
@@ -143,7 +142,7 @@ class Speculator:
         num_drafts, longest = sum(lengths), max(lengths, default=0)
         step = PlannedStep(
             batch,
-            longest if num_drafts == batch * longest else UNEVEN,
+            longest,
             num_drafts,
             self._began_s,
             self._is_probe,

@@ -16,9 +16,9 @@ from engine.request import Request
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.spec.base import Proposer, TextProposer
 from engine.spec.config import SpeculativeConfig
-from engine.spec.costs import UNEVEN, StepCosts
+from engine.spec.costs import StepCosts
 from engine.spec.network import NetworkProposer
-from tests.engine.spec.simulation import H200, best_fixed, uneven
+from tests.engine.spec.simulation import H200, best_fixed, padded
 
 HOST_S = 0.0003
 """What the core does in a step beside the device."""
@@ -49,11 +49,9 @@ class TimedRunner(ModelledRunner):
     def forward(self, plan: StepPlan) -> None:
         self.now += HOST_S
         chunks = plan.chunks
-        lengths = {chunk.num_draft_tokens for chunk in chunks}
-        length = lengths.pop() if len(lengths) == 1 else UNEVEN
+        lengths = [chunk.num_draft_tokens for chunk in chunks]
         assert self.step_costs is not None
-        num_drafts = sum(chunk.num_draft_tokens for chunk in chunks)
-        seconds = self.step_costs.seconds(len(chunks), length, num_drafts)
+        seconds = self.step_costs.seconds(len(chunks), max(lengths), sum(lengths))
         self._idle_at = max(self.now, self._idle_at) + seconds
         tokens = [[1] * self._num_sampled(c.num_draft_tokens) if c.samples else [] for c in chunks]
         self._done_at.append(self._idle_at)
@@ -134,7 +132,7 @@ def test_networks_draft_as_many_as_pay(batch: int, num_steps: int, rate: float) 
     """The table knows neither the host's work nor that of drafting."""
 
     def runner() -> TimedRunner:
-        return TimedRunner(uneven(H200), rate, draft_s=0.0001)
+        return TimedRunner(padded(H200), rate, draft_s=0.0001)
 
     timed = runner()
     adaptive = decode(timed, batch, num_steps, proposer=NetworkProposer(timed))
@@ -158,7 +156,7 @@ def test_networks_draft_as_many_as_pay(batch: int, num_steps: int, rate: float) 
 @pytest.mark.parametrize("rate", [0.1, 0.9])
 @pytest.mark.parametrize("has_graphs", [True, False])
 def test_texts_are_never_slower_with_drafts(share: float, rate: float, has_graphs: bool) -> None:
-    costs = uneven(H200) if has_graphs else H200
+    costs = padded(H200) if has_graphs else H200
     adaptive = decode(TimedRunner(costs, rate), 16, 300, proposer=Guesses(share))
     plain = decode(TimedRunner(costs, rate), 16, 300, proposer=None)
     assert adaptive > 0.98 * plain
