@@ -106,7 +106,10 @@ class TorchRunner:
 
     @property
     def group_windows(self) -> tuple[int | None, ...]:
-        return self._cache.groups.windows
+        # What fills up a graph looks back from further before.
+        graphs, windows = self._verify_graphs, self._cache.groups.windows
+        num_fillers = 0 if graphs is None else graphs.num_fillers
+        return tuple(None if window is None else window + num_fillers for window in windows)
 
     @property
     def window_step(self) -> int:

@@ -87,15 +87,15 @@ class SequenceBuffers:
             ]
         )
 
-    def skip_behind(self, lens: torch.Tensor) -> None:
-        """After ``look_up``: tokens behind the first so many of each sequence write nothing.
+    def skip_first(self, counts: torch.Tensor) -> None:
+        """After ``look_up``: so many tokens at the start of each sequence write nothing.
 
-        lens: [size] int32
+        counts: [size] int32
         """
-        size = len(lens)
-        places = torch.arange(self._num_queries, dtype=torch.int32, device=lens.device)
+        size = len(counts)
+        places = torch.arange(self._num_queries, dtype=torch.int32, device=counts.device)
         slots = self._slots[:, : size * self._num_queries]
-        slots.view(len(slots), size, -1).masked_fill_(places >= lens[:, None], -1)
+        slots.view(len(slots), size, -1).masked_fill_(places < counts[:, None], -1)
 
     def look_up(self, rows: torch.Tensor, computed: torch.Tensor) -> None:
         """The tokens from ``computed`` on, of each of ``rows`` (-1 for padding): [size] int32."""

@@ -1,8 +1,8 @@
 """Steps that check drafts as CUDA graphs: one known token and a number of guesses of each request.
 
 In a graph every sequence computes as many tokens as the others. One that has fewer guesses is
-filled up with tokens that write nothing and that nobody looks at: they come behind its own, so its
-own do not see them.
+filled up with the tokens before its own, which are computed once more, write nothing and are looked
+at by nobody. (Tokens behind its own would read what others left in places that it has not written.)
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class VerifyGraphs:
         sizes = capture_sizes(max_num_seqs)
         self.lengths = capture_lengths(num_drafts)
         """Drafts of each sequence, of which there are graphs."""
+        self.num_fillers = num_drafts
+        """Tokens before its own that a sequence is filled up with, at most."""
         self._sent = SentRows(sizes[-1], table.tokens.device, num_others=2)
         self._max_batch = sizes[-1]
         self._sampled: dict[int, torch.Tensor] = {}
@@ -88,9 +90,9 @@ class VerifyGraphs:
         longest = int(fields.query_lens.max())
         if not 1 < longest <= 1 + self.lengths[-1]:
             return False
-        # What fills up must be places that the table has.
-        end = int(fields.computed.max()) + self._num_queries(longest)
-        return longest == fields.query_lens.min() or end <= self._table.tokens.shape[1]
+        # Sequences that are filled up need tokens for that.
+        ends = fields.computed + fields.query_lens
+        return bool(ends.min() >= self._num_queries(longest))
 
     def _num_queries(self, longest: int) -> int:
         """Tokens of each sequence in the smallest graph that has so many."""
@@ -105,12 +107,13 @@ class VerifyGraphs:
         num_queries = self._num_queries(int(lens.max()))
         graphs, buffers = self._graphs[num_queries], self._buffers[num_queries]
         batch, size = len(fields.rows), graphs.size_for(len(fields.rows))
-        self._sent.send(fields.rows, fields.computed, lens, size=size)
+        num_filled = num_queries - lens
+        self._sent.send(fields.rows, fields.computed - num_filled, num_filled, size=size)
         logits = graphs.replay(size)[: batch * num_queries]
         token_ids, positions, slots = buffers.tokens(batch)
         sampled = self._sampled[num_queries][:, : batch * num_queries]
-        if (lens < num_queries).any():
-            own = np.flatnonzero((np.arange(num_queries) < lens[:, None]).ravel())
+        if num_filled.any():
+            own = np.flatnonzero((np.arange(num_queries) >= num_filled[:, None]).ravel())
             index = to_device(own, logits.device)
             logits, sampled = logits.index_select(0, index), sampled.index_select(1, index)
             token_ids, positions, slots = token_ids[index], positions[index], slots[index]
@@ -125,13 +128,13 @@ class VerifyGraphs:
 
     def _forward(self, num_queries: int, size: int) -> torch.Tensor:
         buffers = self._buffers[num_queries]
-        rows, computed, lens = self._sent.of(size)
-        buffers.look_up(rows, computed)
+        rows, starts, num_filled = self._sent.of(size)
+        buffers.look_up(rows, starts)
         token_ids, positions, slots = buffers.tokens(size)
         sampled = self._sampled[num_queries][:, : size * num_queries]
         sampled[0].view(size, num_queries).copy_(rows[:, None])
         sampled[1].copy_(positions + 1)
-        buffers.skip_behind(lens)
+        buffers.skip_first(num_filled)
         attend = self._attention.prepare_decode(buffers.batch(size), self._block_size, num_queries)
         others = buffers.by_layer(size, self._attention)
         step = StepContext(positions, slots, attend, self._kv_cache, by_layer=others)

@@ -11,10 +11,17 @@ import pytest
 from engine.demo.heads.train import Heads
 from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.runner.inputs import ChunkFields
+from engine.runner.runner import TorchRunner
 from engine.runner.verify_graphs import capture_lengths
 from tests.engine.runner.emulated_graphs import emulate
 from tests.engine.spec.heads import random_heads
 from tests.engine.spec.test_networks import engine, outputs
+
+
+def runner_of(llm: LLM) -> TorchRunner:
+    runner = llm._core._runner  # type: ignore[attr-defined]
+    assert isinstance(runner, TorchRunner)
+    return runner
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,7 @@ def test_plain_decoding_is_the_same(
     plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = engine(None, "plain")
-    decoding, checking, drafting = emulate(llm._core, monkeypatch, 1)
+    decoding, checking, drafting = emulate(runner_of(llm), monkeypatch, 1)
     assert outputs(llm) == plain
     assert decoding.num_runs > 10
     assert checking.num_runs == 0
@@ -65,7 +72,7 @@ def test_outputs_are_those_without_graphs(
     eager = engine(folder, method, num_tokens)
     assert outputs(eager) == plain
     llm = engine(folder, method, num_tokens)
-    _, checking, drafting = emulate(llm._core, monkeypatch, num_tokens)
+    _, checking, drafting = emulate(runner_of(llm), monkeypatch, num_tokens)
     assert outputs(llm) == plain
     assert checking.num_runs > 5
     if drafting is not None:
@@ -88,7 +95,7 @@ def test_any_number_of_drafts_up_to_the_most(
 ) -> None:
     """Where there is no graph for so many, the next longer one is filled up."""
     llm = engine(folder, "eagle3", 5)
-    _, checking, drafting = emulate(llm._core, monkeypatch, 5)
+    _, checking, drafting = emulate(runner_of(llm), monkeypatch, 5)
     adaptive = llm._core._speculator._adaptive  # type: ignore[attr-defined]
     monkeypatch.setattr(adaptive, "even_length", lambda batch, most: min(length, most))
     assert outputs(llm) == plain
@@ -127,7 +134,7 @@ def test_requests_with_different_numbers_of_drafts_share_a_graph(
         "adaptive": False,
     }
     llm = engine(None, "plain", speculative_config=config, **options)
-    _, checking, _ = emulate(llm._core, monkeypatch, 4)
+    _, checking, _ = emulate(runner_of(llm), monkeypatch, 4)
     lengths: set[frozenset[int]] = set()
     fits = checking.fits
 
@@ -138,10 +145,10 @@ def test_requests_with_different_numbers_of_drafts_share_a_graph(
         return found
 
     monkeypatch.setattr(checking, "fits", spy, raising=False)
-    run = checking.run
+    replay = checking.run
 
     def check(fields: ChunkFields) -> Any:
-        inputs, logits = run(fields)
+        inputs, logits = replay(fields)
         assert len(logits) == len(inputs.sampled_rows) == fields.query_lens.sum()
         where = inputs.sampled_on_device
         assert where.rows.tolist() == inputs.sampled_rows.tolist()
