@@ -125,7 +125,9 @@ def test_drafts_are_those_of_the_trained_network(
 ) -> None:
     llm = engine(folder, method, max_num_batched_tokens=budget)
     checked = 0
-    speculator = llm._core._speculator
+    runner, speculator = llm._core._runner, llm._core._speculator
+    draft = runner.draft
+    runner.draft = lambda asked, num_tokens, wait: draft(asked, num_tokens, wait=True)
     propose = speculator.propose
 
     def spy(running: Any) -> None:

@@ -41,7 +41,9 @@ class TimedRunner(ModelledRunner):
     def clock(self) -> float:
         return self.now
 
-    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+    def draft(
+        self, asked: Sequence[tuple[int, int]], num_tokens: int, *, wait: bool
+    ) -> list[list[int]]:
         assert not self._done_at, "drafts continue what nobody has seen yet"
         self.now += self._draft_s * num_tokens
         return [[1] * num_tokens for _ in asked]
