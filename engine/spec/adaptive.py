@@ -6,9 +6,9 @@ without drafts. The k_i are those for which tokens a second are the most (the go
 "Optimizing Speculative Decoding for Serving LLMs Using Goodput", arXiv 2406.14066).
 
 What is not drafted is not learned. So where drafts do not pay, some are checked all the same now
-and then: as often as the time that this has cost stays below 1 % of the time spent without drafts.
+and then: as often as the time that this has cost stays below 0.5 % of the time without drafts.
 Such probes that turn out to pay earn their successors' time, so that a change for the better is
-found out soon, and one that never comes costs that 1 %.
+found out soon, and one that never comes costs that 0.5 %.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Steps without drafts for which a judgement holds: they teach little.
 _HOLDS = 8
 # What probes may cost of the time spent without drafts, and how many steps' time they may save up.
-_PROBE_SHARE, _MAX_SAVED_STEPS = 0.01, 2.0
+_PROBE_SHARE, _MAX_SAVED_STEPS = 0.005, 2.0
 # What a probe is taken to lose of a step, at least.
 _MIN_LOSS = 0.05
 # Requests in a probe, where there are more.
@@ -56,8 +56,11 @@ class PlannedStep:
     is_probe: bool = False
     only_decodes: bool = True
     """Every request computed its last token and its drafts, no more."""
+    overlaps: bool = False
+    """It was planned while another was in flight."""
     is_typical: bool = True
     """And the step before was like this one, so that there was nothing to make up for."""
+    follows_probe: bool = False
 
     @property
     def is_even(self) -> bool:
@@ -91,14 +94,19 @@ class AdaptiveLength:
         are."""
         self._plain_interval = _PLAIN_INTERVAL
         self._before: PlannedStep | None = None
+        self._overlaps = False
+        """Whether steps without drafts overlap as a rule."""
 
     # ---- learning -------------------------------------------------------------------------------
 
     def planned(self, step: PlannedStep) -> None:
         """To be followed by ``observe`` once it is over; others may be planned between the two."""
         before, self._before = self._before, step if step.only_decodes else None
+        self._overlaps |= step.overlaps
+        step.follows_probe = before is not None and before.is_probe and not step.is_probe
         step.is_typical = (
             step.only_decodes
+            and (step.overlaps or step.num_drafts > 0 or not self._overlaps)
             and before is not None
             and before.length == step.length
             and before.is_even == step.is_even
@@ -132,6 +140,9 @@ class AdaptiveLength:
         if step.is_probe:
             num_tokens = step.batch + sum(num_right for _, _, num_right in outcomes)
             self._saved_s += num_tokens / step.batch * plain_s - seconds
+        elif step.follows_probe:
+            # There was nothing in flight that could have hidden the host's work.
+            self._saved_s -= min(max(0.0, seconds - plain_s), plain_s)
         elif step.length == 0 and step.is_typical:
             self._saved_s += _PROBE_SHARE * min(seconds, 2 * plain_s)
         self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)

@@ -71,9 +71,11 @@ class Speculator:
             self._proposer = proposer or create_proposer(config, runner)
             self._max_tokens = self._max_forced = config.num_tokens
 
-    def begin(self) -> None:
-        """A step begins: what it takes includes the drafting."""
-        self._began_s = self._clock()
+    def begin(self, *, goes_on: bool) -> None:
+        """A step begins. goes_on: there was work all along, so what it takes includes all since the
+        last result: where nothing overlaps, the host's work is a part of what drafts cost."""
+        if not goes_on:
+            self._began_s = self._clock()
 
     def propose(self, running: Collection[Request]) -> None:
         """Drafts for the next step; every token of the requests that get some is known."""
@@ -133,8 +135,9 @@ class Speculator:
                 self._grammars.legal_prefix(request, draft) if request.constrained else draft
             )
 
-    def planned(self, plan: StepPlan) -> None:
-        """What the step does, to be learned from when it is over."""
+    def planned(self, plan: StepPlan, *, overlaps: bool) -> None:
+        """What the step does, to be learned from when it is over. overlaps: another one is in
+        flight."""
         if self._proposer is None:
             return
         batch = len(plan.chunks)
@@ -147,6 +150,7 @@ class Speculator:
             self._began_s,
             self._is_probe,
             plan.num_tokens == batch + num_drafts,
+            overlaps,
         )
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))

@@ -18,10 +18,10 @@ from engine.spec.base import Proposer, TextProposer
 from engine.spec.config import SpeculativeConfig
 from engine.spec.costs import StepCosts
 from engine.spec.network import NetworkProposer
-from tests.engine.spec.simulation import H200, best_fixed, padded
+from tests.engine.spec.simulation import BATCHES, H200, LENGTHS, best_fixed, padded
 
-HOST_S = 0.0003
-"""What the core does in a step beside the device."""
+HOST_S, OUTSIDE_S = 0.0003, 0.0004
+"""What the core does in a step beside the device, and what others do between two steps."""
 
 
 class TimedRunner(ModelledRunner):
@@ -122,9 +122,11 @@ def decode(
         )
     for _ in range(num_steps // 4):
         core.step()
+        runner.now += OUTSIDE_S
     began, count = runner.now, 0
     for _ in range(num_steps):
         count += sum(len(output.new_token_ids) for output in core.step())
+        runner.now += OUTSIDE_S
     return count / (runner.now - began)
 
 
@@ -152,6 +154,21 @@ def test_networks_draft_as_many_as_pay(batch: int, num_steps: int, rate: float) 
         )
         # What luck does to so few drafts is more than what is lost.
         assert adaptive > (0.96 if batch > 1 else 0.93) * fixed, f"{length} drafts are faster"
+
+
+@pytest.mark.parametrize(("batch", "num_steps"), [(1, 1200), (8, 600), (64, 200)])
+@pytest.mark.parametrize("rate", [0.1, 0.4, 0.6])
+@pytest.mark.parametrize("speed", [5, 20])
+def test_devices_that_wait_for_the_host_are_never_slower_with_drafts(
+    batch: int, num_steps: int, rate: float, speed: float
+) -> None:
+    """A step with drafts takes all that the host does; one without them hides it."""
+    table = [[seconds / speed for seconds in row] for row in H200.taken_s]
+    costs = padded(StepCosts(BATCHES, LENGTHS, table))
+    timed = TimedRunner(costs, rate, draft_s=0.0001)
+    adaptive = decode(timed, batch, num_steps, proposer=NetworkProposer(timed))
+    plain = decode(TimedRunner(costs, rate), batch, num_steps, proposer=None)
+    assert adaptive > 0.98 * plain
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
@@ -199,6 +216,7 @@ def test_times_are_those_of_the_steps_however_they_overlap() -> None:
         )
     while core.has_unfinished:
         core.step()
+        runner.now += OUTSIDE_S
     assert min(taken) > 0
     assert sum(taken) == pytest.approx(runner.now, rel=0.01)
     core.check_integrity()
