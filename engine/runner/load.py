@@ -87,7 +87,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     network = load_draft_network(
         config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
     )
-    draft_bytes = draft_block_bytes(network, config.block_size, dtype)
+    draft_bytes = draft_block_bytes(network, config.block_size, dtype, device)
     num_blocks = count_blocks(config, facts, kv_dtype, device, needed_bytes, draft_bytes, groups)
     max_model_len = fit_max_model_len(config, facts, num_blocks, groups)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))

@@ -25,8 +25,8 @@ class DraftNetwork(Module, ABC):
     tapped_size: int = 0
 
     def feature(self, hidden: torch.Tensor, taps: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """[num_tokens, feature_size] from the target's last hidden states, normed, and its taps:
-        [num_tokens, hidden] each."""
+        """[num_tokens, feature_size] from the target's last hidden states, normed, or, if there
+        are any, from its taps alone: [num_tokens, tapped_size] each."""
         return hidden
 
 
