@@ -336,10 +336,10 @@ class EngineCore:
         num_due = self.scheduler.num_in_flight
         step = self.scheduler.schedule()
         if step is not None:
-            self._speculator.planned(step.plan, overlaps=num_due > 0)
             self._runner.forward(step.plan)
             if not step.constrained:
                 self._runner.sample(None)
+            self._speculator.planned(step.plan, step.num_tokens, overlaps=num_due > 0)
         if num_due:
             self._collect()
         if step is not None:
@@ -387,7 +387,8 @@ class EngineCore:
             self.scheduler.drafts_in_flight or self._speculator.foresees_drafts(running)
         ):
             self._collect()
-        self._speculator.propose(running)
+        # While a step is in flight, nobody's last token is known.
+        self._speculator.propose(() if self.scheduler.num_in_flight else running)
 
     def _collect(self) -> None:
         """Take in the oldest step in flight."""

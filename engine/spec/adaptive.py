@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from engine.spec.acceptance import Acceptance
-from engine.spec.costs import LearnedCosts
+from engine.spec.costs import OUTLIER, LearnedCosts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -68,6 +68,17 @@ class PlannedStep:
 
 
 @dataclass(slots=True)
+class _Plain:
+    """Steps without drafts, one like the other, of which nothing was learned yet."""
+
+    batch: int = 0
+    num_steps: int = 0
+    seconds: float = 0.0
+    most_s: float = 0.0
+    """What one of them counts for at most."""
+
+
+@dataclass(slots=True)
 class _Choice:
     """The best so far."""
 
@@ -88,11 +99,13 @@ class AdaptiveLength:
         """What ``even_length`` found out lately."""
         self._probes: dict[tuple[int, int], tuple[int, float]] = {}
         """Likewise, the cheapest probe: its length, and what it would lose."""
-        self._num_steps = 0
         self._num_drafting = 0
         """Steps with drafts since those without were measured; more than the interval while they
         are."""
         self._plain_interval = _PLAIN_INTERVAL
+        self._may_pay: dict[tuple[int, int], bool] = {}
+        """Likewise, by the batch and the requests asked for."""
+        self._plain = _Plain()
         self._before: PlannedStep | None = None
         self._overlaps = False
         """Whether steps without drafts overlap as a rule."""
@@ -123,20 +136,28 @@ class AdaptiveLength:
         many of them were right."""
         if self._costs is None or self._acceptance is None or step.batch == 0:
             return
+        if self._plain.batch != step.batch or step.num_drafts:
+            self._observe_plain()
+        plain = self._plain
+        if step.is_typical and not (step.num_drafts or step.is_probe or self._num_drafting):
+            # Most steps, where drafts do not pay: the host has better things to do.
+            if plain.num_steps == 0:
+                plain.batch = step.batch
+                plain.most_s = OUTLIER * self._costs.even(step.batch, 0)
+            plain.num_steps += 1
+            plain.seconds += min(seconds, plain.most_s)
+            if plain.num_steps == _HOLDS:
+                self._observe_plain()
+            return
         self._acceptance.observe(outcomes)
         kind = step.batch, step.length, step.num_drafts
         # Others take longer, if anything.
         if step.is_typical or (step.only_decodes and seconds < self._costs.seconds(*kind)):
             self._costs.observe(*kind, seconds)
         self._count(step)
-        self._num_steps += 1
-        if step.length or self._num_drafting or self._num_steps % _HOLDS == 0:
-            self._even.clear()
-            self._probes.clear()
-        plain_s = self._costs.even(step.batch, 0)
-        if not self._has_begun:
-            self._has_begun = True
-            self._saved_s = _MAX_SAVED_STEPS * plain_s
+        if step.length or self._num_drafting:
+            self._forget_choices()
+        plain_s = self._begin_saving(step.batch)
         if step.is_probe:
             num_tokens = step.batch + sum(num_right for _, _, num_right in outcomes)
             self._saved_s += num_tokens / step.batch * plain_s - seconds
@@ -146,6 +167,34 @@ class AdaptiveLength:
         elif step.length == 0 and step.is_typical:
             self._saved_s += _PROBE_SHARE * min(seconds, 2 * plain_s)
         self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
+
+    def _observe_plain(self) -> None:
+        """Learn from steps without drafts that were put together."""
+        plain = self._plain
+        if plain.num_steps == 0 or self._costs is None or self._acceptance is None:
+            return
+        self._acceptance.rest(plain.num_steps)
+        seconds = plain.seconds / plain.num_steps
+        self._costs.observe(plain.batch, 0, 0, seconds, plain.num_steps)
+        self._forget_choices()
+        plain_s = self._begin_saving(plain.batch)
+        self._saved_s += _PROBE_SHARE * plain.seconds
+        self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
+        self._plain = _Plain()
+
+    def _forget_choices(self) -> None:
+        self._even.clear()
+        self._probes.clear()
+        self._may_pay.clear()
+
+    def _begin_saving(self, batch: int) -> float:
+        """Seconds of a step of this batch without drafts."""
+        assert self._costs is not None
+        plain_s = self._costs.even(batch, 0)
+        if not self._has_begun:
+            self._has_begun = True
+            self._saved_s = _MAX_SAVED_STEPS * plain_s
+        return plain_s
 
     def _count(self, step: PlannedStep) -> None:
         self._num_drafting += 1
@@ -298,13 +347,22 @@ class AdaptiveLength:
             return True
         if batch == 0 or not requests:
             return False  # All left while a step was in flight.
-        most = self._costs.table.lengths[-1]
-        gains = [_gain(*self._acceptance.of(r.request_id), most) for r in requests]
-        plain_speed = _MARGIN * batch / self._costs.even(batch, 0)
-        first = self._costs.table.choices[0]
-        return (batch + sum(gains)) / self._costs.even(batch, first) > plain_speed or (
+        key = batch, len(requests)
+        if key not in self._may_pay:
+            self._may_pay[key] = self._judge_hopes(self._costs, self._acceptance, requests, batch)
+        return self._may_pay[key]
+
+    @staticmethod
+    def _judge_hopes(
+        costs: LearnedCosts, acceptance: Acceptance, requests: Collection[Request], batch: int
+    ) -> bool:
+        most = costs.table.lengths[-1]
+        gains = [_gain(*acceptance.of(r.request_id), most) for r in requests]
+        plain_speed = _MARGIN * batch / costs.even(batch, 0)
+        first = costs.table.choices[0]
+        return (batch + sum(gains)) / costs.even(batch, first) > plain_speed or (
             batch + max(gains)
-        ) / self._costs.seconds(batch, most, most) > plain_speed
+        ) / costs.seconds(batch, most, most) > plain_speed
 
 
 def _gain(first: float, later: float, length: int) -> float:

@@ -25,7 +25,7 @@ _AGEING = 0.99
 _PRIOR_WEIGHT = 2.0
 # A step that takes this many times what was expected, or longer, counts as if it took just that:
 # something else had the processor.
-_OUTLIER = 1.3
+OUTLIER = 1.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,12 @@ class _Ratio:
             ageing * self.weight + _PRIOR_WEIGHT
         )
 
-    def observe(self, ratio: float, decay: float) -> None:
-        self.total = decay * self.total + ratio
-        self.weight = decay * self.weight + 1
+    def observe(self, ratio: float, decay: float, num_steps: int = 1) -> None:
+        """The same so many times."""
+        kept = decay**num_steps
+        added = (1 - kept) / (1 - decay)
+        self.total = kept * self.total + added * ratio
+        self.weight = kept * self.weight + added
 
 
 class LearnedCosts:
@@ -128,18 +131,20 @@ class LearnedCosts:
         best = min(self._ratio(batch, length), self._ratio(batch, 0))
         return best * self._expected(batch, length)
 
-    def observe(self, batch: int, longest: int, num_drafts: int, seconds: float) -> None:
-        """A step took so long."""
-        self._num_steps += 1
+    def observe(
+        self, batch: int, longest: int, num_drafts: int, seconds: float, num_steps: int = 1
+    ) -> None:
+        """So many steps took so long each."""
+        self._num_steps += num_steps
         kind, length = self.table.kind(batch, longest, num_drafts)
         known = self._ratio(batch, kind)
         ratio = seconds / self._expected(batch, length)
-        ratio = min(max(ratio, known / _OUTLIER), known * _OUTLIER)
+        ratio = min(max(ratio, known / OUTLIER), known * OUTLIER)
         of_kind = self._kinds.setdefault((batch.bit_length(), kind), _Ratio())
-        of_kind.observe(ratio, _DECAY)
+        of_kind.observe(ratio, _DECAY, num_steps)
         of_kind.seen = self._num_steps
         overall = self._drafted if kind else self._plain
-        overall.observe(ratio, _OVERALL_DECAY)
+        overall.observe(ratio, _OVERALL_DECAY, num_steps)
 
     def _expected(self, batch: int, length: float) -> float:
         row = self._by_length.get(batch)

@@ -65,6 +65,8 @@ class Speculator:
         self._paid = False
         """Whether the last drafts of a free proposer were worth a check."""
         self._forced: set[str] = set()
+        self._drafted: list[Request] = []
+        """Those that have drafts."""
         self._max_tokens = 0
         self._max_forced = MAX_FORCED if drafts_forced else 0
         if config is not None:
@@ -81,16 +83,16 @@ class Speculator:
         """Drafts for the next step; every token of the requests that get some is known."""
         self._is_probe = False
         self._forced = set()
+        for request in self._drafted:
+            request.draft_token_ids = []
+        self._drafted = []
         max_forced = self._max_forced
         if self._proposer is None and len(running) > MAX_FORCED_BATCH:
             max_forced = 0
         if max_forced == 0 and self._proposer is None:
-            for request in running:
-                request.draft_token_ids = []
             return
         asked: dict[Request, int] = {}
         for request in running:
-            request.draft_token_ids = []
             room = request.draft_room
             if room <= 0:
                 continue
@@ -99,10 +101,12 @@ class Speculator:
                 request.draft_token_ids = forced[: min(max_forced, room)]
             if request.draft_token_ids:
                 self._forced.add(request.request_id)
+                self._drafted.append(request)
             else:
                 asked[request] = min(self._max_tokens, room)
         if asked and self._proposer is not None:
             self._ask(self._proposer, asked, len(running))
+            self._drafted += [request for request in asked if request.draft_token_ids]
 
     def _ask(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
         adaptive = self._adaptive
@@ -135,21 +139,23 @@ class Speculator:
                 self._grammars.legal_prefix(request, draft) if request.constrained else draft
             )
 
-    def planned(self, plan: StepPlan, *, overlaps: bool) -> None:
-        """What the step does, to be learned from when it is over. overlaps: another one is in
-        flight."""
+    def planned(self, plan: StepPlan, num_tokens: int, *, overlaps: bool) -> None:
+        """What the step does, to be learned from when it is over. num_tokens: of the plan;
+        overlaps: another one is in flight."""
         if self._proposer is None:
             return
         batch = len(plan.chunks)
-        lengths = [len(chunk.draft_token_ids) for chunk in plan.chunks]
-        num_drafts, longest = sum(lengths), max(lengths, default=0)
+        num_drafts = longest = 0
+        if self._drafted:
+            lengths = [len(chunk.draft_token_ids) for chunk in plan.chunks]
+            num_drafts, longest = sum(lengths), max(lengths, default=0)
         step = PlannedStep(
             batch,
             longest,
             num_drafts,
             self._began_s,
             self._is_probe,
-            plan.num_tokens == batch + num_drafts,
+            num_tokens == batch + num_drafts,
             overlaps,
         )
         self._adaptive.planned(step)
@@ -178,6 +184,9 @@ class Speculator:
                 if chunk.request_id in unfinished and chunk.request_id not in forced
             ]
             self._adaptive.observe(step, seconds, outcomes)
+            if step.num_drafts:
+                # The next step asks as soon as this one's successor is over: have the answer.
+                self._adaptive.even_length(step.batch, self._max_tokens)
 
     def foresees_drafts(self, running: Collection[Request]) -> bool:
         """Whether it looks as if there will be drafts once the step in flight is known.
@@ -187,17 +196,12 @@ class Speculator:
         if self._proposer is None:
             return False
         adaptive, batch = self._adaptive, len(running)
-        able = [
-            request
-            for request in running
-            if request.num_pending and request.num_planned_tokens + 1 < request.max_total_tokens
-        ]
-        if not able:
-            return False
         is_probe = adaptive.probe_length(batch, self._max_tokens) > 0
         if not self._proposer.is_free:
-            return is_probe or adaptive.even_length(batch, self._max_tokens) > 0
-        if not is_probe and not adaptive.may_pay(able, batch):
+            pays = is_probe or adaptive.even_length(batch, self._max_tokens) > 0
+            return pays and any(map(_may_go_on, running))
+        able = [request for request in running if _may_go_on(request)]
+        if not able or not (is_probe or adaptive.may_pay(able, batch)):
             return False
         foreseen = [request for request in able if self._foresees(self._proposer, request)]
         lengths = adaptive.lengths(dict.fromkeys(foreseen, self._max_tokens), batch)
@@ -213,6 +217,11 @@ class Speculator:
         if self._proposer is not None:
             self._proposer.drop(request)
             self._adaptive.drop(request)
+
+
+def _may_go_on(request: Request) -> bool:
+    """Whether more tokens may follow the one in flight."""
+    return request.num_pending > 0 and request.num_planned_tokens + 1 < request.max_total_tokens
 
 
 def create_proposer(config: SpeculativeConfig, runner: Runner) -> Proposer:
