@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 class Sums(DraftNetwork):
-    """The feature is what went into the tapped layers, added up, or the last hidden state."""
+    """The feature is one more than what it is made of, added up."""
 
     feature_size = tapped_size = SIZE
 
@@ -22,11 +20,9 @@ class Sums(DraftNetwork):
         self.num_tokens: list[int] = []
         """Of each call."""
 
-    def feature(self, hidden: torch.Tensor, taps: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        self.num_tokens.append(len(hidden))
-        if not taps:
-            return hidden
-        return torch.stack([taps[layer] for layer in self.tapped_layers]).sum(0)
+    def feature(self, source: torch.Tensor) -> torch.Tensor:
+        self.num_tokens.append(len(source))
+        return sum(source.split(SIZE, -1), start=torch.ones(1))
 
 
 def cache(network: DraftNetwork) -> FeatureCache:
@@ -34,9 +30,8 @@ def cache(network: DraftNetwork) -> FeatureCache:
 
 
 def keep(features: FeatureCache, slots: list[int], value: float) -> None:
-    full, layers = torch.full((len(slots), SIZE), value), features._network.tapped_layers
-    taps = {layer: full * 10 ** (layer - 1) for layer in layers}
-    features.keep(torch.tensor(slots), 100 * full, taps)
+    width = SIZE * max(1, len(features._network.tapped_layers))
+    features.keep(torch.tensor(slots), torch.full((len(slots), width), value))
 
 
 def read(features: FeatureCache, *slots: int) -> list[float]:
@@ -49,13 +44,20 @@ def read(features: FeatureCache, *slots: int) -> list[float]:
 @pytest.mark.parametrize("layers", [(), (1, 2), (2,)])
 def test_each_slot_has_its_feature_and_padding_has_none(layers: tuple[int, ...]) -> None:
     features = cache(Sums(layers))
-    unit = {(): 100.0, (1, 2): 11.0, (2,): 10.0}[layers]
+    sources = max(1, len(layers))
+    unwritten = 1.0 if layers else 0.0
     keep(features, [0, 1], 1.0)
     keep(features, [1, -1, 5], 2.0)
     keep(features, [-1, -1], 4.0)
-    assert read(features, 0, 1, 5, -1, 7) == [unit, 2 * unit, 2 * unit, 0.0, 0.0]
+    assert read(features, 0, 1, 5, -1, 7) == [
+        1.0 + sources,
+        1 + 2 * sources,
+        1 + 2 * sources,
+        0,
+        unwritten,
+    ]
     features.copy_block(0, 2, 1)
-    assert read(features, 8, 9) == [unit, 0.0]
+    assert read(features, 8, 9) == [1 + sources, unwritten]
 
 
 def test_a_cpu_makes_features_of_taps_only_where_somebody_asks() -> None:
