@@ -184,7 +184,7 @@ class Speculator:
                 if chunk.request_id in unfinished and chunk.request_id not in forced
             ]
             self._adaptive.observe(step, seconds, outcomes)
-            if step.num_drafts:
+            if step.num_drafts and self._proposer is not None and not self._proposer.is_free:
                 # The next step asks as soon as this one's successor is over: have the answer.
                 self._adaptive.even_length(step.batch, self._max_tokens)
 
