@@ -104,7 +104,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     # Models that are not our own may look at what they compute.
     capturable = isinstance(facts, ModelConfig) and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
-        graphs = _capture_graphs(config, made.model, cache, table, attention, report)
+        graphs = _capture_graphs(config, made.model, cache, table, attention, adapters, report)
         verify_graphs = capture_verify_graphs(config, made.model, cache, table, attention)
     runner = TorchRunner(
         made.model,
@@ -144,7 +144,7 @@ def _adapter_slots(
 ) -> AdapterSlots | None:
     if not config.enable_lora:
         return None
-    return AdapterSlots(
+    adapters = AdapterSlots(
         model,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
@@ -152,6 +152,8 @@ def _adapter_slots(
         dtype=dtype,
         device=device,
     )
+    adapters.warm_up()
+    return adapters
 
 
 def _create_sampler(
@@ -190,6 +192,7 @@ def _capture_graphs(
     cache: PagedCache,
     table: RowTable,
     attention: CapturableBackend,
+    adapters: AdapterSlots | None,
     report: OnProgress,
 ) -> DecodeGraphs:
     graphs = DecodeGraphs(
@@ -197,6 +200,7 @@ def _capture_graphs(
         cache.layers,
         table,
         attention,
+        adapters if adapters is not None and adapters.is_capturable else None,
         block_size=config.block_size,
         max_num_seqs=config.num_seqs,
     )
@@ -211,10 +215,11 @@ def _register_kernels(device: torch.device) -> bool:
         return False
     kernels.register()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from kernels.triton import grouped_gemm, int4_linear, quantize
+        from kernels.triton import grouped_gemm, int4_linear, low_rank, quantize
 
         grouped_gemm.register()
         int4_linear.register()
+        low_rank.register()
         quantize.register()
     return True
 
