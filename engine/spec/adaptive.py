@@ -33,6 +33,8 @@ _HOLDS = 8
 _PROBE_SHARE, _MAX_SAVED_STEPS = 0.005, 2.0
 # What a probe is taken to lose of a step, at least.
 _MIN_LOSS = 0.05
+# What the latest step that was awaited weighs against all before it.
+_PATIENCE_SHARE = 0.02
 # Requests in a probe, where there are more.
 _PROBE_REQUESTS = 8
 # How often drafts are right in a probe that could change anything.
@@ -61,6 +63,8 @@ class PlannedStep:
     is_typical: bool = True
     """And the step before was like this one, so that there was nothing to make up for."""
     follows_probe: bool = False
+    was_awaited: bool = False
+    """It was planned only when the step before was over, in the hope of drafts."""
 
     @property
     def is_even(self) -> bool:
@@ -106,6 +110,8 @@ class AdaptiveLength:
         self._may_pay: dict[tuple[int, int], bool] = {}
         """Likewise, by the batch and the requests asked for."""
         self._plain = _Plain()
+        self._patience_s = 0.0
+        """What a step that was awaited gains, of late; below 0 if it loses."""
         self._before: PlannedStep | None = None
         self._overlaps = False
         """Whether steps without drafts overlap as a rule."""
@@ -116,10 +122,13 @@ class AdaptiveLength:
         """To be followed by ``observe`` once it is over; others may be planned between the two."""
         before, self._before = self._before, step if step.only_decodes else None
         self._overlaps |= step.overlaps
-        step.follows_probe = before is not None and before.is_probe and not step.is_probe
+        if before is not None:
+            step.follows_probe = before.is_probe and not step.is_probe
+            # What follows drafts need not be awaited any more: it is their merit.
+            step.was_awaited |= before.was_awaited and step.num_drafts > 0
         step.is_typical = (
             step.only_decodes
-            and (step.overlaps or step.num_drafts > 0 or not self._overlaps)
+            and (step.overlaps or step.num_drafts > 0 or not (self._overlaps or step.was_awaited))
             and before is not None
             and before.length == step.length
             and before.is_even == step.is_even
@@ -158,9 +167,13 @@ class AdaptiveLength:
         if step.length or self._num_drafting:
             self._forget_choices()
         plain_s = self._begin_saving(step.batch)
-        if step.is_probe:
-            num_tokens = step.batch + sum(num_right for _, _, num_right in outcomes)
-            self._saved_s += num_tokens / step.batch * plain_s - seconds
+        num_tokens = step.batch + sum(num_right for _, _, num_right in outcomes)
+        gained_s = num_tokens / step.batch * plain_s - seconds
+        if step.was_awaited and step.only_decodes:
+            gained_s = max(gained_s, -plain_s)
+            self._patience_s += _PATIENCE_SHARE * (gained_s - self._patience_s)
+        if step.is_probe or (step.was_awaited and self._patience_s < 0):
+            self._saved_s += gained_s
         elif step.follows_probe:
             # There was nothing in flight that could have hidden the host's work.
             self._saved_s -= min(max(0.0, seconds - plain_s), plain_s)
@@ -236,6 +249,11 @@ class AdaptiveLength:
     def _is_clear(self, gain: float) -> bool:
         """Whether what is known of steps without drafts will do to judge by."""
         return gain > _CLOSE or self._num_drafting < self._plain_interval
+
+    def may_wait(self) -> bool:
+        """Whether to wait for a step in flight where drafts are foreseen. If they do not come, the
+        host's work was not hidden for nothing; so where they seldom do, it is like a probe."""
+        return -self._patience_s <= max(0.0, self._saved_s)
 
     def probe_length(self, batch: int, most: int) -> int:
         """Drafts for each request of a probe, if one is due; 0 if not.

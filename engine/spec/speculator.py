@@ -61,7 +61,7 @@ class Speculator:
         """Steps in flight, each with the requests whose drafts a grammar forced."""
         self._collected: deque[tuple[PlannedStep, float, StepPlan, StepResult, set[str]]] = deque()
         """Steps that are over, each with its seconds; nothing was learned of them yet."""
-        self._is_probe = False
+        self._is_probe = self._waited = False
         self._paid = False
         """Whether the last drafts of a free proposer were worth a check."""
         self._forced: set[str] = set()
@@ -78,6 +78,7 @@ class Speculator:
         last result: where nothing overlaps, the host's work is a part of what drafts cost."""
         if not goes_on:
             self._began_s = self._clock()
+        self._waited = False
 
     def propose(self, running: Collection[Request]) -> None:
         """Drafts for the next step; every token of the requests that get some is known."""
@@ -157,6 +158,7 @@ class Speculator:
             self._is_probe,
             num_tokens == batch + num_drafts,
             overlaps,
+            was_awaited=self._waited,
         )
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
@@ -203,9 +205,12 @@ class Speculator:
         able = [request for request in running if _may_go_on(request)]
         if not able or not (is_probe or adaptive.may_pay(able, batch)):
             return False
+        if not adaptive.may_wait():
+            return False
         foreseen = [request for request in able if self._foresees(self._proposer, request)]
         lengths = adaptive.lengths(dict.fromkeys(foreseen, self._max_tokens), batch)
-        return any(lengths.values()) or (is_probe and bool(foreseen))
+        self._waited = any(lengths.values()) or (is_probe and bool(foreseen))
+        return self._waited
 
     def _foresees(self, proposer: Proposer, request: Request) -> bool:
         if request.constrained and len(self._grammars.forced_tokens(request)) >= 2:

@@ -84,6 +84,23 @@ class Guesses(TextProposer):
         """Nothing is kept."""
 
 
+class Fickle(TextProposer):
+    """Foresees drafts for everybody, and has some now and then."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._rng = random.Random(1)
+
+    def continue_text(self, request: Request, max_tokens: int) -> list[int]:
+        return [1] * max_tokens if self._rng.random() < self._share else []
+
+    def foresees(self, request: Request) -> bool:
+        return True
+
+    def drop(self, request: Request) -> None:
+        """Nothing is kept."""
+
+
 def decode(
     runner: TimedRunner,
     batch: int,
@@ -182,6 +199,23 @@ def test_texts_are_never_slower_with_drafts(share: float, rate: float, has_graph
     if rate == 0.9 and (share == 1.0 or (share and not has_graphs)):
         ideal, _ = best_fixed(H200, 16, (rate,))
         assert adaptive > plain + 0.6 * share * (ideal - plain)
+
+
+@pytest.mark.parametrize(("batch", "num_steps"), [(1, 800), (16, 400)])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("rate", [0.5, 0.9])
+@pytest.mark.parametrize("speed", [1, 5])
+def test_nobody_waits_long_for_drafts_that_do_not_come(
+    batch: int, num_steps: int, share: float, rate: float, speed: float
+) -> None:
+    """Waiting for a step in flight costs what the host could have done meanwhile."""
+    table = [[seconds / speed for seconds in row] for row in H200.taken_s]
+    costs = padded(StepCosts(BATCHES, LENGTHS, table))
+    adaptive = decode(TimedRunner(costs, rate), batch, num_steps, proposer=Fickle(share))
+    plain = decode(TimedRunner(costs, rate), batch, num_steps, proposer=None)
+    assert adaptive > 0.98 * plain
+    if (batch, share, rate) == (1, 0.3, 0.9):
+        assert adaptive > 1.3 * plain, "it was worth it"
 
 
 def test_times_are_those_of_the_steps_however_they_overlap() -> None:
