@@ -18,8 +18,6 @@ class Family(msgspec.Struct, frozen=True):
     """It defines ``ConfigFile`` and ``ForCausalLM``."""
     name: str
     """As people call it."""
-    quantizable: bool = True
-    """Whether its weights may be quantized. Those of latent attention may not."""
 
 
 NATIVE = {
@@ -34,13 +32,13 @@ NATIVE = {
     "Gemma3ForConditionalGeneration": Family("gemma3", "Gemma 3 (text)"),
     "MixtralForCausalLM": Family("mixtral", "Mixtral"),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", "Qwen 3 MoE"),
-    "DeepseekV2ForCausalLM": Family("deepseek_v2", "DeepSeek V2", False),
-    "DeepseekV3ForCausalLM": Family("deepseek_v3", "DeepSeek V3, R1", False),
+    "DeepseekV2ForCausalLM": Family("deepseek_v2", "DeepSeek V2"),
+    "DeepseekV3ForCausalLM": Family("deepseek_v3", "DeepSeek V3, R1"),
 }
 """By the name in a checkpoint's ``architectures``."""
 
 QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors"]
-"""Of weights, by vLLM's names: what a ``quantizable`` family can be loaded with."""
+"""Of weights, by vLLM's names: what a native family can be loaded with."""
 QUANTIZATIONS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 
 FALLBACK_TESTED = (

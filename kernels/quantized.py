@@ -16,11 +16,20 @@ from kernels import cuda, ops, reference
 
 _NIBBLE_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbours is in each nibble of a word, from the lowest."""
+_COLUMNS = 128
+"""Of a block of FP8 weights that share a scale."""
+_FEW_ROWS = 128
+"""Up to so many, Triton's product with FP8 weights is the faster one."""
 
 
 def serves(tensor: torch.Tensor) -> bool:
     """Whether there are products for weights where ``tensor`` is."""
     return tensor.is_cuda
+
+
+def serves_fp8_blocks(weight: torch.Tensor, block: tuple[int, int]) -> bool:
+    """Whether there are products for weights of this layout where ``weight`` is."""
+    return serves(weight) and block[1] == _COLUMNS and weight.shape[1] % _COLUMNS == 0
 
 
 def fp8_linear(
@@ -29,18 +38,22 @@ def fp8_linear(
     scale: torch.Tensor,
     bias: torch.Tensor | None,
     *,
+    block: tuple[int, int] | None = None,
     round_x: bool = True,
 ) -> torch.Tensor:
-    """``x @ (weight * scale).T + bias``.
+    """``x @ reference.dequantize_fp8(weight, scale, block).T + bias``; x: [rows, k].
 
-    x: [rows, k]; weight: [features, k] float8_e4m3fn; scale: [features, 1] float32. round_x: many
-    rows may be rounded to FP8, each scaled by its largest element.
+    With blocks of a layout that is served. round_x: more rows than a few may be rounded to FP8.
     """
-    if _is_skinny(x, weight.shape[0], x.shape[1], 64):
-        return cuda.skinny_fp8_linear(x, weight, scale, bias)
-    if round_x and _multiplies_fp8(x.device) and weight.shape[0] % 16 == 0 == x.shape[1] % 16:
+    (rows, k), features = x.shape, weight.shape[0]
+    if _is_skinny(x, features, k, 64):
+        return cuda.skinny_fp8_linear(x, weight, scale, bias, block=block)
+    if block is not None or (rows <= _FEW_ROWS and k % _COLUMNS == 0):
+        out = ops.linear_fp8(x, weight, scale, block, round_x=round_x)
+        return out if bias is None else out.add_(bias)
+    if round_x and _multiplies_fp8(x.device) and features % 16 == 0 == k % 16:
         return _scaled_product(x, weight, scale, bias)
-    return F.linear(x, (weight.float() * scale).to(x.dtype), bias)
+    return F.linear(x, reference.dequantize_fp8(weight, scale).to(x.dtype), bias)
 
 
 def fp8_gated_linear(
@@ -49,12 +62,13 @@ def fp8_gated_linear(
     scale: torch.Tensor,
     bias: torch.Tensor | None,
     *,
+    block: tuple[int, int] | None = None,
     round_x: bool = True,
 ) -> torch.Tensor:
     """``silu_mul`` of ``fp8_linear``: the features are [gate | up]."""
     if _is_skinny(x, weight.shape[0], x.shape[1], 64):
-        return cuda.skinny_fp8_linear(x, weight, scale, bias, gated=True)
-    return ops.silu_mul(fp8_linear(x, weight, scale, bias, round_x=round_x))
+        return cuda.skinny_fp8_linear(x, weight, scale, bias, gated=True, block=block)
+    return ops.silu_mul(fp8_linear(x, weight, scale, bias, block=block, round_x=round_x))
 
 
 @dataclass(frozen=True, slots=True)

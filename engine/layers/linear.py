@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -74,6 +74,10 @@ class Linear(Module):
         if bias:
             self.bias = Weight(torch.empty(out_features, dtype=dtype, device=device), parts)
         self.packed: PackedLinear | None = None
+
+    def quantize(self, weight: Callable[[Linear], QuantizedWeight]) -> None:
+        """weight: what stands for the weight of a linear layer."""
+        self.quantized = weight(self)
 
     def children(self) -> Iterator[tuple[str, Module | Weight]]:
         """The tensors of a quantized weight stand in the checkpoint where the weight would."""

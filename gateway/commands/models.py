@@ -17,7 +17,7 @@ def models() -> None:
     methods = ", ".join(QUANTIZATIONS)
     table = Table("architecture", "family", "runs on", "quantization")
     for architecture, family in NATIVE.items():
-        table.add_row(architecture, family.name, "native", methods if family.quantizable else "")
+        table.add_row(architecture, family.name, "native", methods)
     for architecture in FALLBACK_TESTED:
         table.add_row(architecture, "", "transformers", "")
     show(table)

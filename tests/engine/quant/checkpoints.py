@@ -127,6 +127,25 @@ def fp8(
     return tensors, quantized.float() * scale
 
 
+def fp8_blocks(
+    weight: torch.Tensor,
+    _rng: np.random.Generator,
+    *,
+    block: tuple[int, int] = (32, 16),
+    name: str = "weight_scale_inv",
+) -> tuple[Tensors, torch.Tensor]:
+    rows, columns = block
+    scale = torch.empty(-(-weight.shape[0] // rows), -(-weight.shape[1] // columns))
+    quantized, meant = torch.empty_like(weight, dtype=torch.float8_e4m3fn), weight.clone()
+    for i in range(scale.shape[0]):
+        for j in range(scale.shape[1]):
+            at = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
+            scale[i, j] = weight[at].abs().max() / 448
+            quantized[at] = (weight[at] / scale[i, j]).to(torch.float8_e4m3fn)
+            meant[at] = quantized[at].float() * scale[i, j]
+    return {"weight": quantized, name: scale}, meant
+
+
 def write(
     folder: Path, quantize: Quantize, quantization_config: dict[str, Any], **config: Any
 ) -> tuple[Path, Path]:
