@@ -104,38 +104,6 @@ def dequantize_heads(stored: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return stored.float() * scale.unsqueeze(-1)
 
 
-def normed_linear(
-    x: torch.Tensor,
-    sums: torch.Tensor,
-    norm: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """``rms_norm(x, norm, eps) @ weight.T + bias``, divided by the root mean square last.
-
-    x: [num_tokens, k]; sums: [parts, at least num_tokens] float32, of x's rows the sums of squares
-    in parts, as ``linear_add`` leaves them.
-    """
-    mean_square = sums.sum(0)[: len(x)].unsqueeze(-1) / x.shape[1]
-    product = F.linear(x * norm, weight).float() * (mean_square + eps).rsqrt_()
-    return (product if bias is None else product + bias.float()).to(x.dtype)
-
-
-def linear_add(
-    residual: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Add ``x @ weight.T + bias`` to residual [num_tokens, features] in place.
-
-    Returns the sums of squares of its new rows, in parts: [parts, num_tokens] float32.
-    """
-    residual += F.linear(x, weight, bias)
-    return residual.float().square().sum(-1).unsqueeze(0)
-
-
 def apply_experts(
     x: torch.Tensor,
     gate_up: ExpertMatrices,

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import distribution
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
@@ -56,10 +58,17 @@ def collector_as_before() -> Iterator[None]:
     _set_apart_what_lives()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if _runs_programs(item):
             item.add_marker(pytest.mark.flaky(reruns=RERUNS))
+    if hasattr(config, "workerinput"):  # one of several processes
+        items[:] = distribution.in_order(items, _runs_programs)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    return distribution.num_workers()
 
 
 def _runs_programs(item: pytest.Item) -> bool:

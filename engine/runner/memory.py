@@ -18,6 +18,11 @@ GPU_WINDOW_STEP = 128
 CPU_KV_CACHE_BYTES = 512 * 1024 * 1024
 
 
+def device_bytes(device: torch.device) -> int:
+    """All memory of a GPU; 0 for a CPU."""
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else 0
+
+
 def choose_groups(
     config: EngineConfig,
     model: ModelFacts,
