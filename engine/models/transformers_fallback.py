@@ -16,7 +16,14 @@ from engine.errors import ModelLoadError
 from engine.models.base import CacheLayout
 from engine.models.config import eos_token_ids
 from engine.models.transformers_model import NAME, TransformersModel, register
-from engine.models.transformers_trial import Calls, TrialFailed, check_results, one_line, probe
+from engine.models.transformers_trial import (
+    Calls,
+    TrialFailed,
+    check_results,
+    one_line,
+    probe,
+    waits_for_nothing,
+)
 
 _NO_INTERFACE = "its attention does not go through transformers' attention interface"
 
@@ -106,7 +113,9 @@ def load_model(
     except ValueError as error:
         raise ModelLoadError(f"{config.architecture} cannot run: {error}") from error
     assert layout == config.cache_layout, "the model attends otherwise than it did without weights"
-    return TransformersModel(model)
+    ours = TransformersModel(model)
+    ours.is_capturable = device.type == "cuda" and waits_for_nothing(ours, layout, device)
+    return ours
 
 
 def _from_pretrained(

@@ -101,8 +101,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     if device.type == "cuda" and has_kernels:
         _measure_products(made.model, report)
     graphs, verify_graphs = None, None
-    # Models that are not our own may look at what they compute.
-    capturable = isinstance(facts, ModelConfig) and not config.enforce_eager
+    capturable = made.model.is_capturable and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
         graphs = _capture_graphs(config, made.model, cache, table, attention, report)
         verify_graphs = capture_verify_graphs(config, made.model, cache, table, attention)
