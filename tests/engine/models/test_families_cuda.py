@@ -136,9 +136,8 @@ MAY_LOOK = ("olmoe",)
 def test_graphs_and_batches_change_no_greedy_token(subject: Subject) -> None:
     def outputs(**options: Any) -> list[list[int]]:
         runner = load_runner(subject.config("float32", **options))
-        assert (runner._graphs is None) == (
-            "enforce_eager" in options or subject.case.name in LOOKS
-        )
+        if not options and subject.case.name not in MAY_LOOK:
+            assert runner._graphs is not None
         rng = random.Random(2)
         done = [
             Generation(str(i), [rng.randrange(3, 250) for _ in range(9 * i + 1)], 20)
