@@ -40,6 +40,8 @@ NATIVE = {
 QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors"]
 """Of weights, by vLLM's names: what a native family can be loaded with."""
 QUANTIZATIONS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
+FALLBACK_QUANTIZATIONS: tuple[QuantizationMethod, ...] = ("fp8",)
+"""Of what transformers' own code computes: while loading."""
 
 FALLBACK_TESTED = (
     "GPT2LMHeadModel",

@@ -6,6 +6,7 @@ What cannot run so is refused before its weights are read, with the reason.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,13 +100,19 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     trust_remote_code: bool,
+    adapt: Callable[[Any], None] = lambda model: None,
 ) -> TransformersModel:
-    """dummy: random weights. ``ModelLoadError`` names a missing, extra or misshapen tensor."""
+    """dummy: random weights. adapt: what is done to transformers' model, which is not on the device
+    yet.
+
+    ``ModelLoadError`` names a missing, extra or misshapen tensor.
+    """
     if dummy:
         with torch.device(device):
             model = _from_config(config.source, dtype, trust_remote_code)
     else:
         model = _from_pretrained(config.source, model_dir, dtype, trust_remote_code)
+    adapt(model)
     model = model.to(device).eval()
     try:
         check_results(model, config.cache_layout, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from engine.architectures import FALLBACK_TESTED, NATIVE, QUANTIZATIONS
+from engine.architectures import FALLBACK_QUANTIZATIONS, FALLBACK_TESTED, NATIVE, QUANTIZATIONS
 from gateway.commands.tables import show
 
 
@@ -19,5 +19,5 @@ def models() -> None:
     for architecture, family in NATIVE.items():
         table.add_row(architecture, family.name, "native", methods)
     for architecture in FALLBACK_TESTED:
-        table.add_row(architecture, "", "transformers", "")
+        table.add_row(architecture, "", "transformers", ", ".join(FALLBACK_QUANTIZATIONS))
     show(table)

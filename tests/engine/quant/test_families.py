@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from engine.architectures import QuantizationMethod
-from engine.errors import ConfigError
+from engine.errors import ConfigError, ModelLoadError
 from engine.llm import LLM, SamplingParams
 from tests.engine.models.families import CASES, FALLBACK_CASES, Case, write
 from tests.engine.quant import checkpoints
@@ -51,7 +52,31 @@ def test_fp8_while_loading(case: Case, tmp_path: Path) -> None:
     assert got == texts(load(folder), case)
 
 
-def test_what_transformers_computes_is_not_quantized(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [case for case in FALLBACK_CASES if case.name in ("gpt2", "opt", "olmoe", "cohere2")],
+    ids=lambda case: case.name,
+)
+def test_fp8_while_transformers_loads(case: Case, tmp_path: Path) -> None:
+    folder = write(case, tmp_path)
+    got = texts(load(folder, "fp8"), case)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if re.search(r"(_proj|fc[12]|c_attn|c_fc)\.weight$", name) and "experts" not in name:
+            turned = case.name == "gpt2"  # its layers keep their weights the other way round
+            weight = tensor.T.contiguous() if turned else tensor
+            _, rounded = checkpoints.fp8(weight, np.random.default_rng())
+            tensors[name] = rounded.T.contiguous() if turned else rounded
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert got == texts(load(folder), case)
+
+
+def test_a_checkpoint_that_transformers_would_have_to_dequantize(tmp_path: Path) -> None:
     folder = write(FALLBACK_CASES[0], tmp_path)
-    with pytest.raises(ConfigError, match="'fp8' needs an architecture with a native"):
-        load(folder, "fp8")
+    with pytest.raises(ConfigError, match=r"'awq', but .* has no quantization_config"):
+        load(folder, "awq")
+    fields = json.loads((folder / "config.json").read_text())
+    fields["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 16}
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelLoadError, match="quantization_config: quantized weights"):
+        load(folder)
