@@ -6,6 +6,7 @@ The packing follows the formats' own descriptions, one number at a time, in nump
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,33 @@ def write(
     document["quantization_config"] = quantization_config
     (stored / "config.json").write_text(json.dumps(document))
     return stored, twin
+
+
+def quantize_in_place(
+    folder: Path, quantize: Quantize, quantization_config: dict[str, Any], matrix: re.Pattern[str]
+) -> dict[str, torch.Tensor]:
+    """Make a checkpoint a quantized one; returns the tensors of its twin. matrix: of the names of
+    the tensors to quantize."""
+    rng, path = np.random.default_rng(0), folder / "model.safetensors"
+    tensors = load_file(path)
+    twin = dict(tensors)
+    for name in filter(matrix.search, list(tensors)):
+        made, twin[name] = quantize(tensors.pop(name), rng)
+        tensors |= {name.removesuffix("weight") + leaf: t.contiguous() for leaf, t in made.items()}
+    save_file(tensors, path, {"format": "pt"})
+    document = json.loads((folder / "config.json").read_text())
+    where = document.get("text_config", document)
+    where["quantization_config"] = quantization_config
+    (folder / "config.json").write_text(json.dumps(document))
+    return twin
+
+
+def restore(folder: Path, twin: dict[str, torch.Tensor]) -> None:
+    """Make the checkpoint its twin."""
+    save_file(twin, folder / "model.safetensors", {"format": "pt"})
+    document = json.loads((folder / "config.json").read_text())
+    document.get("text_config", document).pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(document))
 
 
 def compressed(weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from engine.errors import ModelLoadError
 from engine.layers.moe import ExpertLinear
@@ -21,10 +19,11 @@ from engine.runner import load_runner
 from kernels import quantized, reference
 from kernels.experts import Fp8Experts, Int4Experts
 from tests.engine.models.families import CASES, Case, write
+from tests.engine.quant import checkpoints
+from tests.engine.quant.test_families import MATRIX
 from tests.engine.quant.test_layouts import LAYOUTS
 from tests.engine.quant.test_load import config
 
-MATRIX = re.compile(r"(_proj|kv_a_proj_with_mqa|experts\.\d+\.w[123])\.weight$")
 PROMPTS = [TokensPrompt(prompt_token_ids=ids) for ids in ([5, 9, 44, 70], [7] * 19)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 MIXTURES = [
@@ -56,21 +55,12 @@ def test_every_layout(case: Case, layout: str, tmp_path: Path) -> None:
     quantize, document = LAYOUTS[layout]
     latent = {"q_lora_rank": 32} if "q_lora_rank" in case.fields else {}  # whole groups of 16
     write(case, tmp_path, **latent)
-    rng = np.random.default_rng(0)
-    tensors = load_file(tmp_path / "model.safetensors")
-    twin = dict(tensors)
-    for name in filter(MATRIX.search, list(tensors)):
-        made, meant = quantize(tensors.pop(name), rng)
-        twin[name] = meant
-        leaves = {name.removesuffix("weight") + leaf: t.contiguous() for leaf, t in made.items()}
-        tensors |= leaves
-    assert any(".experts.0." in name and not name.endswith("proj.weight") for name in tensors)
-    save_file(twin, tmp_path / "model.safetensors", {"format": "pt"})
-    expected = texts(tmp_path)
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    fields = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**fields, "quantization_config": document}))
-    assert texts(tmp_path) == expected
+    twin = checkpoints.quantize_in_place(tmp_path, quantize, document, MATRIX)
+    names = load_file(tmp_path / "model.safetensors")
+    assert any(".experts.0." in name and not name.endswith("proj.weight") for name in names)
+    got = texts(tmp_path)
+    checkpoints.restore(tmp_path, twin)
+    assert got == texts(tmp_path)
 
 
 def expert_linear(experts: int = 3, features: int = 32, k: int = 128) -> ExpertLinear:

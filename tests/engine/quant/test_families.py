@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 from engine.architectures import QuantizationMethod
 from engine.errors import ConfigError, ModelLoadError
 from engine.llm import LLM, SamplingParams
+from engine.quant.transformers_linears import QuantizedLinear
 from tests.engine.models.families import CASES, FALLBACK_CASES, Case, write
 from tests.engine.quant import checkpoints
+from tests.engine.quant.test_layouts import LAYOUTS
 
-ROUNDED = re.compile(r"(_proj|kv_a_proj_with_mqa|experts\.\d+\.w[123])\.weight$")
+MATRIX = re.compile(r"(_proj|kv_a_proj_with_mqa|experts\.\d+\.w[123])\.weight$")
 KEPT = re.compile(r"kv_b_proj\.weight$")
 """Dequantized anyway."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -39,36 +41,58 @@ def texts(llm: LLM, case: Case) -> list[list[int]]:
     return [r.outputs[0].token_ids for r in llm.generate(list(case.prompts), GREEDY)]
 
 
-@pytest.mark.parametrize("case", FIRST.values(), ids=lambda case: case.name)
+one_of_a_family = pytest.mark.parametrize("case", FIRST.values(), ids=lambda case: case.name)
+
+
+@one_of_a_family
 def test_fp8_while_loading(case: Case, tmp_path: Path) -> None:
     """The text of a checkpoint whose weights have been rounded beforehand."""
     folder = write(case, tmp_path)
     got = texts(load(folder, "fp8"), case)
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
-        if ROUNDED.search(name) and not KEPT.search(name):
+        if MATRIX.search(name) and not KEPT.search(name):
             _, tensors[name] = checkpoints.fp8(tensor, np.random.default_rng())
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     assert got == texts(load(folder), case)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in FALLBACK_CASES if case.name in ("gpt2", "opt", "olmoe", "cohere2")],
-    ids=lambda case: case.name,
-)
+@one_of_a_family
+def test_int4_checkpoint(case: Case, tmp_path: Path) -> None:
+    """The text of its dequantized twin."""
+    whole_groups = {"q_lora_rank": 32} if "q_lora_rank" in case.fields else {}
+    folder = write(case, tmp_path, **whole_groups)
+    quantize, document = LAYOUTS["awq"]
+    twin = checkpoints.quantize_in_place(folder, quantize, document, MATRIX)
+    got = texts(load(folder), case)
+    checkpoints.restore(folder, twin)
+    assert got == texts(load(folder), case)
+
+
+@pytest.mark.parametrize("case", FALLBACK_CASES, ids=lambda case: case.name)
 def test_fp8_while_transformers_loads(case: Case, tmp_path: Path) -> None:
     folder = write(case, tmp_path)
-    got = texts(load(folder, "fp8"), case)
+    llm = load(folder, "fp8")
+    modules = dict(llm._core._runner._model._model.named_modules())  # type: ignore[attr-defined]
+    rounded = {n for n, module in modules.items() if isinstance(module, QuantizedLinear)}
+    assert len(rounded) >= 4 * 4, "of four layers"
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
-        if re.search(r"(_proj|fc[12]|c_attn|c_fc)\.weight$", name) and "experts" not in name:
-            turned = case.name == "gpt2"  # its layers keep their weights the other way round
+        path = name.removesuffix(".weight")
+        if path in rounded or f"{llm_prefix(modules)}{path}" in rounded:
+            turned = case.architecture == "GPT2LMHeadModel"  # keeps them the other way round
             weight = tensor.T.contiguous() if turned else tensor
-            _, rounded = checkpoints.fp8(weight, np.random.default_rng())
-            tensors[name] = rounded.T.contiguous() if turned else rounded
+            _, meant = checkpoints.fp8(weight, np.random.default_rng())
+            tensors[name] = meant.T.contiguous() if turned else meant
+            rounded -= {path, f"{llm_prefix(modules)}{path}"}
+    assert not rounded
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert got == texts(load(folder), case)
+    assert texts(llm, case) == texts(load(folder), case)
+
+
+def llm_prefix(modules: dict[str, object]) -> str:
+    """What some checkpoints leave out before their names."""
+    return next(name for name in modules if name) + "."
 
 
 def test_a_checkpoint_that_transformers_would_have_to_dequantize(tmp_path: Path) -> None:
