@@ -210,11 +210,10 @@ def _register_kernels(device: torch.device) -> bool:
         return False
     kernels.register()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from kernels.triton import fp8_linear, grouped_gemm, int4_linear, quantize
+        from kernels.triton import fp8_linear, grouped_gemm, quantize
 
         fp8_linear.register()
         grouped_gemm.register()
-        int4_linear.register()
         quantize.register()
     return True
 

@@ -17,6 +17,7 @@ import functools
 import torch
 import triton
 import triton.language as tl
+from torch.nn import functional as F
 
 from kernels import ops
 from kernels.reference import FP8_MAX, MIN_SCALE
@@ -25,6 +26,8 @@ from kernels.triton.fp8 import from_fp8
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 COLUMNS = 128
 """Of a block, and what k is a multiple of."""
+MAX_ROWS = 256
+"""More rows share the cost of widening the whole weight first."""
 _FEW_ROWS = 128
 _MAX_TILES = 256
 """More need no sharing of their sums."""
@@ -52,15 +55,16 @@ def linear_fp8(
     out = torch.empty(rows, features, dtype=x.dtype, device=x.device)
     if rows == 0:
         return out
+    if rows > MAX_ROWS:
+        return F.linear(x, dequantize(weight, scale, block, x.dtype))
     x = x if x.stride(1) == 1 else x.contiguous()
     x_scales: torch.Tensor | None = None
     if round_x and _multiplies_fp8(x.device):
         x, x_scales = ops.quantize_rows(x) if block is None else quantize_pieces(x)
-    tile_features, tile_rows, warps, stages = 64, max(16, triton.next_power_of_2(rows)), 4, 5
-    if rows > 64:
-        tile_features, tile_rows, warps, stages = 128, 128, 8, 3
-    if x_scales is None and rows > 32:
-        stages = 4 if rows <= 64 else 2
+    tile_features, tile_rows = 64, min(_FEW_ROWS, max(16, triton.next_power_of_2(rows)))
+    stages = 5
+    if x_scales is None:  # then x and the widened weights need twice the room
+        stages = 5 if tile_rows <= 32 else 4 if tile_rows == 64 else 3
     tiles = triton.cdiv(features, tile_features), triton.cdiv(rows, tile_rows)
     shares = _num_shares(tiles[0] * tiles[1], k) if rows <= _FEW_ROWS else 1
     _product[(*tiles, shares)](
@@ -83,8 +87,21 @@ def linear_fp8(
         ROUNDED=x_scales is not None,
         IN_BLOCKS=block is not None,
         PRECISION="ieee" if out.dtype == torch.float32 else "tf32",
-        num_warps=warps,
+        num_warps=4 if tile_rows <= 64 else 8,
         num_stages=stages,
+    )
+    return out
+
+
+def dequantize(
+    weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """``reference.dequantize_fp8``, rounded to ``dtype``."""
+    features, k = weight.shape
+    out = torch.empty(features, k, dtype=dtype, device=weight.device)
+    block_rows, columns = block or (1, k)
+    _dequantize[(features, triton.cdiv(k, 2048))](
+        out, weight.view(torch.uint8), scale, k, block_rows, columns, scale.shape[1], BLOCK=2048
     )
     return out
 
@@ -122,6 +139,17 @@ def _counters(device: torch.device) -> torch.Tensor:
 @functools.cache
 def _multiplies_fp8(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@triton.jit
+def _dequantize(out, weight, scales, k, block_rows, columns, scales_each, BLOCK: tl.constexpr):
+    feature = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = column < k
+    stored = tl.load(weight + feature * k + column, mask=real, other=0)
+    at = scales + feature // block_rows * scales_each + column // columns
+    value = from_fp8(stored, tl.float32) * tl.load(at, mask=real, other=0.0)
+    tl.store(out + feature * k + column, value.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import quantized, reference
+from kernels import ops, quantized, reference
 
 pytest.importorskip("triton")
-from kernels.triton import fp8_linear
+from kernels.triton import fp8_linear, quantize
 
 Block = tuple[int, int]
 FP8 = torch.float8_e4m3fn
@@ -46,6 +47,8 @@ SHAPES: list[tuple[int, int, int, Block | None]] = [
     (5, 40, 6144, None),  # the sum over k is shared
     (5, 40, 6144, (16, 128)),
     (70, 130, 256, (128, 128)),
+    (260, 70, 256, (128, 128)),  # with the whole weight widened
+    (260, 70, 256, None),
 ]
 """(rows, features, k, block)"""
 
@@ -55,7 +58,9 @@ def check(rows: int, features: int, k: int, block: Block | None, device: str) ->
     want = x.double() @ reference.dequantize_fp8(weight, scale, block).double().T
     for round_x in (True, False):
         got = fp8_linear.linear_fp8(x, weight, scale, block, round_x=round_x)
-        assert relative_error(got, want) < 1e-5
+        # Tensor cores add up products of FP8 in fewer than 32 bits.
+        limit = 3e-3 if round_x and device == "cuda" else 1e-5
+        assert relative_error(got, want) < limit
     padded = torch.cat((x, x), 1)[:, :k]  # rows further apart
     assert torch.equal(
         fp8_linear.linear_fp8(padded, weight, scale, block),
@@ -101,7 +106,17 @@ WIDE = [(576, 7168), (4096, 4096), (28672, 4096), (4096, 14336)]
 LIMIT = {torch.bfloat16: 4e-3, torch.float16: 6e-4}
 
 
+@pytest.fixture
+def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(ops, "_registry", dict(ops._registry))
+    fp8_linear.register()
+    quantize.register()
+    yield
+    ops.resolve.cache_clear()
+
+
 @pytest.mark.gpu
+@pytest.mark.usefixtures("_registered")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 9, 16, 17, 64, 100, 700])
 @pytest.mark.parametrize(("features", "k"), WIDE)
@@ -128,6 +143,5 @@ def test_any_number_of_rows(
     gate, up = want.chunk(2, -1)
     got = quantized.fp8_gated_linear(x, weight, scale, None, block=block)
     assert relative_error(got, F.silu(gate) * up) < 3 * limit
-    if rows <= 128 or block is not None:
-        exact = quantized.fp8_linear(x, weight, scale, bias, block=block, round_x=False)
-        assert relative_error(exact, want + bias.double()) < LIMIT[dtype]
+    exact = quantized.fp8_linear(x, weight, scale, bias, block=block, round_x=False)
+    assert relative_error(exact, want + bias.double()) < LIMIT[dtype]
