@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
+# Before torch is imported: its threads wait for each other asleep, as in the engine's process. By
+# turning in circles they would take each other's cores where tests run beside others, and the
+# same work would take five times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # A slow machine is no failure, and a run says the same as the run before it. New examples are
 # looked for on purpose: `pytest --hypothesis-profile=explore`.
 settings.register_profile(

@@ -103,7 +103,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     graphs, verify_graphs = None, None
     capturable = made.model.is_capturable and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
-        graphs = _capture_graphs(config, made.model, cache, table, attention, report)
+        graphs = _capture_graphs(config, made.model, cache, table, attention, adapters, report)
         verify_graphs = capture_verify_graphs(config, made.model, cache, table, attention)
     runner = TorchRunner(
         made.model,
@@ -143,7 +143,7 @@ def _adapter_slots(
 ) -> AdapterSlots | None:
     if not config.enable_lora:
         return None
-    return AdapterSlots(
+    adapters = AdapterSlots(
         model,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
@@ -151,6 +151,8 @@ def _adapter_slots(
         dtype=dtype,
         device=device,
     )
+    adapters.warm_up()
+    return adapters
 
 
 def _create_sampler(
@@ -189,6 +191,7 @@ def _capture_graphs(
     cache: PagedCache,
     table: RowTable,
     attention: CapturableBackend,
+    adapters: AdapterSlots | None,
     report: OnProgress,
 ) -> DecodeGraphs:
     graphs = DecodeGraphs(
@@ -196,6 +199,7 @@ def _capture_graphs(
         cache.layers,
         table,
         attention,
+        adapters if adapters is not None and adapters.is_capturable else None,
         block_size=config.block_size,
         max_num_seqs=config.num_seqs,
     )
@@ -210,10 +214,11 @@ def _register_kernels(device: torch.device) -> bool:
         return False
     kernels.register()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from kernels.triton import fp8_linear, grouped_gemm, quantize
+        from kernels.triton import fp8_linear, grouped_gemm, low_rank, quantize
 
         fp8_linear.register()
         grouped_gemm.register()
+        low_rank.register()
         quantize.register()
     return True
 

@@ -66,6 +66,18 @@ def test_without_a_command_it_shows_help(tmp_path: Path, arguments: list[str]) -
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "known"),
+    [("--by", "tenant,users", "'users' is none of tenant, project, key, model"),
+     ("--per", "week", "'week' is none of")],
+)  # fmt: skip
+def test_usage_is_summed_by_what_there_is(
+    tmp_path: Path, option: str, value: str, known: str
+) -> None:
+    line = complaint(sluice("usage", option, value, cwd=tmp_path))
+    assert line.startswith(f"{option}: {known}")
+
+
 def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
     try:
         version = importlib.metadata.version("sluice")

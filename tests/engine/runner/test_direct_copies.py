@@ -64,8 +64,28 @@ def test_blocks_come_back_as_they_went(dtype: torch.dtype, direct: bool) -> None
 
 
 @pytest.mark.gpu
+def test_they_are_the_default_where_they_serve_the_cache() -> None:
+    host = HostBlocks(kv_cache(8, torch.bfloat16), 4)
+    assert host._direct is not None
+    odd = torch.zeros(8, 3, 1, 1, dtype=torch.bfloat16, device="cuda")  # 6 bytes a block
+    fallback = HostBlocks([(odd, odd)], 4)
+    assert fallback._direct is None
+
+
+def test_without_a_gpu_blocks_are_copied_one_by_one() -> None:
+    memory = torch.arange(8 * 16).view(8, 4, 2, 2).float()
+    cache = memory.clone()
+    host = HostBlocks([(cache, cache)], 4)
+    assert host._direct is None
+    host.copy_out([(5, 2)])
+    cache.zero_()
+    host.copy_in([(1, 2)])
+    assert torch.equal(cache[1], memory[5])
+
+
+@pytest.mark.gpu
 def test_how_long_a_block_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of Llama-3-8B's shape; the faster of the two ways should be the default."""
+    """Of Llama-3-8B's shape; the faster of the two ways is the default."""
     memory = torch.zeros(32, 2, 64, 16, 8, 128, dtype=torch.bfloat16, device="cuda")
     cache = [(layer[0], layer[1]) for layer in memory]
     seconds = {direct: HostBlocks(cache, 32, direct=direct).s_per_block for direct in (False, True)}
