@@ -14,6 +14,8 @@
 #ifndef SLUICE_PAIRS
 #define SLUICE_PAIRS 1
 #define SLUICE_EARLY 1
+#define SLUICE_UNROLL 4
+#define SLUICE_CTAS 2
 #endif
 
 namespace sluice {
@@ -150,9 +152,9 @@ struct Int4 {
 };
 
 template <typename T, template <typename> typename Format, int kGroups>  // groups of 8 tokens
-__global__ void __launch_bounds__(kThreads, 2) quantized_linear_kernel(const QuantizedLinear p) {
+__global__ void __launch_bounds__(kThreads, SLUICE_CTAS) quantized_linear_kernel(const QuantizedLinear p) {
   using F = Format<T>;
-  constexpr int kUnroll = 4;                // chunks under way per warp, even
+  constexpr int kUnroll = SLUICE_UNROLL;                // chunks under way per warp, even
   constexpr int kElements = F::kChunk / 4;  // of a thread in a chunk
   struct Weights {
     uint4 low[kUnroll], high[kUnroll];
