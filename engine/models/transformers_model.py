@@ -125,8 +125,8 @@ def _attention(
     slots, attend = context.of(module.layer_idx)
     scales: KVScales | None = getattr(module, "kv_scales", None)
     num_heads, num_kv_heads = query.shape[1], key.shape[1]
-    together = torch.cat((query[0], key[0], value[0])).transpose(0, 1).contiguous()
-    q, k, v = together.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), 1)
+    by_token = [heads[0].transpose(0, 1) for heads in (query, key, value)]
+    q, k, v = torch.cat(by_token, 1).split_with_sizes((num_heads, num_kv_heads, num_kv_heads), 1)
     k_scale, v_scale = (None, None) if scales is None else (scales.k, scales.v)
     if is_whole(q.shape[2], q.dtype):
         # Nothing is left to rotate.
