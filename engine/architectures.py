@@ -62,3 +62,9 @@ FALLBACK_TESTED = (
     "Exaone4ForCausalLM",
 )
 """Served by transformers' own code on our cache, and tested so. Others may run as well."""
+
+FALLBACK_IN_GRAPHS = tuple(
+    name for name in FALLBACK_TESTED if name not in ("GPT2LMHeadModel", "OlmoeForCausalLM")
+)
+"""Of these, those whose decode steps CUDA graphs hold. Others wait for their results (GPT-2, to warn
+of padding), or pick experts in ways that cannot be repeated without the host."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from engine.architectures import FALLBACK_IN_GRAPHS
 from engine.errors import ModelLoadError
 from engine.models.base import CacheLayout
 from engine.models.config import eos_token_ids
@@ -121,7 +122,10 @@ def load_model(
         raise ModelLoadError(f"{config.architecture} cannot run: {error}") from error
     assert layout == config.cache_layout, "the model attends otherwise than it did without weights"
     ours = TransformersModel(model)
-    ours.is_capturable = device.type == "cuda" and waits_for_nothing(ours, layout, device)
+    if config.architecture not in FALLBACK_IN_GRAPHS or device.type != "cuda":
+        ours.is_capturable = False
+    else:
+        ours.is_capturable = waits_for_nothing(ours, layout, device)
     return ours
 
 

@@ -131,10 +131,8 @@ def check_results(model: Any, layout: CacheLayout, device: torch.device) -> None
 
 @torch.inference_mode()
 def waits_for_nothing(ours: TransformersModel, layout: CacheLayout, device: torch.device) -> bool:
-    """Whether the host never looks at results of a step, so that a CUDA graph can hold it.
-
-    On a GPU; a model may look, at the experts that its tokens go to or at the largest position.
-    """
+    """Whether the host never looks at results of a step, on a GPU: it may at the experts that tokens
+    go to, or at the largest position. Without that a CUDA graph could not hold the step."""
     ids = torch.ones(2, dtype=torch.int64, device=device)
     empty = torch.zeros(1, 1, layout.num_kv_heads, layout.head_dim, dtype=ours.dtype, device=device)
     if not is_whole(layout.head_dim, ours.dtype):

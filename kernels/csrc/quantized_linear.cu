@@ -11,13 +11,6 @@
 #include "skinny_output.cuh"
 #include "vector.cuh"
 
-#ifndef SLUICE_PAIRS
-#define SLUICE_PAIRS 1
-#define SLUICE_EARLY 1
-#define SLUICE_UNROLL 4
-#define SLUICE_CTAS 2
-#endif
-
 namespace sluice {
 namespace {
 
@@ -82,7 +75,8 @@ template <typename T>
 struct Fp8 {
   static constexpr int kChunk = 64;  // elements of k that a warp takes at a time
   static constexpr bool kScalesChunks = false;
-  static constexpr bool kEarly = SLUICE_EARLY;
+  template <int kGroups>
+  static constexpr int kUnroll = 2;  // chunks under way per warp, even
 
   struct Group {};
   static __device__ __forceinline__ Group group(const QuantizedLinear&, int, int) { return {}; }
@@ -108,7 +102,8 @@ template <typename T>
 struct Fp8Blocks {
   static constexpr int kChunk = 64;
   static constexpr bool kScalesChunks = true;
-  static constexpr bool kEarly = false;
+  template <int kGroups>
+  static constexpr int kUnroll = 4;
 
   using Group = float;
   static __device__ __forceinline__ Group group(const QuantizedLinear& p, int feature, int k) {
@@ -128,7 +123,8 @@ template <typename T>
 struct Int4 {
   static constexpr int kChunk = 128;
   static constexpr bool kScalesChunks = false;
-  static constexpr bool kEarly = false;
+  template <int kGroups>
+  static constexpr int kUnroll = kGroups == 1 ? 2 : 4;
 
   using Group = uint32_t;  // scale and zero
   static __device__ __forceinline__ Group group(const QuantizedLinear& p, int feature, int k) {
@@ -151,10 +147,12 @@ struct Int4 {
   static __device__ __forceinline__ float scale(const QuantizedLinear&, int) { return 1.f; }
 };
 
+// Few chunks under way in three CTAs of an SM are faster than many in two, where registers allow it.
 template <typename T, template <typename> typename Format, int kGroups>  // groups of 8 tokens
-__global__ void __launch_bounds__(kThreads, SLUICE_CTAS) quantized_linear_kernel(const QuantizedLinear p) {
+__global__ void __launch_bounds__(kThreads, Format<T>::template kUnroll<kGroups> == 2 ? 3 : 2)
+    quantized_linear_kernel(const QuantizedLinear p) {
   using F = Format<T>;
-  constexpr int kUnroll = SLUICE_UNROLL;                // chunks under way per warp, even
+  constexpr int kUnroll = F::template kUnroll<kGroups>;
   constexpr int kElements = F::kChunk / 4;  // of a thread in a chunk
   struct Weights {
     uint4 low[kUnroll], high[kUnroll];
@@ -170,14 +168,8 @@ __global__ void __launch_bounds__(kThreads, SLUICE_CTAS) quantized_linear_kernel
   const char* low_row = static_cast<const char*>(p.weight) + low * row_bytes + t * 16;
   const char* high_row = static_cast<const char*>(p.weight) + high * row_bytes + t * 16;
 
-  auto chunk_of = [&](int first, int u) {
-#if SLUICE_PAIRS
-    // A warp's chunks come in pairs of neighbours, which are one line of memory in each row.
-    return first + u / 2 * 2 * kWarps + warp * 2 + u % 2;
-#else
-    return first + u * kWarps + warp;
-#endif
-  };
+  // A warp's chunks come in pairs of neighbours, which are one line of memory in each row.
+  auto chunk_of = [&](int first, int u) { return first + u / 2 * 2 * kWarps + warp * 2 + u % 2; };
   auto load = [&](Weights& w, int first) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -195,12 +187,10 @@ __global__ void __launch_bounds__(kThreads, SLUICE_CTAS) quantized_linear_kernel
   Weights now, next;
   constexpr int kStep = kWarps * kUnroll;
   load(now, 0);
-  // Both steps before the wait: weights depend on nothing.
-  if constexpr (F::kEarly) load(next, kStep);
   wait_for_inputs();
   const T* x = static_cast<const T*>(p.x) + t * kElements;
   for (int first = 0; first < num_chunks; first += kStep) {
-    if constexpr (!F::kEarly) load(next, first + kStep);
+    load(next, first + kStep);
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int chunk = chunk_of(first, u);
@@ -234,7 +224,6 @@ __global__ void __launch_bounds__(kThreads, SLUICE_CTAS) quantized_linear_kernel
       }
     }
     now = next;
-    if constexpr (F::kEarly) load(next, first + 2 * kStep);
   }
   allow_next();
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.architectures import FALLBACK_IN_GRAPHS, NATIVE
 from engine.config import EngineConfig
 from engine.runner import load_runner
 from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
@@ -129,15 +130,11 @@ def test_logits(subject: Subject, dtype: str, monkeypatch: pytest.MonkeyPatch) -
         assert error < 2 * theirs + 0.02 * exact.std()
 
 
-MAY_LOOK = ("olmoe",)
-"""At the experts that its tokens go to: then there are no graphs."""
-
-
 def test_graphs_and_batches_change_no_greedy_token(subject: Subject) -> None:
     def outputs(**options: Any) -> list[list[int]]:
         runner = load_runner(subject.config("float32", **options))
-        if not options and subject.case.name not in MAY_LOOK:
-            assert runner._graphs is not None
+        in_graphs = subject.case.architecture in (*NATIVE, *FALLBACK_IN_GRAPHS)
+        assert (runner._graphs is not None) == (in_graphs and not options)
         rng = random.Random(2)
         done = [
             Generation(str(i), [rng.randrange(3, 250) for _ in range(9 * i + 1)], 20)

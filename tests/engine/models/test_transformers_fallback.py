@@ -161,19 +161,19 @@ def test_graphs_change_no_token(name: str, tmp_path: Path, monkeypatch: pytest.M
 def test_a_model_that_looks_at_its_results_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import GPT2Model
+    from transformers import Olmo2Model
 
-    folder = write(case_of("gpt2"), tmp_path)
+    folder = write(case_of("olmo2"), tmp_path)
     on_gpu = EngineConfig(model=str(folder), device="cuda", num_gpu_blocks_override=50)
     assert load_runner(on_gpu)._model.is_capturable
-    compute = GPT2Model.forward
+    compute = Olmo2Model.forward
 
-    def looking(self: GPT2Model, *args: Any, **kwargs: Any) -> Any:
+    def looking(self: Olmo2Model, *args: Any, **kwargs: Any) -> Any:
         found = compute(self, *args, **kwargs)
         assert found[0].isfinite().all().item()
         return found
 
-    monkeypatch.setattr(GPT2Model, "forward", looking)
+    monkeypatch.setattr(Olmo2Model, "forward", looking)
     runner = load_runner(on_gpu)
     assert not runner._model.is_capturable
     assert runner._graphs is None
