@@ -26,13 +26,13 @@ give ``--pid`` once for each.
 
 from __future__ import annotations
 
-import asyncio
 import resource
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import uvloop
 from rich.console import Console
 
 from gateway.bench.load import Level, Load, Manner
@@ -117,8 +117,8 @@ def _measure_all(
     def measure(level: int) -> Level:
         number = num_requests or max(32, 4 * level)
         with console.status(f"{server.name}: {level} streams"):
-            asyncio.run(load.level(min(level, WARMUP_REQUESTS), min(level, WARMUP_REQUESTS)))
-            return asyncio.run(load.level(level, number, duration_s=duration_s))
+            uvloop.run(load.level(min(level, WARMUP_REQUESTS), min(level, WARMUP_REQUESTS)))
+            return uvloop.run(load.level(level, number, duration_s=duration_s))
 
     found = [measure(level) for level in levels]
     if most:

@@ -83,8 +83,10 @@ def bench(
     output: Output = None,
 ) -> None:
     """Measure streaming over HTTP: tokens/s, time to first token, gaps, CPU and memory."""
+    from engine.garbage import tune_collector
     from gateway import bench as benchmark
 
+    tune_collector()  # or the pauses of this process would be taken for the server's
     target = benchmark.Target(
         url=url,
         key=key,
