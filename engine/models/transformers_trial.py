@@ -131,8 +131,10 @@ def check_results(model: Any, layout: CacheLayout, device: torch.device) -> None
 
 @torch.inference_mode()
 def waits_for_nothing(ours: TransformersModel, layout: CacheLayout, device: torch.device) -> bool:
-    """Whether the host never looks at results of a step, on a GPU: it may at the experts that tokens
-    go to, or at the largest position. Without that a CUDA graph could not hold the step."""
+    """Whether the host never waits for a step on a GPU; else a CUDA graph cannot hold it.
+
+    It may look at the experts that tokens go to, or at the largest position.
+    """
     ids = torch.ones(2, dtype=torch.int64, device=device)
     empty = torch.zeros(1, 1, layout.num_kv_heads, layout.head_dim, dtype=ours.dtype, device=device)
     if not is_whole(layout.head_dim, ours.dtype):
