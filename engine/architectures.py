@@ -66,5 +66,5 @@ FALLBACK_TESTED = (
 FALLBACK_IN_GRAPHS = tuple(
     name for name in FALLBACK_TESTED if name not in ("GPT2LMHeadModel", "OlmoeForCausalLM")
 )
-"""Of these, those whose decode steps CUDA graphs hold: that was tried out with each. GPT-2 waits for
+"""Of these, those whose decode steps CUDA graphs hold, as was tried out with each. GPT-2 waits for
 its input, to warn of padding; how mixtures pick experts cannot be repeated without the host."""
