@@ -48,20 +48,17 @@ def test_one_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     monkeypatch.setitem(SHAPES, "broken", {**TINY, "num_key_value_heads": 3})
     arguments = ["--shapes", "tiny", "broken", "--batches", "1", "3"]
-    arguments += ["--quantizations", "none", "fp8-blocks", "--input-len", "4", "--output-len", "4"]
+    arguments += ["--quantizations", "fp8-blocks", "--input-len", "4", "--output-len", "4"]
     assert family_bench.main([*arguments, *ON_CPU]) == 1
     captured = capsys.readouterr()
     lines = [json.loads(line) for line in captured.out.splitlines()]
     assert [(line["shape"], line["quantization"], line.get("batch")) for line in lines] == [
-        ("tiny", "none", 1),
-        ("tiny", "none", 3),
         ("tiny", "fp8-blocks", 1),
         ("tiny", "fp8-blocks", 3),
-        ("broken", "none", None),
         ("broken", "fp8-blocks", None),
     ]
     assert "num_key_value_heads" in lines[-1]["error"]
-    assert "×" in captured.err
+    assert "fp8-blocks" in captured.err
 
 
 def test_the_table_compares_with_plain_weights() -> None:
