@@ -86,7 +86,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     network = load_draft_network(
         config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
     )
-    draft_bytes = draft_block_bytes(network, config.block_size, dtype)
+    draft_bytes = draft_block_bytes(network, config.block_size, dtype, device)
     layer_bytes = block_bytes(facts, config.block_size, kv_dtype) / facts.cache_layout.num_layers
     draft_layers = None if network is None else draft_bytes / layer_bytes
     groups = choose_groups(config, facts, asked_len, device, draft_layers=draft_layers)
