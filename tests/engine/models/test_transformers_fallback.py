@@ -147,7 +147,8 @@ def test_graphs_change_no_token(name: str, tmp_path: Path, monkeypatch: pytest.M
             max_num_seqs=4,
             attention_backend="torch",
         )
-        decoding, _, _ = emulate(llm._core, monkeypatch, 1) if graphs else (None, None, None)
+        runner = llm._core._runner  # type: ignore[attr-defined]
+        decoding = emulate(runner, monkeypatch, 1)[0] if graphs else None
         prompts = [TokensPrompt(prompt_token_ids=[5, 9, 44, 70][: i + 1]) for i in range(3)]
         params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
         results = [list(r.outputs[0].token_ids) for r in llm.generate(prompts, params)]
