@@ -127,12 +127,14 @@ class Counted:
     def __init__(self, graphs: Any) -> None:
         self._graphs = graphs
         self.num_runs = 0
+        self.num_adapted = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._graphs, name)
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         self.num_runs += 1
+        self.num_adapted += options.get("adapted", False)
         return self._graphs.run(*arguments, **options)
 
 
