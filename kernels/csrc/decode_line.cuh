@@ -7,6 +7,14 @@ namespace sluice {
 
 using Cursor = DecodeCursor;
 
+__device__ __forceinline__ int quotient(int n, const Divisor& by) {
+  return __umulhi(static_cast<uint32_t>(n) * 2, by.inverse);
+}
+
+__device__ __forceinline__ int remainder(int n, const Divisor& by) {
+  return n - quotient(n, by) * by.value;
+}
+
 __device__ __forceinline__ int first_tile(int seq_len, int num_queries, int window) {
   if (window <= 0) return 0;
   const int oldest = seq_len - num_queries - window + 1;  // first key the first query may see
@@ -39,7 +47,7 @@ __device__ __forceinline__ void advance(const DecodeLineShape& shape, Cursor& c)
 // aligned tokens lie in one block.
 __device__ __forceinline__ int block_of(const DecodeTable& table, const Cursor& c, int token) {
   if (token >= c.seq_len) return 0;
-  return table.blocks[static_cast<int64_t>(c.seq) * table.stride + token / table.block_size];
+  return table.blocks[static_cast<int64_t>(c.seq) * table.stride + quotient(token / 16, table.block)];
 }
 
 }  // namespace sluice

@@ -25,7 +25,7 @@ __device__ DecodeStart start_of(const DecodeSchedule& s, int index, int span, in
   c.tile = local % c.num_tiles;
 
   Cursor at = c;
-  for (int tile = 0; tile < 2 && tile < span && index + tile < total; ++tile) {
+  for (int tile = 0; tile < kEarlyTiles && tile < span && index + tile < total; ++tile) {
     if (tile > 0) advance(s.shape, at);
     for (int i = 0; i < 4; ++i) {
       const int token = (at.first_tile + at.tile) * kDecodeTile + i * 16;

@@ -43,6 +43,13 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t sme
                : "memory");
 }
 
+// An 8x8 matrix of 16-bit elements, of which each lane holds two of row lane / 4.
+__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
+  uint32_t out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(out) : "r"(pair));
+  return out;
+}
+
 // What differs between the two 16-bit formats.
 template <typename T>
 struct Half;
