@@ -22,7 +22,7 @@ serve: $(STAMP)
 	@$(BIN)/sluice serve --config sluice.toml
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -266,7 +266,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--dtype", default="auto")
     engine.add_argument("--quantization")
     engine.add_argument("--max-model-len", type=int)
-    engine.add_argument("--max-num-seqs", type=int, default=256)
+    engine.add_argument("--max-num-seqs", type=int)
     engine.add_argument("--max-num-batched-tokens", type=int)
     engine.add_argument("--gpu-memory-utilization", type=float, default=0.92)
     engine.add_argument("--kv-cache-memory-bytes", type=int, help="of each engine")
@@ -274,8 +274,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--attention-backend", default="auto")
     engine.add_argument("--enforce-eager", action="store_true")
     engine.add_argument("--kv-cache-dtype", default="auto")
-    engine.add_argument("--blas-autotune", action="store_true")
-    engine.add_argument("--fuse-norms", action="store_true")
     return parser.parse_args(arguments)
 
 
@@ -292,8 +290,6 @@ ENGINE_OPTIONS = (
     "attention_backend",
     "enforce_eager",
     "kv_cache_dtype",
-    "blas_autotune",
-    "fuse_norms",
 )
 
 

@@ -76,15 +76,19 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self.num_accepted_tokens = 0
         self.finish_reason: FinishReason | None = None
         """None until the engine's last word: a closed stream gets it a moment later."""
-        self.on_count: Callable[[], None] | None = None
-        """Called whenever the first two have changed, before anybody reads the output."""
+        self.on_count: Callable[[int], None] | None = None
+        """Told of each output's new tokens, once the counts hold them, before anybody reads it."""
+        self.divert: Divert | None = None
+        """Gets each output that comes while none waits to be read, but for the last, in the
+        callback that receives it; what it takes (True) is not there to be read. Must not raise."""
+        self.on_change: Callable[[], None] | None = None
+        """Called when there is something to read, be it the end."""
         self.abandoned = False
         """Nobody read it for so long that it was aborted."""
         self._client = client
         self._pending: RequestOutput | None = None
         self._error: EngineDead | None = None
         self._wakers: list[asyncio.Future[None]] = []
-        self._divert: Divert | None = None
         self._last_token_at: float | None = None
         """None before the first, and after a pause of the reader's making."""
 
@@ -103,23 +107,15 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._client._unpark(self)
         return output
 
-    async def wait(self, divert: Divert | None = None) -> None:
-        """Return when there is something to read, be it the end; what follows is merged into it.
-
-        ``divert`` gets each output that comes meanwhile, but for the last, in the callback that
-        receives it; what it takes (True) is not there to be read. It must not raise.
-        """
-        self._divert = divert
-        try:
-            while self._pending is None and not self._done:
-                await self._change()
-        finally:
-            self._divert = None
+    @property
+    def is_readable(self) -> bool:
+        """Whether ``__anext__`` would not wait."""
+        return self._pending is not None or self.is_finished
 
     def grant(self, num_tokens: int, *, is_last: bool = False) -> None:
         """Let a request that was submitted with ``num_granted_tokens`` have so many by now, in sum;
         after the last grant it ends there with ``length``. Never blocks, never raises."""
-        if not self._done:
+        if not self.is_finished:
             self._client.grant_nowait(Grant(self.request_id, num_tokens, is_last))
 
     def close(self) -> None:
@@ -127,17 +123,18 @@ class RequestStream(AsyncIterator[RequestOutput]):
 
         The engine's last output still comes through for whoever goes on reading.
         """
-        if not self._done:
+        if not self.is_finished:
             self._client.abort_nowait(self.request_id)
 
     async def aclose(self) -> None:
         """``close``, then wait until the counts are final (at once, if the engine is dead)."""
         self.close()
-        while not self._done:
+        while not self.is_finished:
             await self._change()
 
     @property
-    def _done(self) -> bool:
+    def is_finished(self) -> bool:
+        """Nothing more comes: it has ended, or the engine died."""
         return self.finish_reason is not None or self._error is not None
 
     async def _change(self) -> None:
@@ -148,32 +145,31 @@ class RequestStream(AsyncIterator[RequestOutput]):
         finally:
             self._wakers.remove(waker)
 
-    def _deliver(self, output: RequestOutput) -> None:
-        if output.new_token_ids:
-            self._observe(len(output.new_token_ids))
+    def _deliver(self, output: RequestOutput, now: float) -> None:
+        """``now``: when it came, in seconds of ``time.monotonic``."""
+        num_tokens = len(output.new_token_ids)
+        if num_tokens:
+            self.num_generated_tokens += num_tokens
+            if self._last_token_at is not None:
+                self._client.on_tokens(now - self._last_token_at, num_tokens)
+            self._last_token_at = now
         if output.num_cached_tokens > self.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
         self.num_draft_tokens = output.num_draft_tokens
         self.num_accepted_tokens = output.num_accepted_tokens
         if self.on_count is not None:
-            self.on_count()
+            self.on_count(num_tokens)
         self.finish_reason = output.finish_reason
         if self._pending is not None:
             self._pending = _merge(self._pending, output)
-        elif self._divert is None or self.finish_reason is not None or not self._divert(output):
-            self._pending = output
-        else:
+            if self.finish_reason is None:
+                self._client._park_if_unread(self, len(self._pending.new_token_ids))
+                return
+        elif self.finish_reason is None and self.divert is not None and self.divert(output):
             return
-        if self.finish_reason is None:
-            self._client._park_if_unread(self, len(self._pending.new_token_ids))
+        else:
+            self._pending = output
         self._wake()
-
-    def _observe(self, num_tokens: int) -> None:
-        self.num_generated_tokens += num_tokens
-        now = time.monotonic()
-        if self._last_token_at is not None and self._client.on_tokens is not None:
-            self._client.on_tokens(now - self._last_token_at, num_tokens)
-        self._last_token_at = now
 
     def _fail(self, error: EngineDead) -> None:
         self._error = error
@@ -183,6 +179,12 @@ class RequestStream(AsyncIterator[RequestOutput]):
         for waker in self._wakers:
             if not waker.done():
                 waker.set_result(None)
+        if self.on_change is not None:
+            self.on_change()
+
+
+def _nobody_asks(_seconds: float, _num_tokens: int) -> None:
+    """What came when is of no interest."""
 
 
 def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
@@ -265,7 +267,7 @@ class EngineClient:
         self._queued: set[str] = set()
         self.stats = Stats()
         """The latest, at most ``PING_INTERVAL_S`` old while the engine answers."""
-        self.on_tokens: Callable[[float, int], None] | None = None
+        self.on_tokens: Callable[[float, int], None] = _nobody_asks
         """Told of each output but a request's first: seconds since the one before, its tokens."""
 
     # -- life cycle
@@ -298,7 +300,8 @@ class EngineClient:
                     finish_reason="error",
                     error="the server is shutting down",
                     error_code="internal",
-                )
+                ),
+                time.monotonic(),
             )
         self.adapters.fail(self._dead_because)
         if self._transport is not None:
@@ -374,7 +377,6 @@ class EngineClient:
     def _on_message(self, message: EngineMessage) -> None:
         match message:
             case StepOutputs():
-                self._progress_at = time.monotonic()
                 self._dispatch(message.outputs)
             case Stats():
                 self._on_stats(message)
@@ -390,6 +392,7 @@ class EngineClient:
                 self._died(_FAILURES.get(message.kind, EngineDead)(message.message))
 
     def _dispatch(self, outputs: list[RequestOutput]) -> None:
+        now = self._progress_at = time.monotonic()
         for output in outputs:
             request_id = output.request_id
             stream = self._streams.get(request_id)
@@ -399,7 +402,7 @@ class EngineClient:
             if output.finish_reason is not None:
                 del self._streams[request_id]
                 self._forget_unsent(stream)
-            stream._deliver(output)
+            stream._deliver(output, now)
 
     def _on_stats(self, stats: Stats) -> None:
         working = stats.num_running + stats.num_waiting > 0

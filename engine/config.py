@@ -22,6 +22,10 @@ Policy = Literal["fcfs", "priority", "fair_share"]
 
 _STEP_TOKENS = 2048
 _GPU_STEP_TOKENS = 8192
+_NUM_SEQS = 256
+MAX_DEFAULT_NUM_SEQS = 512
+"""What ``max_num_seqs`` is on a GPU with much memory, where none is set."""
+_MUCH_MEMORY_BYTES = 64 * 2**30
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,12 +52,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     checkpoint (a config.json is enough)."""
     attention_backend: AttentionBackendName = "auto"
     """``auto`` takes the best that serves the model here; one that cannot is refused by name."""
-    blas_autotune: bool = False
-    """Measure at start-up whether cuBLAS or cuBLASLt multiplies faster, for each shape of the model
-    and several numbers of tokens, and use that one. Needs a GPU."""
-    fuse_norms: bool = False
-    """Compute RMSNorm and additions inside the products beside them, in steps of at most 16 tokens.
-    Needs a GPU, bfloat16, and layers made as Llama's, not quantized."""
     enforce_eager: bool = False
     """Launch every kernel of a decode step by itself, without CUDA graphs."""
     skip_tokenizer_init: bool = False
@@ -76,7 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Bytes for the KV cache; on a CPU None means 512 MiB."""
     disable_hybrid_kv_cache_manager: bool | None = None
     """Keep every token in the KV cache of all layers, even of those that look back no further than
-    a window. None: on a GPU, and beside a draft network, with which it must be so."""
+    a window. None: beside a draft network on a GPU, or where every layer has a window."""
     swap_space: float | None = None
     """GiB of host memory for what preempted requests had computed, so that they need not compute it
     again where copying is quicker; 0 turns it off. None: for a GPU as much as its KV cache, but
@@ -89,8 +87,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Share of the blocks that one tenant's cached prefixes may take when no request uses them."""
     max_num_batched_tokens: int | None = None
     """Tokens computed in one step at most; None: 8192 on a GPU, 2048 on a CPU."""
-    max_num_seqs: int = 256
-    """Requests running at once at most."""
+    max_num_seqs: int | None = None
+    """Requests running at once at most; None: 512 on a GPU with at least 64 GiB, else 256."""
     long_prefill_token_threshold: int = 0
     """A longer prefill is cut into chunks of this many tokens; 0 leaves the budget alone to cut."""
     max_num_partial_prefills: int | None = None
@@ -144,11 +142,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Decides the sampling of requests that bring no seed of their own."""
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_num_seqs", "max_loras", "max_lora_rank"):
+        for name in ("block_size", "max_loras", "max_lora_rank"):
             _require(getattr(self, name) >= 1, name, "must be at least 1", getattr(self, name))
         for name in (
             "max_model_len",
             "max_num_batched_tokens",
+            "max_num_seqs",
             "num_gpu_blocks_override",
             "num_threads",
             "max_num_partial_prefills",
@@ -205,18 +204,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             self.long_prefill_token_threshold,
         )
 
-    def for_device(self, device_type: str) -> EngineConfig:
-        """The config with what depends on the device, "cuda" or "cpu", filled in."""
-        if self.max_num_batched_tokens is not None:
-            return self
+    def for_device(self, device_type: str, memory_bytes: int = 0) -> EngineConfig:
+        """The config with what depends on the device filled in.
+
+        device_type: "cuda" or "cpu". memory_bytes: all that a GPU has.
+        """
+        is_gpu = device_type == "cuda"
+        has_much = is_gpu and memory_bytes >= _MUCH_MEMORY_BYTES
         return msgspec.structs.replace(
-            self, max_num_batched_tokens=_GPU_STEP_TOKENS if device_type == "cuda" else _STEP_TOKENS
+            self,
+            max_num_batched_tokens=self.max_num_batched_tokens
+            or (_GPU_STEP_TOKENS if is_gpu else _STEP_TOKENS),
+            max_num_seqs=self.max_num_seqs or (MAX_DEFAULT_NUM_SEQS if has_much else _NUM_SEQS),
         )
 
     @property
     def step_tokens(self) -> int:
         """``max_num_batched_tokens``, or that of a CPU."""
         return self.max_num_batched_tokens or _STEP_TOKENS
+
+    @property
+    def num_seqs(self) -> int:
+        """``max_num_seqs``, or that of a CPU."""
+        return self.max_num_seqs or _NUM_SEQS
 
     @property
     def chunk_tokens(self) -> int:

@@ -39,9 +39,9 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that is safe to emit now, possibly empty."""
-        if not self._stops:
+        if not self._stops:  # then no token counts more than another
             self.num_tokens += len(token_ids)
-            return self._push(token_ids)
+            return self._decoder.push(token_ids)
         # One by one: a step of speculative decoding may go on behind a stop string.
         texts = []
         for token_id in token_ids:

@@ -136,7 +136,9 @@ def run(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Runs an overload on a modelled device.")
+    parser = argparse.ArgumentParser(
+        "python -m engine.overload", description="Runs an overload on a modelled device."
+    )
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)

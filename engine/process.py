@@ -105,10 +105,11 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
     # Imported here, so that the client hears from the engine before torch is there.
     from engine.core import EngineCore
     from engine.runner import load_runner
+    from engine.runner.memory import device_bytes
 
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(config.model_dir)
     runner = load_runner(config, on_progress=on_progress)
-    config = config.for_device(runner.device.type)
+    config = config.for_device(runner.device.type, device_bytes(runner.device))
     eos_token_ids = frozenset(runner.eos_token_ids)
     if tokenizer is not None:
         eos_token_ids |= tokenizer.eos_token_ids

@@ -55,9 +55,24 @@ class Choice:
         self._hidden_token_ids = (
             frozenset() if admitted.skip_special_tokens else tokenizer.eos_token_ids
         )
+        self._is_plain = (
+            self._parser is None
+            and self.text is None
+            and not admitted.stop
+            and not self._hidden_token_ids
+        )
+        """Whether tokens are text, and nothing else: the usual case, and the fast one."""
 
     def advance(self, output: RequestOutput) -> Delta:
         """What ``output`` adds. Raises ``ApiError`` when the engine failed the request."""
+        if (
+            self._is_plain
+            and output.finish_reason is None
+            and output.logprobs is None
+            and output.prompt_logprobs is None
+        ):
+            text = self._detokenizer.push(output.new_token_ids)
+            return Delta(self.index, self._graphemes.push(text))
         if output.finish_reason == "error":
             raise engine_error(output)
         delta = Delta(self.index)

@@ -8,6 +8,7 @@ anything else.
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import json
 import logging
 import os
@@ -33,6 +34,27 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Url = Annotated[str | None, typer.Option(help="The server, as http://host:port.")]
 DataDir = Annotated[Path, typer.Option(help="Folder of the demo: database, secrets and keys.")]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        try:
+            print("sluice", importlib.metadata.version("sluice"))
+        except importlib.metadata.PackageNotFoundError:
+            print("sluice, from a folder where it is not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def _before_commands(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options of no command."""
 
 
 @app.command()
@@ -184,3 +206,7 @@ def _fail(message: str, code: int = 1) -> NoReturn:
     if message:
         print(f"sluice: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,8 @@ from uuid import UUID, uuid4
 
 from starlette.types import Scope, Send
 
+from gateway import extensions
+from gateway.extensions import Writer
 from tenants.types import Principal
 
 _KEY = "sluice"
@@ -18,6 +20,8 @@ class RequestContext:
 
     send: Send
     """For the chunks of an answer that has begun: past the layers, which look at heads and ends."""
+    write: Writer | None = None
+    """The same in a plain call, where the server offers it."""
     request_id: UUID = field(default_factory=uuid4)
     principal: Principal | None = None
     """Set by ``middleware.auth``, or by a WebSocket session once it is authenticated."""
@@ -28,7 +32,7 @@ class RequestContext:
 
 
 def attach(scope: Scope, send: Send) -> RequestContext:
-    context = RequestContext(send)
+    context = RequestContext(send, extensions.writer(scope))
     scope[_KEY] = context
     return context
 

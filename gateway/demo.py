@@ -35,6 +35,7 @@ from engine import hub
 from engine.chat_template import ChatTemplate
 from engine.demo import MODEL_DIR
 from engine.errors import NoChatTemplate
+from engine.garbage import tune_collector
 from engine.transport import EngineProcess, MakeTransport, ReplayProcess
 from gateway import logs, provisioning, server
 from gateway.config import Config, ModelsConfig, ServedEngineConfig, ServerConfig, TenantsConfig
@@ -269,6 +270,7 @@ class Demo:
 
     @contextlib.contextmanager
     def _announced(self, running: Running) -> Iterator[None]:
+        tune_collector()
         for file in self._ready_files:
             running.write(file)
         self._serving = True

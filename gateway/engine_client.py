@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.client import EngineClient
+from engine.config import MAX_DEFAULT_NUM_SEQS
 from engine.messages import LoadProgress
 from engine.transport import EngineProcess, MakeTransport
 from gateway.config import Config
@@ -23,7 +24,9 @@ def make_engine_client(
         engine,
         on_progress=on_progress,
         # The engine counts exactly what waits; here those count, too, that began and said nothing.
-        max_num_queued_reqs=None if limit is None else limit + engine.max_num_seqs,
+        max_num_queued_reqs=None
+        if limit is None
+        else limit + (engine.max_num_seqs or MAX_DEFAULT_NUM_SEQS),
         hang_timeout_s=server.engine_hang_timeout_s,
         max_unread_tokens=server.max_unread_tokens,
         stall_timeout_s=server.stall_timeout_s,

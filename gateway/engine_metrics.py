@@ -176,9 +176,9 @@ class Latencies(Collector):
         self._sum_s = 0.0
 
     def observe(self, seconds: float, count: int = 1) -> None:
-        """``count`` things took this long each."""
-        self._counts[bisect_left(self._buckets_s, seconds)] += count
-        self._sum_s += seconds * count
+        """``count`` things took this long together."""
+        self._counts[bisect_left(self._buckets_s, seconds / count)] += count
+        self._sum_s += seconds
 
     def collect(self) -> Iterable[Metric]:
         yield histogram(self._name, self._text, self._buckets_s, self._counts, self._sum_s)

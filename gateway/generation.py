@@ -38,7 +38,7 @@ from gateway.errors import (
 from gateway.grants import Grants
 from gateway.metrics import Metrics
 from gateway.public_prefixes import PublicPrefixes
-from gateway.reading import SingleReader, Sink, deltas_of_many
+from gateway.reading import Reader, Sink
 from gateway.schemas.common import (
     CompletionTokensDetails,
     Compliance,
@@ -74,6 +74,7 @@ class Generation:
         self.admitted = admitted
         self.created = int(time.time())
         self._owner = owner
+        self._hold = admitted.hold
         self._choices = choices
         self._prompts = [
             (choice.stream, len(prompt))
@@ -85,7 +86,8 @@ class Generation:
         self._grants = grants
         self._began_at = time.monotonic()
         self._heard: RequestOutput | None = None  # by first_word, of choice 0
-        self._has_tokens = False
+        self._num_counted = 0
+        self._num_cached_counted = 0
         self._cancelled = False
         self._failure: ApiError | None = None
         self._closed = False
@@ -143,10 +145,8 @@ class Generation:
 
     def _read(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
         heard, self._heard = self._heard, None
-        interval_s = self._owner.flush_interval_s
-        if len(self._choices) > 1:
-            return deltas_of_many(self._choices, self._advance, interval_s, heard)
-        return SingleReader(self._choices[0], self._advance, interval_s, sink).deltas(heard)
+        reader = Reader(self._choices, self._advance, self._owner.flush_interval_s, sink)
+        return reader.deltas(heard)
 
     def cancel(self) -> None:
         """The client asked to stop: ``deltas`` ends soon, with what was generated until now."""
@@ -205,14 +205,22 @@ class Generation:
         if self._grants is not None:
             self._grants.begin([choice.stream for choice in self._choices])
 
-    def _count(self) -> None:
+    def _count(self, num_tokens: int) -> None:
         """As tokens arrive, not as they are read: a budget waits for no reader."""
-        num_generated = self.num_generated_tokens
+        if self._num_counted == 0 or len(self._choices) > 1:
+            self._begin_counting(num_tokens)
+        self._num_counted += num_tokens
         if self._running is not None:
-            self._running.count(num_generated, self._num_cached_tokens)
-        self.admitted.hold.note(num_generated)
+            self._running.count(self._num_counted, self._num_cached_counted)
+        self._hold.note(self._num_counted)
         if self._grants is not None:
-            self._grants.advance()
+            self._grants.count(num_tokens)
+
+    def _begin_counting(self, num_tokens: int) -> None:
+        """What a choice's first output tells."""
+        self._num_cached_counted = self._num_cached_tokens
+        if self._num_counted == 0 and num_tokens:
+            self._owner.metrics.observe_first_token(time.monotonic() - self._began_at)
 
     def stop_counting(self) -> None:
         """The settlement is kept elsewhere."""
@@ -265,9 +273,6 @@ class Generation:
         return _STATUSES[self._choices[0].finish_reason or ""]
 
     def _advance(self, choice: Choice, output: RequestOutput) -> Delta:
-        if not self._has_tokens and output.new_token_ids:
-            self._has_tokens = True
-            self._owner.metrics.observe_first_token(time.monotonic() - self._began_at)
         if output.finish_reason == "abort" and choice.finish_reason is None:
             if self._failure is not None:
                 raise self._failure

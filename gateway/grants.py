@@ -12,6 +12,7 @@ store answers and however many answers share the reservation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from engine.client import RequestStream
@@ -27,6 +28,8 @@ class Grants:
         self._margin = hold.slice_tokens // 2
         self._streams: Sequence[RequestStream] = ()
         self._ended = False
+        self._slack: float = 0
+        """So many tokens may come before any answer needs more."""
         self._granted = [0] * num_answers
         self._deal(range(num_answers), hold.allowed)
 
@@ -48,6 +51,12 @@ class Grants:
         self._hold.on_more = self.advance
         self.advance()
 
+    def count(self, num_tokens: int) -> None:
+        """So many more tokens came, of whichever answer."""
+        self._slack -= num_tokens
+        if self._slack <= 0:
+            self.advance()
+
     def advance(self) -> None:
         """Tokens came, or the store answered: grant what is reserved, and ask for more in time."""
         if self._ended:
@@ -55,10 +64,12 @@ class Grants:
         running = [i for i, stream in enumerate(self._streams) if stream.finish_reason is None]
         if self._hold.is_last:
             self._ended = True
+            self._slack = math.inf
             self._grant([i for i in running if self._granted[i] < self._max_tokens])
             return
         needy = [i for i in running if self._is_needy(i)]
         if not needy:
+            self._slack = min(map(self._slack_of, running), default=math.inf)
             return
         self._grant(needy)
         needy = [i for i in needy if self._is_needy(i)]
@@ -66,9 +77,14 @@ class Grants:
             self._hold.ask(self._hold.slice_tokens * len(needy))
 
     def _is_needy(self, index: int) -> bool:
+        return self._slack_of(index) <= 0
+
+    def _slack_of(self, index: int) -> float:
+        """So many tokens the answer may say before it needs more."""
         granted = self._granted[index]
-        ahead = granted - self._streams[index].num_generated_tokens
-        return granted < self._max_tokens and ahead < self._margin
+        if granted >= self._max_tokens:
+            return math.inf
+        return granted - self._streams[index].num_generated_tokens - self._margin + 1
 
     def _grant(self, indices: Sequence[int]) -> None:
         """Deal what nobody has to these, and tell the engine."""

@@ -62,6 +62,8 @@ class Metrics:
             _TOKEN_LATENCIES_S,
         )
         self._registry.register(self._inter_token)
+        self.observe_inter_token = self._inter_token.observe
+        """Told how many seconds after the token before so many came, together."""
         self._request = Histogram(
             "sluice_e2e_request_latency_seconds",
             "From submission to the engine to the end of the answer.",
@@ -90,10 +92,6 @@ class Metrics:
 
     def observe_first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
-
-    def observe_inter_token(self, seconds: float, num_tokens: int) -> None:
-        """So many tokens came together, this long after the one before."""
-        self._inter_token.observe(seconds / num_tokens, num_tokens)
 
     def observe_request(self, seconds: float) -> None:
         self._request.observe(seconds)

@@ -17,8 +17,15 @@ class Outbox:
     the engine client merges what is generated meanwhile.
     """
 
-    def __init__(self, send: Callable[[str], Awaitable[None]], *, max_bytes: int) -> None:
-        self._outlet = Outlet(send)
+    def __init__(
+        self,
+        send: Callable[[str], Awaitable[None]],
+        *,
+        max_bytes: int,
+        write: Callable[[str], bool] | None = None,
+    ) -> None:
+        """``send`` and ``write``: as an ``Outlet`` takes them."""
+        self._outlet = Outlet(send, write)
         self._max_bytes = max_bytes
         self._frames: deque[tuple[str | None, str, int]] = deque()
         self._unsent: defaultdict[str | None, int] = defaultdict(int)

@@ -3,7 +3,8 @@
 To wake a task for each chunk of a stream costs as much as the rest of the chunk's way to the
 socket, and an ASGI server hardly ever waits: it hands the bytes to a transport and returns. So a
 message is sent as far as it goes without waiting; only what must wait, because the reader is slow,
-goes on in a task.
+goes on in a task. A server that can take a message without a coroutine (``protocol``) is asked
+first: that halves what sending costs.
 """
 
 from __future__ import annotations
@@ -22,27 +23,32 @@ class Outlet(Generic[T]):
     What sending raises, ``send`` and ``wait`` raise; until then the outlet is not free.
     """
 
-    def __init__(self, send: Callable[[T], Awaitable[None]]) -> None:
+    def __init__(
+        self, send: Callable[[T], Awaitable[None]], write: Callable[[T], bool] | None = None
+    ) -> None:
+        """``write`` takes a message at once, or leaves it (False) to ``send``."""
+        self.is_free = True
+        """Nothing waits for the reader."""
         self._send = send
+        self._write = write
         self._rest: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
 
-    @property
-    def is_free(self) -> bool:
-        """Nothing waits for the reader."""
-        return self._rest is None and self._error is None
-
     def put(self, message: T) -> None:
         """Begin to send; only while the outlet is free. Neither blocks nor raises."""
-        assert self._rest is None
-        sending = self._send(message).__await__()
+        assert self.is_free
         try:
+            if self._write is not None and self._write(message):
+                return
+            sending = self._send(message).__await__()
             waited_for = next(sending)
         except StopIteration:
             return
         except Exception as exc:
+            self.is_free = False
             self._error = exc
             return
+        self.is_free = False
         self._rest = asyncio.create_task(self._go_on(sending, waited_for), name="outlet")
         self._rest.add_done_callback(self._sent)
 
@@ -72,6 +78,7 @@ class Outlet(Generic[T]):
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._rest = None
         self._error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        self.is_free = self._error is None
 
 
 @types.coroutine

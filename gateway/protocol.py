@@ -11,11 +11,15 @@ import asyncio
 from uuid import uuid4
 
 from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
+from websockets.protocol import State
 
+from gateway import extensions
 from gateway.config import ServerConfig
 from gateway.errors import ApiError, HeadersTooLarge, InvalidRequestError, Overloaded
+from gateway.extensions import Writer
 
 MAX_HEADERS = 100
 
@@ -94,6 +98,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._bytes_waiting = 0
         self._header_deadline.stop()
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:  # no upgrade
+            extensions.offer(self.scope, body_writer(self.cycle))
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -149,6 +155,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._send_deadline.start(self.transport)
 
 
+def body_writer(cycle: RequestResponseCycle) -> Writer:
+    """``extensions.Writer`` for one request: a chunk of RFC 9112, section 7.1."""
+    flow, write = cycle.flow, cycle.transport.write
+
+    def write_chunk(data: bytes) -> bool:
+        if (
+            flow.write_paused
+            or not cycle.chunked_encoding  # not begun, or of a length that was announced
+            or cycle.response_complete
+            or cycle.disconnected
+            or not data  # would be the end
+        ):
+            return False
+        write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    return write_chunk
+
+
 class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     """For ``uvicorn.Config(ws=...)``, with ``limits`` set in a subclass (``limited``)."""
 
@@ -161,6 +186,24 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._send_deadline.stop()
         super().connection_lost(exc)
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if not self.close_sent:  # it was accepted
+            extensions.offer(self.scope, self.write_text)
+
+    def write_text(self, text: str) -> bool:
+        """``extensions.Writer``."""
+        if (
+            not self.writable.is_set()
+            or self.conn.state is not State.OPEN
+            or self.close_sent
+            or self.disconnected
+        ):
+            return False
+        self.conn.send_text(text.encode())
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        return True
 
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from engine.messages import RequestOutput
@@ -31,91 +32,112 @@ class Sink(Protocol):
 Advance = Callable[[Choice, RequestOutput], Delta]
 
 
-class SingleReader:
-    """Reads the only choice there is."""
+class _Line:
+    """A choice that is read."""
+
+    def __init__(self, choice: Choice, divert: Callable[[_Line, RequestOutput], bool]) -> None:
+        self.choice = choice
+        self.stream = choice.stream
+        self.flushed_at = -math.inf
+        self.last: Delta | None = None
+        """Of a choice that ended while its output was diverted."""
+        self._divert = divert
+
+    def attach(self, on_change: Callable[[], None], *, diverts: bool) -> None:
+        self.stream.on_change = on_change
+        if diverts:
+            self.stream.divert = partial(self._divert, self)
+
+    def detach(self) -> None:
+        self.stream.on_change = self.stream.divert = None
+
+
+class Reader:
+    """Reads the choices of one generation as they come, each in order."""
 
     def __init__(
-        self, choice: Choice, advance: Advance, flush_interval_s: float, sink: Sink | None
+        self,
+        choices: Sequence[Choice],
+        advance: Advance,
+        flush_interval_s: float,
+        sink: Sink | None,
     ) -> None:
-        """``advance`` is told of each output once, in order."""
-        self._choice = choice
+        """``advance`` is told of each output that is read. ``sink`` gets what comes in between."""
         self._advance = advance
         self._interval_s = flush_interval_s
         self._sink = sink
-        self._time = asyncio.get_running_loop().time
-        self._flushed_at = -math.inf
-        self._last: Delta | None = None
+        self._lines = [_Line(choice, self._divert) for choice in choices]
+        self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
+        self._waiter: asyncio.Future[None] | None = None
+        """There while the sink may be given something: all that was yielded is sent."""
         self._error: Exception | None = None
 
     async def deltas(self, heard: RequestOutput | None) -> AsyncGenerator[Delta, None]:
-        """All that ``sink`` did not get, among it the last. ``heard``: read already."""
-        choice, stream = self._choice, self._choice.stream
-        divert = None if self._sink is None else self._divert
+        """All that ``sink`` did not get, among it each choice's last. ``heard``: read already, of
+        the first."""
         if heard is not None:
-            yield self._read(heard)
-        while choice.finish_reason is None:
-            await stream.wait(divert)
+            yield self._read(self._lines[0], heard)
+        for line in self._lines:
+            line.attach(self._wake, diverts=self._sink is not None)
+        try:
+            while running := [line for line in self._lines if line.choice.finish_reason is None]:
+                for line in await self._due(running):
+                    delta = line.last or self._read(line, await anext(line.stream))
+                    if delta.finish_reason is not None:
+                        line.detach()
+                    yield delta
+        finally:
+            for line in self._lines:
+                line.detach()
+
+    async def _due(self, running: Sequence[_Line]) -> Sequence[_Line]:
+        """Those that may be read now, at least one."""
+        while True:
             if self._error is not None:
                 raise self._error
-            if self._last is not None:
-                yield self._last
-                return
-            wait_s = self._flushed_at + self._interval_s - self._time()
-            if wait_s > 0 and stream.finish_reason is None:
-                await asyncio.sleep(wait_s)
-            yield self._read(await anext(stream))
+            unread = [line for line in running if line.last or line.stream.is_readable]
+            if due := [line for line in unread if self._delay_s(line) <= 0]:
+                return due
+            self._waiter = waiter = self._loop.create_future()
+            timer = None
+            if unread:
+                timer = self._loop.call_later(min(map(self._delay_s, unread)), self._wake)
+            try:
+                await waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
 
-    def _read(self, output: RequestOutput) -> Delta:
-        self._flushed_at = self._time()
-        return self._advance(self._choice, output)
+    def _delay_s(self, line: _Line) -> float:
+        if line.last is not None or line.stream.is_finished:
+            return 0.0
+        return line.flushed_at + self._interval_s - self._time()
 
-    def _divert(self, output: RequestOutput) -> bool:
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _read(self, line: _Line, output: RequestOutput) -> Delta:
+        line.flushed_at = self._time()
+        return self._advance(line.choice, output)
+
+    def _divert(self, line: _Line, output: RequestOutput) -> bool:
         """Give it to the sink, unless it has to wait or ends the answer."""
-        assert self._sink is not None
-        if not self._sink.is_free or self._time() < self._flushed_at + self._interval_s:
+        sink, now = self._sink, self._time()
+        assert sink is not None
+        if self._waiter is None or not sink.is_free or now < line.flushed_at + self._interval_s:
             return False
+        line.flushed_at = now
         try:
-            delta = self._read(output)
+            delta = line.choice.advance(output)
             if delta.finish_reason is not None:  # a stop string: the rest takes a task
-                self._last = delta
+                line.last = delta
                 return False
-            if not delta.is_empty:
-                self._sink.put(delta)
+            if delta.content or not delta.is_empty:
+                sink.put(delta)
         except Exception as exc:  # the edge of a callback that serves other streams too
             self._error = exc
             return False
         return True
-
-
-async def deltas_of_many(
-    choices: Sequence[Choice],
-    advance: Advance,
-    flush_interval_s: float,
-    heard: RequestOutput | None,
-) -> AsyncGenerator[Delta, None]:
-    """Of all ``choices``, as they come. ``heard``: read already, of the first."""
-    time = asyncio.get_running_loop().time
-    first, *others = choices
-    reading = {_next(first, heard): first} | {_next(choice): choice for choice in others}
-    try:
-        while reading:
-            done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-            flushed_at = time()
-            for task in sorted(done, key=lambda task: reading[task].index):
-                choice = reading.pop(task)
-                yield advance(choice, task.result())
-                if choice.finish_reason is None:
-                    reading[_next(choice)] = choice
-            if reading and (wait_s := flushed_at + flush_interval_s - time()) > 0:
-                await asyncio.sleep(wait_s)
-    finally:
-        for task in reading:
-            task.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)
-
-
-def _next(choice: Choice, heard: RequestOutput | None = None) -> asyncio.Task[RequestOutput]:
-    async def read() -> RequestOutput:
-        return await anext(choice.stream) if heard is None else heard
-
-    return asyncio.create_task(read(), name=f"read {choice.stream.request_id}")

@@ -100,7 +100,8 @@ class AnswerWork:
 
     async def _run(self) -> None:
         try:
-            context.of(self._scope).send = self._messages.put
+            known = context.of(self._scope)
+            known.send, known.write = self._messages.put, None
             await self._app(self._scope, self._receive, self._messages.put)
         except ClientDisconnect:
             pass  # it was told so

@@ -16,6 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from engine.client import EngineClient
+from engine.garbage import tune_collector
 from engine.messages import LoadProgress
 from engine.transport import EngineProcess, MakeTransport
 from gateway import logs, protocol, secrets
@@ -222,6 +223,11 @@ def run(
     """``serve`` on a uvloop of its own; raises what it raises."""
     import uvloop
 
+    def begin(url: str) -> None:
+        tune_collector()
+        if on_ready is not None:
+            on_ready(url)
+
     logs.configure(config.server.log_level, config.server.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(config, on_progress=on_progress, on_ready=on_ready))
+        runner.run(serve(config, on_progress=on_progress, on_ready=begin))

@@ -66,7 +66,9 @@ class SocketSession(ABC):
         self._api_key = api_key
         self._config = config
         self._authenticator = authenticator
-        self._outbox = Outbox(self._send_frame, max_bytes=config.ws_outbox_bytes)
+        self._outbox = Outbox(
+            self._send_frame, max_bytes=config.ws_outbox_bytes, write=context.write
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._may_close = asyncio.Event()
         self._draining = False

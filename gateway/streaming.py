@@ -73,11 +73,12 @@ class EventResponse(EventSourceResponse, ABC):
         )
         self._body = body
         self._close = close
-        self._outlet: Outlet[Message]
+        self._outlet: Outlet[bytes]
         self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._outlet = Outlet(context.of(scope).send)
+        known = context.of(scope)
+        self._outlet = Outlet(lambda chunk: known.send(_message(chunk)), known.write)
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -95,7 +96,7 @@ class EventResponse(EventSourceResponse, ABC):
         )
         async with aclosing(self._body) as body:
             async for chunk in body:
-                await self._outlet.send(_message(chunk))
+                await self._outlet.send(chunk)
                 self._sent_at = loop.time()
         async with self._send_lock:
             self.active = False
@@ -134,7 +135,7 @@ class EventStream(EventResponse):
         return self._outlet.is_free
 
     def put(self, delta: Delta) -> None:
-        self._outlet.put(_message(self._chunks.delta(delta)))
+        self._outlet.put(self._chunks.delta(delta))
         self._sent_at = self._time()
 
     async def _beat(self, send: Send) -> None:

@@ -20,6 +20,7 @@ import msgspec
 
 from engine.attached import AttachedEngine
 from engine.errors import EngineError
+from engine.garbage import tune_collector
 from gateway import logs, server
 from gateway.config import Config
 from gateway.engine_client import make_engine_client
@@ -52,9 +53,14 @@ async def serve(launch: Launch) -> None:
             listener,
             launch.config,
             engine,
-            lambda _url: _say(Started()),
+            lambda _url: _begin(),
             metrics_folder=Path(launch.metrics_folder),
         )
+
+
+def _begin() -> None:
+    tune_collector()
+    _say(Started())
 
 
 def _say(started: Started) -> None:

@@ -12,9 +12,10 @@ from typing import Generic, NamedTuple, TypeVar
 from grammar.audit import BACKENDS
 from grammar.backends.base import Backend, BackendGrammar
 from grammar.cache import ByteLRU
-from grammar.errors import CompileFailed, CompilerUnavailable, GrammarError
+from grammar.errors import CompileFailed, CompilerUnavailable, GrammarError, InvalidGrammar
 from grammar.jobs import Backends, Compiled, Compiler, allowed_tokens
 from grammar.matcher import Matcher
+from grammar.plan import Candidate
 from grammar.pool import WorkerPool
 from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec, Limits
@@ -186,12 +187,17 @@ class CompiledGrammar:
     """A grammar ready for any number of outputs."""
 
     def __init__(
-        self, spec: GrammarSpec, compiled: Compiled, grammar: BackendGrammar, vocabulary: Vocabulary
+        self,
+        spec: GrammarSpec,
+        backend: str,
+        unenforced: tuple[Finding, ...],
+        grammar: BackendGrammar,
+        vocabulary: Vocabulary,
     ) -> None:
         self.spec = spec
         """As the caller wrote it."""
-        self.backend = compiled.backend
-        self.unenforced = compiled.unenforced
+        self.backend = backend
+        self.unenforced = unenforced
         """What outputs may violate all the same; empty for a strict grammar."""
         self._grammar = grammar
         self._vocabulary = vocabulary
@@ -240,21 +246,38 @@ class GrammarCompiler(_Service[CompiledGrammar]):
 
     def _start(self) -> None:
         self._load(self.backends[0])
+        self._compiler().warm_up()
         if not self._in_process:
             super()._start()
 
     def _run(self, spec: GrammarSpec) -> CompiledGrammar:
         if self._in_process:
-            compiler = Compiler(self.vocabulary, self.backends, self._limits, self._load)
-            candidate, grammar = compiler.compile(spec)
-            compiled = Compiled(candidate.backend, candidate.spec, b"", candidate.unenforced)
+            candidate, grammar = self._compiler().compile(spec)
+            assert grammar is not None
+            found: Candidate | Compiled = candidate
         else:
-            compiled = self._pool.compile(spec)
-            grammar = self._load(compiled.backend).load(compiled.spec, compiled.data)
-        return CompiledGrammar(spec, compiled, grammar, self.vocabulary)
+            found, grammar = self._run_in_worker(spec)
+        return CompiledGrammar(spec, found.backend, found.unenforced, grammar, self.vocabulary)
+
+    def _run_in_worker(self, spec: GrammarSpec) -> tuple[Compiled, BackendGrammar]:
+        """What a worker compiled, loaded here. What it found to be light is compiled here alone,
+        instead of twice."""
+        compiled = self._pool.compile(spec, leave_light=True)
+        if compiled.data is None:
+            allowed = allowed_tokens(spec, self.vocabulary)
+            try:
+                return compiled, self._compiler().build(compiled.backend, compiled.spec, allowed)
+            except InvalidGrammar:  # A worker says why, or finds another backend.
+                compiled = self._pool.compile(spec)
+        assert compiled.data is not None
+        return compiled, self._load(compiled.backend).load(compiled.spec, compiled.data)
 
     def _size(self, result: CompiledGrammar) -> int:
         return result.memory_bytes
+
+    def _compiler(self) -> Compiler:
+        """One for each use: threads compile side by side."""
+        return Compiler(self.vocabulary, self.backends, self._limits, self._load)
 
     def _load(self, name: str) -> Backend:
         with self._loading:

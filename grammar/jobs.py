@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -43,6 +44,8 @@ class CompileJob(msgspec.Struct, frozen=True, tag="compile"):
     """Can this be compiled, and by whom?"""
 
     spec: GrammarSpec
+    leave_light: bool
+    """Whether who asks compiles it where that is light."""
 
 
 class ValidateJob(msgspec.Struct, frozen=True, tag="validate"):
@@ -65,7 +68,9 @@ class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
 
     backend: str
     spec: GrammarSpec
-    data: bytes
+    """As the backend gets it."""
+    data: bytes | None
+    """None for one that is left to ``Compiler.build``."""
     unenforced: tuple[Finding, ...]
 
 
@@ -150,7 +155,8 @@ def allowed_tokens(spec: GrammarSpec, vocabulary: Vocabulary) -> Mask | None:
 
 class Outcome(NamedTuple):
     candidate: Candidate
-    grammar: BackendGrammar
+    grammar: BackendGrammar | None
+    """None for one that was left as it is."""
 
 
 _TRIAL_STEPS = 4
@@ -172,15 +178,17 @@ class Compiler:
         self._vocabulary = vocabulary
         self._row = np.zeros(vocabulary.mask_words, dtype=np.int32)
 
-    def compile(self, spec: GrammarSpec) -> Outcome:
-        """By the best backend that takes it. Raises ``GrammarError``."""
+    def compile(self, spec: GrammarSpec, *, leave_light: bool = False) -> Outcome:
+        """By the best backend that takes it; with ``leave_light`` a light candidate stays as it is.
+        Raises ``GrammarError``."""
         spec.validate(self._limits)
         allowed = allowed_tokens(spec, self._vocabulary)
         refusal: GrammarError | None = None
         for candidate in plan(spec, self._backends):
+            if leave_light and candidate.is_light:
+                return Outcome(candidate, None)
             try:
-                grammar = self._load(candidate.backend).compile(candidate.spec)
-                self._try_out(Matcher(grammar.matcher(), self._vocabulary, allowed))
+                grammar = self.build(candidate.backend, candidate.spec, allowed)
             except Unsatisfiable:
                 raise
             except InvalidGrammar as error:
@@ -189,6 +197,17 @@ class Compiler:
                 return Outcome(candidate, grammar)
         assert refusal is not None
         raise refusal
+
+    def warm_up(self) -> None:
+        """Does what is done once, and the first grammar would wait for."""
+        with contextlib.suppress(InvalidGrammar):  # of a vocabulary that cannot spell it
+            self.compile(GrammarSpec.from_schema({"type": "boolean"}))
+
+    def build(self, backend: str, spec: GrammarSpec, allowed: Mask | None) -> BackendGrammar:
+        """Compiles what was planned, and tries it out. Raises ``InvalidGrammar``."""
+        grammar = self._load(backend).compile(spec)
+        self._try_out(Matcher(grammar.matcher(), self._vocabulary, allowed))
+        return grammar
 
     def _try_out(self, matcher: Matcher) -> None:
         """Takes the first steps of an output, which build what compiling put off. Better a refusal
@@ -224,5 +243,6 @@ def run(job: Job, compiler: Compiler | None) -> Result:
     if isinstance(job, ValidateJob):
         return Validated(validate(job.spec, job.text))
     assert compiler is not None
-    candidate, grammar = compiler.compile(job.spec)
-    return Compiled(candidate.backend, candidate.spec, grammar.dump(), candidate.unenforced)
+    candidate, grammar = compiler.compile(job.spec, leave_light=job.leave_light)
+    data = None if grammar is None else grammar.dump()
+    return Compiled(candidate.backend, candidate.spec, data, candidate.unenforced)

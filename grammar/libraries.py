@@ -55,10 +55,24 @@ def adapter(backend: str) -> Callable[[Vocabulary], Backend]:
     try:
         module = importlib.import_module(f"grammar.backends.{backend}")
     except (ImportError, OSError) as error:  # OSError: a shared library is missing or broken
-        message = f"{name} {installed} does not load ({error}): {library.mend}"
+        mend = _mend_of_missing(name, error) or library.mend
+        message = f"{name} {installed} does not load ({error}): {mend}"
         raise CompilerUnavailable(message) from None
     found: Callable[[Vocabulary], Backend] = getattr(module, library.adapter)
     return found
+
+
+def _mend_of_missing(distribution: str, error: ImportError | OSError) -> str | None:
+    """For a module that a library needs, and that was not installed with it."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    module = error.name.partition(".")[0]
+    for requirement in metadata.requires(distribution) or ():
+        needed = requirement.partition(";")[0].strip()
+        name = re.match(r"[\w.-]*", needed)
+        if name is not None and re.sub(r"[.-]", "_", name[0]) == module:
+            return f"pip install '{needed}'"
+    return None
 
 
 def _numbers(version: str) -> list[int]:

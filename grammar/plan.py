@@ -26,6 +26,12 @@ _KINDS: dict[Kind, tuple[str, ...]] = {
 }
 
 
+# What takes time in proportion to the schema as it is lowered, where that merges nothing; and how
+# much of it that may be.
+_LINEAR = ("llguidance",)
+_LIGHT_CHARS = 16_384
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     backend: str
@@ -33,6 +39,8 @@ class Candidate:
     """As the backend gets it: schemas lowered to what it enforces."""
     unenforced: tuple[Finding, ...] = ()
     """What was left out of them."""
+    is_light: bool = False
+    """Whether it compiles within 50 ms whatever it says: it is short, and multiplies nothing."""
 
 
 def plan(spec: GrammarSpec, backends: Sequence[str]) -> Iterator[Candidate]:
@@ -48,7 +56,8 @@ def plan(spec: GrammarSpec, backends: Sequence[str]) -> Iterator[Candidate]:
     if spec.kind == "structural_tag":
         able = _able_to_name_tokens(spec, able)
     if spec.kind not in ("json_schema", "structural_tag"):
-        yield Candidate(able[0], spec)
+        multiplies = spec.kind not in ("json_object", "choice")
+        yield Candidate(able[0], spec, is_light=_is_light(able[0], spec.source, multiplies))
         return
     inexact: list[Candidate] = []
     for backend in able:
@@ -88,10 +97,21 @@ def _candidate(spec: GrammarSpec, backend: str) -> Candidate:
             raise InvalidGrammar(part.path, "nothing can satisfy the schema")
         return schema
 
+    multiplies = any(each.merges for each in lowered.values())
     if spec.kind == "json_schema":
         document: Schema = of(structural_tag.JsonSchema(True, ROOT))
     else:
         tree = structural_tag.parse(spec.document())
+        multiplies |= any(isinstance(p, structural_tag.Regex) for p in structural_tag.walk(tree))
         document = structural_tag.to_json(structural_tag.map_schemas(tree, of))
     source = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-    return Candidate(backend, replace(spec, source=source), tuple(unenforced))
+    return Candidate(
+        backend,
+        replace(spec, source=source),
+        tuple(unenforced),
+        is_light=_is_light(backend, source, multiplies),
+    )
+
+
+def _is_light(backend: str, source: str, multiplies: bool) -> bool:
+    return backend in _LINEAR and not multiplies and len(source) <= _LIGHT_CHARS

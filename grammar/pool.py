@@ -104,9 +104,10 @@ class WorkerPool:
         """Starts one worker now, so that the first job need not wait for it."""
         self._release(self._lease())
 
-    def compile(self, spec: GrammarSpec) -> Compiled:
-        """Raises ``GrammarError``."""
-        result = self._run(CompileJob(spec))
+    def compile(self, spec: GrammarSpec, *, leave_light: bool = False) -> Compiled:
+        """Raises ``GrammarError``. With ``leave_light`` a light grammar comes back as planned, for
+        this process to compile."""
+        result = self._run(CompileJob(spec, leave_light))
         assert isinstance(result, Compiled)
         return result
 
@@ -121,9 +122,14 @@ class WorkerPool:
         """Kills all workers; jobs under way fail. Idempotent."""
         with self._lock:
             self._closed = True
-            alive = list(self._alive)
-        for process in alive:
-            self._discard(process)
+            for process in self._alive:
+                process.kill()  # whoever waits for it will hear, and discards it
+        for _ in range(self._idle.qsize()):
+            with contextlib.suppress(queue.Empty):
+                idle = self._idle.get_nowait()
+                if idle is not None:
+                    self._discard(idle)
+                self._idle.put(None)
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -196,29 +202,31 @@ class WorkerPool:
         return process
 
     def _release(self, process: _Process) -> None:
-        if process.num_jobs >= _MAX_JOBS:
+        with self._lock:
+            keep = not self._closed and process.num_jobs < _MAX_JOBS
+            if keep:
+                self._idle.put(process)
+        if not keep:
             self._replace(process)
-        else:
-            self._idle.put(process)
 
     def _replace(self, process: _Process) -> None:
         self._discard(process)
         self._idle.put(None)
 
     def _discard(self, process: _Process, *, patience_s: float = 0.05) -> None:
-        process.kill(patience_s)
+        process.close(patience_s)
         with self._lock:
             self._alive.discard(process)
 
 
 def _kill_all(processes: set[_Process]) -> None:
     for process in list(processes):
-        process.kill()
+        process.close()
 
 
 class _Process:
-    """One worker process and our end of its socket. Used by one thread at a time, but for
-    ``kill``."""
+    """One worker process and our end of its socket. Used by one thread at a time, who closes it in
+    the end, but for ``kill``."""
 
     def __init__(self, load_timeout_s: float) -> None:
         self._load_timeout_s = load_timeout_s
@@ -291,12 +299,16 @@ class _Process:
             raise TimeoutError
         return decode_reply(self._connection.recv_bytes())
 
-    def kill(self, patience_s: float = 0.05) -> None:
-        """``patience_s``: it may be dying by itself, of a cause we want to learn."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience_s)
+    def kill(self) -> None:
+        """From any thread; the one that uses it gets ``EOFError`` or ``OSError``."""
         self._process.kill()
         self._process.wait()
+
+    def close(self, patience_s: float = 0.05) -> None:
+        """``patience_s``: it may be dying by itself, of a cause we want to learn. Idempotent."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+        self.kill()
         self._connection.close()
         self._keep_last_words()
 

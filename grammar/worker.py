@@ -6,6 +6,7 @@ It ends when the other end closes.
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import sys
@@ -55,6 +56,8 @@ class _Worker:
             self._backends = Backends(vocabulary)
             self._backends.load(setup.backends[0])
             self._compiler = Compiler(vocabulary, setup.backends, setup.limits, self._load)
+            self._compiler.warm_up()
+        gc.freeze()  # a hundred thousand objects that will not go away
         _silence()
         self._send(Loaded())
 

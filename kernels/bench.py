@@ -1,4 +1,4 @@
-"""``python -m kernels.bench [decode|decode-fp8|prefill ...]``: attention at an 8B model's shapes.
+"""``python -m kernels.bench``: attention at an 8B model's shapes, on a GPU.
 
 32 query heads, 8 KV heads, head_dim 128, bfloat16, scattered blocks of 16. Every run starts with a
 flushed L2 (``triton.testing.do_bench``); times are medians. One JSON line per case, on standard
@@ -7,8 +7,9 @@ output.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -148,7 +149,20 @@ def prefill_case(
     }
 
 
-def main(kinds: list[str]) -> None:
+KINDS = ("decode", "decode-fp8", "prefill")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("python -m kernels.bench", description=__doc__)
+    parser.add_argument(
+        "kinds", nargs="*", metavar="KIND",
+        help=f"of {', '.join(KINDS)}; by default decode and prefill",
+    )  # fmt: skip
+    kinds = parser.parse_args(argv).kinds or ["decode", "prefill"]
+    for unknown in set(kinds) - set(KINDS):
+        parser.error(f"{unknown} is none of {', '.join(KINDS)}")
+    if not torch.cuda.is_available():
+        parser.exit(1, "kernels.bench: there is no CUDA device\n")
     for kind in ("decode", "decode-fp8"):
         for batch, context in DECODE_CASES if kind in kinds else ():
             for queries in (1, 4):
@@ -163,4 +177,4 @@ def main(kinds: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["decode", "prefill"])
+    main()

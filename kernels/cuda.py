@@ -413,35 +413,6 @@ def skinny_linear(
     return out
 
 
-def skinny_normed_linear(
-    x: torch.Tensor,
-    sums: torch.Tensor,
-    norm: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    gated: bool = False,
-) -> torch.Tensor:
-    """``skinny_linear`` of the RMSNorm of x, see ``reference.normed_linear``."""
-    out = _skinny_output(x, weight, gated)
-    torch.ops.sluice_cuda.skinny_normed_linear(out, x, sums, norm, eps, weight, bias, gated)
-    return out
-
-
-def skinny_linear_add(
-    residual: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """See ``reference.linear_add``; as ``skinny_linear``."""
-    parts = weight.shape[0] // 16
-    sums = torch.empty(parts, MAX_SKINNY_TOKENS, dtype=torch.float32, device=x.device)
-    torch.ops.sluice_cuda.skinny_linear_add(residual, sums, x, weight, bias)
-    return sums
-
-
 def skinny_fp8_linear(
     x: torch.Tensor,
     weight: torch.Tensor,

@@ -15,6 +15,7 @@ import torch
 
 from kernels import reference
 from kernels.experts import ExpertMatrices
+from kernels.low_rank import AdapterTiles, LowRankMatrices
 
 # Ops have many signatures; the typed functions below are the only way in.
 Implementation = Callable[..., Any]
@@ -28,6 +29,7 @@ OPS = (
     "silu_mul",
     "rope_and_cache",
     "apply_experts",
+    "add_low_rank",
     "quantize_rows",
     "linear_int4",
     "apply_token_bitmask",
@@ -130,6 +132,12 @@ def apply_experts(
         x, gate_up, down, experts, weights
     )
     return out
+
+
+def add_low_rank(
+    out: torch.Tensor, x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
+) -> None:
+    resolve("add_low_rank", x.device.type, x.dtype)(out, x, matrices, tiles)
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

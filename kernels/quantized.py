@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, ops
+from kernels import cuda, ops, reference
 
 _NIBBLE_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbours is in each nibble of a word, from the lowest."""
@@ -83,6 +83,11 @@ class Int4Matrix:
             packed |= eights[..., neighbour].to(torch.int32) << 4 * nibble
         groups = torch.stack((scales, zeros.to(scales.dtype)), -1).contiguous()
         return cls(packed, groups, order)
+
+    def dequantize(self) -> torch.Tensor:
+        """[features, k] of the activations' dtype, the inputs in their own order."""
+        weight = reference.dequantize_int4(self.packed, self.groups)
+        return weight if self.order is None else weight[:, self.order.argsort()]
 
 
 def int4_linear(x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from kernels import philox
 from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts
+from kernels.low_rank import AdapterTiles, LowRankMatrices
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 MIN_SCALE = 1e-12
@@ -104,38 +105,6 @@ def dequantize_heads(stored: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return stored.float() * scale.unsqueeze(-1)
 
 
-def normed_linear(
-    x: torch.Tensor,
-    sums: torch.Tensor,
-    norm: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """``rms_norm(x, norm, eps) @ weight.T + bias``, divided by the root mean square last.
-
-    x: [num_tokens, k]; sums: [parts, at least num_tokens] float32, of x's rows the sums of squares
-    in parts, as ``linear_add`` leaves them.
-    """
-    mean_square = sums.sum(0)[: len(x)].unsqueeze(-1) / x.shape[1]
-    product = F.linear(x * norm, weight).float() * (mean_square + eps).rsqrt_()
-    return (product if bias is None else product + bias.float()).to(x.dtype)
-
-
-def linear_add(
-    residual: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Add ``x @ weight.T + bias`` to residual [num_tokens, features] in place.
-
-    Returns the sums of squares of its new rows, in parts: [parts, num_tokens] float32.
-    """
-    residual += F.linear(x, weight, bias)
-    return residual.float().square().sum(-1).unsqueeze(0)
-
-
 def apply_experts(
     x: torch.Tensor,
     gate_up: ExpertMatrices,
@@ -167,6 +136,41 @@ def matrix_of(matrices: ExpertMatrices, expert: int, dtype: torch.dtype) -> torc
         case Int4Experts():
             return dequantize_int4(matrices.packed[expert], matrices.groups[expert]).to(dtype)
     return matrices[expert]
+
+
+def add_low_rank(
+    out: torch.Tensor, x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
+) -> None:
+    """Add ``up @ (down @ x)`` to ``out`` in place, of each token's adapter (arXiv 2106.09685).
+
+    out: [num_tokens, out_features], contiguous; x: [num_tokens, in_features] of the same dtype.
+    """
+    ends, tokens = matrices.ends.tolist(), tiles.tokens.view(-1)
+    slots, counts = torch.unique_consecutive(tiles.slots, return_counts=True)
+    first = 0
+    for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+        own = tokens[first : first + count * tiles.tokens.shape[1]]
+        first += len(own)
+        if slot < 0:
+            continue
+        chosen = _chosen(own[own >= 0])
+        rows = x[chosen]
+        for part, rank in enumerate(matrices.ranks[slot].tolist()):
+            if not rank:
+                continue
+            columns = slice(ends[part], ends[part + 1])
+            low = rows @ matrices.down[slot, part, :rank].T
+            up = matrices.up[slot, columns, :rank].T
+            if isinstance(chosen, slice):
+                out[chosen, columns].addmm_(low, up)
+            else:
+                out[:, columns].index_add_(0, chosen, low @ up)
+
+
+def _chosen(tokens: torch.Tensor) -> slice | torch.Tensor:
+    """Ascending numbers, as a slice where they have no gaps."""
+    first, last = int(tokens[0]), int(tokens[-1])
+    return slice(first, last + 1) if last - first == len(tokens) - 1 else tokens
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from tenants.dsn import check_dsn, describe
-from tenants.errors import InvalidValue, SchemaMismatch, StoreUnavailable
+from tenants.errors import InvalidValue, MigrationRefused, SchemaMismatch, StoreUnavailable
 
 FOLDER = Path(__file__).parent
 LOCK_ID = 0x51_1C_E0
@@ -43,7 +43,7 @@ async def upgrade(dsn: str, revision: str = "head", *, lock_timeout_s: float = 6
 
     Concurrent calls wait for each other for ``lock_timeout_s`` at most. Raises ``InvalidValue``
     (the DSN), ``StoreUnavailable``, ``SchemaMismatch`` (a newer version of the code has been at the
-    database); a migration that fails leaves the last whole one.
+    database), ``MigrationRefused``; a migration that fails leaves the last whole one.
     """
     await _migrate(dsn, lambda config: command.upgrade(config, revision), lock_timeout_s)
 
@@ -94,7 +94,7 @@ async def _migrate(dsn: str, step: Callable[[Config], None], lock_timeout_s: flo
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) != INSUFFICIENT_PRIVILEGE:
                 raise
-            raise StoreUnavailable(
+            raise MigrationRefused(
                 f"{describe(dsn)} refuses us: {error.orig}. Migrate as the database's owner; if "
                 "it may not make roles, let an administrator run: CREATE ROLE sluice_app; "
                 "CREATE ROLE sluice_operator; GRANT sluice_app, sluice_operator TO <owner>"

@@ -14,6 +14,7 @@ TenantsError
 ├── ScopeNotFound            the tenant has no such project or key to limit
 ├── StoreUnavailable         the database does not answer; trying again later may help
 ├── SchemaMismatch           the database's schema is not the one this version needs
+├── MigrationRefused         the database's login may not make what the schema needs
 ├── LedgerFull               the store is away and the backlog of unwritten usage is at its bound
 ├── EmbeddedPostgresError    the private PostgreSQL cannot be started or used
 ├── QuotaExceeded            a limit of the key, its project or its tenant is reached
@@ -154,12 +155,14 @@ class SchemaMismatch(TenantsError):
 
     def __init__(self, current: str | None, expected: str, *, is_newer: bool = False) -> None:
         mend = "it is a newer version's: update Sluice" if is_newer else "run `sluice migrate`"
-        super().__init__(
-            f"The database's schema is at {current or 'nothing'}, this version needs {expected}; "
-            f"{mend}."
-        )
+        found = "has no schema yet" if current is None else f"has its schema at {current}"
+        super().__init__(f"The database {found}, this version needs {expected}; {mend}.")
         self.current = current
         self.expected = expected
+
+
+class MigrationRefused(TenantsError):
+    """The database's login may not make what the schema needs."""
 
 
 class LedgerFull(TenantsError):

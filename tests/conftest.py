@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import distribution
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+
+# Before torch is imported: its threads wait for each other asleep, as in the engine's process. By
+# turning in circles they would take each other's cores where tests run beside others, and the
+# same work would take five times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A slow machine is no failure, and a run says the same as the run before it. New examples are
 # looked for on purpose: `pytest --hypothesis-profile=explore`.
@@ -56,10 +63,17 @@ def collector_as_before() -> Iterator[None]:
     _set_apart_what_lives()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if _runs_programs(item):
             item.add_marker(pytest.mark.flaky(reruns=RERUNS))
+    if hasattr(config, "workerinput"):  # one of several processes
+        items[:] = distribution.in_order(items, _runs_programs)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    return distribution.num_workers()
 
 
 def _runs_programs(item: pytest.Item) -> bool:

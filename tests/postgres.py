@@ -149,16 +149,19 @@ def _fresh_database(server: str, *, template: str) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def owned(dsn: str) -> AsyncIterator[str]:
-    """The database in the hands of a login that is no superuser, as hosting companies hand out."""
+async def owned(dsn: str, *, may_make_roles: bool = True) -> AsyncIterator[str]:
+    """The database in the hands of a login that is no superuser, as hosting companies hand out.
+
+    One that may not make roles is no member of ours either.
+    """
     name = urlsplit(dsn).path[1:]
     role = f"owner_{name[-8:]}"
     await execute(
         dsn,
-        f"CREATE ROLE {role} LOGIN CREATEROLE",
+        f"CREATE ROLE {role} LOGIN {'CREATEROLE' if may_make_roles else ''}",
         f"ALTER DATABASE {name} OWNER TO {role}",
         f"ALTER SCHEMA public OWNER TO {role}",
-        f"GRANT sluice_app, sluice_operator TO {role}",
+        *([f"GRANT sluice_app, sluice_operator TO {role}"] if may_make_roles else []),
     )
     try:
         yield dsn.replace("//postgres@", f"//{role}@")

@@ -47,20 +47,23 @@ class LayerGroups:
         return 1 + max(number for _, number in self.places)
 
 
-def group_layers(windows: Sequence[int | None], max_model_len: int) -> LayerGroups:
+def group_layers(
+    windows: Sequence[int | None], max_model_len: int, *, more_layers: float = 0.0
+) -> LayerGroups:
     """The groups that take the least memory for a request of ``max_model_len`` tokens.
 
-    windows: of each layer, None for all tokens.
+    windows: of each layer, None for all tokens. more_layers: what else lies beside each block, of
+    whatever group, in layers.
     """
     by_window: dict[int | None, list[int]] = defaultdict(list)
     for layer, window in enumerate(windows):
         by_window[None if window is None or window >= max_model_len else window].append(layer)
     kinds = dict(sorted(by_window.items(), key=lambda item: -(item[0] or max_model_len)))
     best = single_group(len(windows), next(iter(kinds)))
-    best_cost = _cost(best, max_model_len)
+    best_cost = _cost(best, max_model_len, more_layers)
     for size in range(1, len(windows) + 1):
         groups = _divide(kinds, size)
-        cost = _cost(groups, max_model_len)
+        cost = _cost(groups, max_model_len, more_layers)
         if len(groups.windows) <= _MAX_GROUPS and cost < best_cost:
             best, best_cost = groups, cost
     return best
@@ -81,10 +84,11 @@ def _divide(kinds: dict[int | None, list[int]], size: int) -> LayerGroups:
     return LayerGroups(tuple(windows), tuple(places[layer] for layer in range(len(places))))
 
 
-def _cost(groups: LayerGroups, num_tokens: int) -> float:
+def _cost(groups: LayerGroups, num_tokens: int, more_layers: float) -> float:
     """Slots of single layers that a request takes, and something for each group."""
     slots = sum(num_tokens if window is None else window for window in groups.windows)
-    return groups.num_layers_each * slots * (1 + _MIN_SAVED * len(groups.windows))
+    width = groups.num_layers_each + more_layers
+    return width * slots * (1 + _MIN_SAVED * len(groups.windows))
 
 
 def blocks_per_step(block_size: int, window_step: int) -> int:

@@ -107,12 +107,7 @@ class SelfAttention(Module):
 
     def __call__(self, x: torch.Tensor, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
         """x: [num_tokens, hidden]; cos_sin: see ``ops.rope_and_cache``."""
-        return self.o_proj(self.attend(self.qkv_proj(x), cos_sin, step))
-
-    def attend(self, qkv: torch.Tensor, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """From queries, keys and values [num_tokens, all heads * head_dim] to what ``o_proj``
-        takes: [num_tokens, num_heads * head_dim]."""
-        qkv = qkv.view(qkv.shape[0], -1, self.head_dim)
+        qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         k_cache, v_cache = step.kv_cache[self.layer]
         slots, attend = step.of(self.layer)
@@ -142,4 +137,4 @@ class SelfAttention(Module):
             softcap=self.softcap,
             kv_scales=scales,
         )
-        return attended.view(qkv.shape[0], -1)
+        return self.o_proj(attended.view(x.shape[0], -1))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,13 @@ import torch
 
 from engine.layers.linear import Linear
 from engine.lora.adapter import Adapter, load_adapter
-from engine.lora.places import Place, find_places
-from engine.lora.product import LowRankAddition, LowRankPart, StepAdapters, groups_of, runs_of
+from engine.lora.places import find_places
+from engine.lora.product import LowRankAddition, StepAdapters
+from engine.lora.static_tiles import StaticTiles
 from engine.models.base import Model
+from kernels import ops, reference
+from kernels.low_rank import FEW_TOKENS, AdapterTiles, LowRankMatrices
+from kernels.transfer import to_device
 
 
 class AdapterSlots:
@@ -46,28 +49,42 @@ class AdapterSlots:
         """Copies of an adapter into a slot."""
         self._row_adapters = [""] * max_num_rows
         self._step = StepAdapters()
-        self._grouped = device.type == "cuda" and importlib.util.find_spec("triton") is not None
-        self._parts = self._add_to_layers()
+        self._static = StaticTiles(max_num_rows, max_loras, device)
+        num_parts = len(self._places)
+        self._ranks = torch.zeros(max_loras, num_parts, dtype=torch.int32, device=device)
+        """Of all parts of all layers: one copy tells a slot's."""
+        self._additions = self._add_to_layers()
 
-    def _add_to_layers(self) -> dict[str, LowRankPart]:
-        parts: dict[str, LowRankPart] = {}
-        of_layer: dict[Linear, list[LowRankPart]] = {}
+    def _add_to_layers(self) -> list[LowRankAddition]:
+        of_layer: dict[Linear, dict[str, slice]] = {}
         for name, place in self._places.items():
-            parts[name] = self._part(place)
-            of_layer.setdefault(place.linear, []).append(parts[name])
-        for linear, own in of_layer.items():
-            linear.addition = LowRankAddition(own, self._step)
-        return parts
+            of_layer.setdefault(place.linear, {})[name] = place.columns
+        additions, first = [], 0
+        for linear, names in of_layer.items():
+            matrices = LowRankMatrices.empty(
+                self._ranks[:, first : first + len(names)],
+                linear.in_features,
+                tuple(columns.stop - columns.start for columns in names.values()),
+                self._max_rank,
+                dtype=self._dtype,
+            )
+            first += len(names)
+            linear.addition = LowRankAddition(matrices, names, self._step)
+            additions.append(linear.addition)
+        return additions
 
-    def _part(self, place: Place) -> LowRankPart:
-        return LowRankPart(
-            place.columns,
-            place.in_features,
-            self.max_loras,
-            self._max_rank,
-            dtype=self._dtype,
-            device=self._device,
-        )
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Whatever is compiled at first use, for no step to wait for it."""
+        of_kind = {addition.kind: addition for addition in self._additions}
+        for num_tokens in (1, FEW_TOKENS + 1):
+            with self._adding(AdapterTiles.of(np.zeros(num_tokens, np.int64), self._device)):
+                for addition in of_kind.values():
+                    out, x = (
+                        torch.zeros(num_tokens, size, dtype=self._dtype, device=self._device)
+                        for size in (addition.out_features, addition.in_features)
+                    )
+                    addition(out, x)
 
     # ---- adapters come and go -------------------------------------------------------------------
 
@@ -104,8 +121,8 @@ class AdapterSlots:
     def step_bytes(self, num_tokens: int) -> int:
         """Memory that the products of so many tokens take at a time, at most."""
         widest = max(place.out_features for place in self._places.values())
-        # A product and its sum with the output.
-        return num_tokens * 2 * (widest + self._max_rank) * self._dtype.itemsize
+        # A product in the model's dtype, or sums over shares of the inputs in float32.
+        return num_tokens * max(widest * self._dtype.itemsize, 8 * 3 * self._max_rank * 4)
 
     # ---- a step ---------------------------------------------------------------------------------
 
@@ -119,21 +136,42 @@ class AdapterSlots:
     ) -> Iterator[None]:
         """A forward pass in here computes ``query_lens[i]`` tokens of ``rows[i]``, in their order,
         each row with its adapter."""
-        names = [self._row_adapters[row] for row in rows.tolist()]
-        slots = self._bring(names)
-        of_tokens = np.array([slots.get(name, -1) for name in names]).repeat(query_lens)
-        if self._grouped:
-            self._step.tokens = groups_of(of_tokens, self.max_loras, self._device)
-        else:
-            self._step.tokens = runs_of(of_tokens, self._device)
+        of_tokens = self._slots_of(rows).repeat(query_lens)
+        with self._adding(AdapterTiles.of(of_tokens, self._device)):
+            yield
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether CUDA graphs can hold what the adapters add."""
+        chosen = ops.resolve("add_low_rank", self._device.type, self._dtype)
+        return chosen is not reference.add_low_rank
+
+    def captured(self, num_tokens: int) -> AbstractContextManager[None]:
+        """A forward pass in here is one of so many tokens whose adapters ``send`` tells later."""
+        return self._adding(self._static.of(num_tokens))
+
+    def send(self, rows: npt.NDArray[np.int64], num_tokens: int) -> None:
+        """The graphs of ``num_tokens`` tokens compute one token of each of ``rows`` next, in their
+        order, with its adapter; the tokens behind them have none."""
+        self._static.send(self._slots_of(rows), num_tokens)
+
+    @contextmanager
+    def _adding(self, tiles: AdapterTiles) -> Iterator[None]:
+        self._step.tiles = tiles
         try:
             yield
         finally:
-            self._step.tokens = None
+            self._step.tiles = None
 
     def serves(self, rows: npt.NDArray[np.int64]) -> bool:
         """Whether any of the rows has an adapter."""
         return any(self._row_adapters[row] for row in rows.tolist())
+
+    def _slots_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """-1 for rows without an adapter; those of the others are on the device then."""
+        names = [self._row_adapters[row] for row in rows.tolist()]
+        slots = self._bring(names)
+        return np.array([slots.get(name, -1) for name in names])
 
     def _bring(self, names: Sequence[str]) -> dict[str, int]:
         """The slots of these adapters, which are all on the device then."""
@@ -153,9 +191,5 @@ class AdapterSlots:
     def _fill(self, slot: int, adapter: Adapter) -> None:
         self.num_swaps += 1
         # On the stream of the steps: one in flight still finds what was there before.
-        for name, part in self._parts.items():
-            pair = adapter.pairs.get(name)
-            if pair is None:
-                part.clear(slot)
-            else:
-                part.fill(slot, pair.down, pair.up)
+        ranks = [rank for added in self._additions for rank in added.fill(slot, adapter.pairs)]
+        self._ranks[slot].copy_(to_device(np.array(ranks, np.int32), self._device))

@@ -162,11 +162,6 @@ class Model(Module, ABC):
             if isinstance(module, SelfAttention | LatentAttention):
                 module.kv_scales = scales[module.layer]
 
-    def fuse_norms(self) -> bool:
-        """Compute norms inside the products beside them, in steps of few tokens. Once packed.
-        False: not for this model."""
-        return False
-
     @abstractmethod
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         """token_ids: [num_tokens] int64; returns [num_tokens, hidden], normed."""

@@ -13,7 +13,6 @@ import torch
 from engine.layers.attention import AttentionConfig, SelfAttention, StepContext
 from engine.layers.embedding import Embedding
 from engine.layers.fused_decoder import FusedDecoder
-from engine.layers.fused_norms import FusedNorms
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mla import LatentAttention
 from engine.layers.mlp import GatedMLP
@@ -125,17 +124,6 @@ class LlamaModel(Module):
             table = cos_sin_table(config.window_rope, config.head_dim, max_model_len, device)
             self._tables = [self.cos_sin if window is None else table for window in config.windows]
         self._fused: FusedDecoder | None = None
-        self._fused_norms: FusedNorms | None = None
-
-    def fuse_norms(self) -> bool:
-        kinds = {type(layer) for layer in self.layers}
-        usual = all(
-            kind.__call__ is LlamaDecoderLayer.__call__
-            and kind.feed_forward is LlamaDecoderLayer.feed_forward
-            for kind in kinds
-        )
-        self._fused_norms = FusedNorms.of(self.layers, self.norm) if usual else None
-        return self._fused_norms is not None
 
     def pack(self) -> None:
         super().pack()
@@ -146,8 +134,6 @@ class LlamaModel(Module):
         x = self.embed_tokens(token_ids)
         if self._fused is not None and self._fused.serves(step):
             return self._fused(x, step)
-        if self._fused_norms is not None and self._fused_norms.serves(x, step):
-            return self._fused_norms(x, self._tables, step)
         residual: torch.Tensor | None = None
         for index, (layer, cos_sin) in enumerate(zip(self.layers, self._tables, strict=True)):
             if index in step.taps:
@@ -181,9 +167,6 @@ class ForCausalLM(Model):
         )
         self._divisor = config.logits_divisor
         self._softcap = config.logits_softcap
-
-    def fuse_norms(self) -> bool:
-        return self.model.fuse_norms()
 
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         return self.model(token_ids, step)

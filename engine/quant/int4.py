@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -18,7 +19,6 @@ from engine.layers.linear import Linear, QuantizedWeight
 from engine.layers.parameter import Weight
 from kernels import quantized
 from kernels.experts import ExpertMatrices, Int4Experts
-from kernels.reference import matrix_of
 
 PER_WORD = 8
 """Nibbles in an int32."""
@@ -51,7 +51,8 @@ class Int4Weight(QuantizedWeight):
             if size % PER_WORD:
                 raise ValueError(f"{size} features are no multiple of {PER_WORD}")
         self.num_groups = self.in_features // self.group_size
-        self._packed: quantized.Int4Matrix | None = None
+        self._packed: list[quantized.Int4Matrix] = []
+        """One, or where the inputs of parts are in different orders one for each part."""
 
     @abstractmethod
     def unpack(self) -> UnpackedInt4:
@@ -61,15 +62,34 @@ class Int4Weight(QuantizedWeight):
         if not quantized.serves(next(self.named_weights())[1].data):
             return False
         unpacked = self.unpack()
-        order = None if unpacked.groups is None else self._order(unpacked.groups)
-        nibbles = unpacked.nibbles if order is None else unpacked.nibbles[:, order]
-        self._packed = quantized.Int4Matrix.of(
-            nibbles, unpacked.scales.to(self._dtype), unpacked.zeros, order
-        )
+        self._packed = [self._matrix(unpacked, *part) for part in self._ordered_parts(unpacked)]
         for name, value in list(vars(self).items()):
             if isinstance(value, Weight):
                 delattr(self, name)
         return True
+
+    def _matrix(
+        self, unpacked: UnpackedInt4, rows: slice, groups: torch.Tensor | None
+    ) -> quantized.Int4Matrix:
+        order = None if groups is None else self._order(groups)
+        nibbles = unpacked.nibbles[rows] if order is None else unpacked.nibbles[rows][:, order]
+        scales, zeros = unpacked.scales[rows].to(self._dtype), unpacked.zeros[rows]
+        return quantized.Int4Matrix.of(nibbles, scales, zeros, order)
+
+    def _ordered_parts(self, unpacked: UnpackedInt4) -> list[tuple[slice, torch.Tensor | None]]:
+        """Rows whose inputs are in one order, and the group of each input there; None: neighbours
+        make groups."""
+        groups = unpacked.groups
+        if groups is None:
+            return [(slice(0, self.out_features), None)]
+        if bool((groups == groups[0]).all()):
+            return [(slice(0, self.out_features), groups[0])]
+        return list(zip(self._rows(), groups, strict=True))
+
+    def _rows(self) -> list[slice]:
+        """Of each part."""
+        ends = list(accumulate(self._parts.values()))
+        return [slice(*ends) for ends in pairwise([0, *ends])]
 
     def dequantize(self) -> torch.Tensor:
         unpacked = self.unpack()
@@ -77,10 +97,7 @@ class Int4Weight(QuantizedWeight):
         groups = torch.arange(self.in_features, device=unpacked.scales.device)[None]
         groups = groups // self.group_size
         if unpacked.groups is not None:
-            groups, rows, start = unpacked.groups.long(), [], 0
-            for size in self._parts.values():
-                rows.append(slice(start, start + size))
-                start += size
+            groups, rows = unpacked.groups.long(), self._rows()
         out = torch.empty(unpacked.nibbles.shape, dtype=self._dtype, device=groups.device)
         for part, group in zip(rows, groups, strict=True):
             centred = unpacked.nibbles[part].float() - unpacked.zeros[part].float()[:, group]
@@ -88,42 +105,42 @@ class Int4Weight(QuantizedWeight):
         return out
 
     def stack(self, weights: Sequence[QuantizedWeight]) -> ExpertMatrices:
-        packed = [weight._packed for weight in weights if isinstance(weight, Int4Weight)]
-        matrices = [matrix for matrix in packed if matrix is not None]
-        if any(matrix.order is not None for matrix in matrices):
-            raise ModelLoadError(
-                "quantization: inputs in another order (desc_act) are not supported for experts"
-            )
-        made = Int4Experts(
+        experts = [weight for weight in weights if isinstance(weight, Int4Weight)]
+        matrices = [expert._packed[0] for expert in experts]
+        ordered = any(matrix.order is not None for matrix in matrices)
+        if ordered or self.group_size % 32:  # The grouped product takes neither.
+            return torch.stack([expert._dequantized() for expert in experts])
+        return Int4Experts(
             torch.stack([matrix.packed for matrix in matrices]),
             torch.stack([matrix.groups for matrix in matrices]),
         )
-        if self.group_size % 32 == 0:
-            return made
-        whole = [matrix_of(made, expert, self._dtype) for expert in range(len(made))]
-        return torch.stack(whole)
+
+    def _dequantized(self) -> torch.Tensor:
+        """As ``dequantize``, once prepared."""
+        return torch.cat([matrix.dequantize() for matrix in self._packed])
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        assert self._packed is not None
-        return quantized.int4_linear(x, self._packed, bias)
+        if len(self._packed) == 1:
+            return quantized.int4_linear(x, self._packed[0], bias)
+        out = torch.cat([quantized.int4_linear(x, matrix, None) for matrix in self._packed], 1)
+        return out if bias is None else out.add_(bias)
 
     def gated_linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        assert self._packed is not None
-        return quantized.int4_gated_linear(x, self._packed, bias)
+        if len(self._packed) == 1:
+            return quantized.int4_gated_linear(x, self._packed[0], bias)
+        return super().gated_linear(x, bias)
 
     def _order(self, groups: torch.Tensor) -> torch.Tensor | None:
-        """In which inputs of one group are neighbours; None: they are already."""
-        if not bool((groups == groups[0]).all()):
-            raise ModelLoadError(
-                f"quantization: the inputs of {', '.join(self._parts)} are in different orders "
-                "(desc_act), which the GPU's product does not support"
-            )
-        counts = torch.bincount(groups[0].long(), minlength=self.num_groups)
+        """[in] int64: in which inputs of one group are neighbours; None: they are already.
+
+        groups: [in], the group of each input.
+        """
+        counts = torch.bincount(groups.long(), minlength=self.num_groups)
         if not bool((counts == self.group_size).all()):
             raise ModelLoadError(f"quantization: g_idx: groups must have {self.group_size} inputs")
-        if bool((groups[0].diff() >= 0).all()):
+        if bool((groups.diff() >= 0).all()):
             return None
-        return groups[0].argsort(stable=True)
+        return groups.argsort(stable=True)
 
 
 class PackedWeight(Weight):

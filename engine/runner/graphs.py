@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -10,6 +11,7 @@ import torch
 
 from engine.attention.base import CapturableBackend, DeviceBatch
 from engine.layers.attention import KVCache, StepContext
+from engine.lora.slots import AdapterSlots
 from engine.models.base import Model
 from engine.runner.inputs import ChunkFields, StepInputs, assemble
 from engine.runner.rows import RowTable
@@ -29,8 +31,17 @@ def sharing_sizes(sizes: list[int]) -> list[int]:
     return [size for size in sizes if size in (8, 16, sizes[-1]) or size % 32 == 0]
 
 
+def adapted_sizes(sizes: list[int]) -> list[int]:
+    """Those of the batch sizes that are worth another graph, for batches with adapters."""
+    return [size for size in sizes if size in (1, 2, 4, 8, 16, sizes[-1]) or size % 32 == 0]
+
+
 class DecodeGraphs:
-    """Graphs of the forward pass for steps in which every sequence computes one token."""
+    """Graphs of the forward pass for steps in which every sequence computes one token.
+
+    Steps that share prefixes have graphs of their own, and so have those with adapters: a step with
+    neither pays for neither.
+    """
 
     def __init__(
         self,
@@ -38,10 +49,12 @@ class DecodeGraphs:
         kv_cache: KVCache,
         table: RowTable,
         attention: CapturableBackend,
+        adapters: AdapterSlots | None = None,
         *,
         block_size: int,
         max_num_seqs: int,
     ) -> None:
+        """adapters: if any, they are capturable."""
         self._model = model
         self._kv_cache = kv_cache
         self._table = table
@@ -51,17 +64,25 @@ class DecodeGraphs:
         self._sent = SentRows(max_num_seqs, table.tokens.device)
         self._buffers = SequenceBuffers(table, block_size, max_num_seqs, 1)
         sizes = capture_sizes(max_num_seqs)
-        self._plain = SizedGraphs(sizes, partial(self._forward, shared=False))
+        self._adapters = adapters
         self._shared: SharedInputs | None = None
-        self._sharing: SizedGraphs | None = None
         if attention.sharing is not None and max_num_seqs > 1:
             self._shared = SharedInputs(table, attention.sharing)
-            self._sharing = SizedGraphs(sharing_sizes(sizes), partial(self._forward, shared=True))
+        self._families: dict[tuple[bool, bool], SizedGraphs] = {}
+        """By whether prefixes are shared, and whether there are adapters."""
+        for adapted in (False,) if adapters is None else (False, True):
+            of_kind = adapted_sizes(sizes) if adapted else sizes
+            self._add_family(of_kind, shared=False, adapted=adapted)
+            if self._shared is not None:
+                self._add_family(sharing_sizes(of_kind), shared=True, adapted=adapted)
+
+    def _add_family(self, sizes: list[int], *, shared: bool, adapted: bool) -> None:
+        forward = partial(self._forward, shared=shared, adapted=adapted)
+        self._families[shared, adapted] = SizedGraphs(sizes, forward)
 
     def capture(self, on_progress: Callable[[float], None]) -> None:
         """Record all graphs; ``on_progress`` hears how much is done, in [0, 1]."""
-        families = [family for family in (self._plain, self._sharing) if family is not None]
-        capture_all(families, self._sent.pad, on_progress)
+        capture_all(list(self._families.values()), self._sent.pad, on_progress)
 
     def fits(self, fields: ChunkFields) -> bool:
         """Whether a step is one that ``run`` can execute."""
@@ -71,18 +92,23 @@ class DecodeGraphs:
             and (fields.num_places == 1).all()
         )
 
-    def run(self, fields: ChunkFields) -> tuple[StepInputs, torch.Tensor]:
+    def fits_adapted(self, fields: ChunkFields) -> bool:
+        """The same for a step in which some rows have an adapter."""
+        return self._adapters is not None and self.fits(fields)
+
+    def run(self, fields: ChunkFields, *, adapted: bool = False) -> tuple[StepInputs, torch.Tensor]:
         """Execute a step that ``fits``: its inputs, and its logits [num_chunks, vocab].
 
         Both live in memory that the next ``run`` overwrites, in stream order.
         """
         batch = len(fields.rows)
-        family = self._plain
-        if self._shared is not None and self._sharing is not None and self._shared.find(fields):
-            family = self._sharing
+        shared = self._shared is not None and self._shared.find(fields)
+        family = self._families[shared, adapted]
         size = family.size_for(batch)
-        if family is self._sharing and self._shared is not None:
+        if self._shared is not None and shared:
             self._shared.send(size)
+        if self._adapters is not None and adapted:
+            self._adapters.send(fields.rows, size)
         self._sent.send(fields.rows, fields.computed, size)
         logits = family.replay(size)
         token_ids, positions, slots = self._buffers.tokens(batch)
@@ -97,13 +123,21 @@ class DecodeGraphs:
         )
         return inputs, logits[:batch]
 
-    def _forward(self, size: int, *, shared: bool) -> torch.Tensor:
+    def _forward(self, size: int, *, shared: bool, adapted: bool) -> torch.Tensor:
         self._buffers.look_up(*self._sent.of(size))
         token_ids, positions, slots = self._buffers.tokens(size)
         attend = self._attention.prepare_decode(self._batch(size, shared=shared), self._block_size)
         others = self._buffers.by_layer(size, self._attention)
-        step = StepContext(positions, slots, attend, self._kv_cache, by_layer=others)
-        return self._model.logits(self._model.hidden_states(token_ids, step))
+        step = StepContext(
+            positions, slots, attend, self._kv_cache, adapted=adapted, by_layer=others
+        )
+        with self._adding(size, adapted=adapted):
+            return self._model.logits(self._model.hidden_states(token_ids, step))
+
+    def _adding(self, size: int, *, adapted: bool) -> AbstractContextManager[None]:
+        if self._adapters is None or not adapted:
+            return nullcontext()
+        return self._adapters.captured(size)
 
     def _batch(self, size: int, *, shared: bool) -> DeviceBatch:
         batch = self._buffers.batch(size)

@@ -29,8 +29,10 @@ from engine.runner.load_drafting import (
 )
 from engine.runner.memory import (
     PagedCache,
+    block_bytes,
     choose_groups,
     count_blocks,
+    device_bytes,
     fit_max_model_len,
     requested_max_model_len,
 )
@@ -59,8 +61,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     if isinstance(facts, ModelConfig):
         facts = replace(facts, max_position_embeddings=asked_len)
     device = _device(config)
-    config = config.for_device(device.type)
-    groups = choose_groups(config, facts, asked_len, device)
+    config = config.for_device(device.type, device_bytes(device))
     dtype = _dtype(config, facts, device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -71,8 +72,6 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     model = load_model(
         config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
     )
-    if config.fuse_norms:
-        _fuse_norms(model, dtype, has_kernels=has_kernels and device.type == "cuda")
     adapters = _adapter_slots(config, model, dtype, device)
     if shape.is_fp8:
         report(LoadProgress("Scaling the KV cache", 0.9))
@@ -88,21 +87,24 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
         config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
     )
     draft_bytes = draft_block_bytes(network, config.block_size, dtype)
+    layer_bytes = block_bytes(facts, config.block_size, kv_dtype) / facts.cache_layout.num_layers
+    draft_layers = None if network is None else draft_bytes / layer_bytes
+    groups = choose_groups(config, facts, asked_len, device, draft_layers=draft_layers)
     num_blocks = count_blocks(config, facts, kv_dtype, device, needed_bytes, draft_bytes, groups)
     max_model_len = fit_max_model_len(config, facts, num_blocks, groups)
     report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
     cache = PagedCache(facts, num_blocks, config.block_size, groups, dtype=kv_dtype, device=device)
-    table = RowTable(config.max_num_seqs, max_model_len, config.block_size, device, groups)
+    table = RowTable(config.num_seqs, max_model_len, config.block_size, device, groups)
     sampler = _create_sampler(config, facts, device, has_kernels=has_kernels)
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
     host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
     if device.type == "cuda" and has_kernels:
-        _measure_products(made.model, report, libraries=config.blas_autotune)
+        _measure_products(made.model, report)
     graphs, verify_graphs = None, None
     # Models that are not our own may look at what they compute.
     capturable = isinstance(facts, ModelConfig) and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
-        graphs = _capture_graphs(config, made.model, cache, table, attention, report)
+        graphs = _capture_graphs(config, made.model, cache, table, attention, adapters, report)
         verify_graphs = capture_verify_graphs(config, made.model, cache, table, attention)
     runner = TorchRunner(
         made.model,
@@ -128,15 +130,6 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     return runner
 
 
-def _fuse_norms(model: Model, dtype: torch.dtype, *, has_kernels: bool) -> None:
-    if not has_kernels or dtype != torch.bfloat16:
-        raise ConfigError(f"fuse_norms needs our kernels for a GPU and bfloat16, not {dtype}")
-    if not model.fuse_norms():
-        raise ConfigError(
-            "fuse_norms needs layers made as Llama's, sizes that are multiples of 64, plain weights"
-        )
-
-
 def _peaks(config: EngineConfig) -> int:
     """CUDA graphs keep memory of their own, for a step that is no larger."""
     return 1 if config.enforce_eager else 2
@@ -151,14 +144,16 @@ def _adapter_slots(
 ) -> AdapterSlots | None:
     if not config.enable_lora:
         return None
-    return AdapterSlots(
+    adapters = AdapterSlots(
         model,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
-        max_num_rows=config.max_num_seqs,
+        max_num_rows=config.num_seqs,
         dtype=dtype,
         device=device,
     )
+    adapters.warm_up()
+    return adapters
 
 
 def _create_sampler(
@@ -166,7 +161,7 @@ def _create_sampler(
 ) -> Sampler:
     sampler = CudaSampler if has_kernels and device.type == "cuda" else Sampler
     return sampler(
-        config.max_num_seqs,
+        config.num_seqs,
         facts.vocab_size,
         facts.eos_token_ids,
         seed=config.seed,
@@ -184,7 +179,7 @@ def _attention_shape(
         layout.num_kv_heads,
         layout.head_dim,
         config.block_size,
-        config.max_num_seqs,
+        config.num_seqs,
         window=model.widest_window,
         softcap=model.attention_softcap,
         kv_dtype=kv_dtype,
@@ -197,6 +192,7 @@ def _capture_graphs(
     cache: PagedCache,
     table: RowTable,
     attention: CapturableBackend,
+    adapters: AdapterSlots | None,
     report: OnProgress,
 ) -> DecodeGraphs:
     graphs = DecodeGraphs(
@@ -204,8 +200,9 @@ def _capture_graphs(
         cache.layers,
         table,
         attention,
+        adapters if adapters is not None and adapters.is_capturable else None,
         block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.num_seqs,
     )
     graphs.capture(lambda done: report(LoadProgress("Capturing CUDA graphs", 0.95 + 0.05 * done)))
     return graphs
@@ -218,26 +215,20 @@ def _register_kernels(device: torch.device) -> bool:
         return False
     kernels.register()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from kernels.triton import grouped_gemm, int4_linear, quantize
+        from kernels.triton import grouped_gemm, int4_linear, low_rank, quantize
 
         grouped_gemm.register()
         int4_linear.register()
+        low_rank.register()
         quantize.register()
     return True
-
-
-def _is_quantized(module: Linear | TiedLinear) -> bool:
-    return isinstance(module, Linear) and module.quantized is not None
 
 
 def _device(config: EngineConfig) -> torch.device:
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise ConfigError("device is 'cuda', but torch sees no GPU here: use 'auto' or 'cpu'")
-    device = torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
-    if config.blas_autotune and device.type != "cuda":
-        raise ConfigError("blas_autotune needs a GPU: there is one library on a CPU")
-    return device
+    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
 def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> torch.dtype:
@@ -246,17 +237,13 @@ def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> tor
     return torch.float32 if device.type == "cpu" else model.dtype
 
 
-def _measure_products(model: Model, report: OnProgress, *, libraries: bool) -> None:
+def _measure_products(model: Model, report: OnProgress) -> None:
     report(LoadProgress("Measuring matrix products", 0.95))
-    if libraries:
-        for module in model.modules():
-            if isinstance(module, Linear | TiedLinear) and not _is_quantized(module):
-                products.measure_libraries(module.weight.data)
     for module in model.modules():
         match module:
             case GatedMLP() if module.gate_up_proj.quantized is None:
                 products.measure(module.gate_up_proj.weight.data, gated=True)
-            case Linear() if _is_quantized(module):
+            case Linear() if module.quantized is not None:
                 pass
             case Linear() | TiedLinear():
                 products.measure(module.weight.data, gated=False)

@@ -144,7 +144,7 @@ def create_drafting(
         layout.num_kv_heads,
         layout.head_dim,
         block_size,
-        config.max_num_seqs,
+        config.num_seqs,
         window=network.config.widest_window,
         softcap=network.config.attention_softcap,
     )
@@ -165,7 +165,7 @@ def create_drafting(
             sampler,
             attention,
             block_size=block_size,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.num_seqs,
             num_drafts=num_drafts,
         )
         graphs.capture()
@@ -201,7 +201,7 @@ def capture_verify_graphs(
         table,
         attention,
         block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.num_seqs,
         num_drafts=speculative.num_tokens,
     )
     graphs.capture()

@@ -18,24 +18,39 @@ GPU_WINDOW_STEP = 128
 CPU_KV_CACHE_BYTES = 512 * 1024 * 1024
 
 
+def device_bytes(device: torch.device) -> int:
+    """All memory of a GPU; 0 for a CPU."""
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else 0
+
+
 def choose_groups(
-    config: EngineConfig, model: ModelFacts, max_model_len: int, device: torch.device
+    config: EngineConfig,
+    model: ModelFacts,
+    max_model_len: int,
+    device: torch.device,
+    *,
+    draft_layers: float | None = None,
 ) -> LayerGroups:
-    """How the layers share blocks. ``ConfigError`` says why groups were asked for in vain."""
+    """How the layers share blocks.
+
+    draft_layers: what a draft network keeps beside each block, in layers of the model; None: there
+    is no such network. It looks back at every block, and so needs a layer that does: the first
+    group's. ``ConfigError`` says why groups were asked for in vain.
+    """
     single = single_group(model.cache_layout.num_layers)
     disabled = config.disable_hybrid_kv_cache_manager
-    speculative = config.speculative_config
-    beside_network = speculative is not None and speculative.model is not None
-    if disabled is False and beside_network:
-        raise ConfigError(
-            "disable_hybrid_kv_cache_manager = false: a draft network, whose keys live beside the "
-            "model's, looks back at every block"
-        )
     if disabled is None:
-        disabled = beside_network or device.type != "cpu"
+        disabled = draft_layers is not None and device.type != "cpu"
     if disabled:
         return single
-    groups = group_layers(model.layer_windows, max_model_len)
+    groups = group_layers(model.layer_windows, max_model_len, more_layers=draft_layers or 0.0)
+    if draft_layers is not None and groups.windows[0] is not None:
+        if config.disable_hybrid_kv_cache_manager is False:
+            raise ConfigError(
+                "disable_hybrid_kv_cache_manager = false: a draft network looks back at every "
+                "block, and every layer of the model has a window"
+            )
+        return single
     return replace(groups, window_step=1 if device.type == "cpu" else GPU_WINDOW_STEP)
 
 

@@ -33,7 +33,7 @@ def measure_activation_bytes(
     hidden = trial.run(model, attention)
     speculative = config.speculative_config
     places = 1 if speculative is None else 1 + speculative.num_tokens
-    num_sampled = min(config.max_num_seqs * places, config.step_tokens)
+    num_sampled = min(config.num_seqs * places, config.step_tokens)
     model.logits(hidden[:1].expand(num_sampled, -1))
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before

@@ -141,6 +141,8 @@ class TorchRunner:
 
     def _compute(self, plan: StepPlan, fields: ChunkFields) -> _Launched:
         if self.adapters is not None and self.adapters.serves(fields.rows):
+            if self._graphs is not None and self._graphs.fits_adapted(fields):
+                return _Launched(plan, *self._graphs.run(fields, adapted=True))
             with self.adapters.applied(fields.rows, fields.query_lens):
                 return self._run_eagerly(plan, fields, adapted=True)
         if self._graphs is not None and self._graphs.fits(fields):

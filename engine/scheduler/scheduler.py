@@ -81,9 +81,9 @@ class Scheduler:
         self._max_num_batched_tokens = config.step_tokens
         self._chunk_limit = config.chunk_tokens
         # Every running request can have at least one token in every step.
-        self._max_num_running = min(config.max_num_seqs, config.step_tokens)
+        self._max_num_running = min(config.num_seqs, config.step_tokens)
         self._max_num_partial_prefills = config.max_num_partial_prefills
-        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        self._free_rows = list(range(config.num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
         self._in_flight: deque[Step] = deque()
         self._followers = Followers()

@@ -26,23 +26,47 @@ COLUMNS = (
 )
 """Fields of ``tenants.limits.Limits`` and what they are called in the table."""
 NONE = "none"
-
-Number = Annotated[str | None, typer.Option(metavar="N|none")]
+METAVAR = f"N|{NONE}"
 
 
 def limits(
     tenant: Annotated[str, typer.Argument(help="The tenant's name.")],
     project: Annotated[str | None, typer.Option(help="Those of this project of it.")] = None,
     key: Annotated[str | None, typer.Option(help="Those of this key of it: its public id.")] = None,
-    requests_per_minute: Number = None,
-    tokens_per_minute: Number = None,
-    max_concurrent: Number = None,
-    max_queued: Number = None,
-    monthly_tokens: Number = None,
-    monthly_cost_micro: Number = None,
-    priority: Number = None,
-    weight: Number = None,
-    max_cached_blocks: Number = None,
+    requests_per_minute: Annotated[
+        str | None, typer.Option(metavar=METAVAR, help="Requests that may begin in a minute.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        str | None, typer.Option(metavar=METAVAR, help="Tokens of prompts and answers in a minute.")
+    ] = None,
+    max_concurrent: Annotated[
+        str | None, typer.Option(metavar=METAVAR, help="Requests that may run at once.")
+    ] = None,
+    max_queued: Annotated[
+        str | None,
+        typer.Option(
+            metavar=METAVAR, help="Requests that may wait for a place among those; by default none."
+        ),
+    ] = None,
+    monthly_tokens: Annotated[
+        str | None, typer.Option(metavar=METAVAR, help="Tokens in a calendar month (UTC).")
+    ] = None,
+    monthly_cost_micro: Annotated[
+        str | None,
+        typer.Option(metavar=METAVAR, help="Millionths of the currency of the prices in a month."),
+    ] = None,
+    priority: Annotated[
+        str | None,
+        typer.Option(metavar=METAVAR, help="Class of its requests: a lower one goes first."),
+    ] = None,
+    weight: Annotated[
+        str | None,
+        typer.Option(metavar=METAVAR, help="Its share when there is more to do than can be done."),
+    ] = None,
+    max_cached_blocks: Annotated[
+        str | None,
+        typer.Option(metavar=METAVAR, help="Blocks that it may leave in the prefix cache."),
+    ] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:

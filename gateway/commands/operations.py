@@ -61,8 +61,11 @@ def usage(
     from rich.table import Table
 
     from gateway.commands.tables import show, time_of
+    from tenants.types import USAGE_BUCKETS, USAGE_GROUPS
 
     groups = cast("list[UsageGroup]", [name for name in by.split(",") if name])
+    _check("--by", groups, USAGE_GROUPS)
+    _check("--per", [per], USAGE_BUCKETS)
     now = datetime.now(UTC)
 
     async def work(store: Store) -> tuple[Sequence[UsageSum], dict[UUID, str]]:
@@ -71,7 +74,7 @@ def usage(
             tenant_id,
             now - timedelta(days=days),
             now + timedelta(seconds=1),
-            group_by=groups,  # the store refuses what is none
+            group_by=groups,
             bucket=cast("UsageBucket", per),
         )
         return sums, await _names(store, await _tenants(store, sums, tenant_id))
@@ -167,6 +170,14 @@ def kill(
     if not found:
         raise SetupError(f"no request {request_id} runs; `sluice stream list` shows those that do")
     print(f"Told all workers to end {request_id}.")
+
+
+def _check(option: str, values: Sequence[str], known: Sequence[str]) -> None:
+    from gateway.errors import SetupError
+
+    for value in values:
+        if value not in known:
+            raise SetupError(f"{option}: {value!r} is none of {', '.join(known)}")
 
 
 async def _tenants(

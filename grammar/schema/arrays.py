@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grammar.schema.scope import Scope
 
-_KEYWORDS = (
+KEYWORDS = (
     "items",
     "prefixItems",
     "minItems",
@@ -19,7 +19,7 @@ COMBINATORS = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependen
 
 
 def lower(scope: Scope) -> None:
-    present = scope.present(_KEYWORDS)
+    present = scope.present(KEYWORDS)
     if "array" not in scope.types:
         scope.enforce(*present)
         return

@@ -17,6 +17,10 @@ _OLDER_DRAFTS = frozenset(
 )
 # Constraints of older drafts, which 2020-12 would take for annotations.
 _LEGACY = ("$recursiveRef", "additionalItems", "dependencies", "disallow", "divisibleBy", "extends")
+KEYWORDS = (
+    *("$schema", "$id", "$dynamicRef", *_LEGACY),
+    *("$ref", "anyOf", "oneOf", "allOf", "not", "if", "then", "else"),
+)
 
 
 def lower(scope: Scope) -> None:

@@ -46,17 +46,21 @@ class Document:
             format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
         )
 
-        self._collect()
-        self._check_cycles()
+        if self._collect():
+            self._check_cycles()
 
-    def _collect(self) -> None:
+    def _collect(self) -> bool:
+        """Whether there are references, without which there are no cycles."""
+        refers = False
         stack: list[tuple[Schema, str]] = [(self.root, self.path)]
         while stack:
             schema, path = stack.pop()
             self._schemas[id(schema)] = path
             if isinstance(schema, dict):
                 self.merges = self.merges or _is_merged(schema)
+                refers = refers or "$ref" in schema
                 stack += subschemas(schema, path)
+        return refers
 
     def _check_cycles(self) -> None:
         done: set[int] = set()

@@ -38,19 +38,25 @@ class Dialect:
 class Lowered(NamedTuple):
     schema: Schema
     findings: tuple[Finding, ...]
+    merges: bool
+    """Whether the engine has to make one schema of several, which can multiply them."""
 
     @property
     def unenforced(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if not finding.enforced)
 
 
-_FAMILIES = (values, numbers, strings, arrays, objects, combinators)
+_FAMILIES = tuple(
+    (frozenset(family.KEYWORDS), family)
+    for family in (values, numbers, strings, arrays, objects, combinators)
+)
+"""In this order, each with the keywords without which it has nothing to say."""
 
 
 def lower(document: Document, dialect: Dialect) -> Lowered:
     """Raises ``InvalidGrammar`` for a reference that leads nowhere."""
     lowering = Lowering(document, dialect)
-    return Lowered(lowering.run(), tuple(lowering.findings))
+    return Lowered(lowering.run(), tuple(lowering.findings), document.merges)
 
 
 class Lowering:
@@ -76,8 +82,8 @@ class Lowering:
         if isinstance(schema, bool):
             return self.dialect.anything if schema else False
         scope = Scope(self, schema, path)
-        for family in _FAMILIES:
-            if not scope.is_settled:
+        for keywords, family in _FAMILIES:
+            if not scope.is_settled and not keywords.isdisjoint(scope.schema):
                 family.lower(scope)
         result = scope.result()
         return self.dialect.anything if result == {} else result

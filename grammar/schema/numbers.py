@@ -10,6 +10,7 @@ from fractions import Fraction
 from grammar.schema.scope import Scope
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+KEYWORDS = (*_BOUNDS, "multipleOf")
 # Any two decimals of at most this many digits are different doubles, in the same order.
 _DIGITS = 15
 _MAX_FRACTION_DIGITS = 9
@@ -19,7 +20,7 @@ _MAX_STATES = 10_000
 
 
 def lower(scope: Scope) -> None:
-    present = scope.present((*_BOUNDS, "multipleOf"))
+    present = scope.present(KEYWORDS)
     if scope.types.isdisjoint({"integer", "number"}):
         scope.enforce(*present)
         return

@@ -13,7 +13,7 @@ from grammar.schema.patterns import Pattern, PatternError, literal
 from grammar.schema.scope import Scope
 from grammar.schema.values import is_plain
 
-_KEYWORDS = (
+KEYWORDS = (
     "properties",
     "patternProperties",
     "additionalProperties",
@@ -30,7 +30,7 @@ _MAX_DEPENDENCIES = 4
 
 
 def lower(scope: Scope) -> None:
-    present = scope.present(_KEYWORDS)
+    present = scope.present(KEYWORDS)
     if "object" not in scope.types:
         scope.enforce(*present)
         return

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 ROOT = "$"
+_NAME = re.compile(r"[$A-Za-z_][$\w-]*", re.ASCII)
 
 
 def child(path: str, key: str | int) -> str:
     """The path of a member or an element of the value at ``path``."""
     if isinstance(key, int):
         return f"{path}[{key}]"
-    if re.fullmatch(r"[$A-Za-z_][$\w-]*", key, re.ASCII):
+    if _NAME.fullmatch(key):
         return f"{path}.{key}"
     escaped = key.replace("\\", "\\\\").replace("'", "\\'")
     return f"{path}['{escaped}']"

@@ -6,11 +6,11 @@ from grammar.schema import formats
 from grammar.schema.patterns import Pattern, PatternError
 from grammar.schema.scope import Scope
 
-_KEYWORDS = ("pattern", "format", "minLength", "maxLength")
+KEYWORDS = ("pattern", "format", "minLength", "maxLength")
 
 
 def lower(scope: Scope) -> None:
-    present = scope.present(_KEYWORDS)
+    present = scope.present(KEYWORDS)
     if "string" not in scope.types:
         scope.enforce(*present)
         return

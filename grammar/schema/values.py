@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from grammar.schema.forms import CONSTRAINTS
 from grammar.schema.scope import Scope
 
-# The escapes of JSON that engines are told to use; other control characters have no spelling.
-_ESCAPABLE = frozenset("\b\f\n\r\t")
+# Control characters without an escape of their own, and halves of surrogate pairs.
+_UNSPEAKABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
+
+KEYWORDS = ("type", "enum", "const")
 
 
 def lower(scope: Scope) -> None:
@@ -37,11 +40,7 @@ def _lower_listed(scope: Scope) -> None:
 
 def is_plain(text: str) -> bool:
     """Whether the text has exactly one spelling in JSON as engines write it."""
-    return not any((c < " " and c not in _ESCAPABLE) or c == "\x7f" or _surrogate(c) for c in text)
-
-
-def _surrogate(char: str) -> bool:
-    return "\ud800" <= char <= "\udfff"
+    return _UNSPEAKABLE.search(text) is None
 
 
 def _spelt(value: Any) -> Any:

@@ -127,9 +127,8 @@ void rope_and_cache(Tensor q, const Tensor& k, const Tensor& v, Tensor k_cache, 
   check(sluice::rope_and_cache(p, dtype, c10::cuda::getCurrentCUDAStream()), "rope_and_cache");
 }
 
-// Without where the output goes. `out`: of the same shape as that, to be checked.
-sluice::SkinnyLinear skinny_params(const Tensor& out, const Tensor& x, const Tensor& weight,
-                                   const std::optional<Tensor>& bias, bool gated) {
+void skinny_linear(Tensor out, const Tensor& x, const Tensor& weight,
+                   const std::optional<Tensor>& bias, bool gated) {
   TORCH_CHECK(x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf,
               "x must be bfloat16 or float16");
   check_like(out, x, "out");
@@ -148,6 +147,7 @@ sluice::SkinnyLinear skinny_params(const Tensor& out, const Tensor& x, const Ten
   TORCH_CHECK(!bias || (bias->numel() == features && bias->is_contiguous()),
               "bias must have ", features, " elements");
   sluice::SkinnyLinear p = {};
+  p.out = out.data_ptr();
   p.x = x.data_ptr();
   p.weight = weight.data_ptr();
   p.bias = bias ? bias->data_ptr() : nullptr;
@@ -156,52 +156,10 @@ sluice::SkinnyLinear skinny_params(const Tensor& out, const Tensor& x, const Ten
   p.features = features;
   p.k = k;
   p.gated = gated;
-  return p;
-}
-
-void run_skinny(const sluice::SkinnyLinear& p, const Tensor& x) {
   const c10::cuda::CUDAGuard guard(x.device());
   check(sluice::skinny_linear(p, x.scalar_type() == at::kBFloat16,
                               c10::cuda::getCurrentCUDAStream()),
         "skinny_linear");
-}
-
-void check_sums(const Tensor& sums, const char* name) {
-  TORCH_CHECK(sums.is_cuda() && sums.scalar_type() == at::kFloat && sums.is_contiguous() &&
-                  sums.dim() == 2 && sums.size(1) == sluice::kMaxSkinnyTokens,
-              name, " must be contiguous float32 [parts, ", sluice::kMaxSkinnyTokens, "]");
-}
-
-void skinny_linear(Tensor out, const Tensor& x, const Tensor& weight,
-                   const std::optional<Tensor>& bias, bool gated) {
-  sluice::SkinnyLinear p = skinny_params(out, x, weight, bias, gated);
-  p.out = out.data_ptr();
-  run_skinny(p, x);
-}
-
-void skinny_normed_linear(Tensor out, const Tensor& x, const Tensor& sums, const Tensor& norm,
-                          double eps, const Tensor& weight, const std::optional<Tensor>& bias,
-                          bool gated) {
-  sluice::SkinnyLinear p = skinny_params(out, x, weight, bias, gated);
-  check_sums(sums, "sums");
-  check_like(norm, x, "norm");
-  TORCH_CHECK(norm.is_contiguous() && norm.numel() == p.k, "norm must have ", p.k, " elements");
-  p.out = out.data_ptr();
-  p.norm_weight = norm.data_ptr();
-  p.in_sums = sums.data_ptr<float>();
-  p.num_in_sums = sums.size(0);
-  p.eps = eps;
-  run_skinny(p, x);
-}
-
-void skinny_linear_add(Tensor residual, Tensor sums, const Tensor& x, const Tensor& weight,
-                       const std::optional<Tensor>& bias) {
-  sluice::SkinnyLinear p = skinny_params(residual, x, weight, bias, false);
-  check_sums(sums, "sums");
-  TORCH_CHECK(sums.size(0) * 16 == weight.size(0), "sums must have a row for 16 features each");
-  p.residual = residual.data_ptr();
-  p.out_sums = sums.data_ptr<float>();
-  run_skinny(p, x);
 }
 
 void check_int64(const Tensor& t, int64_t at_least, const char* name) {
@@ -380,12 +338,6 @@ TORCH_LIBRARY(sluice_cuda, m) {
       "Tensor(b!)? tokens) -> ()");
   m.def(
       "skinny_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, bool gated) -> ()");
-  m.def(
-      "skinny_normed_linear(Tensor(a!) out, Tensor x, Tensor sums, Tensor norm, float eps, "
-      "Tensor weight, Tensor? bias, bool gated) -> ()");
-  m.def(
-      "skinny_linear_add(Tensor(a!) residual, Tensor(b!) sums, Tensor x, Tensor weight, "
-      "Tensor? bias) -> ()");
   m.def("apply_token_bitmask(Tensor(a!) logits, Tensor bitmask, Tensor rows) -> ()");
   m.def(
       "token_logprobs(Tensor(a!) logprobs, Tensor(b!) ranks, Tensor(c!) top_ids, "
@@ -402,8 +354,6 @@ TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
   m.impl("step_inputs", &step_inputs);
   m.impl("sample", &sample);
   m.impl("skinny_linear", &skinny_linear);
-  m.impl("skinny_normed_linear", &skinny_normed_linear);
-  m.impl("skinny_linear_add", &skinny_linear_add);
   m.impl("apply_token_bitmask", &apply_token_bitmask);
   m.impl("apply_penalties", &apply_penalties);
   m.impl("token_logprobs", &token_logprobs);

@@ -7,8 +7,6 @@
 // instead loads 16 bytes in a row and deals them out over two instructions, and x is dealt out in
 // the same way. The first weights are under way before the kernel that makes x has ended.
 
-#include <type_traits>
-
 #include "dependent_launch.cuh"
 #include "mma.cuh"
 #include "skinny_linear.cuh"
@@ -35,54 +33,7 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
   return v;
 }
 
-enum class Fused {
-  kNothing,
-  kNorm,      // of x, whose rows' sums of squares are known in parts
-  kAddition,  // of the product to the residual, and the sums of squares for the next norm
-};
-
-// Two neighbours, multiplied.
-template <typename T>
-__device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
-  if constexpr (std::is_same_v<T, __half>) {
-    const __half2 c = __hmul2(reinterpret_cast<__half2&>(a), reinterpret_cast<__half2&>(b));
-    return reinterpret_cast<const uint32_t&>(c);
-  } else {
-    const __nv_bfloat162 c =
-        __hmul2(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
-    return reinterpret_cast<const uint32_t&>(c);
-  }
-}
-
-// What this thread adds up of the sum of squares of row threadIdx.x % kMaxSkinnyTokens.
-__device__ __forceinline__ float some_squares(const SkinnyLinear& p) {
-  constexpr int kParts = kThreads / kMaxSkinnyTokens;
-  float sum = 0.f;
-#pragma unroll 4
-  for (int i = threadIdx.x / kMaxSkinnyTokens; i < p.num_in_sums; i += kParts) {
-    sum += p.in_sums[i * kMaxSkinnyTokens + threadIdx.x % kMaxSkinnyTokens];
-  }
-  return sum;
-}
-
-// residual += product, and the squares of this CTA's features: 16 neighbouring threads a token.
-template <typename T, typename Feature>
-__device__ __forceinline__ void add_to_residual(const SkinnyLinear& p, Feature feature) {
-  const int row = threadIdx.x % kSkinnyFeatures, token = threadIdx.x / kSkinnyFeatures;
-  float square = 0.f;
-  if (token < p.tokens) {
-    T* at = static_cast<T*>(p.residual) + static_cast<int64_t>(token) * p.features +
-            blockIdx.x * kSkinnyFeatures + row;
-    const float sum = rounded<T>(to_float(*at) + feature(row, token));
-    *at = from_float<T>(sum);
-    square = sum * sum;
-  }
-#pragma unroll
-  for (int d = kSkinnyFeatures / 2; d > 0; d /= 2) square += __shfl_xor_sync(~0u, square, d);
-  if (row == 0) p.out_sums[blockIdx.x * kMaxSkinnyTokens + token] = square;
-}
-
-template <typename T, int kGroups, Fused kFused>  // groups of 8 tokens
+template <typename T, int kGroups>  // groups of 8 tokens
 __global__ void __launch_bounds__(kThreads, 2) skinny_linear_kernel(const SkinnyLinear p) {
   __shared__ float partial[kWarps][kSkinnyFeatures][kGroups * 8 + 1];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -110,8 +61,6 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_linear_kernel(const Skinny
   Weights now, next;
   load(now, warp);
   wait_for_inputs();
-  float squares = 0.f;
-  if constexpr (kFused == Fused::kNorm) squares = some_squares(p);
   const T* x = static_cast<const T*>(p.x) + t * 8;
   for (int first = warp; first < num_chunks; first += kWarps * kUnroll) {
     load(next, first + kWarps * kUnroll);
@@ -122,20 +71,12 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_linear_kernel(const Skinny
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint4 a = now.low[u][half], b = now.high[u][half];
-        uint4 w = {};
-        if constexpr (kFused == Fused::kNorm) {
-          const T* norm = static_cast<const T*>(p.norm_weight) + t * 8;
-          w = *reinterpret_cast<const uint4*>(norm + chunk * kChunk + half * 32);
-        }
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
           const int token = group * 8 + g;
           uint4 v = make_uint4(0, 0, 0, 0);
           if (token < p.tokens) {
             v = *reinterpret_cast<const uint4*>(x + token * p.x_stride + chunk * kChunk + half * 32);
-          }
-          if constexpr (kFused == Fused::kNorm) {
-            v = {times<T>(v.x, w.x), times<T>(v.y, w.y), times<T>(v.z, w.z), times<T>(v.w, w.w)};
           }
           Half<T>::mma(sum[group], {a.x, b.x, a.y, b.y}, v.x, v.y);
           Half<T>::mma(sum[group], {a.z, b.z, a.w, b.w}, v.z, v.w);
@@ -151,44 +92,23 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_linear_kernel(const Skinny
 #pragma unroll
     for (int i = 0; i < 4; ++i) partial[warp][i / 2 * 8 + g][group * 8 + t * 2 + i % 2] = sum[group][i];
   }
-  __shared__ float parts[kThreads];
-  if constexpr (kFused == Fused::kNorm) parts[threadIdx.x] = squares;
   __syncthreads();
-  auto feature = [&](int row, int token) {
+  store_skinny<T>(p.out, p.tokens, p.features, p.gated, [&](int row, int token) {
     float total = 0.f;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) total += partial[w][row][token];
-    if constexpr (kFused == Fused::kNorm) {
-      float all = 0.f;
-#pragma unroll
-      for (int i = 0; i < kThreads; i += kMaxSkinnyTokens) all += parts[i + token];
-      total *= rsqrtf(all / p.k + p.eps);
-    }
     if (p.bias) {
       const int at = skinny_feature(row, p.features, p.gated);
       total += to_float(static_cast<const T*>(p.bias)[at]);
     }
     return rounded<T>(total);
-  };
-  if constexpr (kFused == Fused::kAddition) {
-    add_to_residual<T>(p, feature);
-  } else {
-    store_skinny<T>(p.out, p.tokens, p.features, p.gated, feature);
-  }
-}
-
-template <typename T, Fused kFused>
-cudaError_t launch_fused(const SkinnyLinear& p, cudaStream_t stream) {
-  auto kernel =
-      p.tokens <= 8 ? skinny_linear_kernel<T, 1, kFused> : skinny_linear_kernel<T, 2, kFused>;
-  return launch_dependent(kernel, p.features / kSkinnyFeatures, kThreads, 0, stream, p);
+  });
 }
 
 template <typename T>
 cudaError_t launch(const SkinnyLinear& p, cudaStream_t stream) {
-  if (p.norm_weight) return launch_fused<T, Fused::kNorm>(p, stream);
-  if (p.residual) return launch_fused<T, Fused::kAddition>(p, stream);
-  return launch_fused<T, Fused::kNothing>(p, stream);
+  auto kernel = p.tokens <= 8 ? skinny_linear_kernel<T, 1> : skinny_linear_kernel<T, 2>;
+  return launch_dependent(kernel, p.features / kSkinnyFeatures, kThreads, 0, stream, p);
 }
 
 }  // namespace

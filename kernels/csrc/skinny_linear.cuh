@@ -18,16 +18,6 @@ struct SkinnyLinear {
   int features;  // a multiple of 16
   int k;         // a multiple of 64
   bool gated;    // features = [gate | up], out = silu(gate) * up, outputs = features / 2
-
-  // RMSNorm of x on its way in (arXiv 1910.07467); null: x as it is.
-  const void* norm_weight;  // [k]
-  const float* in_sums;     // [num_in_sums, kMaxSkinnyTokens]: parts of the sum of squares of a row
-  int num_in_sums;
-  float eps;
-
-  // Or, in place of out, an addition to what is there already; null: none.
-  void* residual;   // [tokens, features], contiguous
-  float* out_sums;  // [features / 16, kMaxSkinnyTokens]: parts of its new sums of squares
 };
 
 // out = x weight^T + bias for few tokens, where reading the weight once is all that matters.

@@ -58,7 +58,7 @@ class StandInCore:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.num_blocks = 4 * config.max_num_seqs
+        self.num_blocks = 4 * config.num_seqs
         self.waiting: deque[GenerateRequest] = deque()
         self.running: dict[str, tuple[GenerateRequest, int]] = {}
         self.parked: dict[str, tuple[GenerateRequest, int]] = {}
@@ -118,7 +118,7 @@ class StandInCore:
         for on_done in late:
             on_done(LOADED)
         outputs, self.outputs = self.outputs, []
-        while self.waiting and len(self.running) < self.config.max_num_seqs:
+        while self.waiting and len(self.running) < self.config.num_seqs:
             request = self.waiting.popleft()
             self.running[request.request_id] = (request, 0)
         if not self.running or self._spring_traps():

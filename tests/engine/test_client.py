@@ -71,31 +71,25 @@ class TestServing:
                 return True
 
             tokens, reads = list[int](), 0
-            while stream.finish_reason is None:
-                await stream.wait(divert)
-                tokens += diverted
+            stream.divert = divert
+            async for output in stream:
+                tokens += diverted + output.new_token_ids
                 diverted.clear()
-                async for output in stream:
-                    tokens += output.new_token_ids
-                    break
                 reads += 1
             assert tokens == expected_tokens([1, 2, 3], 40)
             assert offered > reads > 1
             assert stream.num_generated_tokens == 40
 
-    async def test_a_cancelled_wait_diverts_no_more(self) -> None:
+    async def test_a_change_is_told_of_once_however_much_is_merged_into_it(self) -> None:
         async with running() as client:
-            stream = client.submit(request("a", max_tokens=20))
-            diverted: list[RequestOutput] = []
-            waiting = asyncio.create_task(stream.wait(lambda output: not diverted.append(output)))
-            await until(lambda: bool(diverted))
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            num_diverted = len(diverted)
-            tokens = [t for output in diverted for t in output.new_token_ids]
-            tokens += await read(stream)
-            assert tokens == expected_tokens([1, 2, 3], 20)
-            assert len(diverted) == num_diverted
+            stream = client.submit(request("slow", max_tokens=30))
+            changes: list[bool] = []
+            stream.on_change = lambda: changes.append(stream.is_finished)
+            await until(lambda: stream.is_finished)
+            assert stream.is_readable
+            assert changes == [False, True]
+            assert await read(stream) == expected_tokens([1, 2, 3], 30)
+            assert stream.is_readable  # its end
 
     async def test_a_slow_reader_gets_merged_outputs_and_all_tokens(self) -> None:
         async with running(max_unread_tokens=300) as client:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gateway.chat_client import ChatClient, Options
@@ -174,8 +175,15 @@ class Terminal:
         return code
 
     def leave(self) -> int:
-        """Ctrl-C until it has ended: one that comes just as the prompt appears may go unnoticed."""
+        """Ctrl-C until it has ended.
+
+        One between the prompt and the wait for a key is noticed only with the next key: so it
+        comes when the program sleeps, and once more if that was another sleep.
+        """
         deadline = time.monotonic() + 60
+        while psutil.Process(self._process.pid).status() != psutil.STATUS_SLEEPING:
+            assert time.monotonic() < deadline
+            self._read()
         while self._process.poll() is None:
             assert time.monotonic() < deadline, f"still running: {self._screen()!r}"
             self.type("\x03")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import socket
 import subprocess
@@ -63,6 +64,37 @@ def test_without_a_command_it_shows_help(tmp_path: Path, arguments: list[str]) -
     assert done.returncode == 2
     assert "Usage: sluice" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "known"),
+    [("--by", "tenant,users", "'users' is none of tenant, project, key, model"),
+     ("--per", "week", "'week' is none of")],
+)  # fmt: skip
+def test_usage_is_summed_by_what_there_is(
+    tmp_path: Path, option: str, value: str, known: str
+) -> None:
+    line = complaint(sluice("usage", option, value, cwd=tmp_path))
+    assert line.startswith(f"{option}: {known}")
+
+
+def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
+    try:
+        version = importlib.metadata.version("sluice")
+    except importlib.metadata.PackageNotFoundError:
+        version = ", from a folder where it is not installed"
+    done = sluice("--version", cwd=tmp_path)
+    assert done.returncode == 0
+    assert version in done.stdout
+
+
+def test_its_module_is_a_program_too(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "models"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "LlamaForCausalLM" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["demo", "-h"], ["key", "revoke", "--help"]])

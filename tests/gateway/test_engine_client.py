@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.config import MAX_DEFAULT_NUM_SEQS
 from engine.core import EngineCore
 from engine.messages import GenerateRequest, SamplingParams
 from engine.overload import ModelledRunner
@@ -22,7 +23,9 @@ def test_the_settings_arrive() -> None:
     )
     client = make_engine_client(config)
     assert client._config is config.engine
-    assert client._max_num_queued_reqs == 7 + config.engine.max_num_seqs
+    assert client._max_num_queued_reqs == 7 + MAX_DEFAULT_NUM_SEQS
+    asked = parse({"engine": {"model": "any", "max_num_queued_reqs": 7, "max_num_seqs": 3}})
+    assert make_engine_client(asked)._max_num_queued_reqs == 7 + 3
     assert client._hang_timeout_s == 9.5
     assert client._max_unread_tokens == 33
     assert client._stall_timeout_s == 4.5

@@ -122,7 +122,7 @@ def test_tenants_have_a_label() -> None:
 def test_latencies_are_a_histogram() -> None:
     latencies = Latencies("inter_token_latency_seconds", "help", (0.01, 0.1))
     latencies.observe(0.01)
-    latencies.observe(0.05, 3)
+    latencies.observe(0.15, 3)
     latencies.observe(7.0)
     got = samples(latencies)
     name = "inter_token_latency_seconds"

@@ -11,13 +11,17 @@ from concurrent.futures import Future
 import psutil
 import pytest
 
+from grammar.backends.base import BackendGrammar
+from grammar.bench import synthetic_vocabulary
 from grammar.compiler import CompiledGrammar, GrammarChecker, GrammarCompiler
 from grammar.errors import (
     CompileTimeout,
     GrammarTooLarge,
     InvalidGrammar,
+    Unsatisfiable,
     UnsupportedKeyword,
 )
+from grammar.plan import plan
 from grammar.spec import GrammarSpec, Kind, Limits
 from grammar.vocabulary import Vocabulary
 from tests.grammar.walks import accepts
@@ -211,6 +215,53 @@ def test_the_cache_is_bounded_by_bytes(vocabulary: Vocabulary) -> None:
         compiler.compile(GrammarSpec("regex", str(i)))
     assert compiler.cache_bytes <= 30_000
     assert compiler.compile(GrammarSpec("regex", "0")) is not first
+    compiler.close()
+
+
+def test_a_worker_compiles_nothing_that_is_compiled_here_anyway(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = GrammarCompiler(vocabulary, backends=["llguidance"])
+    compiler.start().result()
+    backend = compiler._load("llguidance")
+    loaded: list[GrammarSpec] = []
+
+    def load(spec: GrammarSpec, data: bytes) -> BackendGrammar:
+        loaded.append(spec)
+        return backend.compile(spec)
+
+    monkeypatch.setattr(backend, "load", load)
+    compiler.compile(GrammarSpec.from_schema({"type": "integer"}))
+    assert loaded == []
+    compiler.compile(GrammarSpec.from_schema({"allOf": [{"type": "integer"}, {"minimum": 1}]}))
+    assert len(loaded) == 1
+    compiler.close()
+
+
+def test_what_looks_light_and_is_refused_here_is_the_workers_to_judge(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = GrammarCompiler(vocabulary, backends=["llguidance", "xgrammar"])
+    compiler.start().result()
+    refused = {"type": "integer", "multipleOf": 9_973, "minimum": 1}
+    many = {
+        "type": "array",
+        "prefixItems": [refused | {"multipleOf": 9_973 - i} for i in range(200)],
+    }
+    assert next(plan(GrammarSpec.from_schema(many), ["llguidance"])).is_light
+    with pytest.raises(InvalidGrammar, match="fuel exhausted"):
+        compiler.compile(GrammarSpec.from_schema(many))
+    with pytest.raises(Unsatisfiable):
+        compiler.compile(GrammarSpec.from_schema({"type": "integer", "minimum": 3, "maximum": 2}))
+    compiler.close()
+
+
+def test_the_first_grammar_waits_for_nothing_that_later_ones_do_not() -> None:
+    """What takes long is done by ``start``."""
+    vocabulary = synthetic_vocabulary()
+    compiler = GrammarCompiler(vocabulary, num_workers=0)
+    compiler.start().result()
+    assert {"text_mask", "eos_mask", "solid_mask"} <= vars(vocabulary).keys()
     compiler.close()
 
 

@@ -42,7 +42,7 @@ SPEC = GrammarSpec("regex", "é", strict=False)
     "request_",
     [
         Setup([b"\xff", b""], [1], [1], 2, ["llguidance"], Limits(max_depth=3), 1.5, 1 << 40),
-        CompileJob(SPEC),
+        CompileJob(SPEC, True),
         ValidateJob(SPEC, "text"),
     ],
 )
@@ -56,6 +56,7 @@ def test_requests_survive_the_wire(request_: Setup | CompileJob | ValidateJob) -
         Loading(),
         Loaded(),
         Compiled("outlines", SPEC, b"\x00\xff", (Finding("not", "$.not", False, "why"),)),
+        Compiled("llguidance", SPEC, None, ()),
         Validated(Report((Violation("$", "bad"),))),
         Refused("InvalidGrammar", ["$", "m"]),
     ],
@@ -112,6 +113,23 @@ def test_the_next_candidate_is_asked_when_one_refuses(vocabulary: Vocabulary) ->
     alone = Compiler(vocabulary, ["xgrammar"], Limits(), load)
     with pytest.raises(InvalidGrammar, match="not for me"):
         alone.compile(GrammarSpec.from_schema({"type": "integer"}))
+
+
+def test_what_is_light_can_be_left_as_it_was_planned(vocabulary: Vocabulary) -> None:
+    compiler = Compiler(vocabulary, ["llguidance"], Limits(), Backends(vocabulary).load)
+    light = GrammarSpec.from_schema({"type": "integer", "title": "not for the backend"})
+    heavy = GrammarSpec.from_schema({"allOf": [{"type": "integer"}, {"minimum": 1}]})
+    left = run(CompileJob(light, True), compiler)
+    assert left == Compiled("llguidance", GrammarSpec.from_schema({"type": "integer"}), None, ())
+    for job in (CompileJob(light, False), CompileJob(heavy, True)):
+        done = run(job, compiler)
+        assert isinstance(done, Compiled)
+        assert done.data is not None
+
+
+def test_a_vocabulary_that_spells_nothing_can_still_warm_up() -> None:
+    vocabulary = Vocabulary([b"x", b""], [1], [], 2)
+    Compiler(vocabulary, ["llguidance"], Limits(), Backends(vocabulary).load).warm_up()
 
 
 def test_a_validation_needs_no_compiler() -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib
 import tomllib
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,30 @@ def test_a_missing_one_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(CompilerUnavailable, match=r"no-such-package is not installed") as caught:
         libraries.adapter("llguidance")
     assert "pip install 'no-such-package>=1.2'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "mend"),
+    [
+        ("pydantic_core", "pip install 'pydantic-core>=2.0'"),
+        ("pydantic_core.tests", "pip install 'pydantic-core>=2.0'"),
+        ("unheard_of", "pip install 'llguidance>=1.8'"),
+    ],
+)
+def test_what_a_library_misses_itself_is_what_to_install(
+    install: Install, monkeypatch: pytest.MonkeyPatch, module: str, mend: str
+) -> None:
+    install("llguidance", "9.0", "")
+    needs = ["numpy", "pydantic-core>=2.0 ; python_version > '3'"]
+    monkeypatch.setattr(metadata, "requires", lambda name: needs)
+
+    def fail(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named '{module}'", name=module)
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(CompilerUnavailable) as caught:
+        libraries.adapter("llguidance")
+    assert str(caught.value).endswith(f"9.0 does not load (No module named '{module}'): {mend}")
 
 
 @pytest.mark.parametrize(

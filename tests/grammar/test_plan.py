@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from grammar.bench import SCHEMAS
 from grammar.errors import InvalidGrammar, UnsupportedKeyword
 from grammar.plan import plan
 from grammar.spec import GrammarSpec
@@ -68,6 +69,35 @@ def test_schemas_inside_structural_tags_are_planned_too() -> None:
     candidates = list(plan(GrammarSpec("structural_tag", source, strict=False), ALL))
     assert [candidate.backend for candidate in candidates] == ["llguidance", "xgrammar"]
     assert "uniqueItems" not in candidates[0].spec.source
+
+
+def is_light(schema: Any, backend: str = "llguidance") -> bool:
+    return next(plan(GrammarSpec.from_schema(schema), (backend,))).is_light
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_typical_schemas_are_light(name: str) -> None:
+    assert is_light(SCHEMAS[name])
+
+
+def test_what_may_take_long_is_not_light() -> None:
+    assert not is_light({"type": "integer"}, "xgrammar")  # which takes its time for anything
+    assert not is_light({"allOf": [{"type": "integer"}, {"minimum": 1}]})
+    assert not is_light({"anyOf": [NUMBER, LENGTH], "type": ["integer", "string"]})
+    assert not is_light({"enum": [f"{i:030}" for i in range(600)]})
+    wide = {"type": "string", "pattern": "^" + r"\W" * 500}  # 9 kB, once it means one thing only
+    assert not is_light({"anyOf": [wide, wide | {"minLength": 3}]})
+
+
+def test_only_what_has_no_expression_in_it_is_light_in_other_kinds() -> None:
+    content = {"type": "json_schema", "json_schema": {"type": "integer"}}
+    for part, light in ((content, True), ({"type": "regex", "pattern": "a+"}, False)):
+        source = json.dumps({"type": "structural_tag", "format": part})
+        assert next(plan(GrammarSpec("structural_tag", source), ALL)).is_light == light
+    assert next(plan(GrammarSpec("json_object"), ALL)).is_light
+    assert next(plan(GrammarSpec.from_choices(["a", "b"]), ALL)).is_light
+    assert not next(plan(GrammarSpec("regex", "a+"), ALL)).is_light
+    assert not next(plan(GrammarSpec("ebnf", 'start: "a"'), ALL)).is_light
 
 
 def test_a_schema_that_is_plainly_false_is_refused() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -155,6 +157,42 @@ def test_closing_ends_work_and_leaves_no_process(vocabulary: Vocabulary) -> None
     pool.close()
     with pytest.raises(CompileFailed, match="closed"):
         pool.compile(INTEGER)
+
+
+class SlowFile(io.BufferedRandom):
+    """Gives other threads time to get in between."""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        time.sleep(0.1)
+        return super().seek(offset, whence)
+
+
+def test_whoever_waits_hears_that_the_pool_was_closed() -> None:
+    """And nothing else, whichever of the two threads is first to find the worker dead."""
+    spec = GrammarSpec.from_schema({"type": "string", "pattern": "^(a|a)*$"}, strict=False)
+    pool = WorkerPool(timeout_s=60)
+    pool.start()
+    (process,) = pool._alive
+    with process._stderr as file:
+        process._stderr = SlowFile(io.FileIO(os.dup(file.fileno()), "r+"))
+    with ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(pool.validate, spec, f'"{"a" * 40}b"') for _ in range(3)]
+        until_it_works(process.pid)
+        pool.close()
+        failures = [future.exception(30) for future in waiting]
+    assert [type(failure) for failure in failures] == [CompileFailed] * 3
+    assert {str(failure) for failure in failures} == {"the grammar compiler was closed"}
+    assert not psutil.pid_exists(process.pid)
+    assert not pool._alive
+
+
+def test_a_job_that_ends_as_the_pool_closes_leaves_no_process() -> None:
+    pool = WorkerPool()
+    process = pool._lease()
+    pool.close()
+    pool._release(process)
+    assert not psutil.pid_exists(process.pid)
+    assert not pool._alive
 
 
 def test_a_worker_ends_with_its_parent() -> None:

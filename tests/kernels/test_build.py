@@ -15,6 +15,7 @@ SOURCES = sorted(build.SOURCES.glob("*.cu"))
 
 
 @needs_nvcc
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # half a minute of a core, which other work may share
 @pytest.mark.parametrize("arch", build.ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)

@@ -6,6 +6,7 @@ import re
 import textwrap
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -17,7 +18,7 @@ import migrations
 from migrations import runner
 from migrations import schema as schema_file
 from tenants import queries
-from tenants.errors import InvalidValue, SchemaMismatch, StoreUnavailable
+from tenants.errors import InvalidValue, MigrationRefused, SchemaMismatch, StoreUnavailable
 from tests.postgres import BINDIR, execute, owned, with_database
 
 FOLDER = Path(migrations.__file__).parent
@@ -264,6 +265,19 @@ class TestUpgrade:
         await waiting
         assert await migrations.current(empty_pg_dsn) == migrations.head()
 
+    async def test_a_login_that_may_not_make_roles_is_told_what_to_ask_for(
+        self, empty_pg_dsn: str
+    ) -> None:
+        async with owned(empty_pg_dsn, may_make_roles=False) as dsn:
+            with pytest.raises(MigrationRefused, match="let an administrator run") as caught:
+                await migrations.upgrade(dsn)
+            asked = re.search(r"GRANT .* TO <owner>", str(caught.value))
+            assert asked is not None
+            owner = urlsplit(dsn).username
+            await execute(empty_pg_dsn, asked[0].replace("<owner>", str(owner)))
+            await migrations.upgrade(dsn)
+            await migrations.check(dsn)
+
     async def test_leaves_no_lock_and_no_connection(self, empty_pg_dsn: str) -> None:
         await migrations.upgrade(empty_pg_dsn)
         connection = await asyncpg.connect(empty_pg_dsn)
@@ -344,7 +358,7 @@ class TestOtherMigrations:
 @pytest.mark.asyncio
 class TestCheck:
     async def test_app_is_told_what_to_do(self, empty_pg_dsn: str) -> None:
-        with pytest.raises(SchemaMismatch, match=r"at nothing.*run `sluice migrate`") as caught:
+        with pytest.raises(SchemaMismatch, match=r"no schema yet.*run `sluice migrate`") as caught:
             await migrations.check(empty_pg_dsn)
         assert (caught.value.current, caught.value.expected) == (None, migrations.head())
         await migrations.upgrade(empty_pg_dsn)
@@ -353,7 +367,7 @@ class TestCheck:
     async def test_database_of_a_newer_version(self, empty_pg_dsn: str) -> None:
         await migrations.upgrade(empty_pg_dsn)
         await execute(empty_pg_dsn, "UPDATE alembic_version SET version_num = 'future'")
-        with pytest.raises(SchemaMismatch, match="is at future") as caught:
+        with pytest.raises(SchemaMismatch, match="schema at future") as caught:
             await migrations.check(empty_pg_dsn)
         assert "update Sluice" in str(caught.value)
         with pytest.raises(SchemaMismatch):

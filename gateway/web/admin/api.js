@@ -18,12 +18,12 @@ export class Api {
   }
 
   get = (path, query = {}) => this.#ask("GET", path + search(query));
-  post = (path, body = {}) => this.#ask("POST", path, body);
+  post = (path, body = {}, withinMs = ANSWER_WITHIN_MS) => this.#ask("POST", path, body, withinMs);
   put = (path, body) => this.#ask("PUT", path, body);
   patch = (path, body) => this.#ask("PATCH", path, body);
   delete = (path) => this.#ask("DELETE", path);
 
-  async #ask(method, path, body) {
+  async #ask(method, path, body, withinMs = ANSWER_WITHIN_MS) {
     const headers = { authorization: `Bearer ${this.#key}` };
     if (body !== undefined) headers["content-type"] = "application/json";
     let response;
@@ -33,7 +33,7 @@ export class Api {
         headers,
         body: body === undefined ? undefined : JSON.stringify(body),
         cache: "no-store",
-        signal: AbortSignal.timeout(ANSWER_WITHIN_MS),
+        signal: AbortSignal.timeout(withinMs),
       });
     } catch {
       throw new ApiError("The server does not answer.");

@@ -1,5 +1,6 @@
-/** One tenant: what it used, its limits, projects, keys, running requests and changes. */
+/** One tenant: what it used, its limits, projects, keys, adapters, running requests and changes. */
 
+import { adaptersCard } from "./adapters.js";
 import { usageChart } from "./chart.js";
 import { button, card, confirmed, count, element, table } from "./elements.js";
 import { show } from "./everybody.js";
@@ -31,9 +32,10 @@ export class TenantView {
     this.#streams = streamsCard(api, names, tenant.id);
     const limits = limitsCard(api, tenant.id, projects);
     const keys = keysCard(api, tenant.id, projects);
+    const adapters = adaptersCard(api, tenant.id);
     const audit = auditCard(api, names, tenant.id);
-    for (const wide of [limits, keys, this.#streams, audit]) wide.node.classList.add("wide");
-    this.#cards = [limits, keys, this.#streams, audit];
+    for (const wide of [limits, keys, adapters, this.#streams, audit]) wide.node.classList.add("wide");
+    this.#cards = [limits, keys, adapters, this.#streams, audit];
     this.#showTitle();
     this.#showProjects(projects);
   }

@@ -48,6 +48,11 @@ class TestGroupLayers:
         groups = group_layers([None] * 21 + [2000] * 7, 4096)
         assert groups.windows == (None, None, None, 2000)
 
+    def test_what_lies_beside_each_block_speaks_for_fewer_of_them(self) -> None:
+        few = group_layers(GEMMA3_27B, 8192, more_layers=60.0)
+        assert few.windows == (None, 1024, 1024)
+        assert group_layers(GEMMA3_27B, 1200, more_layers=500.0) == single_group(62)
+
     def test_groups_that_save_little_are_not_made(self) -> None:
         assert group_layers([None, 4000], 4096) == single_group(2)
 

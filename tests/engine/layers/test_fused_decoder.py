@@ -37,18 +37,13 @@ def kernels() -> Iterator[None]:
 
 
 def model(
-    *,
-    head_dim: int = 16,
-    bias: bool = False,
-    dtype: torch.dtype = torch.float32,
-    hidden: int = 42,
-    inner: int = 75,
+    *, head_dim: int = 16, bias: bool = False, dtype: torch.dtype = torch.float32, hidden: int = 42
 ) -> LlamaModel:
     config = ModelConfig(
         architecture="LlamaForCausalLM",
         vocab_size=50,
         hidden_size=hidden,
-        intermediate_size=inner,
+        intermediate_size=75,
         num_layers=3,
         num_heads=6,
         num_kv_heads=2,

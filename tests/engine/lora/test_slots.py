@@ -11,6 +11,8 @@ from engine.layers.linear import Linear
 from engine.lora.slots import AdapterSlots
 from engine.models.base import Model
 from engine.weights.load import load_weights
+from kernels import ops
+from kernels.low_rank import FEW_TOKENS
 from tests.engine.lora.making import write_adapter
 from tests.engine.lora.test_adapter import make_model
 from tests.engine.runner.tiny_llama import save_tiny_llama
@@ -134,6 +136,25 @@ def test_a_step_without_adapters_is_the_bases_own(slots: AdapterSlots, model: Mo
         assert addition.is_active
     with pytest.raises(ZeroDivisionError), slots.applied(np.array([1]), ONE_TOKEN):
         raise ZeroDivisionError
+    assert not addition.is_active
+
+
+def test_warming_up_computes_each_kind_of_layer_and_leaves_nothing(
+    slots: AdapterSlots, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = set()
+
+    def spy(out: torch.Tensor, x: torch.Tensor, *_: object) -> None:
+        shapes.add((tuple(out.shape), x.shape[1]))
+
+    monkeypatch.setattr(ops, "add_low_rank", spy)
+    slots.warm_up()
+    linears = {place.linear for place in slots._places.values()}
+    kinds = {(sum(linear.parts.values()), linear.in_features) for linear in linears}
+    assert shapes == {((num, out), inner) for num in (1, FEW_TOKENS + 1) for out, inner in kinds}
+    assert not slots.resident
+    addition = projection(model).addition
+    assert addition is not None
     assert not addition.is_active
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from engine.attention.base import FP8
 from engine.cache.groups import peak_blocks
@@ -18,6 +20,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import GenerateRequest, SamplingParams
 from engine.runner import load_runner
+from engine.runner.drafting import ChainDrafting
 from engine.spec.config import SpeculativeConfig
 from kernels import cpu
 from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
@@ -41,6 +44,7 @@ DRAFTS = SpeculativeConfig(
     prompt_lookup_max=3,
     adaptive=False,
 )
+NETWORKS = ("draft_model", "eagle")
 
 
 def cases() -> list[Case]:
@@ -79,6 +83,40 @@ class Subject:
         return logits[0]
 
 
+def save_network(method: str, subject: Subject, folder: Path) -> SpeculativeConfig:
+    """A draft network for a subject, with random weights."""
+    if method == "draft_model":
+        write(CASES[0], folder, num_hidden_layers=1, max_position_embeddings=1024)
+    else:
+        target = json.loads((subject.folder / "config.json").read_text())
+        folder.mkdir()
+        layer = {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}
+        kept = ["vocab_size", "intermediate_size", "head_dim", "max_position_embeddings"]
+        kept += ["hidden_size", "num_attention_heads", "num_key_value_heads"]
+        config = {**{name: target[name] for name in kept}, **layer}
+        (folder / "config.json").write_text(json.dumps(config))
+        width, inner = config["hidden_size"], config["intermediate_size"]
+        q, kv = (config[f"num_{n}_heads"] * config["head_dim"] for n in ("attention", "key_value"))
+        shapes = {"self_attn.q_proj": (q, width), "self_attn.k_proj": (kv, width)}
+        shapes |= {"self_attn.v_proj": (kv, width), "self_attn.o_proj": (width, q)}
+        shapes |= {"mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width)}
+        shapes |= {"mlp.down_proj": (width, inner)}
+        generator = torch.Generator().manual_seed(5)
+        tensors = {
+            f"layers.0.{name}.weight": torch.randn(*shape, generator=generator) * 0.3
+            for name, shape in shapes.items()
+        }
+        tensors["fc.weight"] = torch.randn(width, 2 * width, generator=generator) * 0.3
+        tensors["layers.0.post_attention_layernorm.weight"] = torch.ones(width)
+        save_file(tensors, folder / "model.safetensors")
+    return SpeculativeConfig(
+        method=method,  # type: ignore[arg-type]
+        model=str(folder),
+        num_speculative_tokens=3,
+        adaptive=False,
+    )
+
+
 @pytest.fixture(scope="module", params=cases(), ids=lambda case: case.name)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return Subject(request.param, tmp_path_factory.mktemp(request.param.name))
@@ -108,8 +146,10 @@ class Poisoned:
         self._poison()
 
     def _poison(self) -> None:
-        for k_cache, v_cache in self.runner._cache.tensors:
-            for tensor in (k_cache, v_cache):
+        drafting = self.runner._drafting
+        drafted = drafting._cache.tensors if isinstance(drafting, ChainDrafting) else []
+        for caches in (*self.runner._cache.tensors, *drafted):
+            for tensor in caches:
                 blank = self.core._cache.pool._blank
                 if tensor.dtype == FP8:
                     tensor.view(torch.uint8)[blank] = FP8_NAN
@@ -203,6 +243,44 @@ def test_batches_generate_what_transformers_does(
         assert (expected.max(1).values - chosen).max() < TOLERANCE, "another token is likelier"
     if len(GROUPS[subject.case.name]) == 2:
         assert (engine.core.stats().num_preemptions > 0) == scarce
+
+
+@pytest.mark.parametrize("method", NETWORKS)
+@pytest.mark.parametrize("scarce", [{}, {"swap_space": 0.01, "watermark": 0.0}])
+def test_a_draft_network_keeps_its_keys_beside_what_sees_everything(
+    subject: Subject,
+    method: str,
+    scarce: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same tokens, by the same drafts, as with blocks for all layers."""
+    if method == "eagle" and subject.case in FALLBACK_CASES:
+        pytest.skip("EAGLE heads need a native model")
+    speculative = save_network(method, subject, tmp_path / method)
+    windows = GROUPS[subject.case.name] if None in GROUPS[subject.case.name] else (None,)
+    if scarce:
+        scarce = {**scarce, "num_gpu_blocks_override": peak_blocks(windows, 73, BLOCK_SIZE, 32) + 6}
+
+    def run(**options: Any) -> Poisoned:
+        options = {"speculative_config": speculative, "max_num_batched_tokens": 16, **options}
+        engine = Poisoned(subject, monkeypatch, **options)
+        for i in range(4):
+            engine.add(str(i), subject.prompt[i : 40 + i] + [3 + i] * i, max_tokens=30)
+        engine.run()
+        engine.add("again", [*subject.prompt[:40], *engine.tokens["0"][:9], 7], max_tokens=12)
+        engine.run()
+        return engine
+
+    engine, plain = run(**scarce), run(disable_hybrid_kv_cache_manager=True)
+    assert engine.runner.group_windows == windows
+    assert engine.tokens == plain.tokens
+    if not scarce:
+        assert engine.core.stats().spec_decode_num_draft_tokens > 50
+        assert (
+            engine.core.stats().spec_decode_num_accepted_tokens
+            == plain.core.stats().spec_decode_num_accepted_tokens
+        )
 
 
 def test_keys_in_fp8_are_the_same_in_groups(

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from engine.runner.memory import GPU_WINDOW_STEP
-from tests.engine.models.test_hybrid import DRAFTS, GROUPS, Poisoned, Subject, cases
+from tests.engine.models.families import FALLBACK_CASES
+from tests.engine.models.test_hybrid import (
+    DRAFTS,
+    GROUPS,
+    NETWORKS,
+    Poisoned,
+    Subject,
+    cases,
+    save_network,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -25,7 +35,6 @@ ON_GPU: dict[str, Any] = {
     "block_size": 16,
     "num_gpu_blocks_override": 900,
     "max_num_batched_tokens": 256,
-    "disable_hybrid_kv_cache_manager": False,
 }
 
 
@@ -88,3 +97,24 @@ def test_requests_generate_the_same_with_groups_and_without(
         return engine.tokens
 
     assert outputs(**scarce) == outputs(disable_hybrid_kv_cache_manager=True)
+
+
+@pytest.mark.parametrize("method", NETWORKS)
+def test_draft_networks(
+    subject: Subject, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They draft in graphs, too, over the blocks of what sees everything."""
+    if method == "eagle" and subject.case in FALLBACK_CASES:
+        pytest.skip("EAGLE heads need a native model")
+    speculative = save_network(method, subject, tmp_path / method)
+
+    def outputs(**how: Any) -> dict[str, list[int]]:
+        engine = Poisoned(subject, monkeypatch, dtype="bfloat16", **{**ON_GPU, **how})
+        for i in range(4):
+            engine.add(str(i), subject.prompt[i : 400 + 30 * i], max_tokens=40)
+        engine.run()
+        return engine.tokens
+
+    drafted = outputs(speculative_config=speculative, disable_hybrid_kv_cache_manager=False)
+    single = outputs(speculative_config=speculative, disable_hybrid_kv_cache_manager=True)
+    assert drafted == single

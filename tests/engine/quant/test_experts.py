@@ -93,33 +93,25 @@ def test_where_there_are_products_the_experts_stay_small(monkeypatch: pytest.Mon
             torch.testing.assert_close(found, matrix)
 
 
-def test_narrow_groups_are_dequantized_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized, "serves", lambda _: True)
-    layer = expert_linear()
-    layer.quantize(Gptq(16).weight)
-    assert layer.quantized is not None
-    for weight in layer.quantized:
-        for _, tensor in weight.named_weights():
-            tensor.draw(0.02, torch.Generator().manual_seed(0))
-    layer.pack()
-    assert isinstance(layer.matrices, torch.Tensor)
-    assert layer.matrices.shape == (3, 32, 64)
-
-
-def test_experts_whose_inputs_have_another_order_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("group_size", "reordered"), [(16, False), (32, True)])
+def test_what_the_grouped_product_does_not_take_is_dequantized_at_load(
+    group_size: int, reordered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Narrow groups, and inputs in another order (desc_act)."""
     monkeypatch.setattr(quantized, "serves", lambda _: True)
     layer = expert_linear()
-    layer.quantize(Gptq(32).weight)
+    layer.quantize(Gptq(group_size).weight)
     assert layer.quantized is not None
     for weight in layer.quantized:
         for name, tensor in weight.named_weights():
             tensor.draw(0.02, torch.Generator().manual_seed(0))
-            if name == "g_idx":
-                tensor.data.copy_(tensor.data.flip(1))
-    with pytest.raises(ModelLoadError, match="desc_act"):
-        layer.pack()
+            if reordered and name == "g_idx":
+                tensor.data.copy_(tensor.data.flip(1).roll(5, 1))
+    plain = torch.stack([weight.dequantize() for weight in layer.quantized])
+    layer.pack()
+    assert isinstance(layer.matrices, torch.Tensor)
+    assert layer.matrices.shape == (3, 32, 64)
+    torch.testing.assert_close(layer.matrices, plain)
 
 
 def test_experts_may_be_left_alone(tmp_path: Path) -> None:

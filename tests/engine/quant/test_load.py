@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from engine.layers.linear import Linear
 from engine.quant.fp8 import Fp8
 from engine.quant.gptq import Gptq
 from engine.runner import load_runner
-from kernels import quantized
 from tests.engine.quant import checkpoints
 from tests.engine.quant.checkpoints import GROUP, Tensors
 
@@ -113,14 +111,3 @@ def test_a_weight_takes_no_memory_before_its_first_use() -> None:
     with pytest.raises(AttributeError):
         object.__getattribute__(layer.weight, "data")
     assert layer.weight.data.shape == (16, 64)
-
-
-def test_different_orders_of_inputs_that_are_multiplied_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = {**CONFIG, "quant_method": "gptq", "desc_act": True}
-    shuffled = partial(checkpoints.gptq, desc_act=True)
-    stored, _ = checkpoints.write(tmp_path, shuffled, config)
-    monkeypatch.setattr(quantized, "serves", lambda tensor: True)
-    with pytest.raises(ModelLoadError, match=r"q_proj, k_proj, v_proj are in different orders"):
-        load(stored)

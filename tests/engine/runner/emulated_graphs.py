@@ -132,9 +132,9 @@ class Counted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._graphs, name)
 
-    def run(self, *arguments: Any) -> Any:
+    def run(self, *arguments: Any, **options: Any) -> Any:
         self.num_runs += 1
-        return self._graphs.run(*arguments)
+        return self._graphs.run(*arguments, **options)
 
 
 def emulate(
@@ -151,7 +151,7 @@ def emulate(
     attention = EmulatedAttention(runner.group_windows)
     sizes = {"block_size": runner._block_size, "max_num_seqs": len(runner._table.tokens)}
     model, layers, table = runner._model, runner._cache.layers, runner._table
-    decoding = DecodeGraphs(model, layers, table, attention, **sizes)
+    decoding = DecodeGraphs(model, layers, table, attention, runner.adapters, **sizes)
     decoding.capture(lambda done: None)
     checking = VerifyGraphs(model, layers, table, attention, num_drafts=num_drafts, **sizes)
     checking.capture()

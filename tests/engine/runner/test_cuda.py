@@ -338,31 +338,3 @@ def test_bfloat16_over_fp8_on_our_kernels_stays_close(tmp_path: Path) -> None:
         )
     drift = [abs(a - b) for a, b in zip(*scores, strict=True)]
     assert 0 < sum(drift) / len(drift) < 0.05
-
-
-def test_fused_norms_stay_close_in_bfloat16(tmp_path: Path) -> None:
-    """Log-probabilities of decoded tokens with the small operations inside the products."""
-    sizes = {"hidden_size": 384, "intermediate_size": 512, "head_dim": 64}
-    save_tiny_llama(tmp_path, initializer_range=0.05, **sizes)
-    prompts = [TokensPrompt(prompt_token_ids=prompt(seed, 3 + 5 * seed)) for seed in range(6)]
-    params = SamplingParams(temperature=0.0, max_tokens=3, logprobs=0, ignore_eos=True)
-    scores = []
-    for fused in (False, True):
-        llm = LLM(
-            tmp_path,
-            device="cuda",
-            dtype="bfloat16",
-            fuse_norms=fused,
-            skip_tokenizer_init=True,
-            num_gpu_blocks_override=200,
-        )
-        outputs = llm.generate(prompts, params)
-        scores.append(
-            [
-                at[i].logprob
-                for o in outputs
-                for at, i in zip(o.outputs[0].logprobs or [], o.outputs[0].token_ids, strict=True)
-            ]
-        )
-    drift = [abs(a - b) for a, b in zip(*scores, strict=True)]
-    assert sum(drift) / len(drift) < 0.03

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runner.graphs import DecodeGraphs, capture_sizes
+from engine.runner.graphs import DecodeGraphs, adapted_sizes, capture_sizes
 from engine.runner.inputs import ChunkFields
 from engine.scheduler.plan import Chunk
 
@@ -20,6 +20,17 @@ def test_sizes_ascend_to_the_largest_batch_and_waste_little(max_num_seqs: int) -
     for smaller, larger in itertools.pairwise(sizes):
         assert larger <= max(2 * smaller, smaller + 32)
         assert larger - smaller - 1 <= max(7, larger // 4)
+
+
+@given(st.integers(1, 2000))
+def test_there_are_fewer_graphs_with_adapters(max_num_seqs: int) -> None:
+    every = capture_sizes(max_num_seqs)
+    sizes = adapted_sizes(every)
+    assert set(sizes) <= set(every)
+    assert sizes[-1] == max_num_seqs
+    assert len(sizes) <= 6 + max_num_seqs // 32
+    for smaller, larger in itertools.pairwise(sizes):
+        assert larger <= max(2 * smaller, smaller + 32)
 
 
 def chunk(n: int, *, samples: bool = True) -> Chunk:
@@ -41,4 +52,7 @@ def chunk(n: int, *, samples: bool = True) -> Chunk:
 def test_only_steps_of_one_sampled_token_each_fit(chunks: list[Chunk], fits: bool) -> None:
     graphs = object.__new__(DecodeGraphs)
     graphs.max_batch = 4
-    assert graphs.fits(ChunkFields.read(chunks)) is fits
+    graphs._adapters = None
+    fields = ChunkFields.read(chunks)
+    assert graphs.fits(fields) is fits
+    assert not graphs.fits_adapted(fields)

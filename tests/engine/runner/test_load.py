@@ -40,14 +40,6 @@ def test_progress_never_goes_back_and_ends_at_one(tiny_config: EngineConfig) -> 
     assert all(progress.message for progress in seen)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_what_only_a_gpu_can_do_is_refused(tiny_config: EngineConfig) -> None:
-    with pytest.raises(ConfigError, match="blas_autotune needs a GPU"):
-        load_runner(changed(tiny_config, blas_autotune=True))
-    with pytest.raises(ConfigError, match="fuse_norms needs our kernels for a GPU"):
-        load_runner(changed(tiny_config, fuse_norms=True))
-
-
 def test_memory_decides_the_number_of_blocks(tiny_config: EngineConfig) -> None:
     # Two caches of 3 layers of 2 heads of 8 float32, 4 tokens a block.
     block_bytes = 2 * 3 * 2 * 8 * 4 * 4

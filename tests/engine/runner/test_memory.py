@@ -16,7 +16,6 @@ from engine.runner.memory import (
     count_blocks,
     fit_max_model_len,
 )
-from engine.spec.config import SpeculativeConfig
 from tests.engine.models.test_registry import CONFIG
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -68,31 +67,30 @@ class TestLayerGroups:
         counted = count_blocks(config, LOCAL, torch.float32, CPU, lambda: 0, groups=groups)
         assert counted == 21
 
-    def test_they_are_made_on_a_cpu_unless_turned_off(self) -> None:
-        groups = group_layers(LOCAL.layer_windows, 256)
+    @pytest.mark.parametrize("device", [CPU, GPU])
+    def test_they_are_made_unless_turned_off(self, device: torch.device) -> None:
+        """On a GPU a window leaves whole tiles behind."""
+        step = 1 if device == CPU else 128
+        groups = replace(group_layers(LOCAL.layer_windows, 256), window_step=step)
         for disabled, expected in ((None, groups), (False, groups), (True, single_group(6))):
             config = EngineConfig(model="m", disable_hybrid_kv_cache_manager=disabled)
-            assert choose_groups(config, LOCAL, 256, CPU) == expected
+            assert choose_groups(config, LOCAL, 256, device) == expected
 
-    def test_on_a_gpu_they_are_made_on_request_and_left_by_whole_tiles(self) -> None:
-        wanted = EngineConfig(model="m", disable_hybrid_kv_cache_manager=False)
-        groups = choose_groups(wanted, LOCAL, 256, GPU)
-        assert groups == replace(group_layers(LOCAL.layer_windows, 256), window_step=128)
+    def test_beside_a_draft_network_what_it_keeps_counts_for_every_block(self) -> None:
+        config = EngineConfig(model="m")
+        groups = group_layers(LOCAL.layer_windows, 256)
+        assert choose_groups(config, LOCAL, 256, CPU, draft_layers=1.0) == groups
+        heavy = choose_groups(config, LOCAL, 10, CPU, draft_layers=100.0)
+        assert heavy == single_group(6), "blocks are fewest where all layers share them"
 
-    def test_a_gpu_and_a_draft_network_do_without(self) -> None:
-        drafts = SpeculativeConfig(method="eagle", model="heads", num_speculative_tokens=2)
-        alone = EngineConfig(model="m")
-        beside = EngineConfig(model="m", speculative_config=drafts)
-        assert choose_groups(alone, LOCAL, 256, GPU) == single_group(6)
-        assert choose_groups(beside, LOCAL, 256, CPU) == single_group(6)
-
-    def test_asking_for_them_beside_a_draft_network_is_refused(self) -> None:
-        drafts = SpeculativeConfig(method="eagle", model="heads", num_speculative_tokens=2)
-        beside = EngineConfig(
-            model="m", disable_hybrid_kv_cache_manager=False, speculative_config=drafts
-        )
-        with pytest.raises(ConfigError, match=r"_manager = false: a draft network"):
-            choose_groups(beside, LOCAL, 256, CPU)
+    def test_a_draft_network_needs_a_group_that_sees_everything(self) -> None:
+        local = replace(LOCAL, windows=(8,) * 6)
+        config = EngineConfig(model="m")
+        assert choose_groups(config, local, 256, CPU).windows == (8,)
+        assert choose_groups(config, local, 256, CPU, draft_layers=1.0) == single_group(6)
+        asked = EngineConfig(model="m", disable_hybrid_kv_cache_manager=False)
+        with pytest.raises(ConfigError, match=r"_manager = false: a draft network looks back"):
+            choose_groups(asked, local, 256, CPU, draft_layers=1.0)
 
     def test_the_longest_request_counts_every_group(self) -> None:
         groups = group_layers(LOCAL.layer_windows, 256)

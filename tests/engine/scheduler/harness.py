@@ -130,7 +130,7 @@ class Harness:
             num_blocks,
             self.config.block_size,
             vocab_size=vocab_size,
-            max_num_seqs=self.config.max_num_seqs,
+            max_num_seqs=self.config.num_seqs,
             max_num_batched_tokens=self.config.step_tokens,
             max_loras=self.config.max_loras,
             eos_token_ids=frozenset({EOS}),

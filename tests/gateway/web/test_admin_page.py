@@ -15,10 +15,11 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
+from engine.tokenizer import Tokenizer
 from tenants.limits import Limits
 from tests.conftest import PATIENCE_MS
 from tests.gateway.engine_double import EngineDouble, Play
-from tests.gateway.serving import Gateway, chat_body, served_double
+from tests.gateway.serving import Gateway, chat_body, double_client, make_config, served
 from tests.tenants.samples import make_event
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Site:
     double: EngineDouble
     loop: asyncio.AbstractEventLoop
     admin_key: str
+    adapters: Path
+    """Where adapters may be loaded from."""
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something where the gateway runs."""
@@ -45,16 +48,21 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(model_dir: Path) -> Iterator[Site]:
+def site(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("adapters")
     ready, found = threading.Event(), list[Site]()
     stop: asyncio.Event | None = None
 
     async def serve() -> None:
         nonlocal stop
         stop = asyncio.Event()
-        async with served_double(model_dir) as (gateway, double):
+        config = make_config(
+            model_dir, engine={"enable_lora": True}, models={"adapters_dir": str(folder)}
+        )
+        double = EngineDouble(Tokenizer.load(model_dir))
+        async with served(config, double_client(config, double)) as gateway:
             key = await gateway.key("admin")
-            found.append(Site(gateway, double, asyncio.get_running_loop(), key))
+            found.append(Site(gateway, double, asyncio.get_running_loop(), key, folder))
             ready.set()
             await stop.wait()
 
@@ -196,6 +204,46 @@ def test_keys_are_made_shown_once_replaced_and_revoked(admin: Page, site: Site) 
     expect(newer.get_by_role("button")).to_have_count(0)
     admin.reload()
     expect(section(admin, "Changes")).to_contain_text("key.revoke")
+
+
+def test_adapters_are_loaded_and_unloaded(admin: Page, site: Site) -> None:
+    folder = site.adapters / "support"
+    folder.mkdir(exist_ok=True)
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        (folder / file).touch()
+    store, tenant = site.gateway.store, site.gateway.tenant
+    choose(admin, "acme")
+    adapters = section(admin, "Adapters")
+    expect(adapters).to_contain_text("No adapters yet.")
+    said = adapters.get_by_role("status")
+
+    def load(name: str, path: str) -> None:
+        adapters.get_by_label("Name").fill(name)
+        adapters.get_by_label("Folder").fill(path)
+        adapters.get_by_role("button", name="Load", exact=True).click()
+
+    load(NASTY, "../elsewhere")
+    expect(said).to_have_text("path: Must be a folder below models.adapters_dir.")
+    expect(adapters.get_by_label("Folder")).to_have_value("../elsewhere")
+    load(NASTY, "support")
+    expect(said).to_have_text(f"{NASTY} can be used as a model now.")
+    expect(adapters.get_by_label("Folder")).to_have_value("")
+    (made,) = site.do(store.list_adapters(tenant.id))
+    row = adapters.locator(f"tr[data-adapter='{made.id}']")
+    expect(row).to_contain_text(NASTY)
+    expect(row).to_contain_text("support")
+    load(NASTY, "support")
+    expect(said).to_have_attribute("data-kind", "error")
+    expect(said).to_contain_text("choose another name")
+
+    row.get_by_role("button", name="Unload").click()
+    admin.get_by_role("button", name="Cancel").last.click()
+    expect(row).to_have_count(1)
+    row.get_by_role("button", name="Unload").click()
+    admin.get_by_role("button", name="Unload it").click()
+    expect(row).to_have_count(0)
+    expect(said).to_have_text(f"{NASTY} was unloaded.")
+    assert site.do(store.list_adapters(tenant.id)) == []
 
 
 def test_usage_is_drawn_by_the_day(open_admin: Callable[..., Page], site: Site) -> None:

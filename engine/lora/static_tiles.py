@@ -1,0 +1,34 @@
+"""The adapters of a step where CUDA graphs find them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.low_rank import AdapterTiles, max_tiles, tile_rows, tile_table
+
+
+class StaticTiles:
+    """Memory for the tiles of steps of up to ``max_tokens`` tokens."""
+
+    def __init__(self, max_tokens: int, num_slots: int, device: torch.device) -> None:
+        self._num_slots = num_slots
+        size = max(self._size(num_tokens) for num_tokens in range(1, max_tokens + 1))
+        self._table = torch.full((size,), -1, dtype=torch.int32, device=device)
+
+    def of(self, num_tokens: int) -> AdapterTiles:
+        """What a graph of so many tokens reads: no tiles, before ``send``."""
+        table = self._table[: self._size(num_tokens)]
+        return AdapterTiles.view(table, num_tokens, tile_rows(num_tokens))
+
+    def send(self, slots: npt.NDArray[np.int64], num_tokens: int) -> None:
+        """slots: of the first tokens, -1 for none, as those behind have, up to ``num_tokens``."""
+        tiles = max_tiles(num_tokens, self._num_slots)
+        table = torch.from_numpy(tile_table(slots, tile_rows(num_tokens), tiles))
+        if self._table.is_cuda:
+            table = table.pin_memory()
+        self._table[: len(table)].copy_(table, non_blocking=True)
+
+    def _size(self, num_tokens: int) -> int:
+        return max_tiles(num_tokens, self._num_slots) * (1 + tile_rows(num_tokens))

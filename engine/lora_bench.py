@@ -1,0 +1,165 @@
+"""``python -m engine.lora_bench``: what adapters cost, beside the same engine without any.
+
+Prints one JSON line a case and number of requests. Adapters are random, of all linear layers;
+engines and cases take turns, prompts are fresh, EOS is ignored, and the best run of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors.torch import save_file
+
+from engine.bench import model_folder
+from engine.llm import LLM, LoRARequest, SamplingParams, TokensPrompt
+from engine.lora.adapter import WEIGHTS_NAME
+from engine.lora.config import FILE_NAME
+from engine.lora.places import Place, find_places
+from engine.models.registry import create_model, read_config
+from engine.speculation_bench import LLAMA_3_8B
+
+SHAPES = {"llama-3-8b": LLAMA_3_8B}
+WITHOUT = "enable_lora off"
+
+Adapters = Sequence[LoRARequest | None]
+"""Of each request."""
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """One JSON line."""
+
+    case: str
+    requests: int
+    out_tok_s: float
+    cost: float
+    """``out_tok_s`` without adapters over this, less one."""
+
+
+def write_adapter(folder: Path, places: Mapping[str, Place], rank: int, seed: int) -> LoRARequest:
+    """Random, small enough that what it adds does not drown the rest."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, place in places.items():
+        prefix = f"base_model.model.{name}."
+        sides = {"A": (rank, place.in_features), "B": (place.out_features, rank)}
+        for side, shape in sides.items():
+            drawn = torch.rand(shape, generator=generator) - 0.5
+            tensors[f"{prefix}lora_{side}.weight"] = (drawn * 0.01).bfloat16()
+    folder.mkdir()
+    targets = sorted({name.split(".")[-1] for name in places})
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
+    (folder / FILE_NAME).write_text(json.dumps(config))
+    save_file(tensors, folder / WEIGHTS_NAME)
+    return LoRARequest(folder.name, folder)
+
+
+def places_of(model_dir: str) -> dict[str, Place]:
+    """Of a native model, none of whose weights is loaded."""
+    facts = read_config(Path(model_dir))
+    meta = torch.device("meta")
+    return find_places(create_model(facts, max_model_len=16, dtype=facts.dtype, device=meta))
+
+
+def cases(adapters: Sequence[LoRARequest], requests: int) -> dict[str, Adapters]:
+    """By name: which adapter each request has."""
+    found: dict[str, Adapters] = {
+        "no request has an adapter": [None] * requests,
+        "one adapter": [adapters[0]] * requests,
+    }
+    if requests > 1:
+        found["one request has an adapter"] = [adapters[0], *[None] * (requests - 1)]
+        if len(adapters) > 1:
+            mixed = [adapters[i % len(adapters)] for i in range(requests)]
+            found[f"{len(adapters)} adapters"] = mixed
+    return found
+
+
+def measure(
+    without: LLM, llm: LLM, adapters: Sequence[LoRARequest], asked: argparse.Namespace
+) -> Iterator[Measurement]:
+    rng = random.Random(0)
+    for requests in asked.requests:
+        best = {WITHOUT: 0.0}
+        for repeat in range(asked.repeats + 1):
+            turns: list[tuple[str, LLM, Adapters]] = [(WITHOUT, without, [None] * requests)]
+            turns += [(name, llm, of) for name, of in cases(adapters, requests).items()]
+            for name, engine, of_requests in turns:
+                rate = _run(engine, of_requests, rng, asked)
+                # The first time warms up.
+                best[name] = max(best.get(name, 0.0), rate if repeat else 0.0)
+        for name, rate in best.items():
+            yield Measurement(name, requests, round(rate, 1), round(best[WITHOUT] / rate - 1, 3))
+
+
+def _run(llm: LLM, adapters: Adapters, rng: random.Random, asked: argparse.Namespace) -> float:
+    """Output tokens a second."""
+    ids = range(llm.info.vocab_size // 8, llm.info.vocab_size)
+    prompts = [TokensPrompt(prompt_token_ids=rng.choices(ids, k=asked.input_len)) for _ in adapters]
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=asked.output_len)
+    began = time.perf_counter()
+    if any(adapters):
+        llm.generate(prompts, params, lora_request=list(adapters))
+    else:
+        llm.generate(prompts, params)
+    num_tokens: int = len(prompts) * asked.output_len
+    return num_tokens / (time.perf_counter() - began)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m engine.lora_bench", description=__doc__)
+    parser.add_argument("--model", help="a model's folder; the bundled demo model without it")
+    parser.add_argument("--shape", choices=SHAPES, help="random weights, in place of a model")
+    parser.add_argument("--adapters", type=int, default=8)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 16, 64], help="at once")
+    parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--enforce-eager", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    asked = _parse(arguments)
+    shape = None if asked.shape is None else SHAPES[asked.shape]
+    blocks_each = -(-(asked.input_len + asked.output_len) // 16) + 1
+    options: dict[str, Any] = {
+        "load_format": "auto" if shape is None else "dummy",
+        "skip_tokenizer_init": True,
+        "max_num_seqs": max(asked.requests),
+        "max_model_len": asked.input_len + asked.output_len,
+        "num_gpu_blocks_override": max(asked.requests) * blocks_each,
+        "enforce_eager": asked.enforce_eager,
+    }
+    with (
+        model_folder(asked.model, shape) as model,
+        tempfile.TemporaryDirectory(prefix="sluice-bench-") as directory,
+    ):
+        places = places_of(model)
+        adapters = [
+            write_adapter(Path(directory) / f"adapter-{i}", places, asked.rank, seed=i)
+            for i in range(asked.adapters)
+        ]
+        without = LLM(model, **options)
+        llm = LLM(
+            model, enable_lora=True, max_loras=asked.adapters, max_lora_rank=asked.rank, **options
+        )
+        for adapter in adapters:
+            llm.load_lora(adapter)
+        for found in measure(without, llm, adapters, asked):
+            print(msgspec.json.encode(found).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    main()

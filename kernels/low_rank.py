@@ -1,0 +1,129 @@
+"""The low-rank matrices of several adapters, and the tokens of a step by adapter.
+
+Tokens are sorted by adapter and cut into tiles; a tile never holds tokens of two adapters. All of
+it is one array of integers, sent by one copy to where a CUDA graph reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.transfer import to_device
+
+Ints = npt.NDArray[np.int64]
+
+RANK_STEP = 16
+"""Room for ranks comes in multiples of what a tensor core multiplies at a time."""
+FEW_TOKENS = 256
+"""Up to here tiles are as small as can be: a batch that decodes, mostly of many adapters."""
+
+
+def padded_rank(rank: int) -> int:
+    """The next multiple of ``RANK_STEP``."""
+    return -(-rank // RANK_STEP) * RANK_STEP
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankMatrices:
+    """Of one linear layer, in slots for adapters.
+
+    A layer's output has parts, as of the queries, keys and values, each with matrices of its own.
+    """
+
+    down: torch.Tensor
+    """[num_slots, num_parts, max_rank, in_features]"""
+    up: torch.Tensor
+    """[num_slots, out_features, max_rank]"""
+    ranks: torch.Tensor
+    """[num_slots, num_parts] int32; 0: the adapter leaves this part alone. Beyond, ``down`` and
+    ``up`` are 0 up to the next multiple of ``RANK_STEP``, and are not read behind that."""
+    ends: torch.Tensor
+    """[num_parts + 1] int32: part i is the features from ``ends[i]`` to ``ends[i + 1]``."""
+    parts: tuple[int, ...]
+    """Features of each."""
+
+    @classmethod
+    def empty(
+        cls,
+        ranks: torch.Tensor,
+        in_features: int,
+        parts: tuple[int, ...],
+        max_rank: int,
+        *,
+        dtype: torch.dtype,
+    ) -> LowRankMatrices:
+        """Without an adapter: ranks are all 0."""
+        device, (num_slots, num_parts) = ranks.device, ranks.shape
+        assert num_parts == len(parts)
+        max_rank = padded_rank(max_rank)
+        down = num_slots, num_parts, max_rank, in_features
+        up = num_slots, sum(parts), max_rank
+        return cls(
+            torch.empty(down, dtype=dtype, device=device),
+            torch.empty(up, dtype=dtype, device=device),
+            ranks,
+            torch.tensor([0, *np.cumsum(parts)], dtype=torch.int32, device=device),
+            parts,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTiles:
+    """The tokens of a step that have an adapter."""
+
+    num_tokens: int
+    """Of the step, those without an adapter included."""
+    slots: torch.Tensor
+    """[num_tiles] int32: of which adapter a tile's tokens are; -1 from the first tile on that there
+    is not."""
+    tokens: torch.Tensor
+    """[num_tiles, rows] int32, -1 behind the last."""
+
+    @classmethod
+    def of(cls, slots: Ints, device: torch.device) -> AdapterTiles:
+        """slots: [num_tokens], -1 for none."""
+        rows = tile_rows(len(slots))
+        return cls.view(to_device(tile_table(slots, rows), device), len(slots), rows)
+
+    @classmethod
+    def view(cls, table: torch.Tensor, num_tokens: int, rows: int) -> AdapterTiles:
+        """table: of ``tile_table``."""
+        num_tiles = len(table) // (1 + rows)
+        return cls(num_tokens, table[:num_tiles], table[num_tiles:].view(num_tiles, rows))
+
+
+def tile_rows(num_tokens: int) -> int:
+    return 16 if num_tokens <= FEW_TOKENS else 64
+
+
+def max_tiles(num_tokens: int, num_slots: int) -> int:
+    """Every slot fills its last tile in part at worst."""
+    return num_tokens // tile_rows(num_tokens) + min(num_slots, num_tokens)
+
+
+def tile_table(slots: Ints, rows: int, num_tiles: int | None = None) -> npt.NDArray[np.int32]:
+    """``AdapterTiles.slots``, then ``tokens``, as one array: [num_tiles * (1 + rows)].
+
+    slots: [num_tokens], -1 for none. num_tiles: as many as are needed, or that many at least.
+    """
+    order = np.argsort(slots, kind="stable")
+    used, counts = np.unique(slots, return_counts=True)
+    firsts = counts.cumsum() - counts
+    if len(used) and used[0] < 0:
+        used, counts, firsts = used[1:], counts[1:], firsts[1:]
+    tiles_each = -(-counts // rows)
+    needed = int(tiles_each.sum())
+    num_tiles = needed if num_tiles is None else num_tiles
+    table = np.full(num_tiles * (1 + rows), -1, np.int32)
+    table[:needed] = np.repeat(used, tiles_each)
+    tile = np.arange(needed) - np.repeat(tiles_each.cumsum() - tiles_each, tiles_each)
+    place = tile[:, None] * rows + np.arange(rows)
+    there = place < np.repeat(counts, tiles_each)[:, None]
+    place += np.repeat(firsts, tiles_each)[:, None]
+    tokens = table[num_tiles:].reshape(num_tiles, rows)[:needed]
+    tokens[there] = order[place[there]]
+    return table

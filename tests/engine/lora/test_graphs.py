@@ -1,0 +1,90 @@
+"""Steps with adapters in CUDA graphs, which are emulated on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.llm import LLM, LoRARequest
+from tests.engine.lora.test_generation import (
+    GREEDY,
+    OPTIONS,
+    PROMPTS,
+    adapters,
+    assert_same,
+    check_all_at_once,
+    merged,
+    model_dir,
+)
+from tests.engine.runner.emulated_graphs import emulate
+
+__all__ = ["adapters", "merged", "model_dir"]  # its fixtures serve here, too
+
+
+def make(model_dir: Path, **options: Any) -> LLM:
+    settings = {**OPTIONS, "enable_lora": True, "max_loras": 3, "max_lora_rank": 64, **options}
+    return LLM(model_dir, **settings)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_loras": 1}, {"max_num_seqs": 3}, {"num_gpu_blocks_override": 20}],
+    ids=str,
+)
+def test_graphs_with_adapters_equal_the_merged_weights(
+    options: dict[str, Any],
+    model_dir: Path,
+    adapters: list[LoRARequest],
+    merged: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = make(model_dir, **options)
+    decoding, _, _ = emulate(llm._core, monkeypatch, 1)
+    for _ in range(2):
+        check_all_at_once(llm, adapters, merged)
+    assert decoding.num_runs >= 2 * (GREEDY.max_tokens or 0) - 2
+
+
+def test_adapters_come_and_go_between_the_steps(
+    model_dir: Path,
+    adapters: list[LoRARequest],
+    merged: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A graph reads matrices where they always are: those of an adapter that took the slot."""
+    llm = make(model_dir, max_loras=1)
+    decoding, _, _ = emulate(llm._core, monkeypatch, 1)
+    for adapter in [*adapters, None, *adapters[::-1]]:
+        before = decoding.num_runs
+        results = llm.generate(PROMPTS, GREEDY, lora_request=adapter)
+        assert decoding.num_runs > before
+        for result, expected in zip(
+            results, merged["" if adapter is None else adapter.lora_name], strict=True
+        ):
+            assert_same(result, expected)
+        if adapter is not None:
+            llm.unload_lora(adapter.lora_name)
+    assert llm.stats().num_adapter_swaps >= 2 * len(adapters)
+
+
+def test_a_step_without_adapters_reads_none(
+    model_dir: Path, adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Base requests pay for no adapter, though some are loaded."""
+    from kernels import ops
+
+    llm = make(model_dir)
+    decoding, _, _ = emulate(llm._core, monkeypatch, 1)
+    llm.generate(PROMPTS[0], GREEDY, lora_request=adapters[0])
+    before = decoding.num_runs
+
+    def fail(*_: object) -> None:
+        raise AssertionError("an adapter was added")
+
+    monkeypatch.setattr(ops, "add_low_rank", fail)
+    llm.generate(PROMPTS, GREEDY)
+    assert decoding.num_runs > before
+    with pytest.raises(AssertionError, match="an adapter was added"):
+        llm.generate(PROMPTS[0], GREEDY, lora_request=adapters[0])
