@@ -7,12 +7,15 @@ request. Where some have fewer, the step runs without a graph.
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import torch
 
 from engine.attention.base import CapturableBackend
 from engine.layers.attention import KVCache, StepContext
+from engine.lora.slots import AdapterSlots, captured
 from engine.models.base import Model
+from engine.runner.graphs import adapted_sizes
 from engine.runner.inputs import ChunkFields, StepInputs, assemble
 from engine.runner.rows import RowTable
 from engine.runner.sized_graphs import SizedGraphs, capture_all
@@ -41,38 +44,45 @@ class VerifyGraphs:
         kv_cache: KVCache,
         table: RowTable,
         attention: CapturableBackend,
+        adapters: AdapterSlots | None = None,
         *,
         block_size: int,
         max_num_seqs: int,
         num_drafts: int,
     ) -> None:
-        """num_drafts: of a sequence, at most."""
+        """adapters: if any, they are capturable. num_drafts: of a sequence, at most."""
         assert num_drafts < attention.max_decode_queries
         self._model = model
         self._kv_cache = kv_cache
         self._table = table
         self._attention = attention
+        self._adapters = adapters
         self._block_size = block_size
         sizes = capture_sizes(max_num_seqs)
         self.lengths = capture_lengths(num_drafts)
         """Drafts of each sequence, of which there are graphs."""
         self._sent = SentRows(sizes[-1], table.tokens.device)
         self._buffers: dict[int, SequenceBuffers] = {}
-        self._graphs: dict[int, SizedGraphs] = {}
-        for num_queries in (1 + length for length in self.lengths):
+        self._graphs: dict[tuple[int, bool], SizedGraphs] = {}
+        """By the tokens of each sequence, and whether there are adapters."""
+        of_kinds = (
+            {False: sizes} if adapters is None else {False: sizes, True: adapted_sizes(sizes)}
+        )
+        for length, (adapted, of_kind) in product(self.lengths, of_kinds.items()):
+            num_queries = 1 + length
             self._buffers[num_queries] = SequenceBuffers(table, block_size, sizes[-1], num_queries)
-            self._graphs[num_queries] = SizedGraphs(
-                sizes, partial(self._forward, num_queries), num_queries
+            self._graphs[num_queries, adapted] = SizedGraphs(
+                of_kind, partial(self._forward, num_queries, adapted), num_queries
             )
 
     def capture(self) -> None:
         """Record all graphs."""
         capture_all(list(self._graphs.values()), self._sent.pad)
 
-    def fits(self, fields: ChunkFields) -> bool:
-        """Whether a step is one that ``run`` can execute."""
+    def fits(self, fields: ChunkFields, *, adapted: bool = False) -> bool:
+        """Whether a step is one that ``run`` can execute. adapted: some rows have an adapter."""
         num_queries = int(fields.query_lens[0])
-        graphs = self._graphs.get(num_queries)
+        graphs = self._graphs.get((num_queries, adapted))
         return bool(
             graphs is not None
             and len(fields.rows) <= graphs.max_batch
@@ -80,14 +90,16 @@ class VerifyGraphs:
             and (fields.num_places == num_queries).all()
         )
 
-    def run(self, fields: ChunkFields) -> tuple[StepInputs, torch.Tensor]:
+    def run(self, fields: ChunkFields, *, adapted: bool = False) -> tuple[StepInputs, torch.Tensor]:
         """Execute a step that ``fits``: its inputs, and its logits [num_tokens, vocab].
 
         Both live in memory that the next ``run`` overwrites, in stream order.
         """
         batch, num_queries = len(fields.rows), int(fields.query_lens[0])
-        graphs, buffers = self._graphs[num_queries], self._buffers[num_queries]
+        graphs, buffers = self._graphs[num_queries, adapted], self._buffers[num_queries]
         size = graphs.size_for(batch)
+        if self._adapters is not None and adapted:
+            self._adapters.send(fields.rows, size * num_queries, num_queries)
         self._sent.send(fields.rows, fields.computed, size)
         logits = graphs.replay(size)
         token_ids, positions, slots = buffers.tokens(batch)
@@ -101,11 +113,14 @@ class VerifyGraphs:
         )
         return inputs, logits[: batch * num_queries]
 
-    def _forward(self, num_queries: int, size: int) -> torch.Tensor:
+    def _forward(self, num_queries: int, adapted: bool, size: int) -> torch.Tensor:
         buffers = self._buffers[num_queries]
         buffers.look_up(*self._sent.of(size))
         token_ids, positions, slots = buffers.tokens(size)
         attend = self._attention.prepare_decode(buffers.batch(size), self._block_size, num_queries)
         others = buffers.by_layer(size, self._attention)
-        step = StepContext(positions, slots, attend, self._kv_cache, by_layer=others)
-        return self._model.logits(self._model.hidden_states(token_ids, step))
+        step = StepContext(
+            positions, slots, attend, self._kv_cache, adapted=adapted, by_layer=others
+        )
+        with captured(self._adapters if adapted else None, size * num_queries):
+            return self._model.logits(self._model.hidden_states(token_ids, step))

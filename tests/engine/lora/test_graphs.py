@@ -47,6 +47,23 @@ def test_graphs_with_adapters_equal_the_merged_weights(
     assert decoding.num_runs >= 2 * (GREEDY.max_tokens or 0) - 2
 
 
+def test_drafts_are_checked_in_graphs_with_adapters(
+    model_dir: Path,
+    adapters: list[LoRARequest],
+    merged: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    llm = make(model_dir, max_num_seqs=4, speculative_config={**drafts, "adaptive": False})
+    _, checking, _ = emulate(llm._core, monkeypatch, 3)
+    check_all_at_once(llm, adapters, merged)
+    before = checking.num_runs
+    for adapter in adapters:  # alone, each request has as many drafts as the others
+        results = llm.generate(PROMPTS[:1], GREEDY, lora_request=adapter)
+        assert_same(results[0], merged[adapter.lora_name][0])
+    assert checking.num_runs > before
+
+
 def test_adapters_come_and_go_between_the_steps(
     model_dir: Path,
     adapters: list[LoRARequest],
@@ -83,7 +100,7 @@ def test_a_step_without_adapters_reads_none(
     def fail(*_: object) -> None:
         raise AssertionError("an adapter was added")
 
-    monkeypatch.setattr(ops, "add_low_rank", fail)
+    monkeypatch.setattr(ops, "shrink_low_rank", fail)
     llm.generate(PROMPTS, GREEDY)
     assert decoding.num_runs > before
     with pytest.raises(AssertionError, match="an adapter was added"):

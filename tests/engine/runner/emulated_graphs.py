@@ -153,7 +153,9 @@ def emulate(
     model, layers, table = runner._model, runner._cache.layers, runner._table
     decoding = DecodeGraphs(model, layers, table, attention, runner.adapters, **sizes)
     decoding.capture(lambda done: None)
-    checking = VerifyGraphs(model, layers, table, attention, num_drafts=num_drafts, **sizes)
+    checking = VerifyGraphs(
+        model, layers, table, attention, runner.adapters, num_drafts=num_drafts, **sizes
+    )
     checking.capture()
     counted = Counted(decoding), Counted(checking)
     runner._graphs, runner._verify_graphs = counted  # type: ignore[assignment]
