@@ -16,6 +16,8 @@ MAX_DECODE_ROWS = 32
 """Query tokens times query heads per KV head that one pass of the decode kernel takes."""
 CTAS_PER_SM = {64: 2, 96: 2, 128: 2, 256: 1}
 """Resident CTAs of the decode kernel by head_dim, set by its shared memory."""
+FP8_CTAS_PER_SM = {64: 3, 96: 3, 128: 3, 256: 2}
+"""Likewise over a cache in FP8: tiles take half the memory, and widening wants more warps."""
 
 _START_INTS = 24  # sizeof(DecodeStart) / 4
 
@@ -92,12 +94,13 @@ class DecodeWorkspace:
         num_q_heads: int,
         head_dim: int,
         device: torch.device,
-        waves: int = 1,
+        *,
+        fp8: bool = False,
     ) -> DecodeWorkspace:
-        """``waves``: spans of work per resident CTA; more of them even out slow SMs."""
+        """fp8: of the cache; work is dealt out to as many CTAs as can then be resident."""
         load()
         sms = torch.cuda.get_device_properties(device).multi_processor_count
-        num_ctas = sms * CTAS_PER_SM[head_dim] * waves
+        num_ctas = sms * (FP8_CTAS_PER_SM if fp8 else CTAS_PER_SM)[head_dim]
         rows = (num_ctas, 2, MAX_DECODE_ROWS)
         return cls(
             schedule=torch.zeros(1 + num_ctas, _START_INTS, dtype=torch.int32, device=device),

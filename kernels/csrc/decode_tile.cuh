@@ -14,6 +14,19 @@
 
 namespace sluice {
 
+// Where 16-byte piece `c` of row `r` lives in a tile of rows of D 16-bit elements: the pieces of a
+// row are permuted so that the eight rows an ldmatrix touches fall into eight different bank groups.
+template <int D>
+__device__ __forceinline__ int swizzle(int r, int c) {
+  constexpr int kPieces = D / 8;
+  if constexpr (kPieces % 8 == 0) {
+    return r * kPieces + (c ^ (r & 7));
+  } else {  // D = 96: the row stride is 1.5 x 128 bytes, so odd rows are shifted by half already
+    static_assert(kPieces % 4 == 0);
+    return r * kPieces + (c ^ ((r >> 1) & 3));
+  }
+}
+
 template <typename T, int D>
 struct PlainTile {
   using Stored = T;
@@ -100,24 +113,6 @@ __device__ __forceinline__ void widen_e4m3(uint32_t bytes, uint32_t& lower, uint
   lower = widen(__byte_perm(bytes, 0, 0x1404));
   upper = widen(__byte_perm(bytes, 0, 0x3424));
 #endif
-}
-
-template <int N>
-__device__ __forceinline__ void load_shared(uint32_t (&words)[N], uint32_t at) {
-  static_assert(N == 1 || N == 2 || N == 4);
-  if constexpr (N == 1) {
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(words[0]) : "r"(at) : "memory");
-  } else if constexpr (N == 2) {
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
-                 : "=r"(words[0]), "=r"(words[1])
-                 : "r"(at)
-                 : "memory");
-  } else {
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(at)
-                 : "memory");
-  }
 }
 
 // Computes in float16, which holds every e4m3: more exact than bfloat16, and as fast.

@@ -1,5 +1,5 @@
 // Attention of a few query tokens per sequence (decode, speculative verification) over a paged KV
-// cache: split-KV in the manner of stream-K, grouped query heads packed into the columns of the MMA.
+// cache: split-KV in the manner of stream-K, grouped query heads packed into columns of the MMA.
 //
 // Work. The KV of a sequence and a KV head is cut into tiles of 64 tokens. All tiles form one line
 // (decode_line.cuh), which is dealt out in equal spans, so that the SMs finish together whatever the
@@ -15,9 +15,9 @@
 // its own ring of shared-memory stages, so the main loop has no block-wide barrier. The ring runs
 // across item borders: while one item is finished, the tiles of the next are already in flight.
 //
-// Products. Keys and values are the A operand, 16 rows high, and the queries of an item the columns:
-// S^T = K Q^T, O^T = V^T P^T. Eight columns hold the query heads of most models, where rows would be
-// padded to sixteen; that halves the products and the registers of the output.
+// Products. Keys and values are the A operand, 16 rows high, the queries of an item the columns:
+// S^T = K Q^T, O^T = V^T P^T. Eight columns hold the query heads of most models, where rows would
+// be padded to sixteen; that halves the products and the registers of the output.
 //
 // Code. In a model the kernel comes cold into the instruction caches for every layer, and with few
 // keys that is most of its time: every instruction counts once, whether it is in a loop or not. So
@@ -82,7 +82,8 @@ class Decoder {
     if (p.wait_first) wait_for_inputs();
     Cursor load = start.cursor;
     const int early = start.blocks[lane % kEarlyTiles * kWarps + warp];
-    const int span = p.line->span, begin = blockIdx.y * span, end = min(begin + span, p.line->total);
+    const int span = p.line->span;
+    const int begin = blockIdx.y * span, end = min(begin + span, p.line->total);
     if (begin >= end) {
       wait_for_inputs();  // a kernel must not end before the one before it
       return;
@@ -97,10 +98,12 @@ class Decoder {
       int block = 0;
       if (ahead < end) {
         const int nth = ahead - begin;
-        block = nth < kEarlyTiles ? __shfl_sync(~0u, early, nth) : block_of(p.table, load, token0(load));
+        block = nth < kEarlyTiles ? __shfl_sync(~0u, early, nth)
+                                  : block_of(p.table, load, token0(load));
       }
       Cursor work;
       if (i >= begin) {
+        __syncwarp();  // one lane wrote it
         work = sm.tiles[warp][stage];
         if (i == begin || work.tile == 0) open_item(work);
         consume(work, stage);
@@ -449,13 +452,6 @@ class Decoder {
       }
       store(c, r, d, part);
     }
-  }
-
-  // Counts one up, after all that the CTA has written and before what it reads next.
-  static __device__ int arrive(int* count) {
-    int before;
-    asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
-    return before;
   }
 
   // part: columns [d, d + 4) of row r, over all keys but the shared ones.
