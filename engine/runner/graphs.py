@@ -106,7 +106,7 @@ class DecodeGraphs:
             self._shared.send(size)
         if self._adapters is not None and adapted:
             self._adapters.send(fields.rows, size)
-        self._sent.send(fields.rows, fields.computed, size)
+        self._sent.send(fields.rows, fields.computed, size=size)
         logits = family.replay(size)
         token_ids, positions, slots = self._buffers.tokens(batch)
         inputs = assemble(
@@ -121,7 +121,8 @@ class DecodeGraphs:
         return inputs, logits[:batch]
 
     def _forward(self, size: int, *, shared: bool, adapted: bool) -> torch.Tensor:
-        self._buffers.look_up(*self._sent.of(size))
+        rows, computed = self._sent.of(size)
+        self._buffers.look_up(rows, computed)
         token_ids, positions, slots = self._buffers.tokens(size)
         attend = self._attention.prepare_decode(self._batch(size, shared=shared), self._block_size)
         others = self._buffers.by_layer(size, self._attention)
