@@ -32,9 +32,15 @@ class RequestContext:
 
 
 def attach(scope: Scope, send: Send) -> RequestContext:
-    context = RequestContext(send, extensions.writer(scope))
+    context = RequestContext(send, extensions.take_writer(scope))
     scope[_KEY] = context
     return context
+
+
+def detach(scope: Scope) -> None:
+    """At the end: the scope and what sends on its behalf know each other, and would both wait for
+    the garbage collector."""
+    del scope[_KEY]
 
 
 def of(scope: Scope) -> RequestContext:

@@ -25,7 +25,7 @@ def offer(scope: Any, writer: Writer) -> None:
     scope.setdefault("extensions", {})[NAME] = writer
 
 
-def writer(scope: Scope) -> Writer | None:
-    """None from a server that does not know it."""
-    found: Writer | None = scope.get("extensions", {}).get(NAME)
+def take_writer(scope: Scope) -> Writer | None:
+    """None from a server that does not know it. It is there once: it knows the scope, too."""
+    found: Writer | None = scope.get("extensions", {}).pop(NAME, None)
     return found

@@ -35,18 +35,12 @@ Advance = Callable[[Choice, RequestOutput], Delta]
 class _Line:
     """A choice that is read."""
 
-    def __init__(self, choice: Choice, divert: Callable[[_Line, RequestOutput], bool]) -> None:
+    def __init__(self, choice: Choice) -> None:
         self.choice = choice
         self.stream = choice.stream
         self.flushed_at = -math.inf
         self.last: Delta | None = None
         """Of a choice that ended while its output was diverted."""
-        self._divert = divert
-
-    def attach(self, on_change: Callable[[], None], *, diverts: bool) -> None:
-        self.stream.on_change = on_change
-        if diverts:
-            self.stream.divert = partial(self._divert, self)
 
     def detach(self) -> None:
         self.stream.on_change = self.stream.divert = None
@@ -66,7 +60,7 @@ class Reader:
         self._advance = advance
         self._interval_s = flush_interval_s
         self._sink = sink
-        self._lines = [_Line(choice, self._divert) for choice in choices]
+        self._lines = [_Line(choice) for choice in choices]
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._waiter: asyncio.Future[None] | None = None
@@ -79,7 +73,9 @@ class Reader:
         if heard is not None:
             yield self._read(self._lines[0], heard)
         for line in self._lines:
-            line.attach(self._wake, diverts=self._sink is not None)
+            line.stream.on_change = self._wake
+            if self._sink is not None:
+                line.stream.divert = partial(self._divert, line)
         try:
             while running := [line for line in self._lines if line.choice.finish_reason is None]:
                 for line in await self._due(running):

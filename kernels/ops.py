@@ -29,7 +29,8 @@ OPS = (
     "silu_mul",
     "rope_and_cache",
     "apply_experts",
-    "add_low_rank",
+    "shrink_low_rank",
+    "expand_low_rank",
     "quantize_rows",
     "linear_int4",
     "apply_token_bitmask",
@@ -134,10 +135,17 @@ def apply_experts(
     return out
 
 
-def add_low_rank(
-    out: torch.Tensor, x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
+def shrink_low_rank(
+    x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
+) -> torch.Tensor:
+    low: torch.Tensor = resolve("shrink_low_rank", x.device.type, x.dtype)(x, matrices, tiles)
+    return low
+
+
+def expand_low_rank(
+    out: torch.Tensor, low: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
 ) -> None:
-    resolve("add_low_rank", x.device.type, x.dtype)(out, x, matrices, tiles)
+    resolve("expand_low_rank", out.device.type, out.dtype)(out, low, matrices, tiles)
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -66,6 +66,8 @@ class Hold:
         self._extending: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._showing: asyncio.Task[None] | None = None
+        self._is_late = False
+        """It was not shown yet when it stopped."""
 
     @property
     def request_id(self) -> UUID:
@@ -134,12 +136,11 @@ class Hold:
         )
 
     async def _hide(self) -> None:
-        """Showing may have come after the settlement, which takes away what it finds."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._showing is not None:
-            showing, self._showing = self._showing, None
-            await asyncio.wait([showing])
+        """Showing may come after the settlement, which takes away what it finds."""
+        if self._is_late:
+            self._is_late = False
+            assert self._showing is not None
+            await asyncio.wait([self._showing])
             self._quota.forget(self.request_id)
             await self._quota.undo(self._request)
 
@@ -150,6 +151,9 @@ class Hold:
         """
         self.on_more = None
         self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._is_late = self._showing is not None and (self._is_late or not self._showing.done())
         if self._extending is not None:
             self._extending.cancel()
             await asyncio.wait([self._extending])

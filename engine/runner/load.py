@@ -104,8 +104,9 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     # Models that are not our own may look at what they compute.
     capturable = isinstance(facts, ModelConfig) and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
-        graphs = _capture_graphs(config, made.model, cache, table, attention, adapters, report)
-        verify_graphs = capture_verify_graphs(config, made.model, cache, table, attention)
+        held = adapters if adapters is not None and adapters.is_capturable else None
+        graphs = _capture_graphs(config, made.model, cache, table, attention, held, report)
+        verify_graphs = capture_verify_graphs(config, made.model, cache, table, attention, held)
     runner = TorchRunner(
         made.model,
         cache,
@@ -144,11 +145,13 @@ def _adapter_slots(
 ) -> AdapterSlots | None:
     if not config.enable_lora:
         return None
+    speculative = config.speculative_config
     adapters = AdapterSlots(
         model,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
         max_num_rows=config.num_seqs,
+        max_num_queries=1 if speculative is None else 1 + speculative.num_tokens,
         dtype=dtype,
         device=device,
     )
@@ -200,7 +203,7 @@ def _capture_graphs(
         cache.layers,
         table,
         attention,
-        adapters if adapters is not None and adapters.is_capturable else None,
+        adapters,
         block_size=config.block_size,
         max_num_seqs=config.num_seqs,
     )

@@ -12,6 +12,7 @@ from engine.attention.select import select_backend
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.layers.attention import KVCache
+from engine.lora.slots import AdapterSlots
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.llama import ForCausalLM
 from engine.runner.draft_graphs import DraftGraphs
@@ -190,6 +191,7 @@ def capture_verify_graphs(
     cache: PagedCache,
     table: RowTable,
     attention: CapturableBackend,
+    adapters: AdapterSlots | None,
 ) -> VerifyGraphs | None:
     """None where there are no drafts, or more than the attention's decode path takes."""
     speculative = config.speculative_config
@@ -200,6 +202,7 @@ def capture_verify_graphs(
         cache.layers,
         table,
         attention,
+        adapters,
         block_size=config.block_size,
         max_num_seqs=config.num_seqs,
         num_drafts=speculative.num_tokens,

@@ -160,16 +160,16 @@ class TorchRunner:
         self._launched = replace(launched, drafted=drafted)
 
     def _compute(self, plan: StepPlan, fields: ChunkFields) -> _Launched:
-        if self.adapters is not None and self.adapters.serves(fields.rows):
-            if self._graphs is not None and self._graphs.fits_adapted(fields):
-                return _Launched(plan, *self._graphs.run(fields, adapted=True))
-            with self.adapters.applied(fields.rows, fields.query_lens):
-                return self._run_eagerly(plan, fields, adapted=True)
-        if self._graphs is not None and self._graphs.fits(fields):
-            return _Launched(plan, *self._graphs.run(fields))
-        if self._verify_graphs is not None and self._verify_graphs.fits(fields):
-            return _Launched(plan, *self._verify_graphs.run(fields))
-        return self._run_eagerly(plan, fields)
+        adapters = self.adapters
+        adapted = adapters is not None and adapters.serves(fields.rows)
+        if self._graphs is not None and self._graphs.fits(fields, adapted=adapted):
+            return _Launched(plan, *self._graphs.run(fields, adapted=adapted))
+        if self._verify_graphs is not None and self._verify_graphs.fits(fields, adapted=adapted):
+            return _Launched(plan, *self._verify_graphs.run(fields, adapted=adapted))
+        if adapters is None or not adapted:
+            return self._run_eagerly(plan, fields)
+        with adapters.applied(fields.rows, fields.query_lens):
+            return self._run_eagerly(plan, fields, adapted=True)
 
     def measure_step_costs(self, num_drafts: int, max_num_tokens: int) -> None:
         """Fill ``step_costs``. Before the first plan."""

@@ -3,10 +3,15 @@
     sluice bench --replay 20 -c 1000 --requests 2000 --max-tokens 400
     sluice bench --replay 20 -c 1000 --max-tokens 400 --duration 600 --stalled 0.05 --leaving 0.02
     sluice bench --replay 20 -c 250 --max-tokens 200 --most
+    sluice bench --replay 20 -c 500 --max-tokens 400 --floor
 
 What is counted as a chunk's CPU time is all that the server's process does from the first request
 to the last: authentication, admission, rendering and settling, spread over the chunks. So answers
 should be long where the chunks are of interest.
+
+**The floor.** Times are a machine's, and a busy machine's are longer. ``--floor`` measures the same
+load once more on a bare ASGI application that sends such chunks out of its memory
+(``bench.floor``): what a chunk costs here over what it costs there holds anywhere.
 
 **Another proxy beside it.** ``--through URL`` measures the same load once more through any
 OpenAI-compatible proxy that has the same server behind it. LiteLLM's, for one, with this
@@ -26,13 +31,13 @@ give ``--pid`` once for each.
 
 from __future__ import annotations
 
-import asyncio
 import resource
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import uvloop
 from rich.console import Console
 
 from gateway.bench.load import Level, Load, Manner
@@ -77,6 +82,8 @@ def run(
     """
     if most and manner.replay_tokens_per_s is None:
         raise ConfigError("--most needs --replay: it asks what is added to an engine's own pace")
+    if target.has_floor and manner.uses_websocket:
+        raise ConfigError("--floor is measured over SSE, not with --websocket")
     if manner.stalled and duration_s is None:
         raise ConfigError("--stalled needs --duration: readers that stall never end by themselves")
     _allow_many_files()
@@ -117,8 +124,8 @@ def _measure_all(
     def measure(level: int) -> Level:
         number = num_requests or max(32, 4 * level)
         with console.status(f"{server.name}: {level} streams"):
-            asyncio.run(load.level(min(level, WARMUP_REQUESTS), min(level, WARMUP_REQUESTS)))
-            return asyncio.run(load.level(level, number, duration_s=duration_s))
+            uvloop.run(load.level(min(level, WARMUP_REQUESTS), min(level, WARMUP_REQUESTS)))
+            return uvloop.run(load.level(level, number, duration_s=duration_s))
 
     found = [measure(level) for level in levels]
     if most:

@@ -6,10 +6,14 @@ httptools for HTTP, msgspec for the chunks, one connection for each stream.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import os
+import socket
 import time
 from abc import ABC, abstractmethod
 from enum import Enum, auto
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -112,8 +116,7 @@ class Stream(asyncio.Protocol, ABC):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own does not inherit
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -134,9 +137,19 @@ class Stream(asyncio.Protocol, ABC):
         if sample.reader is Reader.STALLED and sample.num_chunks == 1:
             self._stall()
         elif sample.reader is Reader.LEAVING and sample.num_chunks == self._prompt.leave_after:
-            sample.left_at_s = time.monotonic()
-            self.close()
+            self._leave()
             self._end()
+
+    def _leave(self) -> None:
+        """At once: ``close`` alone says so only when the event loop comes round again."""
+        assert self._transport is not None
+        self._sample.left_at_s = time.monotonic()
+        if self._transport.get_extra_info("sslcontext") is None:
+            # A descriptor of its own: not every event loop's socket has ``shutdown``.
+            descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
+            with socket.socket(fileno=descriptor) as twin, contextlib.suppress(OSError):
+                twin.shutdown(socket.SHUT_RDWR)
+        self.close()
 
     def _stall(self) -> None:
         assert self._transport is not None

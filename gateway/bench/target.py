@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +39,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Another OpenAI-compatible proxy in front of the same server, measured beside it."""
     through_key: str | None = None
     through_pids: Sequence[int] = ()
+    has_floor: bool = False
+    """Measure ``bench.floor`` beside it."""
 
 
 class Measured(NamedTuple):
@@ -53,10 +55,20 @@ class Measured(NamedTuple):
 @contextmanager
 def opened(target: Target, console: Console) -> Iterator[list[Measured]]:
     """The server that was named, or a demo of our own in a folder that does not stay; then the
-    proxy in front of it, if there is one.
+    proxy in front of it, if there is one, and the floor, if it is wanted.
 
     Raises ``ConfigError`` for a target that cannot be, ``ClientError`` if a demo does not start.
     """
+    with _served(target, console) as servers, ExitStack() as stack:
+        if target.has_floor:
+            if target.replay_tokens_per_s is None:
+                raise ConfigError("--floor needs --replay, the pace of what it sends")
+            servers = [*servers, stack.enter_context(_floor(target.replay_tokens_per_s))]
+        yield servers
+
+
+@contextmanager
+def _served(target: Target, console: Console) -> Iterator[list[Measured]]:
     if target.url is not None:
         direct = Measured("direct", _address("url", target.url, target.key), target.pids)
         yield [direct, *_through(target)]
@@ -74,6 +86,26 @@ def opened(target: Target, console: Console) -> Iterator[list[Measured]]:
             yield [Measured("direct", address, [process.pid], Aborts(notes) if replays else None)]
         finally:
             _stop(process)
+
+
+@contextmanager
+def _floor(tokens_per_s: float) -> Iterator[Measured]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway.bench.floor", repr(tokens_per_s)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        port = process.stdout.readline().decode().strip()
+        if not port:
+            raise ClientError("the floor to measure did not start; its reason stands above")
+        yield Measured("floor", Address(f"http://127.0.0.1:{port}", "none"), [process.pid])
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        _stop(process)
 
 
 def _through(target: Target) -> list[Measured]:

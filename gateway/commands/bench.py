@@ -59,6 +59,9 @@ Through = Annotated[
 ]
 ThroughKey = Annotated[str | None, typer.Option(help="The key to use there.")]
 ThroughPids = Annotated[list[int] | None, typer.Option(help="A process of that proxy.")]
+Floor = Annotated[
+    bool, typer.Option("--floor", help="Measure a server that only sends chunks, beside it.")
+]
 Output = Annotated[
     Path | None, typer.Option("--json", help="Write the figures to this file; - for stdout.")
 ]
@@ -80,11 +83,14 @@ def bench(
     through: Through = None,
     through_key: ThroughKey = None,
     through_pid: ThroughPids = None,
+    floor: Floor = False,
     output: Output = None,
 ) -> None:
     """Measure streaming over HTTP: tokens/s, time to first token, gaps, CPU and memory."""
+    from engine.garbage import tune_collector
     from gateway import bench as benchmark
 
+    tune_collector()  # or the pauses of this process would be taken for the server's
     target = benchmark.Target(
         url=url,
         key=key,
@@ -93,6 +99,7 @@ def bench(
         through=through,
         through_key=through_key,
         through_pids=through_pid or [],
+        has_floor=floor,
     )
     manner = benchmark.Manner(
         max_tokens=max_tokens,

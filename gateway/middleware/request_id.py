@@ -33,4 +33,7 @@ class RequestId:
                 headers.update(attached.rate_limits)
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            context.detach(scope)

@@ -66,9 +66,10 @@ class Table:
     def generate(self, index: int, num_tokens: int) -> None:
         stream = self.streams[index % len(self.streams)]
         if stream.finish_reason is None:
+            before = stream.num_generated_tokens
             stream.generate(num_tokens)
             if self.grants is not None:
-                self.grants.advance()
+                self.grants.count(stream.num_generated_tokens - before)
         self.check()
 
     async def answered(self) -> None:

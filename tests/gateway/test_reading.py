@@ -51,11 +51,11 @@ class Driven:
     yielded: list[Delta]
     reading: asyncio.Task[None]
 
-    def say(self, text: str, finish_reason: FinishReason | None = None) -> None:
+    def say(self, text: str, finish_reason: FinishReason | None = None, choice: int = 0) -> None:
         """In one output of the engine."""
         tokenizer = self.here.double.tokenizer
         ids = tokenizer.encode(text, add_special_tokens=False) if text else []
-        (request_id,) = self.here.double.running
+        (request_id,) = [name for name in self.here.double.running if name.endswith(f"-{choice}")]
         output = RequestOutput(request_id, ids, finish_reason)
         self.here.double.lives[-1]._on_message(StepOutputs([output]))
 
@@ -139,6 +139,39 @@ async def test_a_stop_string_ends_it_though_the_engine_goes_on(model_dir: Path) 
         assert engine.sink.text == "one two "
         assert [(delta.content, delta.finish_reason) for delta in engine.yielded] == [("", "stop")]
         await until(lambda: not engine.here.double.running)
+
+
+async def test_several_choices_go_straight_on_each_at_its_own_pace(model_dir: Path) -> None:
+    async with driven(model_dir, flush_interval_s=0.05, num_choices=2) as engine:
+        engine.say("a", choice=0)
+        engine.say("b", choice=0)  # too soon
+        engine.say("x", choice=1)  # not held up by that
+        assert [(delta.index, delta.content) for delta in engine.sink.deltas] == [
+            (0, "a"),
+            (1, "x"),
+        ]
+        engine.say("y", "stop", choice=1)  # the last waits for nothing
+        await until(lambda: engine.yielded)
+        assert [(d.index, d.content, d.finish_reason) for d in engine.yielded] == [(1, "y", "stop")]
+        await until(lambda: len(engine.yielded) == 2)
+        assert (engine.yielded[1].index, engine.yielded[1].content) == (0, "b")
+        engine.say("", "length", choice=0)
+        await engine.reading
+        assert [delta.finish_reason for delta in engine.yielded] == ["stop", None, "length"]
+
+
+async def test_a_choice_that_a_stop_string_ended_says_no_more(model_dir: Path) -> None:
+    async with driven(model_dir, num_choices=2, stop=("STOP",)) as engine:
+        engine.say("one STOP", choice=0)
+        engine.say(" more", choice=0)  # said before the engine hears of it
+        await until(lambda: engine.yielded)
+        engine.say("two", "length", choice=1)
+        await engine.reading
+        assert not engine.sink.deltas
+        assert [(d.index, d.content, d.finish_reason) for d in engine.yielded] == [
+            (0, "one ", "stop"),
+            (1, "two", "length"),
+        ]
 
 
 async def test_half_a_character_is_not_passed_on(model_dir: Path) -> None:

@@ -32,6 +32,11 @@ class WatchedStore(MemoryStore):
         self.gate: asyncio.Event | None = None
         self.num_reserves = 0
         self.num_extends = 0
+        self.num_releases = 0
+
+    async def release(self, tenant_id: UUID, request_id: UUID) -> bool:
+        self.num_releases += 1
+        return await super().release(tenant_id, request_id)
 
     async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
         self.num_reserves += 1
@@ -114,6 +119,25 @@ class TestReserve:
         assert quota.num_held == 0
         assert await store.list_running() == []
         assert (await store.usage_totals(who.tenant.id)).completion_tokens == 4000
+
+    @pytest.mark.parametrize("is_late", [False, True])
+    async def test_only_what_is_listed_after_its_settlement_is_taken_off_by_itself(
+        self, monkeypatch: pytest.MonkeyPatch, is_late: bool
+    ) -> None:
+        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.0)
+        store = WatchedStore()
+        who = await make(store)
+        if is_late:
+            store.gate = asyncio.Event()
+        hold = await take(Quota(store), who)
+        await asyncio.sleep(0.01)
+        assert store.num_reserves == 1
+        await hold.stop()
+        if store.gate is not None:
+            asyncio.get_running_loop().call_later(0.05, store.gate.set)
+        await settle(store, who, hold)
+        assert store.num_releases == is_late
+        assert await store.list_running() == []
 
     async def test_a_request_that_never_ran_is_never_listed(
         self, store: Store, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ import torch
 
 from engine.attention.base import AttentionBatch, DeviceBatch
 from engine.attention.torch_ref import TorchAttention, TorchStepAttention
+from engine.llm import LLM
 from engine.runner import sized_graphs
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.drafting import ChainDrafting
@@ -136,6 +137,13 @@ class Counted:
         return self._graphs.run(*arguments, **options)
 
 
+def runner_of(llm: LLM) -> TorchRunner:
+    """What an engine in this process runs on."""
+    runner = llm._core._runner  # type: ignore[attr-defined]
+    assert isinstance(runner, TorchRunner)
+    return runner
+
+
 def emulate(
     runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, num_drafts: int
 ) -> tuple[Counted, Counted, Counted | None]:
@@ -150,7 +158,9 @@ def emulate(
     model, layers, table = runner._model, runner._cache.layers, runner._table
     decoding = DecodeGraphs(model, layers, table, attention, runner.adapters, **sizes)
     decoding.capture(lambda done: None)
-    checking = VerifyGraphs(model, layers, table, attention, num_drafts=num_drafts, **sizes)
+    checking = VerifyGraphs(
+        model, layers, table, attention, runner.adapters, num_drafts=num_drafts, **sizes
+    )
     checking.capture()
     counted = Counted(decoding), Counted(checking)
     runner._graphs, runner._verify_graphs = counted  # type: ignore[assignment]
