@@ -33,6 +33,7 @@ OPS = (
     "expand_low_rank",
     "quantize_rows",
     "linear_int4",
+    "linear_fp8",
     "apply_token_bitmask",
     "apply_penalties",
     "token_logprobs",
@@ -155,6 +156,20 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def linear_int4(x: torch.Tensor, packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     out: torch.Tensor = resolve("linear_int4", x.device.type, x.dtype)(x, packed, groups)
+    return out
+
+
+def linear_fp8(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    block: tuple[int, int] | None = None,
+    *,
+    round_x: bool = True,
+) -> torch.Tensor:
+    out: torch.Tensor = resolve("linear_fp8", x.device.type, x.dtype)(
+        x, weight, scale, block, round_x=round_x
+    )
     return out
 
 

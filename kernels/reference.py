@@ -134,7 +134,8 @@ def matrix_of(matrices: ExpertMatrices, expert: int, dtype: torch.dtype) -> torc
     """One expert's, [features, k] of ``dtype``."""
     match matrices:
         case Fp8Experts():
-            return (matrices.weight[expert].float() * matrices.scale[expert]).to(dtype)
+            weight, scale = matrices.weight[expert], matrices.scale[expert]
+            return dequantize_fp8(weight, scale, matrices.block).to(dtype)
         case Int4Experts():
             return dequantize_int4(matrices.packed[expert], matrices.groups[expert]).to(dtype)
     return matrices[expert]
@@ -208,6 +209,31 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     x32 = x.float()
     scale = (x32.abs().amax(-1, keepdim=True) / FP8_MAX).clamp_(min=MIN_SCALE)
     return (x32 / scale).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
+
+
+def dequantize_fp8(
+    weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | None = None
+) -> torch.Tensor:
+    """float32; weight: [features, k] float8_e4m3fn; block: rows and columns that share a scale, one
+    row where it is None. scale: [features / rows, k / columns] float32, both rounded up."""
+    if block is not None:
+        (rows, columns), (features, k) = block, weight.shape
+        scale = scale.repeat_interleave(rows, 0)[:features]
+        scale = scale.repeat_interleave(columns, 1)[:, :k]
+    return weight.float() * scale
+
+
+def linear_fp8(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    block: tuple[int, int] | None = None,
+    *,
+    round_x: bool = True,
+) -> torch.Tensor:
+    """``x @ dequantize_fp8(weight, scale, block).T``; x: [rows, k]. round_x: an implementation may
+    round x to FP8, each row or each piece of it that has as many columns as a block."""
+    return F.linear(x, dequantize_fp8(weight, scale, block).to(x.dtype))
 
 
 def dequantize_int4(packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:

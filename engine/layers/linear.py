@@ -77,6 +77,10 @@ class Linear(Module):
             self.bias = Weight(torch.empty(out_features, dtype=dtype, device=device), parts)
         self.packed: PackedLinear | None = None
 
+    def quantize(self, weight: Callable[[Linear], QuantizedWeight]) -> None:
+        """weight: what stands for the weight of a linear layer."""
+        self.quantized = weight(self)
+
     def children(self) -> Iterator[tuple[str, Module | Weight]]:
         """The tensors of a quantized weight stand in the checkpoint where the weight would."""
         if self.quantized is None:

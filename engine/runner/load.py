@@ -101,8 +101,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     if device.type == "cuda" and has_kernels:
         _measure_products(made.model, report)
     graphs, verify_graphs = None, None
-    # Models that are not our own may look at what they compute.
-    capturable = isinstance(facts, ModelConfig) and not config.enforce_eager
+    capturable = made.model.is_capturable and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
         held = adapters if adapters is not None and adapters.is_capturable else None
         graphs = _capture_graphs(config, made.model, cache, table, attention, held, report)
@@ -218,10 +217,10 @@ def _register_kernels(device: torch.device) -> bool:
         return False
     kernels.register()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from kernels.triton import grouped_gemm, int4_linear, low_rank, quantize
+        from kernels.triton import fp8_linear, grouped_gemm, low_rank, quantize
 
+        fp8_linear.register()
         grouped_gemm.register()
-        int4_linear.register()
         low_rank.register()
         quantize.register()
     return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import numpy as np
 import torch
@@ -73,19 +72,19 @@ class VerifyGraphs:
         """Rows and positions of what is sampled: [2, tokens] int32."""
         self._buffers: dict[int, SequenceBuffers] = {}
         self._graphs: dict[tuple[int, bool], SizedGraphs] = {}
-        """By the tokens of each sequence, ascending, and whether there are adapters."""
+        """By the tokens of each sequence, and whether there are adapters."""
         of_kinds = (
             {False: sizes} if adapters is None else {False: sizes, True: adapted_sizes(sizes)}
         )
-        for length, (adapted, of_kind) in product(self.lengths, of_kinds.items()):
-            num_queries = 1 + length
+        for num_queries in (1 + length for length in self.lengths):
             self._buffers[num_queries] = SequenceBuffers(table, block_size, sizes[-1], num_queries)
             self._sampled[num_queries] = torch.zeros(
                 2, sizes[-1] * num_queries, dtype=torch.int32, device=table.tokens.device
             )
-            self._graphs[num_queries, adapted] = SizedGraphs(
-                of_kind, partial(self._forward, num_queries, adapted), num_queries
-            )
+            for adapted, of_kind in of_kinds.items():
+                self._graphs[num_queries, adapted] = SizedGraphs(
+                    of_kind, partial(self._forward, num_queries, adapted), num_queries
+                )
 
     def capture(self) -> None:
         """Record all graphs."""
@@ -93,23 +92,22 @@ class VerifyGraphs:
 
     def fits(self, fields: ChunkFields, *, adapted: bool = False) -> bool:
         """Whether a step is one that ``run`` can execute. adapted: some rows have an adapter."""
+        if (fields.num_places != fields.query_lens).any():
+            return False
         longest = int(fields.query_lens.max())
         if not 1 < longest <= 1 + self.lengths[-1]:
             return False
         num_queries = self._num_queries(longest)
         graphs = self._graphs.get((num_queries, adapted))
+        if graphs is None or len(fields.rows) > graphs.max_batch:
+            return False
         # Sequences that are filled up need tokens for that.
         ends = fields.computed + fields.query_lens
-        return bool(
-            graphs is not None
-            and len(fields.rows) <= graphs.max_batch
-            and (fields.num_places == fields.query_lens).all()
-            and ends.min() >= num_queries
-        )
+        return bool(ends.min() >= num_queries)
 
     def _num_queries(self, longest: int) -> int:
         """Tokens of each sequence in the smallest graph that has so many."""
-        return 1 + next(length for length in self.lengths if 1 + length >= longest)
+        return next(number for number in self._buffers if number >= longest)
 
     def run(self, fields: ChunkFields, *, adapted: bool = False) -> tuple[StepInputs, torch.Tensor]:
         """Execute a step that ``fits``: its inputs, and its logits [num_tokens, vocab].

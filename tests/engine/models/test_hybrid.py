@@ -310,8 +310,6 @@ def test_keys_in_fp8_are_the_same_in_groups(
 def test_graphs_look_up_the_blocks_of_every_group(
     subject: Subject, num_drafts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if subject.case in FALLBACK_CASES:
-        pytest.skip("transformers' code runs without graphs")
     options = {"speculative_config": DRAFTS} if num_drafts else {}
 
     def outputs(*, graphs: bool) -> dict[str, list[int]]:

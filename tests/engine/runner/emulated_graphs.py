@@ -11,7 +11,6 @@ import torch
 
 from engine.attention.base import AttentionBatch, DeviceBatch
 from engine.attention.torch_ref import TorchAttention, TorchStepAttention
-from engine.llm import LLM
 from engine.runner import sized_graphs
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.drafting import ChainDrafting
@@ -128,20 +127,15 @@ class Counted:
     def __init__(self, graphs: Any) -> None:
         self._graphs = graphs
         self.num_runs = 0
+        self.num_adapted = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._graphs, name)
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         self.num_runs += 1
+        self.num_adapted += options.get("adapted", False)
         return self._graphs.run(*arguments, **options)
-
-
-def runner_of(llm: LLM) -> TorchRunner:
-    """What an engine in this process runs on."""
-    runner = llm._core._runner  # type: ignore[attr-defined]
-    assert isinstance(runner, TorchRunner)
-    return runner
 
 
 def emulate(

@@ -11,10 +11,17 @@ import pytest
 from engine.demo.heads.train import Heads
 from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.runner.inputs import ChunkFields
+from engine.runner.runner import TorchRunner
 from engine.runner.verify_graphs import capture_lengths
-from tests.engine.runner.emulated_graphs import emulate, runner_of
+from tests.engine.runner.emulated_graphs import emulate
 from tests.engine.spec.heads import random_heads
 from tests.engine.spec.test_networks import engine, outputs
+
+
+def runner_of(llm: LLM) -> TorchRunner:
+    runner = llm._core._runner  # type: ignore[attr-defined]
+    assert isinstance(runner, TorchRunner)
+    return runner
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +138,8 @@ def test_requests_with_different_numbers_of_drafts_share_a_graph(
     lengths: set[frozenset[int]] = set()
     fits = checking.fits
 
-    def spy(fields: ChunkFields, *, adapted: bool = False) -> bool:
-        found: bool = fits(fields, adapted=adapted)
+    def spy(fields: ChunkFields, **options: bool) -> bool:
+        found: bool = fits(fields, **options)
         if found:
             lengths.add(frozenset(fields.query_lens.tolist()))
         return found
@@ -140,8 +147,8 @@ def test_requests_with_different_numbers_of_drafts_share_a_graph(
     monkeypatch.setattr(checking, "fits", spy, raising=False)
     replay = checking.run
 
-    def check(fields: ChunkFields, *, adapted: bool = False) -> Any:
-        inputs, logits = replay(fields, adapted=adapted)
+    def check(fields: ChunkFields, **options: bool) -> Any:
+        inputs, logits = replay(fields, **options)
         assert len(logits) == len(inputs.sampled_rows) == fields.query_lens.sum()
         where = inputs.sampled_on_device
         assert where.rows.tolist() == inputs.sampled_rows.tolist()
