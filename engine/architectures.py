@@ -18,8 +18,6 @@ class Family(msgspec.Struct, frozen=True):
     """It defines ``ConfigFile`` and ``ForCausalLM``."""
     name: str
     """As people call it."""
-    quantizable: bool = True
-    """Whether its weights may be quantized. Those of latent attention may not."""
 
 
 NATIVE = {
@@ -34,14 +32,16 @@ NATIVE = {
     "Gemma3ForConditionalGeneration": Family("gemma3", "Gemma 3 (text)"),
     "MixtralForCausalLM": Family("mixtral", "Mixtral"),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", "Qwen 3 MoE"),
-    "DeepseekV2ForCausalLM": Family("deepseek_v2", "DeepSeek V2", False),
-    "DeepseekV3ForCausalLM": Family("deepseek_v3", "DeepSeek V3, R1", False),
+    "DeepseekV2ForCausalLM": Family("deepseek_v2", "DeepSeek V2"),
+    "DeepseekV3ForCausalLM": Family("deepseek_v3", "DeepSeek V3, R1"),
 }
 """By the name in a checkpoint's ``architectures``."""
 
 QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors"]
-"""Of weights, by vLLM's names: what a ``quantizable`` family can be loaded with."""
+"""Of weights, by vLLM's names: what a native family can be loaded with."""
 QUANTIZATIONS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
+FALLBACK_QUANTIZATIONS: tuple[QuantizationMethod, ...] = ("fp8",)
+"""Of what transformers' own code computes: while loading."""
 
 FALLBACK_TESTED = (
     "GPT2LMHeadModel",
@@ -62,3 +62,9 @@ FALLBACK_TESTED = (
     "Exaone4ForCausalLM",
 )
 """Served by transformers' own code on our cache, and tested so. Others may run as well."""
+
+FALLBACK_IN_GRAPHS = tuple(
+    name for name in FALLBACK_TESTED if name not in ("GPT2LMHeadModel", "OlmoeForCausalLM")
+)
+"""Of these, those whose decode steps CUDA graphs hold, as was tried out with each. GPT-2 waits for
+its input, to warn of padding; how mixtures pick experts cannot be repeated without the host."""

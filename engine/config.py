@@ -74,7 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Bytes for the KV cache; on a CPU None means 512 MiB."""
     disable_hybrid_kv_cache_manager: bool | None = None
     """Keep every token in the KV cache of all layers, even of those that look back no further than
-    a window. None: beside a draft network on a GPU, or where every layer has a window."""
+    a window. None: only beside a draft network where every layer has one."""
     swap_space: float | None = None
     """GiB of host memory for what preempted requests had computed, so that they need not compute it
     again where copying is quicker; 0 turns it off. None: for a GPU as much as its KV cache, but

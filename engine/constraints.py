@@ -43,7 +43,7 @@ def grammar_spec(outputs: StructuredOutputs) -> GrammarSpec:
         "structural_tag": outputs.structural_tag,
     }
     specs = [
-        GrammarSpec(kind, source, outputs.strict)
+        GrammarSpec(kind, source, outputs.strict, not outputs.disable_any_whitespace)
         for kind, source in sources.items()
         if source is not None
     ]

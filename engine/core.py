@@ -94,6 +94,8 @@ class EngineCore:
         """Of those not parked: may generate nothing until they are granted more."""
         self._outputs: list[RequestOutput] = []
         """What the next return of ``step`` delivers."""
+        self._goes_on = False
+        """Whether there was still work when the last step returned."""
         self._early_grants: dict[str, Grant] = {}
         """For requests that wait for their adapter."""
         self._arrivals = count()
@@ -334,10 +336,10 @@ class EngineCore:
         num_due = self.scheduler.num_in_flight
         step = self.scheduler.schedule()
         if step is not None:
-            self._speculator.planned(step.plan)
             self._runner.forward(step.plan)
             if not step.constrained:
                 self._runner.sample(None)
+            self._speculator.planned(step.plan, step.num_tokens, overlaps=num_due > 0)
         if num_due:
             self._collect()
         if step is not None:
@@ -347,6 +349,7 @@ class EngineCore:
                 self._collect()
         self._speculator.learn(self._requests)  # while the device works
         outputs, self._outputs = self._outputs, []
+        self._goes_on = self.has_unfinished
         return outputs
 
     def _start_loaded(self) -> None:
@@ -379,12 +382,13 @@ class EngineCore:
 
     def _prepare_drafts(self) -> None:
         running = self.scheduler.running.values()
-        self._speculator.begin()
+        self._speculator.begin(goes_on=self._goes_on)
         if self.scheduler.num_in_flight and (
             self.scheduler.drafts_in_flight or self._speculator.foresees_drafts(running)
         ):
             self._collect()
-        self._speculator.propose(running)
+        # While a step is in flight, nobody's last token is known.
+        self._speculator.propose(() if self.scheduler.num_in_flight else running)
 
     def _collect(self) -> None:
         """Take in the oldest step in flight."""

@@ -35,6 +35,8 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Free text with constrained regions, as JSON text: see ``grammar.structural_tag``."""
     strict: bool = True
     """Refuse a schema of which a keyword cannot be enforced; else that keyword is left out."""
+    disable_any_whitespace: bool = False
+    """Documents have no blanks but those inside of strings. For ``json`` and ``json_object``."""
     reasoning_end_token_ids: tuple[int, ...] = ()
     """Anything goes until the output has said these; where empty, nothing but the grammar."""
 

@@ -56,7 +56,9 @@ class ModelledRunner:
         tokens = [[7] if chunk.samples else [] for chunk in plan.chunks]
         self._results.append(StepResult(plan.step_id, tokens))
 
-    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+    def draft(
+        self, asked: Sequence[tuple[int, int]], num_tokens: int, *, wait: bool
+    ) -> list[list[int]]:
         raise AssertionError("no draft network was asked for")
 
     def sample(self, mask: TokenMask | None) -> None:

@@ -56,6 +56,7 @@ class Request:
 
     __slots__ = (
         "adapter",
+        "adapter_digest",
         "arrival",
         "arrival_s",
         "block_table",
@@ -129,6 +130,7 @@ class Request:
 
         self.adapter = "" if message.adapter is None else message.adapter.name
         region = {"salt": message.cache_salt}
+        self.adapter_digest = adapter_digest
         if adapter_digest:
             region["adapter"] = adapter_digest
         self.block_table = BlockTable(

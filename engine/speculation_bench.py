@@ -3,7 +3,7 @@
 ``synthetic``: a shape with random weights, an EAGLE-3 head of its size and drafts accepted by
 chance, against plain decoding; the ideal is the tokens a step, as if drafts cost nothing.
 ``copy``: the demo model repeats what it was told, with and without prompt lookup.
-``chat``: the demo model answers held-out prompts, with and without its EAGLE-3 head.
+``chat``: the demo model answers held-out prompts, with and without one of its heads.
 
 One JSON line a measurement. EOS is ignored in ``synthetic``; the better of two runs counts.
 """
@@ -28,6 +28,7 @@ from engine.demo.heads import HEADS_DIR
 from engine.demo.heads.answers import draw_prompts
 from engine.demo.template import render
 from engine.llm import LLM, SamplingParams, TokensPrompt
+from engine.messages import Stats
 
 LLAMA_3_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -113,19 +114,13 @@ def _compare(
 ) -> None:
     before = llm.stats()
     rate = decode(llm, batch, options.input_len, options.output_len)
-    after = llm.stats()
-    drafts = after.spec_decode_num_drafts - before.spec_decode_num_drafts
-    num_tokens = after.spec_decode_num_draft_tokens - before.spec_decode_num_draft_tokens
-    accepted = after.spec_decode_num_accepted_tokens - before.spec_decode_num_accepted_tokens
     _say(
         **kind,
         batch=batch,
         plain_tok_s=round(plain, 1),
         tok_s=round(rate, 1),
-        speed_up=round(rate / plain, 2),
-        ideal=round(1 + accepted / max(drafts, 1), 2),
-        num_drafts=drafts,
-        mean_drafts=round(num_tokens / max(drafts, 1), 2),
+        speed_up=round(rate / plain, 3),
+        **_drafted(llm, before),
     )
 
 
@@ -142,18 +137,21 @@ def _load_demo(options: argparse.Namespace, **speculative: Any) -> LLM:
 
 def chat(options: argparse.Namespace) -> None:
     """Held-out prompts of all kinds, so many at once."""
-    head = str(HEADS_DIR / "eagle3")
-    engines = {
-        "plain": _load_demo(options),
-        "eagle3": _load_demo(
-            options, method="eagle3", model=head, num_speculative_tokens=options.drafts
-        ),
-    }
+    engines = {"plain": _load_demo(options)}
+    for num_tokens, adaptive in product(options.drafts, options.adaptive):
+        engines[f"{options.method} {num_tokens}{'' if adaptive else ' fixed'}"] = _load_demo(
+            options,
+            method=options.method,
+            model=str(HEADS_DIR / options.method),
+            num_speculative_tokens=num_tokens,
+            adaptive=adaptive,
+        )
     drawn = draw_prompts(MODEL_DIR, "heldout", HELD_OUT_SEED, options.prompts)
     prompts = [TokensPrompt(prompt_token_ids=prompt.token_ids) for prompt in drawn]
     params = SamplingParams(temperature=0.0, max_tokens=128)
     for batch in options.batches:
         best = dict.fromkeys(engines, 0.0)
+        before = {name: llm.stats() for name, llm in engines.items()}
         for _ in range(REPEATS + 1):
             for name, llm in engines.items():
                 start, count = time.perf_counter(), 0
@@ -162,8 +160,27 @@ def chat(options: argparse.Namespace) -> None:
                     count += sum(len(result.outputs[0].token_ids) for result in results)
                 best[name] = max(best[name], count / (time.perf_counter() - start))
         for name, rate in best.items():
-            speed_up = round(rate / best["plain"], 2)
-            _say(engine=name, batch=batch, tok_s=round(rate, 1), speed_up=speed_up)
+            _say(
+                engine=name,
+                batch=batch,
+                tok_s=round(rate, 1),
+                speed_up=round(rate / best["plain"], 2),
+                **_drafted(engines[name], before[name]),
+            )
+
+
+def _drafted(llm: LLM, before: Stats) -> dict[str, float]:
+    """What an engine drafted since ``before``."""
+    after = llm.stats()
+    drafts = after.spec_decode_num_drafts - before.spec_decode_num_drafts
+    num_tokens = after.spec_decode_num_draft_tokens - before.spec_decode_num_draft_tokens
+    accepted = after.spec_decode_num_accepted_tokens - before.spec_decode_num_accepted_tokens
+    return {
+        "ideal": round(1 + accepted / max(drafts, 1), 2),
+        "num_drafts": drafts,
+        "mean_drafts": round(num_tokens / max(drafts, 1), 2),
+        "num_steps": after.num_steps - before.num_steps,
+    }
 
 
 def copy(options: argparse.Namespace) -> None:
@@ -174,8 +191,8 @@ def copy(options: argparse.Namespace) -> None:
             options,
             method="ngram",
             num_speculative_tokens=num_tokens,
-            prompt_lookup_min=2,
-            prompt_lookup_max=4,
+            prompt_lookup_min=options.lookup[0],
+            prompt_lookup_max=options.lookup[1],
         )
     prompts = []
     for example in examples("heldout", 1):
@@ -185,6 +202,7 @@ def copy(options: argparse.Namespace) -> None:
                 break
     params = SamplingParams(temperature=0.0, max_tokens=256)
     best = dict.fromkeys(engines, 0.0)
+    before = {name: llm.stats() for name, llm in engines.items()}
     for _ in range(REPEATS + 1):  # the first warms up; engines take turns
         for name, llm in engines.items():
             start, count = time.perf_counter(), 0
@@ -192,7 +210,12 @@ def copy(options: argparse.Namespace) -> None:
                 count += len(llm.generate(prompt, params)[0].outputs[0].token_ids)
             best[name] = max(best[name], count / (time.perf_counter() - start))
     for name, rate in best.items():
-        _say(engine=name, tok_s=round(rate, 1), speed_up=round(rate / best["plain"], 2))
+        _say(
+            engine=name,
+            tok_s=round(rate, 1),
+            speed_up=round(rate / best["plain"], 2),
+            **_drafted(engines[name], before[name]),
+        )
 
 
 def _say(**figures: Any) -> None:
@@ -218,12 +241,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     chance.set_defaults(run=synthetic)
     repeating = kinds.add_parser("copy")
     repeating.add_argument("--drafts", type=int, nargs="+", default=[3, 7])
+    repeating.add_argument(
+        "--lookup",
+        type=int,
+        nargs=2,
+        default=[1, 4],
+        metavar=("MIN", "MAX"),
+        help="prompt_lookup_min and _max",
+    )
     repeating.add_argument("--prompts", type=int, default=30)
     repeating.add_argument("--device", default="auto")
     repeating.add_argument("--num-threads", type=int)
     repeating.set_defaults(run=copy)
     answering = kinds.add_parser("chat")
-    answering.add_argument("--drafts", type=int, default=4)
+    answering.add_argument("--method", choices=("eagle3", "eagle", "medusa"), default="eagle3")
+    answering.add_argument("--drafts", type=int, nargs="+", default=[4])
+    answering.add_argument("--adaptive", type=_switch, nargs="+", default=[True], metavar="BOOL")
     answering.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
     answering.add_argument("--prompts", type=int, default=64)
     answering.add_argument("--device", default="auto")

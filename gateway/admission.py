@@ -422,7 +422,12 @@ def _for_engine(
             source = {"choice": tuple(spec.document())}
         case kind:
             source = {_ENGINE_NAMES[kind]: spec.source}
-    return StructuredOutputs(strict=spec.strict, reasoning_end_token_ids=reasoning_end, **source)
+    return StructuredOutputs(
+        strict=spec.strict,
+        disable_any_whitespace=not spec.any_whitespace,
+        reasoning_end_token_ids=reasoning_end,
+        **source,
+    )
 
 
 def _room(num_prompt_tokens: int, max_model_len: int, *, param: str) -> int:

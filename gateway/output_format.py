@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -128,6 +129,12 @@ def _structured_outputs(wanted: StructuredOutputsField) -> OutputFormat:
             param="structured_outputs",
         )
     ((name, spec),) = specs.items()
+    if wanted.disable_any_whitespace:
+        try:
+            spec = replace(spec, any_whitespace=False)
+        except GrammarError as error:
+            param = "structured_outputs.disable_any_whitespace"
+            raise InvalidRequestError(f"Not with {name}: {error}", param=param) from None
     return OutputFormat(spec, f"structured_outputs.{name}")
 
 

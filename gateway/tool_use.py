@@ -141,7 +141,8 @@ class Tools:
             tree = self._text_and_calls(tags, use)
         else:
             tree = Either((self._calls(tags, use), _as_format(answer)))
-        return GrammarSpec("structural_tag", _dump(tree), strict=strict)
+        blanks = answer is None or answer.any_whitespace
+        return GrammarSpec("structural_tag", _dump(tree), strict, blanks)
 
     def loose_calls(
         self, use: ToolUse, spec: GrammarSpec | None, findings: Sequence[Finding]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from grammar import errors, libraries, structural_tag
+from grammar import contradiction, errors, libraries, structural_tag
 from grammar.backends.base import Backend, BackendGrammar
 from grammar.errors import (
     DeadEnd,
@@ -21,6 +21,7 @@ from grammar.errors import (
 )
 from grammar.matcher import Matcher
 from grammar.plan import Candidate, plan
+from grammar.schema.document import Schema
 from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec, Limits
 from grammar.validation import Report, validate
@@ -189,8 +190,8 @@ class Compiler:
                 return Outcome(candidate, None)
             try:
                 grammar = self.build(candidate.backend, candidate.spec, allowed)
-            except Unsatisfiable:
-                raise
+            except Unsatisfiable as error:
+                raise self._located(error, candidate) from None
             except InvalidGrammar as error:
                 refusal = refusal or error
             else:
@@ -208,6 +209,24 @@ class Compiler:
         grammar = self._load(backend).compile(spec)
         self._try_out(Matcher(grammar.matcher(), self._vocabulary, allowed))
         return grammar
+
+    def _located(self, error: Unsatisfiable, candidate: Candidate) -> Unsatisfiable:
+        spec = candidate.spec
+        document = spec.document() if spec.kind == "json_schema" else None
+        if not isinstance(document, dict):
+            return error
+
+        def compile_(part: Schema) -> None:
+            if part is False:
+                raise Unsatisfiable("$", "nothing can satisfy the schema")
+            try:
+                self.build(candidate.backend, GrammarSpec.from_schema(part), None)
+            except Unsatisfiable:
+                raise
+            except InvalidGrammar:
+                return  # whatever it is, it is no contradiction
+
+        return contradiction.locate(document, error, compile_)
 
     def _try_out(self, matcher: Matcher) -> None:
         """Takes the first steps of an output, which build what compiling put off. Better a refusal

@@ -26,6 +26,8 @@ _KINDS: dict[Kind, tuple[str, ...]] = {
 }
 
 
+# Whose separators are what they are told to be, everywhere.
+_COMPACT = ("llguidance",)
 # What takes time in proportion to the schema as it is lowered, where that merges nothing; and how
 # much of it that may be.
 _LINEAR = ("llguidance",)
@@ -53,6 +55,10 @@ def plan(spec: GrammarSpec, backends: Sequence[str]) -> Iterator[Candidate]:
     able = [backend for backend in backends if backend in _KINDS[spec.kind]]
     if not able:
         raise InvalidGrammar("$", f"none of {', '.join(backends)} takes {spec.kind}")
+    if not spec.any_whitespace:
+        able = [backend for backend in able if backend in _COMPACT]
+        if not able:
+            raise InvalidGrammar("$", f"none of {', '.join(backends)} leaves out blanks reliably")
     if spec.kind == "structural_tag":
         able = _able_to_name_tokens(spec, able)
     if spec.kind not in ("json_schema", "structural_tag"):

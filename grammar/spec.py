@@ -46,16 +46,20 @@ class GrammarSpec:
     ``ebnf`` Lark or GBNF text · ``structural_tag`` a JSON object, see ``grammar.structural_tag``.
 
     ``strict`` is about schemas: a keyword that no backend enforces exactly is refused, instead of
-    left to ``grammar.validation`` at the end.
+    left to ``grammar.validation`` at the end. ``any_whitespace`` too: without it documents have no
+    blanks but those inside of strings.
     """
 
     kind: Kind
     source: str = ""
     strict: bool = True
+    any_whitespace: bool = True
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise InvalidGrammar("$", f"unknown kind of grammar {self.kind!r}")
+        if not self.any_whitespace and self.kind in ("regex", "choice", "ebnf"):
+            raise InvalidGrammar("$", "blanks can be left out of JSON only")
         if (place := _lone_surrogate(self.source)) is not None:
             raise InvalidGrammar("$", f"half of a surrogate pair at {place} is no character")
 
@@ -149,12 +153,19 @@ def _check_regex(source: str, limits: Limits, path: str = "$") -> None:
 _UNHEEDED = re.compile(r"^[ \t]*[\w-]+[ \t]*\[[^\]\n]*\b(temperature|capture)\b", re.MULTILINE)
 
 
+# What makes an engine lenient about a schema in the grammar, or about the bytes it lets through.
+_OPTIONS = re.compile(r"x-guidance|allow_invalid_utf8")
+
+
 def _check_ebnf(source: str) -> None:
     if not source.strip():
         raise InvalidGrammar("$", "the grammar is empty")
     if (found := _UNHEEDED.search(source)) is not None:
         line = source.count("\n", 0, found.start(1)) + 1
         raise InvalidGrammar("$", f"line {line}: the attribute '{found[1]}' is not supported")
+    if (found := _OPTIONS.search(source)) is not None:
+        line = source.count("\n", 0, found.start()) + 1
+        raise InvalidGrammar("$", f"line {line}: '{found[0]}' is not supported")
 
 
 def _check_choices(choices: Any, limits: Limits) -> None:

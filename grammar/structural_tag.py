@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from grammar.errors import InvalidGrammar
+from grammar.errors import GrammarTooLarge, InvalidGrammar
 from grammar.schema.document import Schema
 from grammar.schema.paths import ROOT, child
 
@@ -110,6 +110,13 @@ def parse(document: Any) -> Format:
     """Raises ``InvalidGrammar`` at what is wrong."""
     if not isinstance(document, dict):
         raise InvalidGrammar(ROOT, "a structural tag is an object")
+    try:
+        return _parse(document)
+    except RecursionError:
+        raise GrammarTooLarge(ROOT, "nested too deeply") from None
+
+
+def _parse(document: dict[str, Any]) -> Format:
     if "structures" in document or "triggers" in document:
         return _parse_first_form(_Fields(document, ROOT))
     fields = _Fields(document, ROOT)
@@ -378,7 +385,8 @@ def _tags(fields: _Fields) -> tuple[Tag, ...]:
     path = child(fields.path, "tags")
     tags = []
     for index, value in enumerate(fields.take("tags", list)):
-        tag = _format(value, child(path, index), last=False)
+        member = _object(value, child(path, index))
+        tag = _format({"type": "tag"} | member, child(path, index), last=False)
         if not isinstance(tag, Tag):
             raise InvalidGrammar(child(path, index), "this is to be a tag")
         tags.append(tag)

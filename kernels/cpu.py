@@ -345,7 +345,7 @@ def library() -> ctypes.CDLL:
         "sluice_apply_penalties": [_pointer] * 4 + [_int] * 3,
         "sluice_pack": [_pointer] * 2 + [_int] * 2,
         "sluice_linear": [_pointer] * 3 + [_int] * 2,
-        "sluice_decoder": [_pointer] * 4 + [_int] + [_pointer] * 4 + [_int],
+        "sluice_decoder": [_pointer] * 4 + [_int] + [_pointer] * 4 + [_int] * 2,
     }.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, None

@@ -113,14 +113,14 @@ class Decoder:
 
         kv_cache, positions, slots: as for the ops; step: ``AttentionSequences.struct`` of all
         sequences of the step, one after another. taps: layer number to [num_tokens, hidden], which
-        becomes what goes into that layer. kv_scales: of each layer of a ``kv_cache`` in FP8, always
-        the same for the same.
+        becomes what goes into that layer; all with the same stride. kv_scales: of each layer of a
+        ``kv_cache`` in FP8, always the same for the same.
         """
-        tapped = None
+        tapped, tap_stride = None, 0
         if taps:
             tapped = (ctypes.c_void_p * len(self._layers))()
             for layer, tensor in taps.items():
-                tapped[layer] = tensor.data_ptr()
+                tapped[layer], tap_stride = tensor.data_ptr(), tensor.stride(0)
         if kv_cache is not self._cache:
             none: list[tuple[None, None]] = [(None, None)] * len(kv_cache)
             scales = none if kv_scales is None else kv_scales
@@ -141,6 +141,7 @@ class Decoder:
             positions.data_ptr(),
             slots.data_ptr(),
             None if tapped is None else ctypes.addressof(tapped),
+            tap_stride,
             torch.get_num_threads(),
         )
         return out

@@ -418,13 +418,16 @@ def skinny_fp8_linear(
     bias: torch.Tensor | None = None,
     *,
     gated: bool = False,
+    block: tuple[int, int] | None = None,
 ) -> torch.Tensor:
-    """As ``skinny_linear``, with ``weight * scale`` for the weight.
+    """As ``skinny_linear``, with the weight of ``reference.dequantize_fp8``.
 
-    weight: [features, k] float8_e4m3fn; scale: [features, 1] float32.
+    weight: [features, k] float8_e4m3fn; scale: [features, 1] float32. block: as there, columns a
+    multiple of 64; any number of rows.
     """
     out = _skinny_output(x, weight, gated)
-    torch.ops.sluice_cuda.skinny_fp8_linear(out, x, weight, scale, bias, gated)
+    rows, columns = block or (0, 0)
+    torch.ops.sluice_cuda.skinny_fp8_linear(out, x, weight, scale, bias, gated, rows, columns)
     return out
 
 

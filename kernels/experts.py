@@ -12,7 +12,10 @@ class Fp8Experts:
     weight: torch.Tensor
     """[num_experts, features, k] float8_e4m3fn"""
     scale: torch.Tensor
-    """[num_experts, features, 1] float32, what it is multiplied with"""
+    """[num_experts, features / rows, k / columns] float32, both rounded up: what each block of so
+    many rows and columns is multiplied with"""
+    block: tuple[int, int] | None = None
+    """Rows and columns; None: one row, all columns."""
 
     def __len__(self) -> int:
         return len(self.weight)

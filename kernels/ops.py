@@ -29,9 +29,11 @@ OPS = (
     "silu_mul",
     "rope_and_cache",
     "apply_experts",
-    "add_low_rank",
+    "shrink_low_rank",
+    "expand_low_rank",
     "quantize_rows",
     "linear_int4",
+    "linear_fp8",
     "apply_token_bitmask",
     "apply_penalties",
     "token_logprobs",
@@ -134,10 +136,17 @@ def apply_experts(
     return out
 
 
-def add_low_rank(
-    out: torch.Tensor, x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
+def shrink_low_rank(
+    x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
+) -> torch.Tensor:
+    low: torch.Tensor = resolve("shrink_low_rank", x.device.type, x.dtype)(x, matrices, tiles)
+    return low
+
+
+def expand_low_rank(
+    out: torch.Tensor, low: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
 ) -> None:
-    resolve("add_low_rank", x.device.type, x.dtype)(out, x, matrices, tiles)
+    resolve("expand_low_rank", out.device.type, out.dtype)(out, low, matrices, tiles)
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,6 +156,20 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def linear_int4(x: torch.Tensor, packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     out: torch.Tensor = resolve("linear_int4", x.device.type, x.dtype)(x, packed, groups)
+    return out
+
+
+def linear_fp8(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    block: tuple[int, int] | None = None,
+    *,
+    round_x: bool = True,
+) -> torch.Tensor:
+    out: torch.Tensor = resolve("linear_fp8", x.device.type, x.dtype)(
+        x, weight, scale, block, round_x=round_x
+    )
     return out
 
 

@@ -16,11 +16,20 @@ from kernels import cuda, ops, reference
 
 _NIBBLE_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbours is in each nibble of a word, from the lowest."""
+_COLUMNS = 128
+"""Of a block of FP8 weights that share a scale."""
+_FEW_ROWS = 64
+"""Up to so many, Triton's product with FP8 weights is faster than the library's."""
 
 
 def serves(tensor: torch.Tensor) -> bool:
     """Whether there are products for weights where ``tensor`` is."""
     return tensor.is_cuda
+
+
+def serves_fp8_blocks(weight: torch.Tensor, block: tuple[int, int]) -> bool:
+    """Whether there are products for weights of this layout where ``weight`` is."""
+    return serves(weight) and block[1] == _COLUMNS and weight.shape[1] % _COLUMNS == 0
 
 
 def fp8_linear(
@@ -29,18 +38,23 @@ def fp8_linear(
     scale: torch.Tensor,
     bias: torch.Tensor | None,
     *,
+    block: tuple[int, int] | None = None,
     round_x: bool = True,
 ) -> torch.Tensor:
-    """``x @ (weight * scale).T + bias``.
+    """``x @ reference.dequantize_fp8(weight, scale, block).T + bias``; x: [rows, k].
 
-    x: [rows, k]; weight: [features, k] float8_e4m3fn; scale: [features, 1] float32. round_x: many
-    rows may be rounded to FP8, each scaled by its largest element.
+    With blocks of a layout that is served. round_x: more rows than a few may be rounded to FP8.
     """
-    if _is_skinny(x, weight.shape[0], x.shape[1], 64):
-        return cuda.skinny_fp8_linear(x, weight, scale, bias)
-    if round_x and _multiplies_fp8(x.device) and weight.shape[0] % 16 == 0 == x.shape[1] % 16:
+    (rows, k), features = x.shape, weight.shape[0]
+    if _is_skinny(x, features, k, 64):
+        return cuda.skinny_fp8_linear(x, weight, scale, bias, block=block)
+    scaled = round_x and block is None and features % 16 == 0 == k % 16
+    if scaled and rows > _FEW_ROWS and _multiplies_fp8(x.device):
         return _scaled_product(x, weight, scale, bias)
-    return F.linear(x, (weight.float() * scale).to(x.dtype), bias)
+    if k % _COLUMNS == 0:
+        out = ops.linear_fp8(x, weight, scale, block, round_x=round_x)
+        return out if bias is None else out.add_(bias)
+    return F.linear(x, reference.dequantize_fp8(weight, scale).to(x.dtype), bias)
 
 
 def fp8_gated_linear(
@@ -49,12 +63,13 @@ def fp8_gated_linear(
     scale: torch.Tensor,
     bias: torch.Tensor | None,
     *,
+    block: tuple[int, int] | None = None,
     round_x: bool = True,
 ) -> torch.Tensor:
     """``silu_mul`` of ``fp8_linear``: the features are [gate | up]."""
     if _is_skinny(x, weight.shape[0], x.shape[1], 64):
-        return cuda.skinny_fp8_linear(x, weight, scale, bias, gated=True)
-    return ops.silu_mul(fp8_linear(x, weight, scale, bias, round_x=round_x))
+        return cuda.skinny_fp8_linear(x, weight, scale, bias, gated=True, block=block)
+    return ops.silu_mul(fp8_linear(x, weight, scale, bias, block=block, round_x=round_x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +109,7 @@ def int4_linear(x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) 
     """``ops.linear_int4`` plus ``bias``; x: [rows, k]."""
     x = _ordered(x, matrix)
     if _serves_int4(x, matrix):
-        return cuda.skinny_int4_linear(x, matrix.packed, matrix.groups, bias)
+        return _skinny_int4(x, matrix, bias)
     out = ops.linear_int4(x, matrix.packed, matrix.groups)
     return out if bias is None else out.add_(bias)
 
@@ -104,8 +119,7 @@ def int4_gated_linear(
 ) -> torch.Tensor:
     """``silu_mul`` of ``int4_linear``: the features are [gate | up]."""
     if _serves_int4(x, matrix):
-        x = _ordered(x, matrix)
-        return cuda.skinny_int4_linear(x, matrix.packed, matrix.groups, bias, gated=True)
+        return _skinny_int4(_ordered(x, matrix), matrix, bias, gated=True)
     return ops.silu_mul(int4_linear(x, matrix, bias))
 
 
@@ -113,15 +127,32 @@ def _ordered(x: torch.Tensor, matrix: Int4Matrix) -> torch.Tensor:
     return x if matrix.order is None else x.index_select(1, matrix.order)
 
 
+def _skinny_int4(
+    x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None, *, gated: bool = False
+) -> torch.Tensor:
+    made = [
+        cuda.skinny_int4_linear(part, matrix.packed, matrix.groups, bias, gated=gated)
+        for part in torch.split(x, cuda.MAX_SKINNY_TOKENS)
+    ]
+    return made[0] if len(made) == 1 else torch.cat(made)
+
+
 def _serves_int4(x: torch.Tensor, matrix: Int4Matrix) -> bool:
     features, num_groups, _ = matrix.groups.shape
     whole = x.shape[1] // num_groups % 32 == 0
-    return whole and _is_skinny(x, features, x.shape[1], 128)
+    # Reading four bits twice takes less time than widening them all once.
+    return whole and _is_skinny(x, features, x.shape[1], 128, 2 * cuda.MAX_SKINNY_TOKENS)
 
 
-def _is_skinny(x: torch.Tensor, features: int, k: int, k_multiple: int) -> bool:
+def _is_skinny(
+    x: torch.Tensor,
+    features: int,
+    k: int,
+    k_multiple: int,
+    max_rows: int = cuda.MAX_SKINNY_TOKENS,
+) -> bool:
     return (
-        x.shape[0] <= cuda.MAX_SKINNY_TOKENS
+        0 < x.shape[0] <= max_rows
         and x.dtype in cuda.DECODE_DTYPES
         and features % 16 == 0 == k % k_multiple
         and cuda.available()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch.nn import functional as F
 
@@ -132,39 +134,64 @@ def matrix_of(matrices: ExpertMatrices, expert: int, dtype: torch.dtype) -> torc
     """One expert's, [features, k] of ``dtype``."""
     match matrices:
         case Fp8Experts():
-            return (matrices.weight[expert].float() * matrices.scale[expert]).to(dtype)
+            weight, scale = matrices.weight[expert], matrices.scale[expert]
+            return dequantize_fp8(weight, scale, matrices.block).to(dtype)
         case Int4Experts():
             return dequantize_int4(matrices.packed[expert], matrices.groups[expert]).to(dtype)
     return matrices[expert]
 
 
-def add_low_rank(
-    out: torch.Tensor, x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
-) -> None:
-    """Add ``up @ (down @ x)`` to ``out`` in place, of each token's adapter (arXiv 2106.09685).
+def shrink_low_rank(
+    x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
+) -> torch.Tensor:
+    """Every token shrunk to the ranks of its adapter (arXiv 2106.09685), ``down @ x`` part by part:
+    [num_tokens, num_parts * max_rank]. What lies beyond a rank, and tokens without an adapter, are
+    for ``expand_low_rank`` not to read.
 
-    out: [num_tokens, out_features], contiguous; x: [num_tokens, in_features] of the same dtype.
+    x: [num_tokens, in_features]
     """
-    ends, tokens = matrices.ends.tolist(), tiles.tokens.view(-1)
-    slots, counts = torch.unique_consecutive(tiles.slots, return_counts=True)
-    first = 0
-    for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
-        own = tokens[first : first + count * tiles.tokens.shape[1]]
-        first += len(own)
-        if slot < 0:
-            continue
-        chosen = _chosen(own[own >= 0])
-        rows = x[chosen]
+    max_rank = matrices.down.shape[2]
+    low = x.new_empty(len(x), len(matrices.parts) * max_rank)
+    for slot, tokens in _by_slot(tiles):
+        rows = x[tokens]
+        for part, rank in enumerate(matrices.ranks[slot].tolist()):
+            if rank:
+                columns = slice(part * max_rank, part * max_rank + rank)
+                low[tokens, columns] = rows @ matrices.down[slot, part, :rank].T
+    return low
+
+
+def expand_low_rank(
+    out: torch.Tensor, low: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
+) -> None:
+    """Add to every token's output what its adapter makes of it, ``up @ low``, in place.
+
+    out: [num_tokens, out_features], contiguous; low: of ``shrink_low_rank``.
+    """
+    max_rank, ends = matrices.up.shape[2], matrices.ends.tolist()
+    for slot, tokens in _by_slot(tiles):
+        rows = low[tokens]
         for part, rank in enumerate(matrices.ranks[slot].tolist()):
             if not rank:
                 continue
             columns = slice(ends[part], ends[part + 1])
-            low = rows @ matrices.down[slot, part, :rank].T
+            own = rows[:, part * max_rank : part * max_rank + rank]
             up = matrices.up[slot, columns, :rank].T
-            if isinstance(chosen, slice):
-                out[chosen, columns].addmm_(low, up)
+            if isinstance(tokens, slice):
+                out[tokens, columns].addmm_(own, up)
             else:
-                out[:, columns].index_add_(0, chosen, low @ up)
+                out[:, columns].index_add_(0, tokens, own @ up)
+
+
+def _by_slot(tiles: AdapterTiles) -> Iterator[tuple[int, slice | torch.Tensor]]:
+    tokens, rows = tiles.tokens.view(-1), tiles.tokens.shape[1]
+    slots, counts = torch.unique_consecutive(tiles.slots, return_counts=True)
+    first = 0
+    for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+        own = tokens[first : first + count * rows]
+        first += len(own)
+        if slot >= 0:
+            yield slot, _chosen(own[own >= 0])
 
 
 def _chosen(tokens: torch.Tensor) -> slice | torch.Tensor:
@@ -182,6 +209,31 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     x32 = x.float()
     scale = (x32.abs().amax(-1, keepdim=True) / FP8_MAX).clamp_(min=MIN_SCALE)
     return (x32 / scale).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
+
+
+def dequantize_fp8(
+    weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | None = None
+) -> torch.Tensor:
+    """float32; weight: [features, k] float8_e4m3fn; block: rows and columns that share a scale, one
+    row where it is None. scale: [features / rows, k / columns] float32, both rounded up."""
+    if block is not None:
+        (rows, columns), (features, k) = block, weight.shape
+        scale = scale.repeat_interleave(rows, 0)[:features]
+        scale = scale.repeat_interleave(columns, 1)[:, :k]
+    return weight.float() * scale
+
+
+def linear_fp8(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    block: tuple[int, int] | None = None,
+    *,
+    round_x: bool = True,
+) -> torch.Tensor:
+    """``x @ dequantize_fp8(weight, scale, block).T``; x: [rows, k]. round_x: an implementation may
+    round x to FP8, each row or each piece of it that has as many columns as a block."""
+    return F.linear(x, dequantize_fp8(weight, scale, block).to(x.dtype))
 
 
 def dequantize_int4(packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:

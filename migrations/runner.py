@@ -1,4 +1,4 @@
-"""Moves a database to a schema version and says which one it is at.
+"""Moves a database to a schema version; ``migrations.revisions`` says which one it is at.
 
 The DSN is asyncpg's own (Unix sockets included): SQLAlchemy only borrows the connection, so there
 is one parser for the store and for the migrations.
@@ -21,14 +21,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from tenants.dsn import check_dsn, describe
-from tenants.errors import InvalidValue, MigrationRefused, SchemaMismatch, StoreUnavailable
+from migrations import revisions
+from tenants.dsn import describe
+from tenants.errors import MigrationRefused, SchemaMismatch, StoreUnavailable
 
-FOLDER = Path(__file__).parent
 LOCK_ID = 0x51_1C_E0
 """Key of the advisory lock: one migration at a time per database."""
 INSUFFICIENT_PRIVILEGE = "42501"
-_CONNECT_TIMEOUT_S = 5.0
 _LOCK_POLL_S = 0.05
 _SETTINGS = {
     "application_name": "sluice migrate",
@@ -53,26 +52,6 @@ async def downgrade(dsn: str, revision: str = "base", *, lock_timeout_s: float =
     await _migrate(dsn, lambda config: command.downgrade(config, revision), lock_timeout_s)
 
 
-async def current(dsn: str) -> str | None:
-    """The revision a database is at; None when it was never migrated. Raises as ``upgrade``."""
-    async with _connect(dsn) as connection:
-        return await connection.run_sync(_revision_of)
-
-
-def head() -> str:
-    """The revision this version of the code needs."""
-    revision = _scripts().get_current_head()
-    assert revision is not None
-    return revision
-
-
-async def check(dsn: str) -> None:
-    """Raises ``SchemaMismatch`` unless the database is at ``head``: then the app must not start."""
-    revision = await current(dsn)
-    if revision != head():
-        raise SchemaMismatch(revision, head(), is_newer=_is_foreign(revision))
-
-
 def create(message: str) -> Path:
     """Write an empty migration with the next number on top of ``head``; return its file."""
     number = int(_scripts().get_current_head() or "0") + 1
@@ -87,7 +66,7 @@ async def _migrate(dsn: str, step: Callable[[Config], None], lock_timeout_s: flo
         # Left by closing the connection: the lock is the session's.
         revision = await connection.run_sync(_revision_of)
         if _is_foreign(revision):
-            raise SchemaMismatch(revision, head(), is_newer=True)
+            raise SchemaMismatch(revision, revisions.head(), is_newer=True)
         await connection.commit()
         try:
             await connection.run_sync(lambda sync: step(_config(sync)))
@@ -138,14 +117,7 @@ async def _lock(connection: AsyncConnection, timeout_s: float, where: str) -> No
 
 @asynccontextmanager
 async def _connect(dsn: str) -> AsyncIterator[AsyncConnection]:
-    check_dsn(dsn)
-    try:
-        raw = await asyncpg.connect(dsn, timeout=_CONNECT_TIMEOUT_S, server_settings=_SETTINGS)
-    except asyncpg.ClientConfigurationError as error:
-        raise InvalidValue("dsn", str(error)) from error
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        reason = str(error) or type(error).__name__
-        raise StoreUnavailable(f"{describe(dsn)} does not answer: {reason}") from error
+    raw = await revisions.connect(dsn, _SETTINGS)
 
     async def lend(*_: object, **__: object) -> asyncpg.Connection:
         return raw
@@ -161,7 +133,7 @@ async def _connect(dsn: str) -> AsyncIterator[AsyncConnection]:
 
 def _config(connection: Connection | None = None) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
+    config.set_main_option("script_location", str(revisions.FOLDER).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.set_main_option(
         "file_template",

@@ -30,7 +30,8 @@ class StepContext:
     attend: StepAttention
     kv_cache: KVCache
     taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    """What goes into the layers with these numbers is copied here: [num_tokens, hidden]."""
+    """What goes into the layers with these numbers is copied here: [num_tokens, hidden], of one
+    stride."""
     adapted: bool = False
     """Some tokens have an adapter, which the linear layers apply."""
     by_layer: Mapping[int, tuple[torch.Tensor, StepAttention]] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -22,8 +22,10 @@ class Addition(Protocol):
     @property
     def is_active(self) -> bool: ...
 
-    def __call__(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """``out``, with the addition for the inputs ``x`` made in place."""
+    def __call__(
+        self, x: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """``product(x)``, with the addition for the inputs ``x`` made in place."""
 
 
 class QuantizedWeight(Module, ABC):
@@ -75,6 +77,10 @@ class Linear(Module):
             self.bias = Weight(torch.empty(out_features, dtype=dtype, device=device), parts)
         self.packed: PackedLinear | None = None
 
+    def quantize(self, weight: Callable[[Linear], QuantizedWeight]) -> None:
+        """weight: what stands for the weight of a linear layer."""
+        self.quantized = weight(self)
+
     def children(self) -> Iterator[tuple[str, Module | Weight]]:
         """The tensors of a quantized weight stand in the checkpoint where the weight would."""
         if self.quantized is None:
@@ -95,8 +101,7 @@ class Linear(Module):
             self.weight.data = self.weight.data.new_empty(0)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out = self._product(x)
-        return out if self.addition is None else self.addition(out, x)
+        return self._product(x) if self.addition is None else self.addition(x, self._product)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed is not None:

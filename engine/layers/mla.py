@@ -10,13 +10,14 @@ attend to the latents themselves, which are keys and values in one:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from engine.attention.base import KVScales
 from engine.layers.attention import StepContext
-from engine.layers.linear import Linear
+from engine.layers.linear import Linear, QuantizedWeight
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from engine.layers.parameter import Weight
@@ -41,11 +42,28 @@ class MLAConfig:
         return self.qk_rope_head_dim + self.kv_lora_rank
 
 
-class _UpProjection(Module):
-    """Latents to keys and values; multiplied from either side, so no ``Linear``."""
+class UpProjection(Module):
+    """Latents to keys and values; multiplied from either side, so no ``Linear``, and dequantized
+    once it is loaded."""
 
     def __init__(self, rows: int, rank: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = Weight(torch.empty(rows, rank, dtype=dtype, device=device))
+        self.parts = {"": rows}
+        self._rank, self._dtype, self._device = rank, dtype, device
+        self.weight = Weight.empty((rows, rank), dtype=dtype, device=device)
+        self.quantized: QuantizedWeight | None = None
+
+    def quantize(self, weight: Callable[[Linear], QuantizedWeight]) -> None:
+        """weight: what stands for the weight of a linear layer, as this has one."""
+        one = Linear(self._rank, self.parts, bias=False, dtype=self._dtype, device=self._device)
+        self.quantized = weight(one)
+
+    def children(self) -> Iterator[tuple[str, Module | Weight]]:
+        return super().children() if self.quantized is None else self.quantized.children()
+
+    def pack(self) -> None:
+        if self.quantized is not None:
+            self.weight.data = self.quantized.dequantize()
+            self.quantized = None
 
 
 class LatentAttention(Module):
@@ -80,7 +98,7 @@ class LatentAttention(Module):
             hidden_size, {"": config.cached_dim}, bias=bias, dtype=dtype, device=device
         )
         self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, _LATENT_EPS, dtype=dtype, device=device)
-        self.kv_b_proj = _UpProjection(
+        self.kv_b_proj = UpProjection(
             num_heads * (config.qk_nope_head_dim + config.v_head_dim),
             config.kv_lora_rank,
             dtype=dtype,

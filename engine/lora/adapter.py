@@ -53,8 +53,10 @@ def load_adapter(
     max_rank: int,
     dtype: torch.dtype,
     place_of: Callable[[str], str | None] = lambda name: name,
+    pin: bool = False,
 ) -> Adapter:
-    """place_of: as a model's, of the names of weights.
+    """place_of: as a model's, of the names of weights. pin: into memory that a GPU copies from by
+    itself.
 
     ``AdapterLoadError`` names the field or tensor that does not fit.
     """
@@ -77,10 +79,10 @@ def load_adapter(
         _check_shape(key, tensor, _shape(places[module], side, config.r), config)
         sides[side][module] = tensor
     _check_complete(path, config, sides["A"], sides["B"])
-    pairs = {
-        module: LowRankPair(down.to(dtype), (sides["B"][module].float() * config.scaling).to(dtype))
-        for module, down in sides["A"].items()
-    }
+    pairs = {}
+    for module, down in sides["A"].items():
+        pair = down.to(dtype), (sides["B"][module].float() * config.scaling).to(dtype)
+        pairs[module] = LowRankPair(*(one.pin_memory() if pin else one for one in pair))
     digest = sha256((folder / FILE_NAME).read_bytes() + data).hexdigest()
     return Adapter(pairs, config.r, digest, config.base_model_name_or_path)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,9 @@ from engine.lora.adapter import LowRankPair
 from kernels import ops
 from kernels.low_rank import AdapterTiles, LowRankMatrices, padded_rank
 
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""Of a linear layer alone: [num_tokens, in_features] to [num_tokens, out_features]."""
+
 
 @dataclass(slots=True)
 class StepAdapters:
@@ -18,6 +21,8 @@ class StepAdapters:
 
     tiles: AdapterTiles | None = None
     """None: no token has one."""
+    beside: torch.cuda.Stream | None = None
+    """Where tokens are shrunk while the layer's own product runs."""
 
 
 class LowRankAddition:
@@ -48,10 +53,22 @@ class LowRankAddition:
     def is_active(self) -> bool:
         return self._step.tiles is not None
 
-    def __call__(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Adds to ``out`` [num_tokens, out_features] in place; x: [num_tokens, in_features]."""
-        if self._step.tiles is not None:
-            ops.add_low_rank(out, x, self._matrices, self._step.tiles)
+    def __call__(self, x: torch.Tensor, product: Product) -> torch.Tensor:
+        """``product`` of x: [num_tokens, in_features], with the addition made in place."""
+        tiles, beside = self._step.tiles, self._step.beside
+        if tiles is None:
+            return product(x)
+        if beside is None:
+            out = product(x)
+            low = ops.shrink_low_rank(x, self._matrices, tiles)
+        else:
+            current = torch.cuda.current_stream()
+            beside.wait_stream(current)
+            with torch.cuda.stream(beside):
+                low = ops.shrink_low_rank(x, self._matrices, tiles)
+            out = product(x)
+            current.wait_stream(beside)
+        ops.expand_low_rank(out, low, self._matrices, tiles)
         return out
 
     def fill(self, slot: int, pairs: Mapping[str, LowRankPair]) -> list[int]:

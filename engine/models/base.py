@@ -141,6 +141,9 @@ class ModelFacts(Protocol):
 class Model(Module, ABC):
     """A decoder."""
 
+    is_capturable: bool = True
+    """It never waits for its own results: a CUDA graph can hold its steps."""
+
     @abstractmethod
     def __init__(
         self,

@@ -137,7 +137,8 @@ class LlamaModel(Module):
         residual: torch.Tensor | None = None
         for index, (layer, cos_sin) in enumerate(zip(self.layers, self._tables, strict=True)):
             if index in step.taps:
-                step.taps[index].copy_(x if residual is None else x + residual)
+                tap = step.taps[index]
+                tap.copy_(x) if residual is None else torch.add(x, residual, out=tap)
             x, residual = layer(x, residual, cos_sin, step)
         return self.norm(x, residual)
 

@@ -6,17 +6,26 @@ What cannot run so is refused before its weights are read, with the reason.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from engine.architectures import FALLBACK_IN_GRAPHS
 from engine.errors import ModelLoadError
 from engine.models.base import CacheLayout
 from engine.models.config import eos_token_ids
 from engine.models.transformers_model import NAME, TransformersModel, register
-from engine.models.transformers_trial import Calls, TrialFailed, check_results, one_line, probe
+from engine.models.transformers_trial import (
+    Calls,
+    TrialFailed,
+    check_results,
+    one_line,
+    probe,
+    waits_for_nothing,
+)
 
 _NO_INTERFACE = "its attention does not go through transformers' attention interface"
 
@@ -92,13 +101,19 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     trust_remote_code: bool,
+    adapt: Callable[[Any], None] = lambda model: None,
 ) -> TransformersModel:
-    """dummy: random weights. ``ModelLoadError`` names a missing, extra or misshapen tensor."""
+    """dummy: random weights. adapt: what is done to transformers' model, which is not on the device
+    yet.
+
+    ``ModelLoadError`` names a missing, extra or misshapen tensor.
+    """
     if dummy:
         with torch.device(device):
             model = _from_config(config.source, dtype, trust_remote_code)
     else:
         model = _from_pretrained(config.source, model_dir, dtype, trust_remote_code)
+    adapt(model)
     model = model.to(device).eval()
     try:
         check_results(model, config.cache_layout, device)
@@ -106,7 +121,12 @@ def load_model(
     except ValueError as error:
         raise ModelLoadError(f"{config.architecture} cannot run: {error}") from error
     assert layout == config.cache_layout, "the model attends otherwise than it did without weights"
-    return TransformersModel(model)
+    ours = TransformersModel(model)
+    if config.architecture not in FALLBACK_IN_GRAPHS or device.type != "cuda":
+        ours.is_capturable = False
+    else:
+        ours.is_capturable = waits_for_nothing(ours, layout, device)
+    return ours
 
 
 def _from_pretrained(

@@ -18,6 +18,7 @@ import torch
 from engine.attention.base import KVScales
 from engine.layers.attention import StepContext
 from engine.models.base import Model
+from kernels import ops
 from kernels.reference import store_heads
 
 NAME = "sluice"
@@ -49,6 +50,7 @@ class TransformersModel(Model):
         self._given: torch.Tensor | None = None
         self._outputs: Callable[..., Any] | None = None
         self._decoder.forward = self._forward
+        self.dtype: torch.dtype = next(model.parameters()).dtype
 
     def release(self) -> None:
         """Give the model back as it was."""
@@ -122,20 +124,35 @@ def _attention(
     k_cache, v_cache = context.kv_cache[module.layer_idx]
     slots, attend = context.of(module.layer_idx)
     scales: KVScales | None = getattr(module, "kv_scales", None)
+    num_heads, num_kv_heads = query.shape[1], key.shape[1]
+    by_token = [heads[0].transpose(0, 1) for heads in (query, key, value)]
+    q, k, v = torch.cat(by_token, 1).split_with_sizes((num_heads, num_kv_heads, num_kv_heads), 1)
     k_scale, v_scale = (None, None) if scales is None else (scales.k, scales.v)
-    for new, cache, scale in ((key, k_cache, k_scale), (value, v_cache, v_scale)):
-        store_heads(cache, slots, new[0].transpose(0, 1), scale)
+    if is_whole(q.shape[2], q.dtype):
+        # Nothing is left to rotate.
+        angles = torch.empty(1, 0, device=q.device)
+        stored = q, k, v, k_cache, v_cache, angles, context.positions, slots
+        ops.rope_and_cache(*stored, k_scale=k_scale, v_scale=v_scale)
+    else:
+        store_heads(k_cache, slots, k, k_scale)
+        store_heads(v_cache, slots, v, v_scale)
     scaling = how.get("scaling")
     attended = attend(
-        query[0].transpose(0, 1).contiguous(),
+        q,
         k_cache,
         v_cache,
-        query.shape[3] ** -0.5 if scaling is None else float(scaling),
+        q.shape[2] ** -0.5 if scaling is None else float(scaling),
         window=how.get("sliding_window"),
         softcap=softcap_of(how),
         kv_scales=scales,
     )
     return attended.unsqueeze(0), None
+
+
+def is_whole(head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether a head can be stored by our kernels, which know padding: it is multiples of 16
+    bytes."""
+    return head_dim * dtype.itemsize % 16 == 0
 
 
 def softcap_of(how: dict[str, Any]) -> float | None:

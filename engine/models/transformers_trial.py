@@ -22,6 +22,7 @@ from engine.models.transformers_model import (
     SOFTCAPS,
     TransformersModel,
     attending,
+    is_whole,
     softcap_of,
 )
 
@@ -126,6 +127,33 @@ def check_results(model: Any, layout: CacheLayout, device: torch.device) -> None
             f"its results differ from transformers' own by {float(distance):.2g}: it keeps state "
             "that is no KV cache, or attends in a way that the attention interface does not tell"
         )
+
+
+@torch.inference_mode()
+def waits_for_nothing(ours: TransformersModel, layout: CacheLayout, device: torch.device) -> bool:
+    """Whether the host never waits for a step on a GPU; else a CUDA graph cannot hold it.
+
+    It may look at the experts that tokens go to, or at the largest position.
+    """
+    ids = torch.ones(2, dtype=torch.int64, device=device)
+    empty = torch.zeros(1, 1, layout.num_kv_heads, layout.head_dim, dtype=ours.dtype, device=device)
+    if not is_whole(layout.head_dim, ours.dtype):
+        return False
+
+    def attend(q: torch.Tensor, *_caches: object, **_how: object) -> torch.Tensor:
+        return torch.zeros_like(q)
+
+    step = StepContext(ids, torch.full_like(ids, -1), attend, [(empty, empty)] * layout.num_layers)
+    before = torch.cuda.get_sync_debug_mode()
+    ours.logits(ours.hidden_states(ids, step))  # what is made at first use
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        ours.logits(ours.hidden_states(ids, step))
+    except RuntimeError:
+        return False
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return True
 
 
 def _refuse(module: Any, key: torch.Tensor, value: torch.Tensor, how: dict[str, Any]) -> None:

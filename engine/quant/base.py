@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from engine.errors import ModelLoadError
 from engine.layers.linear import Linear, QuantizedWeight
-from engine.layers.mla import LatentAttention
+from engine.layers.mla import UpProjection
 from engine.layers.module import Module
 from engine.layers.moe import ExpertLinear
 from engine.weights.names import checkpoint_name
+
+Quantizable = Linear | ExpertLinear | UpProjection
 
 
 class Quantization(ABC):
@@ -19,6 +21,8 @@ class Quantization(ABC):
 
     unquantized: Sequence[str] = ()
     """Layers left alone: whole components of their checkpoint names, or ``re:`` and a regex."""
+    is_online: bool = False
+    """The checkpoint is not quantized; its weights are while they load."""
     skipped: Sequence[str] = ()
     """Ends of the names of tensors that a checkpoint may hold and nobody needs."""
 
@@ -38,25 +42,19 @@ class Quantization(ABC):
 def quantize(model: Module, quantization: Quantization) -> None:
     """Before the weights are loaded. ``ModelLoadError`` names a layer that cannot be quantized."""
     for path, module in _named_modules(model):
-        if isinstance(module, LatentAttention):
-            raise ModelLoadError(
-                f"quantization: not supported for latent attention ({path}), which multiplies with "
-                "its up-projection from both sides"
-            )
-        if not isinstance(module, Linear | ExpertLinear):
+        if not isinstance(module, Quantizable):
             continue
+        if isinstance(module, UpProjection) and quantization.is_online:
+            continue  # It would be rounded only to be dequantized.
         if not _all_or_none(quantization, path, module):
             continue
         try:
-            if isinstance(module, ExpertLinear):
-                module.quantize(quantization.weight)
-            else:
-                module.quantized = quantization.weight(module)
+            module.quantize(quantization.weight)
         except ValueError as error:
             raise ModelLoadError(f"quantization: {path}: {error}") from error
 
 
-def _all_or_none(quantization: Quantization, path: str, module: Linear | ExpertLinear) -> bool:
+def _all_or_none(quantization: Quantization, path: str, module: Quantizable) -> bool:
     """Whether the matrices that ``module`` is made of are quantized."""
     parts = module.weight.parts
     names = [checkpoint_name(f"{path}.weight", part) for part in parts]

@@ -16,6 +16,7 @@ from engine.quant.awq import Awq
 from engine.quant.base import Quantization
 from engine.quant.compressed_tensors import PackQuantized
 from engine.quant.fp8 import Fp8
+from engine.quant.fp8_blocks import Fp8Blocks
 from engine.quant.gptq import Gptq
 
 
@@ -26,9 +27,13 @@ class _Fp8Config(msgspec.Struct):
     modules_to_not_convert: list[str] | None = None
 
     def quantization(self) -> Quantization:
-        _require("weight_block_size", self.weight_block_size, None)
         ignored = self.ignored_layers or self.modules_to_not_convert or []
-        return Fp8(per_tensor=True, unquantized=("lm_head", *ignored))
+        unquantized = ("lm_head", *ignored)
+        if self.weight_block_size is None:
+            return Fp8(per_tensor=True, unquantized=unquantized)
+        _require("activation_scheme, with weight_block_size", self.activation_scheme, "dynamic")
+        block = _block("weight_block_size", self.weight_block_size)
+        return Fp8Blocks(block, unquantized=unquantized)
 
 
 class _AwqConfig(msgspec.Struct):
@@ -70,6 +75,7 @@ class _Numbers(msgspec.Struct):
     symmetric: bool = True
     strategy: str | None = None
     group_size: int | None = None
+    block_structure: list[int] | None = None
     actorder: str | bool | None = None
 
 
@@ -101,11 +107,15 @@ class _CompressedTensorsConfig(msgspec.Struct):
         weights, activations = group.weights, group.input_activations
         _require("weights: num_bits", weights.num_bits, 8)
         _require("weights: symmetric", weights.symmetric, True)
-        _require("weights: strategy", weights.strategy, "tensor", "channel")
+        _require("weights: strategy", weights.strategy, "tensor", "channel", "block")
         if activations is not None:
             _require("input_activations: type", activations.type, "float")
             _require("input_activations: num_bits", activations.num_bits, 8)
-            _require("input_activations: strategy", activations.strategy, "tensor", "token", None)
+            strategies = ("group",) if weights.strategy == "block" else ("tensor", "token")
+            _require("input_activations: strategy", activations.strategy, *strategies, None)
+        if weights.strategy == "block":
+            block = _block("weights: block_structure", weights.block_structure)
+            return Fp8Blocks(block, scale_name="weight_scale", unquantized=self.ignore)
         return Fp8(
             per_tensor=weights.strategy == "tensor",
             activations=activations is not None,
@@ -165,6 +175,14 @@ def read_quantization(model_dir: Path, method: QuantizationMethod | None) -> Qua
         return msgspec.convert(found, reader).quantization()
     except ValueError as error:  # msgspec's are such, too
         raise ModelLoadError(f"{path}: quantization_config: {error}") from error
+
+
+def _block(field: str, value: list[int] | None) -> tuple[int, int]:
+    """Rows and columns."""
+    match value:
+        case [rows, columns] if rows > 0 and columns > 0:
+            return rows, columns
+    raise ValueError(f"{field}: must be two numbers of rows and columns, not {value!r}")
 
 
 def _require(field: str, value: object, *supported: object) -> None:

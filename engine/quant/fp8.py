@@ -34,11 +34,11 @@ class Fp8(Quantization):
     ) -> None:
         """online: the checkpoint is not quantized. per_tensor: its scales are, not per channel.
         activations: round activations, too, where that is faster."""
-        self._online, self._per_tensor, self._activations = online, per_tensor, activations
+        self.is_online, self._per_tensor, self._activations = online, per_tensor, activations
         self.unquantized = unquantized
 
     def weight(self, linear: Linear) -> QuantizedWeight:
-        if self._online:
+        if self.is_online:
             return OnlineFp8Weight(linear, activations=self._activations)
         return Fp8Weight(linear, per_tensor=self._per_tensor, activations=self._activations)
 
@@ -85,7 +85,7 @@ class Fp8Weight(_Fp8Product):
     def __init__(self, linear: Linear, *, per_tensor: bool, activations: bool) -> None:
         super().__init__(linear, activations=activations)
         data = torch.empty(self._shape, dtype=FP8, device=linear.device)
-        self.weight = _Drawn(data, linear.parts)
+        self.weight = DrawnFp8(data, linear.parts)
         scale = torch.empty(self._shape[0], 1, dtype=torch.float32, device=linear.device)
         kind = TensorScale if per_tensor else ChannelScale
         self.weight_scale = kind(scale, linear.parts)
@@ -108,7 +108,9 @@ class OnlineFp8Weight(_Fp8Product):
         return self.weight.scale
 
 
-class _Drawn(Weight):
+class DrawnFp8(Weight):
+    """Random for measurements: of a normal distribution, to be scaled."""
+
     def draw(self, deviation: float, generator: torch.Generator) -> None:
         wide = torch.empty(self.data.shape, dtype=torch.bfloat16, device=self.data.device)
         self.data.copy_(wide.normal_(generator=generator))

@@ -47,7 +47,7 @@ class Int4Weight(QuantizedWeight):
         self.group_size = self.in_features if group_size == -1 else group_size
         if self.in_features % self.group_size:
             raise ValueError(f"group_size {group_size} does not divide {self.in_features} inputs")
-        for size in (self.in_features, *linear.parts.values()):
+        for size in (self.in_features, self.group_size, *linear.parts.values()):
             if size % PER_WORD:
                 raise ValueError(f"{size} features are no multiple of {PER_WORD}")
         self.num_groups = self.in_features // self.group_size

@@ -72,7 +72,7 @@ class DraftGraphs:
         self._sampler.table()
         graphs = self._graphs[min(n for n in self._graphs if n >= min(num_tokens, self.num_drafts))]
         size = graphs.size_for(len(rows))
-        self._sent.send(rows, known, size)
+        self._sent.send(rows, known, size=size)
         return graphs.replay(size)[: len(rows)]
 
     def _forward(self, length: int, size: int) -> torch.Tensor:

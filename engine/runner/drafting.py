@@ -48,8 +48,12 @@ class Drafting(ABC):
                 self._features.copy_block(source, target, num_slots)
 
     @abstractmethod
-    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
-        """At most ``num_tokens`` tokens for each (row, number of known tokens)."""
+    def draft(
+        self, asked: Sequence[tuple[int, int]], num_tokens: int
+    ) -> list[list[int]] | torch.Tensor:
+        """At most ``num_tokens`` tokens for each (row, number of known tokens), which the table has
+        at their places, too. A tensor, [len(asked), num_tokens] int64 on the device, is overwritten
+        by the next call, in stream order."""
 
     @abstractmethod
     def rehearse(self, batch: int, num_tokens: int) -> None:
@@ -82,7 +86,7 @@ class ParallelDrafting(Drafting):
         super().__init__(features, table, sampler, block_size)
         self._network = network
 
-    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> torch.Tensor:
         rows, known = np.array(asked, np.int64).T
         assert self._features is not None
         features = self._features.read(self._slots(rows, known - 2))
@@ -91,8 +95,7 @@ class ParallelDrafting(Drafting):
         for index, logits in enumerate(self._network.all_logits(features)[:num_tokens]):
             positions = np.minimum(known + index, limit - 1)
             drawn.append(self._draw(logits, rows, positions))
-        drafts: list[list[int]] = torch.stack(drawn, 1).tolist()
-        return drafts
+        return torch.stack(drawn, 1)
 
     def rehearse(self, batch: int, num_tokens: int) -> None:
         self.draft([(row, 2) for row in range(batch)], num_tokens)
@@ -136,7 +139,9 @@ class ChainDrafting(Drafting):
         for source, target, num_slots in plan.block_copies:
             self._cache.copy_block(source, target, num_slots)
 
-    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+    def draft(
+        self, asked: Sequence[tuple[int, int]], num_tokens: int
+    ) -> list[list[int]] | torch.Tensor:
         drafts: list[list[int]] = [[] for _ in asked]
         # Without a slot for the last known token there is nowhere to begin.
         able = [i for i, (row, known) in enumerate(asked) if self._drafted.room(row) >= known]
@@ -147,10 +152,12 @@ class ChainDrafting(Drafting):
         rest = np.ones(len(rows), np.bool_)
         if self._graphs is not None:
             rest = ~self._fits(self._graphs, rows, known)
+            if len(able) == len(asked) and not rest.any():
+                return self._replay(self._graphs, rows, known, num_tokens)
             if not rest.all():
                 found = self._replay(self._graphs, rows[~rest], known[~rest], num_tokens)
                 for index, draft in zip(members[~rest].tolist(), found.tolist(), strict=True):
-                    drafts[index] = draft[:num_tokens]
+                    drafts[index] = draft
         if rest.any():
             for index, token_id in self._chain(members[rest], rows[rest], known[rest], num_tokens):
                 drafts[index].append(token_id)
@@ -161,7 +168,7 @@ class ChainDrafting(Drafting):
         limit = self._table.tokens.shape[1] - num_tokens
         graphs = self._graphs
         if graphs is not None and batch <= graphs.max_batch and graphs.window < limit:
-            graphs.run(rows, ones * graphs.window, num_tokens).tolist()
+            graphs.run(rows, ones * graphs.window, num_tokens)
             return
         hidden: torch.Tensor | None = None
         for place in range(min(num_tokens, limit)):
@@ -218,7 +225,7 @@ class ChainDrafting(Drafting):
         if behind.any():
             self._catch_up(rows[behind], known[behind])
         self._drafted.fill(rows, known)
-        return graphs.run(rows, known, num_tokens)
+        return graphs.run(rows, known, num_tokens)[:, :num_tokens]
 
     def _catch_up(self, rows: Ints, known: Ints) -> torch.Tensor:
         """Compute what known tokens lack; [num_rows, n] of the last token of each row."""

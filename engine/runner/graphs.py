@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +10,7 @@ import torch
 
 from engine.attention.base import CapturableBackend, DeviceBatch
 from engine.layers.attention import KVCache, StepContext
-from engine.lora.slots import AdapterSlots
+from engine.lora.slots import AdapterSlots, captured
 from engine.models.base import Model
 from engine.runner.inputs import ChunkFields, StepInputs, assemble
 from engine.runner.rows import RowTable
@@ -33,7 +32,8 @@ def sharing_sizes(sizes: list[int]) -> list[int]:
 
 def adapted_sizes(sizes: list[int]) -> list[int]:
     """Those of the batch sizes that are worth another graph, for batches with adapters."""
-    return [size for size in sizes if size in (1, 2, 4, 8, 16, sizes[-1]) or size % 32 == 0]
+    some = {1, 2, 4, 8, 16, 32, 96, sizes[-1]}
+    return [size for size in sizes if size in some or size % 64 == 0]
 
 
 class DecodeGraphs:
@@ -84,17 +84,14 @@ class DecodeGraphs:
         """Record all graphs; ``on_progress`` hears how much is done, in [0, 1]."""
         capture_all(list(self._families.values()), self._sent.pad, on_progress)
 
-    def fits(self, fields: ChunkFields) -> bool:
-        """Whether a step is one that ``run`` can execute."""
+    def fits(self, fields: ChunkFields, *, adapted: bool = False) -> bool:
+        """Whether a step is one that ``run`` can execute. adapted: some rows have an adapter."""
         return bool(
             len(fields.rows) <= self.max_batch
             and (fields.query_lens == 1).all()
             and (fields.num_places == 1).all()
+            and (self._adapters is not None or not adapted)
         )
-
-    def fits_adapted(self, fields: ChunkFields) -> bool:
-        """The same for a step in which some rows have an adapter."""
-        return self._adapters is not None and self.fits(fields)
 
     def run(self, fields: ChunkFields, *, adapted: bool = False) -> tuple[StepInputs, torch.Tensor]:
         """Execute a step that ``fits``: its inputs, and its logits [num_chunks, vocab].
@@ -109,7 +106,7 @@ class DecodeGraphs:
             self._shared.send(size)
         if self._adapters is not None and adapted:
             self._adapters.send(fields.rows, size)
-        self._sent.send(fields.rows, fields.computed, size)
+        self._sent.send(fields.rows, fields.computed, size=size)
         logits = family.replay(size)
         token_ids, positions, slots = self._buffers.tokens(batch)
         inputs = assemble(
@@ -124,20 +121,16 @@ class DecodeGraphs:
         return inputs, logits[:batch]
 
     def _forward(self, size: int, *, shared: bool, adapted: bool) -> torch.Tensor:
-        self._buffers.look_up(*self._sent.of(size))
+        rows, computed = self._sent.of(size)
+        self._buffers.look_up(rows, computed)
         token_ids, positions, slots = self._buffers.tokens(size)
         attend = self._attention.prepare_decode(self._batch(size, shared=shared), self._block_size)
         others = self._buffers.by_layer(size, self._attention)
         step = StepContext(
             positions, slots, attend, self._kv_cache, adapted=adapted, by_layer=others
         )
-        with self._adding(size, adapted=adapted):
+        with captured(self._adapters if adapted else None, size):
             return self._model.logits(self._model.hidden_states(token_ids, step))
-
-    def _adding(self, size: int, *, adapted: bool) -> AbstractContextManager[None]:
-        if self._adapters is None or not adapted:
-            return nullcontext()
-        return self._adapters.captured(size)
 
     def _batch(self, size: int, *, shared: bool) -> DeviceBatch:
         batch = self._buffers.batch(size)

@@ -86,7 +86,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     network = load_draft_network(
         config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
     )
-    draft_bytes = draft_block_bytes(network, config.block_size, dtype)
+    draft_bytes = draft_block_bytes(network, config.block_size, dtype, device)
     layer_bytes = block_bytes(facts, config.block_size, kv_dtype) / facts.cache_layout.num_layers
     draft_layers = None if network is None else draft_bytes / layer_bytes
     groups = choose_groups(config, facts, asked_len, device, draft_layers=draft_layers)
@@ -101,11 +101,11 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     if device.type == "cuda" and has_kernels:
         _measure_products(made.model, report)
     graphs, verify_graphs = None, None
-    # Models that are not our own may look at what they compute.
-    capturable = isinstance(facts, ModelConfig) and not config.enforce_eager
+    capturable = made.model.is_capturable and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
-        graphs = _capture_graphs(config, made.model, cache, table, attention, adapters, report)
-        verify_graphs = capture_verify_graphs(config, made.model, cache, table, attention)
+        held = adapters if adapters is not None and adapters.is_capturable else None
+        graphs = _capture_graphs(config, made.model, cache, table, attention, held, report)
+        verify_graphs = capture_verify_graphs(config, made.model, cache, table, attention, held)
     runner = TorchRunner(
         made.model,
         cache,
@@ -144,11 +144,13 @@ def _adapter_slots(
 ) -> AdapterSlots | None:
     if not config.enable_lora:
         return None
+    speculative = config.speculative_config
     adapters = AdapterSlots(
         model,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
         max_num_rows=config.num_seqs,
+        max_num_queries=1 if speculative is None else 1 + speculative.num_tokens,
         dtype=dtype,
         device=device,
     )
@@ -200,7 +202,7 @@ def _capture_graphs(
         cache.layers,
         table,
         attention,
-        adapters if adapters is not None and adapters.is_capturable else None,
+        adapters,
         block_size=config.block_size,
         max_num_seqs=config.num_seqs,
     )
@@ -215,10 +217,10 @@ def _register_kernels(device: torch.device) -> bool:
         return False
     kernels.register()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from kernels.triton import grouped_gemm, int4_linear, low_rank, quantize
+        from kernels.triton import fp8_linear, grouped_gemm, low_rank, quantize
 
+        fp8_linear.register()
         grouped_gemm.register()
-        int4_linear.register()
         low_rank.register()
         quantize.register()
     return True

@@ -12,11 +12,12 @@ from engine.attention.select import select_backend
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.layers.attention import KVCache
+from engine.lora.slots import AdapterSlots
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.llama import ForCausalLM
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.drafting import ChainDrafting, Drafting, ParallelDrafting
-from engine.runner.features import FeatureCache, WatchedModel
+from engine.runner.features import FeatureCache, WatchedModel, kept_size
 from engine.runner.memory import PagedCache, block_bytes
 from engine.runner.rows import RowTable
 from engine.runner.verify_graphs import VerifyGraphs
@@ -89,11 +90,13 @@ def acceptance(config: EngineConfig) -> Callable[[Chunk, list[int]], list[int]]:
     return accept if rates is None else SyntheticAcceptance(rates)
 
 
-def draft_block_bytes(network: DraftNetwork | None, block_size: int, dtype: torch.dtype) -> int:
+def draft_block_bytes(
+    network: DraftNetwork | None, block_size: int, dtype: torch.dtype, device: torch.device
+) -> int:
     """What drafting adds to each block of the KV cache."""
     if network is None:
         return 0
-    features = block_size * network.feature_size * dtype.itemsize
+    features = block_size * kept_size(network, device) * dtype.itemsize
     if isinstance(network, ChainNetwork):
         return features + block_bytes(network.config, block_size, dtype)
     return features
@@ -124,9 +127,7 @@ def create_drafting(
     features: FeatureCache | None = None
     if network.feature_size:
         num_slots = cache.num_blocks * block_size
-        features = FeatureCache(
-            num_slots, block_size, network.feature_size, dtype=dtype, device=device
-        )
+        features = FeatureCache(num_slots, block_size, network, dtype=dtype, device=device)
         model = WatchedModel(model, network, features)
     swapped: KVCache = [] if features is None else [(features.blocks, features.blocks)]
     if isinstance(network, ParallelNetwork):
@@ -190,6 +191,7 @@ def capture_verify_graphs(
     cache: PagedCache,
     table: RowTable,
     attention: CapturableBackend,
+    adapters: AdapterSlots | None,
 ) -> VerifyGraphs | None:
     """None where there are no drafts, or more than the attention's decode path takes."""
     speculative = config.speculative_config
@@ -200,6 +202,7 @@ def capture_verify_graphs(
         cache.layers,
         table,
         attention,
+        adapters,
         block_size=config.block_size,
         max_num_seqs=config.num_seqs,
         num_drafts=speculative.num_tokens,

@@ -38,10 +38,7 @@ def choose_groups(
     group's. ``ConfigError`` says why groups were asked for in vain.
     """
     single = single_group(model.cache_layout.num_layers)
-    disabled = config.disable_hybrid_kv_cache_manager
-    if disabled is None:
-        disabled = draft_layers is not None and device.type != "cpu"
-    if disabled:
+    if config.disable_hybrid_kv_cache_manager:
         return single
     groups = group_layers(model.layer_windows, max_model_len, more_layers=draft_layers or 0.0)
     if draft_layers is not None and groups.windows[0] is not None:

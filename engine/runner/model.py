@@ -15,6 +15,7 @@ from engine.models.config import read_architecture
 from engine.models.registry import create_model, read_config
 from engine.quant.base import Quantization, quantize
 from engine.quant.config import read_quantization
+from engine.quant.transformers_linears import quantize_linears
 from engine.weights.dummy import draw_weights
 from engine.weights.load import load_weights
 from engine.weights.names import targets
@@ -60,11 +61,12 @@ def load_model(
         return model
     from engine.models import transformers_fallback
 
-    if config.quantization is not None:
-        raise ConfigError(
-            f"quantization: {config.quantization!r} needs an architecture with a native "
-            "implementation (sluice models lists them)"
-        )
+    quantization = read_quantization(config.model_dir, config.quantization)
+
+    def adapt(model: object) -> None:
+        if quantization is not None:
+            quantize_linears(model, quantization, device)
+
     report(LoadProgress("Loading with transformers", 0.05))
     assert isinstance(facts, transformers_fallback.FallbackConfig)
     return transformers_fallback.load_model(
@@ -74,6 +76,7 @@ def load_model(
         dtype=dtype,
         device=device,
         trust_remote_code=config.trust_remote_code,
+        adapt=adapt,
     )
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from engine.cache.groups import LayerGroups
-from engine.scheduler.plan import Admission, Chunk
+from engine.scheduler.plan import UNSEEN, Admission, Chunk
 from kernels.transfer import to_device
 
 Ints = npt.NDArray[np.int64]
@@ -96,12 +96,13 @@ class RowTable:
             self.block_tables.view(-1).index_copy_(0, sent[0], sent[1].to(torch.int32))
 
     def write_drafts(self, chunks: Sequence[Chunk]) -> None:
-        """Put the guesses of these chunks behind the known tokens, at the places they stand for."""
+        """Put the guesses of these chunks behind the known tokens, at the places they stand for.
+        Those the host has not seen are there."""
         places: list[int] = []
         ids: list[int] = []
         width = self.tokens.shape[1]
         for chunk in chunks:
-            if chunk.draft_token_ids:
+            if chunk.draft_token_ids and chunk.draft_token_ids[0] != UNSEEN:
                 end = chunk.row * width + chunk.num_computed_tokens + chunk.num_scheduled_tokens
                 places += range(end - chunk.num_draft_tokens, end)
                 ids += chunk.draft_token_ids

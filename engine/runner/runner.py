@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
 from engine.runner.step_costs import measure_step_costs
 from engine.runner.swap import HostBlocks
+from engine.runner.unseen_drafts import UnseenDrafts
 from engine.runner.verify_graphs import VerifyGraphs
 from engine.sampling.sampler import RowMask, Sampler
-from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
+from engine.scheduler.plan import UNSEEN, Chunk, StepPlan, StepResult, TokenMask
 from engine.spec.costs import StepCosts
 from engine.spec.rejection import accept
 from kernels.transfer import pinned
@@ -39,6 +40,7 @@ class _Launched:
     logits: torch.Tensor | None
     """[num_sampled, vocab]; None when no chunk samples."""
     prompt_logprobs: Reading | None = None
+    drafted: UnseenDrafts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class _Sampled:
     """[num_sampled] int64 in host memory once ``arrived``, as is all that follows."""
     logprobs: Reading | None
     prompt_logprobs: Reading | None
+    drafted: UnseenDrafts | None
     arrived: torch.cuda.Event | None
 
 
@@ -97,6 +100,8 @@ class TorchRunner:
         self._logprobs = LogprobRows(len(table.tokens), vocab_size)
         self._launched: _Launched | None = None
         self._sampled: deque[_Sampled] = deque()
+        self._drafted: UnseenDrafts | None = None
+        """For the next plan."""
         self._copies_out: dict[int, torch.cuda.Event] = {}
         """Ends of the copies to host memory, by the step that makes them."""
 
@@ -106,7 +111,10 @@ class TorchRunner:
 
     @property
     def group_windows(self) -> tuple[int | None, ...]:
-        return self._cache.groups.windows
+        # What fills up a graph looks back from further before.
+        graphs, windows = self._verify_graphs, self._cache.groups.windows
+        num_fillers = 0 if graphs is None else graphs.num_fillers
+        return tuple(None if window is None else window + num_fillers for window in windows)
 
     @property
     def window_step(self) -> int:
@@ -125,31 +133,43 @@ class TorchRunner:
         return 0 if self._drafting is None else self._drafting.num_lookahead_tokens
 
     @torch.inference_mode()
-    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+    def draft(
+        self, asked: Sequence[tuple[int, int]], num_tokens: int, *, wait: bool
+    ) -> list[list[int]]:
         assert self._drafting is not None, "no draft network was loaded"
-        return self._drafting.draft(asked, num_tokens) if asked else []
+        if not asked:
+            return []
+        drafts = self._drafting.draft(asked, num_tokens)
+        if isinstance(drafts, torch.Tensor) and wait:
+            drafts = drafts.tolist()
+        if isinstance(drafts, torch.Tensor):
+            self._drafted = UnseenDrafts([row for row, _ in asked], drafts)
+            drafts = [[UNSEEN] * drafts.shape[1]] * len(asked)
+        return drafts
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         assert self._launched is None, "forward before the last step was sampled"
         assert len(self._sampled) < 2, "forward with two steps not collected"
         self._apply(plan)
+        drafted, self._drafted = self._drafted, None
         if not plan.chunks:
             self._launched = _Launched(plan, None, None)
             return
-        self._launched = self._compute(plan, ChunkFields.read(plan.chunks))
+        launched = self._compute(plan, ChunkFields.read(plan.chunks))
+        self._launched = replace(launched, drafted=drafted)
 
     def _compute(self, plan: StepPlan, fields: ChunkFields) -> _Launched:
-        if self.adapters is not None and self.adapters.serves(fields.rows):
-            if self._graphs is not None and self._graphs.fits_adapted(fields):
-                return _Launched(plan, *self._graphs.run(fields, adapted=True))
-            with self.adapters.applied(fields.rows, fields.query_lens):
-                return self._run_eagerly(plan, fields, adapted=True)
-        if self._graphs is not None and self._graphs.fits(fields):
-            return _Launched(plan, *self._graphs.run(fields))
-        if self._verify_graphs is not None and self._verify_graphs.fits(fields):
-            return _Launched(plan, *self._verify_graphs.run(fields))
-        return self._run_eagerly(plan, fields)
+        adapters = self.adapters
+        adapted = adapters is not None and adapters.serves(fields.rows)
+        if self._graphs is not None and self._graphs.fits(fields, adapted=adapted):
+            return _Launched(plan, *self._graphs.run(fields, adapted=adapted))
+        if self._verify_graphs is not None and self._verify_graphs.fits(fields, adapted=adapted):
+            return _Launched(plan, *self._verify_graphs.run(fields, adapted=adapted))
+        if adapters is None or not adapted:
+            return self._run_eagerly(plan, fields)
+        with adapters.applied(fields.rows, fields.query_lens):
+            return self._run_eagerly(plan, fields, adapted=True)
 
     def measure_step_costs(self, num_drafts: int, max_num_tokens: int) -> None:
         """Fill ``step_costs``. Before the first plan."""
@@ -158,13 +178,13 @@ class TorchRunner:
         lengths = [1, 3, num_drafts] if graphs is None else graphs.lengths
         self.step_costs = measure_step_costs(
             lambda fields: self._compute(nothing, fields),
-            None if graphs is None else lambda fields: self._run_eagerly(nothing, fields),
             None if drafting is None else drafting.rehearse,
             lengths=sorted({0, *(length for length in lengths if length <= num_drafts)}),
             max_num_seqs=len(self._table.tokens),
             max_num_tokens=max_num_tokens,
             max_model_len=self.max_model_len,
             device=self.device,
+            is_padded=graphs is not None,
         )
 
     def _run_eagerly(
@@ -222,7 +242,15 @@ class TorchRunner:
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
         self._sampled.append(
-            _Sampled(launched.plan, inputs, token_ids, logprobs, launched.prompt_logprobs, arrived)
+            _Sampled(
+                launched.plan,
+                inputs,
+                token_ids,
+                logprobs,
+                launched.prompt_logprobs,
+                launched.drafted,
+                arrived,
+            )
         )
 
     def collect(self) -> StepResult:
@@ -237,9 +265,12 @@ class TorchRunner:
             sampled = step.token_ids.tolist()
             for chunk, token_id in zip(step.inputs.sampled_chunks.tolist(), sampled, strict=True):
                 token_ids[chunk].append(token_id)
+        chunks = step.plan.chunks
+        if step.drafted is not None:
+            chunks = step.drafted.seen(chunks)
         return StepResult(
             step.plan.step_id,
-            list(map(self._accept, step.plan.chunks, token_ids)),
+            list(map(self._accept, chunks, token_ids)),
             {} if step.logprobs is None else step.logprobs.by_chunk(),
             {} if step.prompt_logprobs is None else step.prompt_logprobs.by_chunk(),
         )

@@ -13,26 +13,28 @@ from kernels import cuda
 
 
 class SentRows:
-    """Two integers a sequence on the device, brought there by one copy."""
+    """A few integers a sequence on the device, brought there by one copy: its row, and others."""
 
-    def __init__(self, max_batch: int, device: torch.device) -> None:
-        self._sent = torch.zeros(2 * max_batch, dtype=torch.int32, device=device)
+    def __init__(self, max_batch: int, device: torch.device, num_others: int = 1) -> None:
+        self._num = 1 + num_others
+        self._sent = torch.zeros(self._num * max_batch, dtype=torch.int32, device=device)
 
-    def of(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows and the other integer: [size] int32 each."""
-        return self._sent[:size], self._sent[size : 2 * size]
+    def of(self, size: int) -> tuple[torch.Tensor, ...]:
+        """Rows and the others: [size] int32 each."""
+        return self._sent[: self._num * size].view(self._num, size).unbind(0)
 
     def pad(self, size: int) -> None:
         self._sent[:size] = -1
 
-    def send(self, rows: Ints, values: Ints, size: int) -> None:
+    def send(self, rows: Ints, *others: Ints, size: int) -> None:
         """Rows behind them, up to ``size``, are -1."""
         batch = len(rows)
-        host = torch.empty(2, size, dtype=torch.int32, pin_memory=self._sent.is_cuda)
+        host = torch.empty(self._num, size, dtype=torch.int32, pin_memory=self._sent.is_cuda)
         filled = host.numpy()
         filled[0, :batch], filled[0, batch:] = rows, -1
-        filled[1, :batch], filled[1, batch:] = values, 0
-        self._sent[: 2 * size].copy_(host.view(-1), non_blocking=True)
+        for values, target in zip(others, filled[1:], strict=True):
+            target[:batch], target[batch:] = values, 0
+        self._sent[: self._num * size].copy_(host.view(-1), non_blocking=True)
 
 
 class SequenceBuffers:
@@ -84,6 +86,16 @@ class SequenceBuffers:
                 for group in range(1, len(self._table.windows))
             ]
         )
+
+    def skip_first(self, counts: torch.Tensor) -> None:
+        """After ``look_up``: so many tokens at the start of each sequence write nothing.
+
+        counts: [size] int32
+        """
+        size = len(counts)
+        places = torch.arange(self._num_queries, dtype=torch.int32, device=counts.device)
+        slots = self._slots[:, : size * self._num_queries]
+        slots.view(len(slots), size, -1).masked_fill_(places < counts[:, None], -1)
 
     def look_up(self, rows: torch.Tensor, computed: torch.Tensor) -> None:
         """The tokens from ``computed`` on, of each of ``rows`` (-1 for padding): [size] int32."""

@@ -22,7 +22,6 @@ _LONG_S = 0.1
 @torch.inference_mode()
 def measure_step_costs(
     run: Callable[[ChunkFields], object],
-    run_uneven: Callable[[ChunkFields], object] | None,
     draft: Callable[[int, int], object] | None,
     *,
     lengths: Sequence[int],
@@ -30,33 +29,28 @@ def measure_step_costs(
     max_num_tokens: int,
     max_model_len: int,
     device: torch.device,
+    is_padded: bool = False,
 ) -> StepCosts:
     """Call it before any request has a row: the steps write into blocks that nobody holds.
 
-    ``run`` executes a step up to its logits; ``run_uneven`` does it as for a step in which requests
-    have different numbers of drafts, if that is another way. ``draft(batch, length)`` drafts, if
-    that takes time. lengths: drafts for each request, ascending from 0.
+    ``run`` executes a step up to its logits; ``draft(batch, length)`` drafts, if that takes time.
+    lengths: drafts for each request, ascending from 0. is_padded: as in ``StepCosts``.
     """
     longest = lengths[-1]
     limit = min(max_num_seqs, max(1, max_num_tokens // (longest + 1)))
     batches = [*(batch for batch in _BATCHES if batch < limit), limit]
     computed = min(_NUM_COMPUTED, max(0, max_model_len - longest - 1))
 
-    def step(execute: Callable[[ChunkFields], object], batch: int, length: int) -> None:
+    def step(batch: int, length: int) -> None:
         if length and draft is not None:
             draft(batch, length)
         lens = np.full(batch, 1 + length)
-        execute(ChunkFields(np.arange(batch), np.full(batch, computed), lens, lens))
+        run(ChunkFields(np.arange(batch), np.full(batch, computed), lens, lens))
 
-    def table(execute: Callable[[ChunkFields], object]) -> list[list[float]]:
-        return [
-            [_seconds(partial(step, execute, batch, length), device) for batch in batches]
-            for length in lengths
-        ]
-
-    return StepCosts(
-        batches, lengths, table(run), None if run_uneven is None else table(run_uneven)
-    )
+    taken_s = [
+        [_seconds(partial(step, batch, length), device) for batch in batches] for length in lengths
+    ]
+    return StepCosts(batches, lengths, taken_s, is_padded)
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:

@@ -66,9 +66,7 @@ class HostBlocks:
 
     def copy_out(self, pairs: Pairs) -> torch.cuda.Event | None:
         """Copy what all steps enqueued so far leave in the blocks; on a GPU, the end of it."""
-        with self._out.entered():
-            if self._out.stream is not None:
-                self._out.stream.wait_stream(torch.cuda.current_stream(self._device))
+        with self._out.behind_current():
             if self._direct is not None:
                 self._direct.copy(pairs, out=True)
                 return self._out.event()
@@ -172,6 +170,14 @@ class _Lane:
             yield
             return
         with torch.cuda.stream(self.stream):
+            yield
+
+    @contextmanager
+    def behind_current(self) -> Iterator[None]:
+        """The same, after all that is enqueued on the current stream so far."""
+        if self.stream is not None:  # inside, it would itself be the current one
+            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        with self.entered():
             yield
 
     def portions(self, pairs: Pairs) -> list[Pairs]:

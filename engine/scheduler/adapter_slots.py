@@ -17,6 +17,8 @@ MAX_HELD = 128
 class AdapterSlotQueue:
     """They stand aside, so that requests without an adapter pass them.
 
+    Adapters of one content are one, whatever they are called.
+
     Requests with one do not, be their adapter in use or not: else the requests of two adapters
     could take turns for ever, and those of a third would never run.
     """
@@ -30,9 +32,10 @@ class AdapterSlotQueue:
 
     def lacking(self, request: Request, running: Iterable[Request]) -> bool:
         """Whether it has to wait for a slot."""
-        if not request.adapter or self._held:
-            return bool(request.adapter)
-        in_use = {other.adapter for other in running} - {"", request.adapter}
+        digest = request.adapter_digest
+        if not digest or self._held:
+            return bool(digest)
+        in_use = {other.adapter_digest for other in running} - {"", digest}
         return len(in_use) >= self._max_loras
 
     def hold(self, request: Request) -> bool:
@@ -49,7 +52,7 @@ class AdapterSlotQueue:
         """All of them once a slot is free: which goes first is for the policy to say."""
         if not self._held:
             return []
-        if len({other.adapter for other in running} - {""}) >= self._max_loras:
+        if len({other.adapter_digest for other in running} - {""}) >= self._max_loras:
             return []
         released = list(self._held)
         self._held.clear()

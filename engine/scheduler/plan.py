@@ -44,6 +44,10 @@ class Admission:
     """Its block tables for the layer groups behind the first."""
 
 
+UNSEEN = -1
+"""In place of a guess that the host has not seen: it stands in the row already."""
+
+
 class Chunk(msgspec.Struct, frozen=True, gc=False):
     """The tokens ``[num_computed_tokens, num_computed_tokens + num_scheduled_tokens)`` of a row.
 
@@ -61,7 +65,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     constrained: bool = False
     """A grammar mask must be applied before sampling."""
     draft_token_ids: tuple[int, ...] = ()
-    """What follows the last known token, if the guess is right."""
+    """What follows the last known token, if the guess is right; or ``UNSEEN`` for each."""
 
     @property
     def num_draft_tokens(self) -> int:
@@ -174,9 +178,14 @@ class Runner(Protocol):
     def step_costs(self) -> StepCosts | None:
         """What steps with and without drafts take; None where that was not measured."""
 
-    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+    def draft(
+        self, asked: Sequence[tuple[int, int]], num_tokens: int, *, wait: bool
+    ) -> list[list[int]]:
         """Guesses by a draft network, if the config names one: at most ``num_tokens`` for each
-        (row, number of known tokens). All steps of these rows were collected."""
+        (row, number of known tokens). All steps of these rows were collected.
+
+        Unless it must ``wait`` for the device they may be ``UNSEEN``, for the next plan alone.
+        """
 
     def forward(self, plan: StepPlan) -> None: ...
 

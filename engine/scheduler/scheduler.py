@@ -457,6 +457,7 @@ class Scheduler:
         request.num_computed_tokens = end
         request.num_pending += samples
         request.num_drafts_in_flight = len(drafts)
+        step.num_drafts += len(drafts)
         request.num_in_flight += 1
         self.stats.scheduled_tokens += num_tokens
         if start < request.num_prompt_tokens or start < request.num_once_computed:
@@ -560,7 +561,7 @@ class Scheduler:
     @property
     def drafts_in_flight(self) -> bool:
         """Whether a step in flight checks guesses."""
-        return any(request.num_drafts_in_flight for request in self.running.values())
+        return any(step.num_drafts for step in self._in_flight)
 
     def check_integrity(self) -> None:
         """Rows, blocks and references are all accounted for. For tests and idle moments."""

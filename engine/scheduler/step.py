@@ -24,6 +24,7 @@ class Step:
     swapped: list[Request] = field(default_factory=list)
     """Whose blocks the step copies out."""
     num_tokens: int = 0
+    num_drafts: int = 0
     planned_s: float = 0.0
     """By the scheduler's clock."""
 

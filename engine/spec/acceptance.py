@@ -122,6 +122,10 @@ class Acceptance:
                 self._places[index].scale(_AGEING_BEHIND)
         self._rates = None
 
+    def rest(self, num_steps: int) -> None:
+        """So many steps had no drafts."""
+        self._num_idle_steps += num_steps
+
     def _forget(self) -> None:
         """What the steps without drafts are a reason to."""
         if self._num_idle_steps:

@@ -6,9 +6,9 @@ without drafts. The k_i are those for which tokens a second are the most (the go
 "Optimizing Speculative Decoding for Serving LLMs Using Goodput", arXiv 2406.14066).
 
 What is not drafted is not learned. So where drafts do not pay, some are checked all the same now
-and then: as often as the time that this has cost stays below 1 % of the time spent without drafts.
+and then: as often as the time that this has cost stays below 0.5 % of the time without drafts.
 Such probes that turn out to pay earn their successors' time, so that a change for the better is
-found out soon, and one that never comes costs that 1 %.
+found out soon, and one that never comes costs that 0.5 %.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from engine.spec.acceptance import Acceptance
-from engine.spec.costs import UNEVEN, LearnedCosts
+from engine.spec.costs import OUTLIER, LearnedCosts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 # Steps without drafts for which a judgement holds: they teach little.
 _HOLDS = 8
 # What probes may cost of the time spent without drafts, and how many steps' time they may save up.
-_PROBE_SHARE, _MAX_SAVED_STEPS = 0.01, 2.0
+_PROBE_SHARE, _MAX_SAVED_STEPS = 0.005, 2.0
 # What a probe is taken to lose of a step, at least.
 _MIN_LOSS = 0.05
+# What the latest step that was awaited weighs against all before it.
+_PATIENCE_SHARE = 0.02
 # Requests in a probe, where there are more.
 _PROBE_REQUESTS = 8
 # How often drafts are right in a probe that could change anything.
@@ -50,14 +52,34 @@ class PlannedStep:
 
     batch: int
     length: int
-    """Drafts for each request, or ``UNEVEN``."""
+    """Drafts of the request that has most."""
     num_drafts: int
     began_s: float
     is_probe: bool = False
     only_decodes: bool = True
     """Every request computed its last token and its drafts, no more."""
+    overlaps: bool = False
+    """It was planned while another was in flight."""
     is_typical: bool = True
     """And the step before was like this one, so that there was nothing to make up for."""
+    follows_probe: bool = False
+    was_awaited: bool = False
+    """It was planned only when the step before was over, in the hope of drafts."""
+
+    @property
+    def is_even(self) -> bool:
+        return self.num_drafts == self.batch * self.length
+
+
+@dataclass(slots=True)
+class _Plain:
+    """Steps without drafts, one like the other, of which nothing was learned yet."""
+
+    batch: int = 0
+    num_steps: int = 0
+    seconds: float = 0.0
+    most_s: float = 0.0
+    """What one of them counts for at most."""
 
 
 @dataclass(slots=True)
@@ -81,22 +103,35 @@ class AdaptiveLength:
         """What ``even_length`` found out lately."""
         self._probes: dict[tuple[int, int], tuple[int, float]] = {}
         """Likewise, the cheapest probe: its length, and what it would lose."""
-        self._num_steps = 0
         self._num_drafting = 0
         """Steps with drafts since those without were measured; more than the interval while they
         are."""
         self._plain_interval = _PLAIN_INTERVAL
+        self._may_pay: dict[tuple[int, int], bool] = {}
+        """Likewise, by the batch and the requests asked for."""
+        self._plain = _Plain()
+        self._patience_s = 0.0
+        """What a step that was awaited gains, of late; below 0 if it loses."""
         self._before: PlannedStep | None = None
+        self._overlaps = False
+        """Whether steps without drafts overlap as a rule."""
 
     # ---- learning -------------------------------------------------------------------------------
 
     def planned(self, step: PlannedStep) -> None:
         """To be followed by ``observe`` once it is over; others may be planned between the two."""
         before, self._before = self._before, step if step.only_decodes else None
+        self._overlaps |= step.overlaps
+        if before is not None:
+            step.follows_probe = before.is_probe and not step.is_probe
+            # What follows drafts need not be awaited any more: it is their merit.
+            step.was_awaited |= before.was_awaited and step.num_drafts > 0
         step.is_typical = (
             step.only_decodes
+            and (step.overlaps or step.num_drafts > 0 or not (self._overlaps or step.was_awaited))
             and before is not None
             and before.length == step.length
+            and before.is_even == step.is_even
             and before.batch >= step.batch
         )
         if step.is_probe and not step.num_drafts:
@@ -110,26 +145,69 @@ class AdaptiveLength:
         many of them were right."""
         if self._costs is None or self._acceptance is None or step.batch == 0:
             return
+        if self._plain.batch != step.batch or step.num_drafts:
+            self._observe_plain()
+        plain = self._plain
+        if step.is_typical and not (step.num_drafts or step.is_probe or self._num_drafting):
+            # Most steps, where drafts do not pay: the host has better things to do.
+            if plain.num_steps == 0:
+                plain.batch = step.batch
+                plain.most_s = OUTLIER * self._costs.even(step.batch, 0)
+            plain.num_steps += 1
+            plain.seconds += min(seconds, plain.most_s)
+            if plain.num_steps == _HOLDS:
+                self._observe_plain()
+            return
         self._acceptance.observe(outcomes)
         kind = step.batch, step.length, step.num_drafts
         # Others take longer, if anything.
         if step.is_typical or (step.only_decodes and seconds < self._costs.seconds(*kind)):
             self._costs.observe(*kind, seconds)
         self._count(step)
-        self._num_steps += 1
-        if step.length or self._num_drafting or self._num_steps % _HOLDS == 0:
-            self._even.clear()
-            self._probes.clear()
-        plain_s = self._costs.even(step.batch, 0)
-        if not self._has_begun:
-            self._has_begun = True
-            self._saved_s = _MAX_SAVED_STEPS * plain_s
-        if step.is_probe:
-            num_tokens = step.batch + sum(num_right for _, _, num_right in outcomes)
-            self._saved_s += num_tokens / step.batch * plain_s - seconds
+        if step.length or self._num_drafting:
+            self._forget_choices()
+        plain_s = self._begin_saving(step.batch)
+        num_tokens = step.batch + sum(num_right for _, _, num_right in outcomes)
+        gained_s = num_tokens / step.batch * plain_s - seconds
+        if step.was_awaited and step.only_decodes:
+            gained_s = max(gained_s, -plain_s)
+            self._patience_s += _PATIENCE_SHARE * (gained_s - self._patience_s)
+        if step.is_probe or (step.was_awaited and self._patience_s < 0):
+            self._saved_s += gained_s
+        elif step.follows_probe:
+            # There was nothing in flight that could have hidden the host's work.
+            self._saved_s -= min(max(0.0, seconds - plain_s), plain_s)
         elif step.length == 0 and step.is_typical:
             self._saved_s += _PROBE_SHARE * min(seconds, 2 * plain_s)
         self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
+
+    def _observe_plain(self) -> None:
+        """Learn from steps without drafts that were put together."""
+        plain = self._plain
+        if plain.num_steps == 0 or self._costs is None or self._acceptance is None:
+            return
+        self._acceptance.rest(plain.num_steps)
+        seconds = plain.seconds / plain.num_steps
+        self._costs.observe(plain.batch, 0, 0, seconds, plain.num_steps)
+        self._forget_choices()
+        plain_s = self._begin_saving(plain.batch)
+        self._saved_s += _PROBE_SHARE * plain.seconds
+        self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
+        self._plain = _Plain()
+
+    def _forget_choices(self) -> None:
+        self._even.clear()
+        self._probes.clear()
+        self._may_pay.clear()
+
+    def _begin_saving(self, batch: int) -> float:
+        """Seconds of a step of this batch without drafts."""
+        assert self._costs is not None
+        plain_s = self._costs.even(batch, 0)
+        if not self._has_begun:
+            self._has_begun = True
+            self._saved_s = _MAX_SAVED_STEPS * plain_s
+        return plain_s
 
     def _count(self, step: PlannedStep) -> None:
         self._num_drafting += 1
@@ -172,6 +250,11 @@ class AdaptiveLength:
         """Whether what is known of steps without drafts will do to judge by."""
         return gain > _CLOSE or self._num_drafting < self._plain_interval
 
+    def may_wait(self) -> bool:
+        """Whether to wait for a step in flight where drafts are foreseen. If they do not come, the
+        host's work was not hidden for nothing; so where they seldom do, it is like a probe."""
+        return -self._patience_s <= max(0.0, self._saved_s)
+
     def probe_length(self, batch: int, most: int) -> int:
         """Drafts for each request of a probe, if one is due; 0 if not.
 
@@ -200,8 +283,7 @@ class AdaptiveLength:
                 continue
             if (1 + hope) * plain_s < _MARGIN * self._costs.hopeful(batch, length):
                 continue
-            shape = length if size == batch else UNEVEN
-            step_s = self._costs.seconds(batch, shape, size * length)
+            step_s = self._costs.seconds(batch, length, size * length)
             lost_s = step_s - (1 + size / batch * gain) * plain_s
             if lost_s < found_s:
                 found, found_s = length, lost_s
@@ -221,7 +303,7 @@ class AdaptiveLength:
         chances = {request: self._acceptance.of(request.request_id) for request in found}
         choice = _Choice(_MARGIN * batch / self._costs.even(batch, 0), dict.fromkeys(found, 0))
         self._try_even(choice, found, chances, batch)
-        if batch > 1:
+        if batch > 1 and not self._costs.table.is_padded:
             self._try_uneven(choice, found, chances, batch)
         return dict(choice.lengths)
 
@@ -232,16 +314,21 @@ class AdaptiveLength:
         chances: Mapping[Request, tuple[float, float]],
         batch: int,
     ) -> None:
-        """As many for each request of the batch, if each has so many."""
+        """As many for each request of the batch, if each has so many, or if that does not
+        matter."""
         assert self._costs is not None
-        shortest = min(found.values(), default=0) if len(found) == batch else 0
-        for length in self._costs.table.choices:
-            if length > shortest:
-                break
-            gain = sum(_gain(*chance, length) for chance in chances.values())
-            speed = (batch + gain) / self._costs.even(batch, length)
+        if self._costs.table.is_padded:
+            most = max(found.values(), default=0)
+        else:
+            most = min(found.values(), default=0) if len(found) == batch else 0
+        for length in range(1, most + 1):
+            if length < most and length not in self._costs.table.choices:
+                continue
+            lengths = {request: min(length, limit) for request, limit in found.items()}
+            gain = sum(_gain(*chances[request], limit) for request, limit in lengths.items())
+            speed = (batch + gain) / self._costs.seconds(batch, length, sum(lengths.values()))
             if speed > choice.speed:
-                choice.speed, choice.lengths = speed, dict.fromkeys(found, length)
+                choice.speed, choice.lengths = speed, lengths
 
     def _try_uneven(
         self,
@@ -255,13 +342,14 @@ class AdaptiveLength:
         heap = [(-chances[r][0], i, r, 1) for i, r in enumerate(found) if found[r] > 0]
         heapq.heapify(heap)
         lengths = dict.fromkeys(found, 0)
-        tokens, num_drafts = float(batch), 0
+        tokens, num_drafts, longest = float(batch), 0, 0
         while heap:
             gain, index, request, length = heap[0]
             tokens -= gain
             num_drafts += 1
             lengths[request] = length
-            speed = tokens / self._costs.seconds(batch, UNEVEN, num_drafts)
+            longest = max(longest, length)
+            speed = tokens / self._costs.seconds(batch, longest, num_drafts)
             if speed > choice.speed:
                 choice.speed, choice.lengths = speed, dict(lengths)
             if length < found[request]:
@@ -277,13 +365,22 @@ class AdaptiveLength:
             return True
         if batch == 0 or not requests:
             return False  # All left while a step was in flight.
-        most = self._costs.table.lengths[-1]
-        gains = [_gain(*self._acceptance.of(r.request_id), most) for r in requests]
-        plain_speed = _MARGIN * batch / self._costs.even(batch, 0)
-        first = self._costs.table.choices[0]
-        return (batch + sum(gains)) / self._costs.even(batch, first) > plain_speed or (
+        key = batch, len(requests)
+        if key not in self._may_pay:
+            self._may_pay[key] = self._judge_hopes(self._costs, self._acceptance, requests, batch)
+        return self._may_pay[key]
+
+    @staticmethod
+    def _judge_hopes(
+        costs: LearnedCosts, acceptance: Acceptance, requests: Collection[Request], batch: int
+    ) -> bool:
+        most = costs.table.lengths[-1]
+        gains = [_gain(*acceptance.of(r.request_id), most) for r in requests]
+        plain_speed = _MARGIN * batch / costs.even(batch, 0)
+        first = costs.table.choices[0]
+        return (batch + sum(gains)) / costs.even(batch, first) > plain_speed or (
             batch + max(gains)
-        ) / self._costs.seconds(batch, UNEVEN, most) > plain_speed
+        ) / costs.seconds(batch, most, most) > plain_speed
 
 
 def _gain(first: float, later: float, length: int) -> float:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-UNEVEN = -1
-"""In place of a length: of a step in which requests have different numbers of drafts."""
+# In place of a length: of a step in which requests have different numbers of drafts.
+_UNEVEN = -1
 
 # What one measured step weighs against the next one of its kind, and against the next of any.
 _DECAY, _OVERALL_DECAY = 0.95, 0.98
@@ -25,7 +25,7 @@ _AGEING = 0.99
 _PRIOR_WEIGHT = 2.0
 # A step that takes this many times what was expected, or longer, counts as if it took just that:
 # something else had the processor.
-_OUTLIER = 1.3
+OUTLIER = 1.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +37,33 @@ class StepCosts:
     """Ascending."""
     lengths: Sequence[int]
     """Drafts for each request, ascending from 0."""
-    even_s: Sequence[Sequence[float]]
-    """[lengths][batches]: where every request has as many."""
-    uneven_s: Sequence[Sequence[float]] | None = None
-    """Where some have fewer, by the mean length. None: that makes no difference, and steps of
-    lengths between those measured take as long as one would think."""
+    taken_s: Sequence[Sequence[float]]
+    """[lengths][batches]"""
+    is_padded: bool = False
+    """Whether a step takes as long as if all requests had as many drafts as the one with most, and
+    as many as the next of ``lengths``. If not, only the number of drafts in all counts."""
 
     @property
     def choices(self) -> Sequence[int]:
-        """The even lengths worth a choice, ascending from 1."""
-        if self.uneven_s is None:
-            return range(1, self.lengths[-1] + 1)
-        return self.lengths[1:]
+        """The lengths worth a choice, ascending from 1."""
+        return self.lengths[1:] if self.is_padded else range(1, self.lengths[-1] + 1)
 
-    def seconds(self, batch: int, length: int, num_drafts: int) -> float:
-        """Of a step with ``num_drafts`` in all: ``length`` for each request, or ``UNEVEN``."""
-        return _interpolate(
-            self.lengths, self.by_length(batch, is_even=length != UNEVEN), num_drafts / batch
-        )
+    def kind(self, batch: int, longest: int, num_drafts: int) -> tuple[int, float]:
+        """Which kind of step it is, even or not, and the mean length that it pays for."""
+        if self.is_padded:
+            length = self.lengths[bisect_left(self.lengths, longest)]
+            return length, length
+        is_even = num_drafts == batch * longest
+        return longest if is_even else _UNEVEN, num_drafts / batch
 
-    def by_length(self, batch: int, *, is_even: bool) -> list[float]:
+    def seconds(self, batch: int, longest: int, num_drafts: int) -> float:
+        """Of a step with ``num_drafts`` in all, at most ``longest`` for a request."""
+        _, length = self.kind(batch, longest, num_drafts)
+        return _interpolate(self.lengths, self.by_length(batch), length)
+
+    def by_length(self, batch: int) -> list[float]:
         """[lengths]: of steps of this batch."""
-        table = self.even_s if is_even or self.uneven_s is None else self.uneven_s
-        return [_at(self.batches, row, batch) for row in table]
+        return [_at(self.batches, row, batch) for row in self.taken_s]
 
 
 def _at(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
@@ -91,14 +95,17 @@ class _Ratio:
             ageing * self.weight + _PRIOR_WEIGHT
         )
 
-    def observe(self, ratio: float, decay: float) -> None:
-        self.total = decay * self.total + ratio
-        self.weight = decay * self.weight + 1
+    def observe(self, ratio: float, decay: float, num_steps: int = 1) -> None:
+        """The same so many times."""
+        kept = decay**num_steps
+        added = (1 - kept) / (1 - decay)
+        self.total = kept * self.total + added * ratio
+        self.weight = kept * self.weight + added
 
 
 class LearnedCosts:
     """``StepCosts`` times what was learned of each kind of step: its batch, within a factor of two,
-    and its length. Kinds not seen yet are taken for as much off as those seen."""
+    and its length, if that is even. Kinds not seen yet are taken for as much off as those seen."""
 
     def __init__(self, table: StepCosts) -> None:
         assert table.lengths[0] == 0
@@ -107,12 +114,13 @@ class LearnedCosts:
         self._kinds: dict[tuple[int, int], _Ratio] = {}
         self._plain, self._drafted = _Ratio(), _Ratio()
         self._num_steps = 0
-        self._by_length: dict[tuple[int, bool], list[float]] = {}
+        self._by_length: dict[int, list[float]] = {}
         """What the table says of batches seen: it is asked many times in a step."""
 
-    def seconds(self, batch: int, length: int, num_drafts: int) -> float:
+    def seconds(self, batch: int, longest: int, num_drafts: int) -> float:
         """As ``StepCosts.seconds``."""
-        return self._expected(batch, length, num_drafts) * self._ratio(batch, length)
+        kind, length = self.table.kind(batch, longest, num_drafts)
+        return self._expected(batch, length) * self._ratio(batch, kind)
 
     def even(self, batch: int, length: int) -> float:
         return self.seconds(batch, length, batch * length)
@@ -121,30 +129,32 @@ class LearnedCosts:
         """As ``even``, but if drafts turn out to be as much below the table as steps without them:
         what is not known is worth a try."""
         best = min(self._ratio(batch, length), self._ratio(batch, 0))
-        return best * self._expected(batch, length, batch * length)
+        return best * self._expected(batch, length)
 
-    def observe(self, batch: int, length: int, num_drafts: int, seconds: float) -> None:
-        """A step took so long."""
-        self._num_steps += 1
-        known = self._ratio(batch, length)
-        ratio = seconds / self._expected(batch, length, num_drafts)
-        ratio = min(max(ratio, known / _OUTLIER), known * _OUTLIER)
-        kind = self._kinds.setdefault((batch.bit_length(), length), _Ratio())
-        kind.observe(ratio, _DECAY)
-        kind.seen = self._num_steps
-        overall = self._drafted if length else self._plain
-        overall.observe(ratio, _OVERALL_DECAY)
+    def observe(
+        self, batch: int, longest: int, num_drafts: int, seconds: float, num_steps: int = 1
+    ) -> None:
+        """So many steps took so long each."""
+        self._num_steps += num_steps
+        kind, length = self.table.kind(batch, longest, num_drafts)
+        known = self._ratio(batch, kind)
+        ratio = seconds / self._expected(batch, length)
+        ratio = min(max(ratio, known / OUTLIER), known * OUTLIER)
+        of_kind = self._kinds.setdefault((batch.bit_length(), kind), _Ratio())
+        of_kind.observe(ratio, _DECAY, num_steps)
+        of_kind.seen = self._num_steps
+        overall = self._drafted if kind else self._plain
+        overall.observe(ratio, _OVERALL_DECAY, num_steps)
 
-    def _expected(self, batch: int, length: int, num_drafts: int) -> float:
-        key = batch, length != UNEVEN
-        row = self._by_length.get(key)
+    def _expected(self, batch: int, length: float) -> float:
+        row = self._by_length.get(batch)
         if row is None:
-            row = self._by_length[key] = self.table.by_length(batch, is_even=length != UNEVEN)
-        return _interpolate(self.table.lengths, row, num_drafts / batch)
+            row = self._by_length[batch] = self.table.by_length(batch)
+        return _interpolate(self.table.lengths, row, length)
 
-    def _ratio(self, batch: int, length: int) -> float:
-        overall = (self._drafted if length else self._plain).value(1.0)
-        kind = self._kinds.get((batch.bit_length(), length))
-        if kind is None:
+    def _ratio(self, batch: int, kind: int) -> float:
+        overall = (self._drafted if kind else self._plain).value(1.0)
+        of_kind = self._kinds.get((batch.bit_length(), kind))
+        if of_kind is None:
             return overall
-        return kind.value(overall, _AGEING ** (self._num_steps - kind.seen))
+        return of_kind.value(overall, _AGEING ** (self._num_steps - of_kind.seen))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 
 import torch
 
@@ -21,13 +20,14 @@ class DraftNetwork(Module, ABC):
 
     feature_size: int = 0
     tapped_layers: tuple[int, ...] = ()
-    """Layers of the target whose inputs ``feature`` needs, ``tapped_size`` wide each."""
+    """Layers of the target whose inputs ``feature`` is made of, ``tapped_size`` wide each."""
     tapped_size: int = 0
 
-    def feature(self, hidden: torch.Tensor, taps: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """[num_tokens, feature_size] from the target's last hidden states, normed, and its taps:
-        [num_tokens, hidden] each."""
-        return hidden
+    def feature(self, source: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, feature_size] from what was tapped, side by side: [num_tokens,
+        len(tapped_layers) * tapped_size]; without taps, from the target's last hidden states,
+        normed."""
+        return source
 
 
 class ChainNetwork(DraftNetwork):

@@ -190,8 +190,8 @@ class Eagle3Head(_EagleBase):
         """[draft_vocab_size] int64: the target's id of each token of the head."""
         self._vocab_size = blueprint.target_config.vocab_size
 
-    def feature(self, hidden: torch.Tensor, taps: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        return self.fc(torch.cat([taps[layer] for layer in self.tapped_layers], -1))
+    def feature(self, source: torch.Tensor) -> torch.Tensor:
+        return self.fc(source)
 
     def hidden_states(
         self, token_ids: torch.Tensor, features: torch.Tensor, step: StepContext

@@ -22,7 +22,10 @@ class NetworkProposer:
     def propose(self, asked: Sequence[tuple[Request, int]]) -> list[list[int]]:
         most = max((max_tokens for _, max_tokens in asked), default=0)
         rows = [(request.row, request.num_tokens) for request, _ in asked]
-        drafts = self._runner.draft(rows, most)
+        # A grammar has to see them; the others may be checked while the host knows no more of them
+        # than their number.
+        wait = any(request.constrained for request, _ in asked)
+        drafts = self._runner.draft(rows, most, wait=wait)
         return [draft[:max_tokens] for draft, (_, max_tokens) in zip(drafts, asked, strict=True)]
 
     def foresees(self, request: Request) -> bool:

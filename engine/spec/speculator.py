@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from engine.spec.adaptive import AdaptiveLength, PlannedStep
 from engine.spec.config import NETWORK_METHODS
-from engine.spec.costs import UNEVEN
 from engine.spec.network import NetworkProposer
 from engine.spec.ngram import NgramProposer
 from engine.spec.suffix import SuffixProposer
@@ -62,34 +61,39 @@ class Speculator:
         """Steps in flight, each with the requests whose drafts a grammar forced."""
         self._collected: deque[tuple[PlannedStep, float, StepPlan, StepResult, set[str]]] = deque()
         """Steps that are over, each with its seconds; nothing was learned of them yet."""
-        self._is_probe = False
+        self._is_probe = self._waited = False
         self._paid = False
         """Whether the last drafts of a free proposer were worth a check."""
         self._forced: set[str] = set()
+        self._drafted: list[Request] = []
+        """Those that have drafts."""
         self._max_tokens = 0
         self._max_forced = MAX_FORCED if drafts_forced else 0
         if config is not None:
             self._proposer = proposer or create_proposer(config, runner)
             self._max_tokens = self._max_forced = config.num_tokens
 
-    def begin(self) -> None:
-        """A step begins: what it takes includes the drafting."""
-        self._began_s = self._clock()
+    def begin(self, *, goes_on: bool) -> None:
+        """A step begins. goes_on: there was work all along, so what it takes includes all since the
+        last result: where nothing overlaps, the host's work is a part of what drafts cost."""
+        if not goes_on:
+            self._began_s = self._clock()
+        self._waited = False
 
     def propose(self, running: Collection[Request]) -> None:
         """Drafts for the next step; every token of the requests that get some is known."""
         self._is_probe = False
         self._forced = set()
+        for request in self._drafted:
+            request.draft_token_ids = []
+        self._drafted = []
         max_forced = self._max_forced
         if self._proposer is None and len(running) > MAX_FORCED_BATCH:
             max_forced = 0
         if max_forced == 0 and self._proposer is None:
-            for request in running:
-                request.draft_token_ids = []
             return
         asked: dict[Request, int] = {}
         for request in running:
-            request.draft_token_ids = []
             room = request.draft_room
             if room <= 0:
                 continue
@@ -98,10 +102,12 @@ class Speculator:
                 request.draft_token_ids = forced[: min(max_forced, room)]
             if request.draft_token_ids:
                 self._forced.add(request.request_id)
+                self._drafted.append(request)
             else:
                 asked[request] = min(self._max_tokens, room)
         if asked and self._proposer is not None:
             self._ask(self._proposer, asked, len(running))
+            self._drafted += [request for request in asked if request.draft_token_ids]
 
     def _ask(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
         adaptive = self._adaptive
@@ -134,20 +140,25 @@ class Speculator:
                 self._grammars.legal_prefix(request, draft) if request.constrained else draft
             )
 
-    def planned(self, plan: StepPlan) -> None:
-        """What the step does, to be learned from when it is over."""
+    def planned(self, plan: StepPlan, num_tokens: int, *, overlaps: bool) -> None:
+        """What the step does, to be learned from when it is over. num_tokens: of the plan;
+        overlaps: another one is in flight."""
         if self._proposer is None:
             return
         batch = len(plan.chunks)
-        lengths = [len(chunk.draft_token_ids) for chunk in plan.chunks]
-        num_drafts, longest = sum(lengths), max(lengths, default=0)
+        num_drafts = longest = 0
+        if self._drafted:
+            lengths = [len(chunk.draft_token_ids) for chunk in plan.chunks]
+            num_drafts, longest = sum(lengths), max(lengths, default=0)
         step = PlannedStep(
             batch,
-            longest if num_drafts == batch * longest else UNEVEN,
+            longest,
             num_drafts,
             self._began_s,
             self._is_probe,
-            plan.num_tokens == batch + num_drafts,
+            num_tokens == batch + num_drafts,
+            overlaps,
+            was_awaited=self._waited,
         )
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
@@ -175,6 +186,9 @@ class Speculator:
                 if chunk.request_id in unfinished and chunk.request_id not in forced
             ]
             self._adaptive.observe(step, seconds, outcomes)
+            if step.num_drafts and self._proposer is not None and not self._proposer.is_free:
+                # The next step asks as soon as this one's successor is over: have the answer.
+                self._adaptive.even_length(step.batch, self._max_tokens)
 
     def foresees_drafts(self, running: Collection[Request]) -> bool:
         """Whether it looks as if there will be drafts once the step in flight is known.
@@ -184,21 +198,19 @@ class Speculator:
         if self._proposer is None:
             return False
         adaptive, batch = self._adaptive, len(running)
-        able = [
-            request
-            for request in running
-            if request.num_pending and request.num_planned_tokens + 1 < request.max_total_tokens
-        ]
-        if not able:
-            return False
         is_probe = adaptive.probe_length(batch, self._max_tokens) > 0
         if not self._proposer.is_free:
-            return is_probe or adaptive.even_length(batch, self._max_tokens) > 0
-        if not is_probe and not adaptive.may_pay(able, batch):
+            pays = is_probe or adaptive.even_length(batch, self._max_tokens) > 0
+            return pays and any(map(_may_go_on, running))
+        able = [request for request in running if _may_go_on(request)]
+        if not able or not (is_probe or adaptive.may_pay(able, batch)):
+            return False
+        if not adaptive.may_wait():
             return False
         foreseen = [request for request in able if self._foresees(self._proposer, request)]
         lengths = adaptive.lengths(dict.fromkeys(foreseen, self._max_tokens), batch)
-        return any(lengths.values()) or (is_probe and bool(foreseen))
+        self._waited = any(lengths.values()) or (is_probe and bool(foreseen))
+        return self._waited
 
     def _foresees(self, proposer: Proposer, request: Request) -> bool:
         if request.constrained and len(self._grammars.forced_tokens(request)) >= 2:
@@ -210,6 +222,11 @@ class Speculator:
         if self._proposer is not None:
             self._proposer.drop(request)
             self._adaptive.drop(request)
+
+
+def _may_go_on(request: Request) -> bool:
+    """Whether more tokens may follow the one in flight."""
+    return request.num_pending > 0 and request.num_planned_tokens + 1 < request.max_total_tokens
 
 
 def create_proposer(config: SpeculativeConfig, runner: Runner) -> Proposer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from engine.architectures import FALLBACK_TESTED, NATIVE, QUANTIZATIONS
+from engine.architectures import FALLBACK_QUANTIZATIONS, FALLBACK_TESTED, NATIVE, QUANTIZATIONS
 from gateway.commands.tables import show
 
 
@@ -17,7 +17,7 @@ def models() -> None:
     methods = ", ".join(QUANTIZATIONS)
     table = Table("architecture", "family", "runs on", "quantization")
     for architecture, family in NATIVE.items():
-        table.add_row(architecture, family.name, "native", methods if family.quantizable else "")
+        table.add_row(architecture, family.name, "native", methods)
     for architecture in FALLBACK_TESTED:
-        table.add_row(architecture, "", "transformers", "")
+        table.add_row(architecture, "", "transformers", ", ".join(FALLBACK_QUANTIZATIONS))
     show(table)

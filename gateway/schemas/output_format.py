@@ -28,7 +28,8 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class StructuredOutputsField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sent through ``extra_body``; exactly one field is set. Names and meanings as in vLLM."""
+    """Sent through ``extra_body``; exactly one of the first six is set. Names and meanings as in
+    vLLM."""
 
     json: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     """A JSON schema, as an object or as text."""
@@ -39,3 +40,5 @@ class StructuredOutputsField(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     """A Lark or GBNF grammar."""
     structural_tag: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     """An object, or the same as text."""
+    disable_any_whitespace: bool | None = None
+    """JSON without blanks between its parts."""

@@ -9,8 +9,10 @@ from typing import Any, Protocol
 from grammar.spec import GrammarSpec
 from grammar.vocabulary import Mask, Vocabulary
 
-# Enough for an indented document of 64 levels; a model cannot idle in blanks beyond it.
-MAX_WHITESPACE = 130
+MAX_INDENT = 64
+"""Blanks that begin a line: 16 levels of four, 32 of two."""
+# Where an engine cannot tell an indentation from other runs; a model cannot idle in blanks beyond.
+MAX_WHITESPACE = MAX_INDENT + 2
 
 
 class BackendMatcher(Protocol):

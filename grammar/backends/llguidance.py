@@ -15,7 +15,7 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from grammar import structural_tag
-from grammar.backends.base import MAX_WHITESPACE, BatchMatcher
+from grammar.backends.base import MAX_INDENT, BatchMatcher
 from grammar.errors import GrammarTooLarge, InvalidGrammar, MatcherFailed, Unsatisfiable
 from grammar.spec import GrammarSpec
 from grammar.structural_tag import (
@@ -37,7 +37,9 @@ from grammar.vocabulary import Mask, Vocabulary
 _EXACT_MASKS = '%llguidance {"no_forcing": true}\n'
 _JSON_OPTIONS = {
     "whitespace_flexible": True,
-    "whitespace_pattern": rf"[ \n\r\t]{{1,{MAX_WHITESPACE}}}",
+    # Some blanks, or a line or two and an indentation: what people and programs lay out, and no
+    # room for a model that has lost its thread.
+    "whitespace_pattern": rf"[ \t]{{1,16}}|[ \t]{{0,4}}(?:\r?\n){{1,2}}[ \t]{{0,{MAX_INDENT}}}",
     "item_separator": ",",
     "key_separator": ":",
     "coerce_one_of": False,
@@ -45,6 +47,7 @@ _JSON_OPTIONS = {
     # One spelling per string, so that no key can come again as another spelling of itself.
     "json_allowed_escapes": 'nrtbf\\"',
 }
+_COMPACT_JSON_OPTIONS = _JSON_OPTIONS | {"whitespace_flexible": False, "whitespace_pattern": None}
 # A lexer state takes 1 to 2 kB; a matcher that needs more of them fails, and its request with it.
 # A thousand optional properties take 4,000 items in a row, and 10 ms for a mask at worst.
 _LIMITS = llguidance.LLParserLimits(
@@ -53,6 +56,7 @@ _LIMITS = llguidance.LLParserLimits(
     max_items_in_row=5_000,
 )
 _ESTIMATED_BYTES_PER_SOURCE_BYTE = 200
+_NO_TOKENS = "; only a structural tag can ask for tokens, by their ids"
 _TOKEN = re.compile(r"<\[|<\|")
 """In Lark. A text may hold the like, which does no harm."""
 
@@ -185,9 +189,9 @@ def _translate(spec: GrammarSpec) -> str:
     """The source as a Lark grammar."""
     match spec.kind:
         case "json_schema":
-            body = f"start: {_json(spec.document())}"
+            body = f"start: {_json(spec.document(), spec)}"
         case "json_object":
-            body = f"start: {_json({'type': 'object'})}"
+            body = f"start: {_json({'type': 'object'}, spec)}"
         case "regex":
             body = f"start: {_regex(spec.source)}"
         case "choice":
@@ -195,14 +199,15 @@ def _translate(spec: GrammarSpec) -> str:
         case "ebnf":
             body = _from_ebnf(spec.source)
         case "structural_tag":
-            body = _LarkWriter().write(structural_tag.parse(spec.document()))
+            body = _LarkWriter(spec).write(structural_tag.parse(spec.document()))
     return _EXACT_MASKS + body
 
 
-def _json(schema: Any) -> str:
-    """A Lark expression for the documents of a schema."""
+def _json(schema: Any, spec: GrammarSpec) -> str:
+    """A Lark expression for the documents of a schema in ``spec``."""
     schema = {} if schema is True else schema
-    return "%json " + json.dumps(schema | {"x-guidance": _JSON_OPTIONS})
+    options = _JSON_OPTIONS if spec.any_whitespace else _COMPACT_JSON_OPTIONS
+    return "%json " + json.dumps(schema | {"x-guidance": options})
 
 
 def _regex(pattern: str) -> str:
@@ -229,7 +234,8 @@ class _LarkWriter:
     and would run over the end of a tag that is a terminal of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spec: GrammarSpec) -> None:
+        self._spec = spec
         self._lines: list[str] = []
 
     def write(self, tree: Format) -> str:
@@ -250,7 +256,7 @@ class _LarkWriter:
             case Token(token_id):
                 return f"<[{token_id}]>"
             case JsonSchema(schema):
-                return self._define("r", _json(schema))
+                return self._define("r", _json(schema, self._spec))
             case InOrder(elements):
                 return self._define("r", " ".join(self._inline(e, ends) for e in elements))
             case Or(elements):
@@ -340,6 +346,8 @@ def _text_without(texts: tuple[str, ...]) -> str:
 
 
 def _refusal(message: str) -> InvalidGrammar:
+    if "too deeply nested" in message:
+        return GrammarTooLarge("$", "nested too deeply")
     unsatisfiable = re.search(r"Unsatisfiable schema: (.*)", message)
     if unsatisfiable:
         return Unsatisfiable("$", f"nothing can satisfy the schema: {unsatisfiable[1]}")
@@ -350,6 +358,8 @@ def _refusal(message: str) -> InvalidGrammar:
 def _plain(message: str) -> str:
     """A message without its position in the Lark text, which is ours, and the excerpt there."""
     message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message)
+    # Their names are ours as well, and a text could not tell them from what they look like.
+    message = re.sub(r"; following special tokens are available: .*", _NO_TOKENS, message)
     message = re.sub(r"\n\s*\d* \|.*|<non-verbose/>|\n\s*\^+\s*(?=\n|$)", "", message)
     return re.sub(
         r"\(in regex\): regex parse error:\s.*\nerror: ", "", message, flags=re.DOTALL

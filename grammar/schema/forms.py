@@ -123,6 +123,8 @@ def check(
 
 
 def _check_forms(node: dict[str, Any], path: str) -> None:
+    if isinstance(node.get("items"), list):
+        raise InvalidGrammar(child(path, "items"), "a list of schemas is called prefixItems now")
     for keyword, value in node.items():
         expected = _FORMS.get(keyword, _any)(value)
         if expected is not None:

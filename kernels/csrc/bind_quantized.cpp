@@ -40,12 +40,24 @@ sluice::QuantizedLinear common(const Tensor& out, const Tensor& x, const Tensor&
 }
 
 void skinny_fp8_linear(Tensor out, const Tensor& x, const Tensor& weight, const Tensor& scale,
-                       const std::optional<Tensor>& bias, bool gated) {
-  const auto p = common(out, x, weight, scale, bias, gated, 64);
+                       const std::optional<Tensor>& bias, bool gated, int64_t block_rows,
+                       int64_t block_columns) {
+  auto p = common(out, x, weight, scale, bias, gated, 64);
   TORCH_CHECK(weight.scalar_type() == at::kFloat8_e4m3fn && weight.size(1) == p.k,
               "weight must be [features, k] float8_e4m3fn");
-  TORCH_CHECK(scale.scalar_type() == at::kFloat && scale.numel() == p.features,
-              "scale must be [features] float32");
+  if (block_rows == 0) {
+    TORCH_CHECK(scale.scalar_type() == at::kFloat && scale.numel() == p.features,
+                "scale must be [features] float32");
+  } else {
+    p.block_rows = block_rows;
+    p.group_size = block_columns;
+    TORCH_CHECK(block_rows > 0 && block_columns > 0 && block_columns % 64 == 0,
+                "blocks must have a multiple of 64 columns");
+    TORCH_CHECK(scale.scalar_type() == at::kFloat && scale.dim() == 2 &&
+                    scale.size(0) == (p.features + block_rows - 1) / block_rows &&
+                    scale.size(1) == (p.k + block_columns - 1) / block_columns,
+                "scale must be [features / block_rows, k / block_columns] float32");
+  }
   const c10::cuda::CUDAGuard guard(x.device());
   check(sluice::skinny_fp8_linear(p, x.scalar_type() == at::kBFloat16,
                                   c10::cuda::getCurrentCUDAStream()),
@@ -74,7 +86,7 @@ void skinny_int4_linear(Tensor out, const Tensor& x, const Tensor& packed, const
 TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
   m.def(
       "skinny_fp8_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor scale, Tensor? bias, "
-      "bool gated) -> ()");
+      "bool gated, int block_rows, int block_columns) -> ()");
   m.def(
       "skinny_int4_linear(Tensor(a!) out, Tensor x, Tensor packed, Tensor groups, Tensor? bias, "
       "bool gated) -> ()");

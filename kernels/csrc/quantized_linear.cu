@@ -74,6 +74,9 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
 template <typename T>
 struct Fp8 {
   static constexpr int kChunk = 64;  // elements of k that a warp takes at a time
+  static constexpr bool kScalesChunks = false;
+  template <int kGroups>
+  static constexpr int kUnroll = 2;  // chunks under way per warp, even
 
   struct Group {};
   static __device__ __forceinline__ Group group(const QuantizedLinear&, int, int) { return {}; }
@@ -94,9 +97,34 @@ struct Fp8 {
   }
 };
 
+// With a scale for each block: the sum over a chunk, which lies within one, is multiplied with it.
+template <typename T>
+struct Fp8Blocks {
+  static constexpr int kChunk = 64;
+  static constexpr bool kScalesChunks = true;
+  template <int kGroups>
+  static constexpr int kUnroll = 4;
+
+  using Group = float;
+  static __device__ __forceinline__ Group group(const QuantizedLinear& p, int feature, int k) {
+    const int columns = (p.k + p.group_size - 1) / p.group_size;
+    const int64_t row = feature / p.block_rows;
+    return __ldg(static_cast<const float*>(p.scales) + row * columns + k / p.group_size);
+  }
+
+  static __device__ __forceinline__ void widen(uint32_t (&out)[4], const uint4& v, int i, Group) {
+    Fp8<T>::widen(out, v, i, {});
+  }
+
+  static __device__ __forceinline__ float scale(const QuantizedLinear&, int) { return 1.f; }
+};
+
 template <typename T>
 struct Int4 {
   static constexpr int kChunk = 128;
+  static constexpr bool kScalesChunks = false;
+  template <int kGroups>
+  static constexpr int kUnroll = kGroups == 1 ? 2 : 4;
 
   using Group = uint32_t;  // scale and zero
   static __device__ __forceinline__ Group group(const QuantizedLinear& p, int feature, int k) {
@@ -119,10 +147,12 @@ struct Int4 {
   static __device__ __forceinline__ float scale(const QuantizedLinear&, int) { return 1.f; }
 };
 
+// Few chunks under way in three CTAs of an SM are faster than many in two, where registers allow it.
 template <typename T, template <typename> typename Format, int kGroups>  // groups of 8 tokens
-__global__ void __launch_bounds__(kThreads, 2) quantized_linear_kernel(const QuantizedLinear p) {
+__global__ void __launch_bounds__(kThreads, Format<T>::template kUnroll<kGroups> == 2 ? 3 : 2)
+    quantized_linear_kernel(const QuantizedLinear p) {
   using F = Format<T>;
-  constexpr int kUnroll = 4;                // chunks under way per warp
+  constexpr int kUnroll = F::template kUnroll<kGroups>;
   constexpr int kElements = F::kChunk / 4;  // of a thread in a chunk
   struct Weights {
     uint4 low[kUnroll], high[kUnroll];
@@ -138,10 +168,12 @@ __global__ void __launch_bounds__(kThreads, 2) quantized_linear_kernel(const Qua
   const char* low_row = static_cast<const char*>(p.weight) + low * row_bytes + t * 16;
   const char* high_row = static_cast<const char*>(p.weight) + high * row_bytes + t * 16;
 
+  // A warp's chunks come in pairs of neighbours, which are one line of memory in each row.
+  auto chunk_of = [&](int first, int u) { return first + u / 2 * 2 * kWarps + warp * 2 + u % 2; };
   auto load = [&](Weights& w, int first) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int chunk = first + u * kWarps;
+      const int chunk = chunk_of(first, u);
       if (chunk >= num_chunks) break;
       w.low[u] = load_once(low_row + chunk * 64);
       w.high[u] = load_once(high_row + chunk * 64);
@@ -153,15 +185,17 @@ __global__ void __launch_bounds__(kThreads, 2) quantized_linear_kernel(const Qua
 
   float sum[kGroups][4] = {};
   Weights now, next;
-  load(now, warp);
+  constexpr int kStep = kWarps * kUnroll;
+  load(now, 0);
   wait_for_inputs();
   const T* x = static_cast<const T*>(p.x) + t * kElements;
-  for (int first = warp; first < num_chunks; first += kWarps * kUnroll) {
-    load(next, first + kWarps * kUnroll);
+  for (int first = 0; first < num_chunks; first += kStep) {
+    load(next, first + kStep);
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int chunk = first + u * kWarps;
+      const int chunk = chunk_of(first, u);
       if (chunk >= num_chunks) break;
+      float of_chunk[F::kScalesChunks ? kGroups : 1][4] = {};
 #pragma unroll
       for (int i = 0; i < kElements / 8; ++i) {
         uint32_t a[4], b[4];
@@ -174,8 +208,18 @@ __global__ void __launch_bounds__(kThreads, 2) quantized_linear_kernel(const Qua
           if (token < p.tokens) {
             v = *reinterpret_cast<const uint4*>(x + token * p.x_stride + chunk * F::kChunk + i * 8);
           }
-          Half<T>::mma(sum[group], {a[0], b[0], a[1], b[1]}, v.x, v.y);
-          Half<T>::mma(sum[group], {a[2], b[2], a[3], b[3]}, v.z, v.w);
+          float(&to)[4] = F::kScalesChunks ? of_chunk[F::kScalesChunks ? group : 0] : sum[group];
+          Half<T>::mma(to, {a[0], b[0], a[1], b[1]}, v.x, v.y);
+          Half<T>::mma(to, {a[2], b[2], a[3], b[3]}, v.z, v.w);
+        }
+      }
+      if constexpr (F::kScalesChunks) {
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            sum[group][i] += of_chunk[group][i] * (i < 2 ? now.low_group[u] : now.high_group[u]);
+          }
         }
       }
     }
@@ -213,6 +257,10 @@ cudaError_t launch(const QuantizedLinear& p, cudaStream_t stream) {
 
 cudaError_t skinny_fp8_linear(const QuantizedLinear& linear, bool bf16, cudaStream_t stream) {
   if (linear.tokens == 0) return cudaSuccess;
+  if (linear.block_rows > 0) {
+    return bf16 ? launch<__nv_bfloat16, Fp8Blocks>(linear, stream)
+                : launch<__half, Fp8Blocks>(linear, stream);
+  }
   return bf16 ? launch<__nv_bfloat16, Fp8>(linear, stream) : launch<__half, Fp8>(linear, stream);
 }
 

@@ -12,17 +12,19 @@ struct QuantizedLinear {
   void* out;           // [tokens, outputs], contiguous
   const void* x;       // [tokens, k], rows x_stride elements apart
   const void* weight;  // [features, k] in its format, contiguous, rows multiples of 64 bytes
-  const void* scales;  // FP8: [features] float; INT4: [features, k / group_size, 2] like x
+  const void* scales;  // FP8: [features] float, or of blocks [features / block_rows, k / group_size],
+                       // both rounded up; INT4: [features, k / group_size, 2] like x
   const void* bias;    // [features] like x, or null
   int64_t x_stride;
   int tokens;      // at most kMaxSkinnyTokens
   int features;    // a multiple of 16
   int k;           // a multiple of 64 (FP8) or 128 (INT4)
-  int group_size;  // INT4 only: a multiple of 32
+  int group_size;  // INT4: a multiple of 32; FP8 in blocks: of 64
+  int block_rows;  // FP8 in blocks: features that share their scales; else 0
   bool gated;      // features = [gate | up], out = silu(gate) * up, outputs = features / 2
 };
 
-// As skinny_linear, the weights in e4m3 with a scale for each feature.
+// As skinny_linear, the weights in e4m3 with a scale for each feature, or for each block.
 cudaError_t skinny_fp8_linear(const QuantizedLinear& linear, bool bf16, cudaStream_t stream);
 
 // As skinny_linear, the weights in four bits: (nibble - zero) * scale, both of a group. Of eight

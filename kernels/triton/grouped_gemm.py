@@ -96,11 +96,14 @@ def product(
     """
     features, width, columns = features_of(matrices), x.shape[1], 64
     depth = 32 if x.dtype == torch.float32 else 64
-    group_size = width
+    group_size, block_rows = width, 1
     factors: torch.Tensor | None = None
     match matrices:
         case Fp8Experts():
             weight, factors, kind = matrices.weight.view(torch.uint8), matrices.scale, "fp8"
+            if matrices.block is not None:
+                (block_rows, group_size), kind = matrices.block, "fp8 blocks"
+                assert group_size % depth == 0, f"blocks of {group_size} columns"
         case Int4Experts():
             weight, factors, kind = matrices.packed, matrices.groups, "int4"
             group_size = width // factors.shape[2]
@@ -123,6 +126,7 @@ def product(
         len(matrices),
         pairs_per_row,
         group_size,
+        block_rows,
         SCALED=scales is not None,
         ROWS=groups.rows,
         COLUMNS=columns,
@@ -175,6 +179,7 @@ def _kernel(
     num_experts,
     pairs_per_row,
     group_size,
+    block_rows,
     SCALED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -195,6 +200,11 @@ def _kernel(
     x_at = x + (pair // pairs_per_row)[:, None] * width + depth[None, :]
     feature = expert.to(tl.int64) * features + column
     w_at = weight + feature[:, None] * width + depth[None, :]
+    blocks_each = tl.cdiv(features, block_rows)
+    blocks_at = factors
+    if KIND == "fp8 blocks":
+        block = expert.to(tl.int64) * blocks_each + column // block_rows
+        blocks_at += block * tl.cdiv(width, group_size)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.range(0, width, DEPTH):
         inside = (start + depth < width)[None, :]
@@ -205,9 +215,13 @@ def _kernel(
             )
         else:
             b = tl.load(w_at + start, mask=in_features[:, None] & inside, other=0)
-            if KIND == "fp8":
+            if KIND == "fp8" or KIND == "fp8 blocks":
                 b = from_fp8(b, x.dtype.element_ty)
-        acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
+        if KIND == "fp8 blocks":
+            factor = tl.load(blocks_at + start // group_size, mask=in_features, other=0.0)
+            acc += tl.dot(a, tl.trans(b), input_precision=PRECISION) * factor[None, :]
+        else:
+            acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
     if KIND == "fp8":
         acc *= tl.load(factors + feature, mask=in_features, other=0.0)[None, :]
     if SCALED:

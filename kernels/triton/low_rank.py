@@ -3,13 +3,15 @@
 
 Two launches serve all parts of a linear layer: one shrinks every token to its adapter's rank, one
 expands that to the layer's output and adds it there. Both walk the tiles of ``AdapterTiles`` until
-there are no more: a CUDA graph holds them, and costs little where few tokens have an adapter. The
-inputs are split among programs, whose sums the second launch adds up in a fixed order:
-a token's result does not depend on the others.
+there are no more: a CUDA graph holds them, and costs little where few tokens have an adapter.
+
+The inputs are split among programs. The last one to end adds up what all have found, in a fixed
+order, so that a token's result does not depend on the others.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -23,43 +25,40 @@ from kernels.low_rank import FEW_TOKENS, RANK_STEP, AdapterTiles, LowRankMatrice
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _SPLIT_WIDTH = 512
 """Inputs of a split, or a multiple of it."""
-_MAX_SPLITS = 32
+_MAX_SPLITS = 16
 _MAX_WALKERS = 16
 """Programs that share the tiles of a batch that decodes."""
+_NUM_COUNTERS = 1 << 16
 
 
 def register() -> None:
-    """Serve ``ops.add_low_rank`` on GPUs."""
-    ops.register("add_low_rank", "triton", add_low_rank, dtypes=FLOATS)
+    """Serve ``ops.shrink_low_rank`` and ``ops.expand_low_rank`` on GPUs."""
+    ops.register("shrink_low_rank", "triton", shrink_low_rank, dtypes=FLOATS)
+    ops.register("expand_low_rank", "triton", expand_low_rank, dtypes=FLOATS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
     columns: int
     """Features of a program."""
-    depth: int
-    """Inputs (shrink), or sums of inputs (expand), read at a time."""
     num_warps: int
-    num_stages: int
+    num_stages: int = 1
+    depth: int = 64
+    """Inputs read at a time."""
+    sums: int = 1
+    """Splits added up at a time."""
 
 
-_SHRINK_FEW = _Launch(16, 512, 4, 1)
-_SHRINK_MANY = _Launch(64, 64, 4, 3)
-_EXPAND_FEW = _Launch(64, _MAX_SPLITS, 4, 1)
-_EXPAND_MANY = _Launch(128, 1, 4, 1)
+_SHRINK_FEW = _Launch(16, 4, depth=512, sums=_MAX_SPLITS)
+_SHRINK_MANY = _Launch(64, 4, num_stages=3)
+_EXPAND_FEW = _Launch(128, 4)
+_EXPAND_MANY = _Launch(128, 4)
 
 
-def add_low_rank(
-    out: torch.Tensor, x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
-) -> None:
-    """See ``reference.add_low_rank``."""
-    if len(tiles.slots):
-        expand(out, shrink(x, matrices, tiles), matrices, tiles)
-
-
-def shrink(x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles) -> torch.Tensor:
-    """Of every token that has an adapter, ``down @ x``: [splits, num_tokens, num_parts * max_rank]
-    float32, of which the sum over the splits counts."""
+def shrink_low_rank(
+    x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
+) -> torch.Tensor:
+    """See ``reference.shrink_low_rank``."""
     x = x.contiguous()
     few, width = tiles.num_tokens <= FEW_TOKENS, x.shape[1]
     how = _SHRINK_FEW if few else _SHRINK_MANY
@@ -70,10 +69,16 @@ def shrink(x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles) -> t
     most = _MAX_SPLITS if few else _splits_of_many(len(tiles.slots) * groups)
     split_width = max(_SPLIT_WIDTH, _round_up(triton.cdiv(width, most), _SPLIT_WIDTH))
     splits = triton.cdiv(width, split_width)
-    low = torch.empty(splits, tiles.num_tokens, num_columns, dtype=torch.float32, device=x.device)
-    dependent = _starts_early(x.device)
-    _shrink[(_walkers(tiles), groups, splits)](
+    low = x.new_empty(tiles.num_tokens, num_columns)
+    sums = low if splits == 1 else low.new_empty(splits, *low.shape, dtype=torch.float32)
+    walkers = _walkers(tiles)
+    if walkers == 0:
+        return low
+    assert len(tiles.slots) * groups <= _NUM_COUNTERS
+    _shrink[(walkers, groups, splits)](
         low,
+        sums,
+        _counters(x.device),
         x,
         matrices.down,
         matrices.ranks,
@@ -89,26 +94,26 @@ def shrink(x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles) -> t
         ROWS=tiles.tokens.shape[1],
         COLUMNS=how.columns,
         DEPTH=depth,
+        SUMS=how.sums,
         STEP=RANK_STEP,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        DEPENDENT=dependent,
         num_warps=how.num_warps,
         num_stages=how.num_stages,
     )
     return low
 
 
-def expand(
+def expand_low_rank(
     out: torch.Tensor, low: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
 ) -> None:
-    """Add ``up @ low`` to ``out``, of every token that has an adapter. low: as ``shrink`` returns
-    it."""
+    """See ``reference.expand_low_rank``."""
     assert out.is_contiguous()
     how = _EXPAND_FEW if tiles.num_tokens <= FEW_TOKENS else _EXPAND_MANY
     _, num_parts, max_rank, _ = matrices.down.shape
-    grid = _walkers(tiles), triton.cdiv(max(matrices.parts), how.columns), num_parts
-    dependent = _starts_early(out.device)
-    _expand[grid](
+    walkers = _walkers(tiles)
+    if walkers == 0:
+        return
+    _expand[(walkers, triton.cdiv(max(matrices.parts), how.columns), num_parts)](
         out,
         low,
         matrices.up,
@@ -117,30 +122,19 @@ def expand(
         tiles.slots,
         tiles.tokens,
         len(tiles.slots),
-        tiles.num_tokens,
-        low.shape[0],
         out.shape[1],
         matrices.ranks.stride(0),
         PARTS=num_parts,
         MAX_RANK=max_rank,
+        RANKS=min(64, triton.next_power_of_2(max_rank)),
         ROWS=tiles.tokens.shape[1],
         COLUMNS=how.columns,
-        SPLITS=how.depth,
         STEP=RANK_STEP,
         ALIGNED=math.gcd(16, *matrices.parts),
         PRECISION="ieee" if out.dtype == torch.float32 else "tf32",
-        DEPENDENT=dependent,
         num_warps=how.num_warps,
         num_stages=how.num_stages,
-        **({"launch_pdl": True} if dependent else {}),
     )
-
-
-PDL = False
-
-
-def _starts_early(device: torch.device) -> bool:
-    return PDL and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _walkers(tiles: AdapterTiles) -> int:
@@ -152,16 +146,24 @@ def _walkers(tiles: AdapterTiles) -> int:
 
 def _splits_of_many(num_programs: int) -> int:
     """As many as it takes to keep a GPU busy. Where a batch decodes, its size must not matter."""
-    return min(8, max(1, 256 // num_programs))
+    return min(8, max(1, 256 // max(1, num_programs)))
 
 
 def _round_up(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
+@functools.cache
+def _counters(device: torch.device) -> torch.Tensor:
+    """How many of the splits of a tile are done: 0 between launches, which follow one another."""
+    return torch.zeros(_NUM_COUNTERS, dtype=torch.int32, device=device)
+
+
 @triton.jit(do_not_specialize=["num_tiles", "num_tokens", "steps", "rank_stride"])
 def _shrink(
     low,
+    sums,
+    counters,
     x,
     down,
     ranks,
@@ -177,16 +179,14 @@ def _shrink(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    SUMS: tl.constexpr,
     STEP: tl.constexpr,
     PRECISION: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """Columns are the ranks of all parts, one part after the other. ``steps`` of DEPTH inputs are a
     split."""
-    if DEPENDENT:
-        tl.extra.cuda.gdc_launch_dependents()
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    split = tl.program_id(2)
+    split, splits = tl.program_id(2), tl.num_programs(2)
     inside = column < PARTS * MAX_RANK
     depth = tl.arange(0, DEPTH)
     tile = tl.program_id(0)
@@ -207,14 +207,40 @@ def _shrink(
                 a = tl.load(x_at + start, mask=real[:, None] & there, other=0.0)
                 b = tl.load(down_at + start, mask=used[:, None] & there, other=0.0)
                 acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
-            row = split * num_tokens + token
-            low_at = low + row.to(tl.int64)[:, None] * (PARTS * MAX_RANK) + column[None, :]
-            tl.store(low_at, acc, mask=real[:, None] & used[None, :])
+            both = real[:, None] & used[None, :]
+            place = token.to(tl.int64)[:, None] * (PARTS * MAX_RANK) + column[None, :]
+            if splits > 1:
+                own_sums = sums + split.to(tl.int64) * num_tokens * (PARTS * MAX_RANK)
+                tl.store(own_sums + place, acc, mask=both)
+                tl.debug_barrier()
+                counter = counters + tile * tl.num_programs(1) + tl.program_id(1)
+                if tl.atomic_add(counter, 1) == splits - 1:
+                    acc = _sum(sums, place, both, splits, num_tokens * (PARTS * MAX_RANK), SUMS)
+                    tl.store(low + place, acc.to(low.dtype.element_ty), mask=both)
+                    tl.store(counter, 0)
+            else:
+                tl.store(low + place, acc.to(low.dtype.element_ty), mask=both)
         tile += tl.num_programs(0)
         slot = tl.load(slots + tile, mask=tile < num_tiles, other=-1)
 
 
-@triton.jit(do_not_specialize=["num_tiles", "num_tokens", "splits", "rank_stride"])
+@triton.jit
+def _sum(sums, place, there, splits, stride, SUMS: tl.constexpr):
+    """Of all splits, in their order. Past the first cache, which may hold what was there before."""
+    total = tl.zeros(place.shape, tl.float32)
+    for start in tl.range(0, splits, SUMS):
+        split = start + tl.arange(0, SUMS)[:, None, None]
+        some = tl.load(
+            sums + split.to(tl.int64) * stride + place[None, :, :],
+            mask=(split < splits) & there[None, :, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        total += tl.sum(some, 0)
+    return total
+
+
+@triton.jit(do_not_specialize=["num_tiles", "rank_stride"])
 def _expand(
     out,
     low,
@@ -224,59 +250,45 @@ def _expand(
     slots,
     tokens,
     num_tiles,
-    num_tokens,
-    splits,
     features,
     rank_stride,
     PARTS: tl.constexpr,
     MAX_RANK: tl.constexpr,
+    RANKS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    SPLITS: tl.constexpr,
     STEP: tl.constexpr,
     ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
-    """Adds up SPLITS of the splits at a time, and multiplies STEP of the ranks."""
+    """Multiplies RANKS of the ranks at a time."""
     part = tl.program_id(2)
     begin = tl.multiple_of(tl.load(ends + part), ALIGNED)
     end = tl.multiple_of(tl.load(ends + part + 1), ALIGNED)
     column = begin + tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < end
-    split = tl.arange(0, SPLITS)
     tile = tl.program_id(0)
     slot = tl.load(slots + tile)
     if begin + tl.program_id(1) * COLUMNS >= end:
         slot = -1
-    if DEPENDENT:
-        tl.extra.cuda.gdc_wait()
     while slot >= 0:
         token = tl.load(tokens + tile * ROWS + tl.arange(0, ROWS))
         own = slot.to(tl.int64)
-        rank = tl.load(ranks + own * rank_stride + part)
+        rank = (tl.load(ranks + own * rank_stride + part) + STEP - 1) // STEP * STEP
         if rank > 0:
             real = token >= 0
-            out_at = out + token.to(tl.int64)[:, None] * features + column[None, :]
+            row = token.to(tl.int64)[:, None]
+            out_at = out + row * features + column[None, :]
             both = real[:, None] & inside[None, :]
             before = tl.load(out_at, mask=both, other=0.0)
+            low_at = low + row * (PARTS * MAX_RANK) + part * MAX_RANK
             up_at = up + (own * features + column)[:, None] * MAX_RANK
             acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-            for first in tl.range(0, rank, STEP):
-                ranked = first + tl.arange(0, STEP)
-                total = tl.zeros([ROWS, STEP], tl.float32)
-                for start in tl.range(0, splits, SPLITS):
-                    row = (start + split)[:, None] * num_tokens + token[None, :]
-                    place = row.to(tl.int64) * (PARTS * MAX_RANK) + part * MAX_RANK
-                    there = (start + split < splits)[:, None] & real[None, :]
-                    some = tl.load(
-                        low + place[:, :, None] + ranked[None, None, :],
-                        mask=there[:, :, None],
-                        other=0.0,
-                    )
-                    total += tl.sum(some, 0)
-                b = tl.load(up_at + ranked[None, :], mask=inside[:, None], other=0.0)
-                acc = tl.dot(total.to(b.dtype), tl.trans(b), acc, input_precision=PRECISION)
+            for first in tl.range(0, rank, RANKS):
+                ranked = (first + tl.arange(0, RANKS))[None, :]
+                a = tl.load(low_at + ranked, mask=real[:, None] & (ranked < rank), other=0.0)
+                b = tl.load(up_at + ranked, mask=inside[:, None] & (ranked < rank), other=0.0)
+                acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
             tl.store(out_at, (before + acc).to(before.dtype), mask=both)
         tile += tl.num_programs(0)
         slot = tl.load(slots + tile, mask=tile < num_tiles, other=-1)

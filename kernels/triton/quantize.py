@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch.nn import functional as F
 
 from kernels import ops
 from kernels.reference import FP8_MAX, MIN_SCALE
@@ -14,8 +15,9 @@ FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def register() -> None:
-    """Serve ``ops.quantize_rows`` on GPUs."""
+    """Serve ``ops.quantize_rows`` and ``ops.linear_int4`` on GPUs."""
     ops.register("quantize_rows", "triton", quantize_rows, dtypes=FLOATS)
+    ops.register("linear_int4", "triton", linear_int4, dtypes=FLOATS)
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,8 +33,13 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return out, scales
 
 
+def linear_int4(x: torch.Tensor, packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """See ``reference.linear_int4``: of so many rows that they share the cost of dequantizing."""
+    return F.linear(x, dequantize_int4(packed, groups))
+
+
 def dequantize_int4(packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    """See ``reference.dequantize_int4``."""
+    """See ``reference.dequantize_int4``; groups of a multiple of 8 inputs."""
     features, words = packed.shape
     num_groups = groups.shape[1]
     out = torch.empty(features, words * 8, dtype=groups.dtype, device=groups.device)
@@ -62,13 +69,14 @@ def _quantize(out, scales, x, x_stride, width, fp8_max, min_scale, BLOCK: tl.con
 @triton.jit
 def _dequantize(out, packed, groups, words, num_groups, group_size, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    element = tl.program_id(1) * BLOCK * 8 + tl.arange(0, BLOCK * 8)
-    inside = element < words * 8
-    word = tl.load(packed + row * words + element // 8, mask=inside, other=0)
-    place = element % 8
-    nibble = (word >> (place % 2 * 16 + place // 2 * 4)) & 15
-    at = groups + (row * num_groups + element // group_size) * 2
-    scale = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    zero = tl.load(at + 1, mask=inside, other=0.0).to(tl.float32)
-    value = (nibble.to(tl.float32) - zero) * scale
-    tl.store(out + row * words * 8 + element, value.to(out.dtype.element_ty), mask=inside)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < words
+    place = tl.arange(0, 8)
+    word = tl.load(packed + row * words + at, mask=inside, other=0)
+    nibble = (word[:, None] >> (place % 2 * 16 + place // 2 * 4)[None, :]) & 15
+    group = groups + (row * num_groups + at * 8 // group_size) * 2
+    scale = tl.load(group, mask=inside, other=0.0).to(tl.float32)
+    zero = tl.load(group + 1, mask=inside, other=0.0).to(tl.float32)
+    value = (nibble.to(tl.float32) - zero[:, None]) * scale[:, None]
+    to = out + (row * words + at)[:, None] * 8 + place[None, :]
+    tl.store(to, value.to(out.dtype.element_ty), mask=inside[:, None])

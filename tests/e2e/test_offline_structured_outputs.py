@@ -138,6 +138,7 @@ def test_a_document_is_judged_without_its_reasoning_and_when_cut_short(llm: LLM)
         (StructuredOutputs(json='{"type": "banana"}'), "banana"),
         (StructuredOutputs(structural_tag='{"format": {"type": "zz"}}'), "zz"),
         (StructuredOutputs(), "exactly one"),
+        (StructuredOutputs(regex="a", disable_any_whitespace=True), "JSON only"),
     ],
 )
 def test_what_is_wrong_is_said(llm: LLM, outputs: StructuredOutputs, message: str) -> None:

@@ -158,6 +158,15 @@ async def test_what_is_enforced_is_not_reported(client: AsyncOpenAI) -> None:
     assert not hasattr(choice, "structured_outputs")
 
 
+async def test_documents_can_be_without_blanks(client: AsyncOpenAI) -> None:
+    value = {"a": [1, 2, {"b c": None}]}
+    wanted = {"json": {"const": value}, "disable_any_whitespace": True}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    for fields in ({}, {"tools": [tool], "tool_choice": "none"}):
+        choice = await say(client, extra_body={"structured_outputs": wanted}, **fields)
+        assert choice.message.content == '{"a":[1,2,{"b c":null}]}'
+
+
 async def test_either_a_call_or_a_document(client: AsyncOpenAI) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     schema = {

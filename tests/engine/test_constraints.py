@@ -77,6 +77,10 @@ def allowed(bits: np.ndarray[Any, Any]) -> set[int]:
         (StructuredOutputs(choice=("a", "é")), GrammarSpec("choice", '["a", "\\u00e9"]')),
         (StructuredOutputs(grammar="start: A"), GrammarSpec("ebnf", "start: A")),
         (StructuredOutputs(structural_tag="{}"), GrammarSpec("structural_tag", "{}")),
+        (
+            StructuredOutputs(json="{}", strict=False, disable_any_whitespace=True),
+            GrammarSpec("json_schema", "{}", strict=False, any_whitespace=False),
+        ),
     ],
 )
 def test_each_kind_of_output_is_a_kind_of_grammar(

@@ -24,6 +24,6 @@ def test_the_demo_model_with_its_head(capsys: pytest.CaptureFixture[str]) -> Non
     speculation_bench.main(arguments.split())
     lines = list(map(json.loads, capsys.readouterr().out.splitlines()))
     assert [(line["batch"], line["engine"]) for line in lines] == [
-        (batch, engine) for batch in (1, 4) for engine in ("plain", "eagle3")
+        (batch, engine) for batch in (1, 4) for engine in ("plain", "eagle3 4")
     ]
     assert all(line["tok_s"] > 0 for line in lines)

@@ -11,5 +11,5 @@ def test_it_lists_what_runs_and_on_what(tmp_path: Path) -> None:
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     methods = "fp8, awq, gptq, compressed-tensors"
     assert ["Qwen3ForCausalLM", "Qwen 3", "native", methods] in rows
-    assert ["GPT2LMHeadModel", "", "transformers", ""] in rows
+    assert ["GPT2LMHeadModel", "", "transformers", "fp8"] in rows
     assert len({row[0] for row in rows}) == len(rows)

@@ -94,3 +94,18 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         read(**fields)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("wanted", [{"json": STRICT}, {"json_object": True}])
+def test_blanks_can_be_left_out_of_json(wanted: dict[str, Any]) -> None:
+    for disable, blanks in ((True, False), (False, True), (None, True)):
+        found = read(structured_outputs=wanted | {"disable_any_whitespace": disable})
+        assert found is not None
+        assert found.spec.any_whitespace is blanks
+
+
+@pytest.mark.parametrize("wanted", [{"regex": "a"}, {"choice": ["a"]}, {"grammar": 'start: "a"'}])
+def test_blanks_cannot_be_left_out_of_what_is_no_json(wanted: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="JSON only") as caught:
+        read(structured_outputs=wanted | {"disable_any_whitespace": True})
+    assert caught.value.param == "structured_outputs.disable_any_whitespace"

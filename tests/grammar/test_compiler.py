@@ -87,6 +87,9 @@ def test_a_bad_regex_is_refused(compiler: GrammarCompiler, source: str) -> None:
         ("start: a\na[temperature=0.5]: /x/", "line 2: the attribute 'temperature'"),
         ("start: a\na[lazy, capture]: /x/", "line 2: the attribute 'capture'"),
         ("%import /etc/passwd\nstart: x", "Expected name"),
+        ('start: x\nx: %json {"x-guidance": {"lenient": true}}', "line 2: 'x-guidance' is not"),
+        ('%llguidance {"allow_invalid_utf8": true}\nstart: "a"', "line 1: 'allow_invalid_utf8'"),
+        ("start: <|end|>", '"<|end|>"; only a structural tag can ask for tokens'),
     ],
 )
 def test_a_bad_grammar_is_refused(compiler: GrammarCompiler, source: str, message: str) -> None:
@@ -115,6 +118,15 @@ def test_what_nothing_satisfies_is_refused_loosely_too(
     compiler.close()
 
 
+@pytest.mark.parametrize("depth", [150, 300])  # for the engine, and for ourselves
+def test_tags_nested_too_deeply_are_refused(compiler: GrammarCompiler, depth: int) -> None:
+    inner = '{"type":"sequence","elements":[' * depth + '{"type":"any_text"}' + "]}" * depth
+    with pytest.raises(GrammarTooLarge, match="nested too deeply"):
+        compiler.compile(
+            GrammarSpec("structural_tag", f'{{"type":"structural_tag","format":{inner}}}')
+        )
+
+
 def test_a_bad_regex_within_a_tag_is_refused_with_its_place(compiler: GrammarCompiler) -> None:
     regex = {"type": "regex", "pattern": "(?=a)b"}
     elements = [{"type": "regex", "pattern": "ok"}, regex]
@@ -135,7 +147,12 @@ def test_a_bad_regex_within_a_tag_is_refused_with_its_place(compiler: GrammarCom
         ({"$ref": "#/$defs/missing"}, "$.$ref"),
         ({"$ref": "https://example.com/schema"}, "$.$ref"),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "$"),
-        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "$"),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "$.properties.a"),
+        (
+            {"prefixItems": [{"type": "string", "minLength": 2, "maxLength": 1}], "minItems": 1}
+            | {"type": "array"},
+            "$.prefixItems[0]",
+        ),
     ],
 )
 def test_an_invalid_schema_is_refused_with_its_place(

@@ -249,11 +249,12 @@ def test_matchers_of_one_grammar_are_independent(
 def test_blanks_are_bounded(json_compiler: GrammarCompiler, vocabulary: Vocabulary) -> None:
     matcher = matcher_of(json_compiler, "json_schema", PERSON)
     assert matcher.accept(ord("{"))
+    assert matcher.accept(ord("\n"))
     run = 0
     while matcher.accept(ord(" ")):
         run += 1
         assert run < 1000
-    assert run >= 100
+    assert run >= 60
     assert set(allowed_ids(matcher, vocabulary)) <= {ord('"')}
 
 

@@ -60,6 +60,14 @@ def test_other_kinds_go_to_the_first_that_takes_them() -> None:
         next(plan(GrammarSpec("ebnf", "x"), ("outlines",)))
 
 
+def test_blanks_are_left_out_by_whoever_does_so_everywhere() -> None:
+    compact = GrammarSpec("json_schema", "{}", any_whitespace=False)
+    assert [candidate.backend for candidate in plan(compact, ALL)] == ["llguidance"]
+    assert not next(plan(compact, ALL)).spec.any_whitespace
+    with pytest.raises(InvalidGrammar, match="leaves out blanks"):
+        next(plan(compact, ("xgrammar", "outlines")))
+
+
 def test_schemas_inside_structural_tags_are_planned_too() -> None:
     tag = {"begin": "<f>", "schema": {"items": {"uniqueItems": True}}, "end": "</f>"}
     source = json.dumps({"structures": [tag], "triggers": ["<f>"]})

@@ -39,7 +39,7 @@ SHAPES = [(1, 4, 2), (7, 5, 3), (40, 3, 1), (5, 64, 2)]
 """(tokens, experts, top_k)"""
 
 
-KINDS = ["plain", "fp8", "int4", "mixed"]
+KINDS = ["plain", "fp8", "fp8 blocks", "int4", "mixed"]
 
 
 def draw_quantized(
@@ -50,6 +50,10 @@ def draw_quantized(
 
     def matrices(quantized: str, features: int, k: int) -> ExpertMatrices:
         shape = num_experts, features, k
+        if quantized == "fp8 blocks":
+            numbers = torch.randn(*shape, generator=gen).to(torch.float8_e4m3fn)
+            scale = torch.rand(num_experts, -(-features // 48), -(-k // 64), generator=gen) * 0.2
+            return Fp8Experts(numbers.to(device), scale.to(device), (48, 64))
         if quantized == "fp8":
             numbers = torch.randn(*shape, generator=gen).to(torch.float8_e4m3fn)
             scale = torch.rand(num_experts, features, 1, generator=gen) * 0.2

@@ -82,7 +82,8 @@ def check(num_tokens: int, in_features: int, dtype: torch.dtype, device: str) ->
     ):
         tiles = AdapterTiles.of(slots, torch.device(device))
         got = out.clone()
-        low_rank.add_low_rank(got, x, matrices, tiles)
+        low = low_rank.shrink_low_rank(x, matrices, tiles)
+        low_rank.expand_low_rank(got, low, matrices, tiles)
         tolerance = 1e-5 if dtype == torch.float32 else 3e-2
         want = naive(out, x, matrices, slots).to(dtype)
         torch.testing.assert_close(got.cpu(), want, atol=tolerance, rtol=tolerance)
@@ -96,8 +97,9 @@ def test_the_reference(num_tokens: int, in_features: int) -> None:
     sorted_slots = np.arange(num_tokens) * len(RANKS) // num_tokens
     mixed = np.random.default_rng(0).integers(-1, len(RANKS), num_tokens)
     for slots in (sorted_slots, mixed):
-        got = out.clone()
-        reference.add_low_rank(got, x, matrices, AdapterTiles.of(slots, torch.device("cpu")))
+        got, tiles = out.clone(), AdapterTiles.of(slots, torch.device("cpu"))
+        low = reference.shrink_low_rank(x, matrices, tiles)
+        reference.expand_low_rank(got, low, matrices, tiles)
         want = naive(out, x, matrices, slots).float()
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
@@ -135,7 +137,7 @@ def test_it_compiles_ahead_of_time_to_wide_loads_and_tensor_cores(
     matrices = LowRankMatrices.empty(ranks, 1024, (512, 256, 256), 16, dtype=torch.bfloat16)
     x, out = (torch.zeros(num_tokens, 1024, dtype=torch.bfloat16) for _ in range(2))
     tiles = AdapterTiles.of(np.zeros(num_tokens, np.int64), torch.device("cpu"))
-    low_rank.add_low_rank(out, x, matrices, tiles)
+    low_rank.expand_low_rank(out, low_rank.shrink_low_rank(x, matrices, tiles), matrices, tiles)
     for kernel in kernels:
         (made,) = kernel.compile(capability)
         assert made.metadata.shared <= 99 * 1024, "more than some GPUs have"
@@ -166,8 +168,8 @@ def test_every_token_with_an_adapter_is_in_one_tile_of_it(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("num_tokens", "in_features"), [*SHAPES, (200, 4096), (1000, 14336)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_tokens", "in_features"), [*SHAPES, (200, 14336), (1000, 4096)])
 def test_on_a_gpu_it_equals_the_products(
     num_tokens: int, in_features: int, dtype: torch.dtype
 ) -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
+import sys
 import textwrap
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +17,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 import migrations
+from migrations import revisions as known_revisions
 from migrations import runner
 from migrations import schema as schema_file
 from tenants import queries
@@ -303,7 +306,7 @@ class TestOtherMigrations:
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "env.py").write_text((FOLDER / "env.py").read_text())
         (tmp_path / "versions").mkdir()
-        monkeypatch.setattr(runner, "FOLDER", tmp_path)
+        monkeypatch.setattr(known_revisions, "FOLDER", tmp_path)
         return tmp_path / "versions"
 
     def write(self, folder: Path, revision: str, down: str | None, body: str) -> None:
@@ -398,6 +401,19 @@ class TestConnection:
 
 
 class TestFiles:
+    def test_their_names_tell_what_alembic_reads_in_them(self) -> None:
+        assert migrations.head() == revisions().get_current_head()
+        history = [script.revision for script in revisions().walk_revisions()][::-1]
+        assert known_revisions.known() == history
+
+    def test_to_ask_for_the_revision_costs_no_alembic(self) -> None:
+        code = "import sys, migrations; migrations.head(); sys.exit('alembic' in sys.modules)"
+        subprocess.run([sys.executable, "-c", code], cwd=FOLDER.parent, check=True)
+
+    def test_what_is_not_there_is_named(self) -> None:
+        with pytest.raises(AttributeError, match="upgrad"):
+            migrations.upgrad  # noqa: B018
+
     def test_one_line_of_history(self) -> None:
         assert len(revisions().get_heads()) == 1
         assert len(revisions().get_bases()) == 1
@@ -417,7 +433,7 @@ class TestFiles:
         for name in ("env.py", "script.py.mako"):
             (tmp_path / name).write_text((FOLDER / name).read_text())
         (tmp_path / "versions").mkdir()
-        monkeypatch.setattr(runner, "FOLDER", tmp_path)
+        monkeypatch.setattr(known_revisions, "FOLDER", tmp_path)
         for number in ("0001", "0002"):
             path = migrations.create("Add a limit's window")
             assert re.fullmatch(

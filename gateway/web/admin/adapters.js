@@ -10,7 +10,7 @@ export function adaptersCard(api, tenantId) {
   const said = element("span", { class: "said", role: "status" });
   const submit = element("button", { type: "submit", class: "plain strong" }, "Load");
   const name = element("input", { name: "name", required: true, maxlength: 200, placeholder: "its model id" });
-  const path = element("input", { name: "path", required: true, maxlength: 1000, placeholder: "below models.adapters_dir" });
+  const path = element("input", { name: "path", required: true, maxlength: 1000, placeholder: "in adapters_dir" });
   node.append(
     list,
     element(

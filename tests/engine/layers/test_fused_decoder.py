@@ -137,7 +137,7 @@ def test_what_goes_into_a_layer_can_be_tapped() -> None:
     shapes = [(2, 3), (8, 0), (1, 20)]
     tapped = []
     for fused in (True, False):
-        taps = {layer: torch.full((11, 42), torch.nan) for layer in (0, 2)}
+        taps = dict(zip((0, 2), torch.full((11, 84), torch.nan).chunk(2, -1), strict=True))
         if not fused:
             made._fused = None
         run(made, shapes, CpuAttention(), taps)

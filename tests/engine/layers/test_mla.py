@@ -7,17 +7,16 @@ import torch
 from engine.attention.base import AttentionBatch
 from engine.attention.torch_ref import TorchAttention
 from engine.layers.attention import StepContext
+from engine.layers.linear import QuantizedWeight
 from engine.layers.mla import LatentAttention, MLAConfig
+from engine.quant.base import quantize
+from engine.quant.fp8 import Fp8
 
 CPU = torch.device("cpu")
 HEADS, NOPE, ROPE, RANK, VALUE, HIDDEN, TOKENS = 3, 6, 4, 8, 5, 16, 7
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("q_lora_rank", [None, 10])
-def test_attending_to_latents_equals_attending_to_what_they_expand_to(
-    interleaved: bool, q_lora_rank: int | None
-) -> None:
+def make_layer(interleaved: bool = False, q_lora_rank: int | None = 10) -> LatentAttention:
     config = MLAConfig(
         q_lora_rank=q_lora_rank,
         kv_lora_rank=RANK,
@@ -26,15 +25,23 @@ def test_attending_to_latents_equals_attending_to_what_they_expand_to(
         v_head_dim=VALUE,
         interleaved=interleaved,
     )
-    layer = LatentAttention(
+    return LatentAttention(
         0, config, HIDDEN, HEADS, scale=0.3, bias=False, dtype=torch.float32, device=CPU
     )
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("q_lora_rank", [None, 10])
+def test_attending_to_latents_equals_attending_to_what_they_expand_to(
+    interleaved: bool, q_lora_rank: int | None
+) -> None:
+    layer = make_layer(interleaved, q_lora_rank)
     gen = torch.Generator().manual_seed(0)
     for _, weight in layer.named_weights():
         weight.data.normal_(generator=gen)
     x = torch.randn(TOKENS, HIDDEN, generator=gen)
     angles = torch.rand(TOKENS, ROPE // 2, generator=gen) * 3
-    cache = torch.zeros(2, 4, 1, config.cached_dim)
+    cache = torch.zeros(2, 4, 1, RANK + ROPE)
     batch = AttentionBatch(
         np.array([TOKENS]),
         np.array([TOKENS]),
@@ -74,3 +81,20 @@ def expanded(
     future = torch.ones(TOKENS, TOKENS).triu(1).bool()
     weights = scores.masked_fill(future, float("-inf")).softmax(-1)
     return layer.o_proj(torch.einsum("hqk,khd->qhd", weights, v).reshape(TOKENS, -1))
+
+
+@pytest.mark.parametrize("is_online", [True, False])
+def test_the_up_projection_is_dequantized_once_it_is_loaded(is_online: bool) -> None:
+    """Unless its weights would be rounded only for that."""
+    made = make_layer()
+    quantize(made, Fp8(online=is_online))
+    assert isinstance(made.o_proj.quantized, QuantizedWeight)
+    assert (made.kv_b_proj.quantized is None) == is_online
+    for _, weight in made.named_weights():
+        weight.draw(0.02, torch.Generator().manual_seed(0))
+    stored = made.kv_b_proj.quantized
+    meant = made.kv_b_proj.weight.data if stored is None else stored.dequantize()
+    made.pack()
+    assert made.kv_b_proj.quantized is None
+    assert torch.equal(made.kv_b_proj.weight.data, meant)
+    assert "kv_b_proj.weight" in dict(made.named_weights())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.llm import LLM, LoRARequest
+from engine.llm import LLM, LoRARequest, SamplingParams, TokensPrompt
+from engine.runner.runner import TorchRunner
+from tests.engine.lora.making import write_adapter
 from tests.engine.lora.test_generation import (
     GREEDY,
     OPTIONS,
@@ -17,30 +20,110 @@ from tests.engine.lora.test_generation import (
     merged,
     model_dir,
 )
+from tests.engine.runner.emulated_graphs import Counted
+from tests.engine.runner.tiny_llama import save_tiny_llama
 
 pytestmark = pytest.mark.gpu
 __all__ = ["adapters", "merged", "model_dir"]  # its fixtures serve here, too
 
+OUTPUT_LEN = 40
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive": False}
+
 
 @pytest.mark.parametrize("max_loras", [1, 3])
-@pytest.mark.parametrize("enforce_eager", [False, True])
 def test_equals_the_merged_weights_on_the_cpu(
-    model_dir: Path,
-    adapters: list[LoRARequest],
-    merged: dict[str, Any],
-    max_loras: int,
-    enforce_eager: bool,
+    model_dir: Path, adapters: list[LoRARequest], merged: dict[str, Any], max_loras: int
 ) -> None:
     options = {**OPTIONS, "device": "cuda", "dtype": "float32", "block_size": 16}
-    llm = LLM(
-        model_dir,
-        enable_lora=True,
-        max_loras=max_loras,
-        max_lora_rank=64,
-        enforce_eager=enforce_eager,
-        **options,
-    )
+    llm = LLM(model_dir, enable_lora=True, max_loras=max_loras, max_lora_rank=64, **options)
     check_all_at_once(llm, adapters, merged)
     assert [r.outputs[0].token_ids for r in llm.generate(PROMPTS, GREEDY)] == [
         r.outputs[0].token_ids for r in merged[""]
     ]
+
+
+@pytest.fixture(scope="module")
+def wide_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose decode steps run in CUDA graphs, and adapters that change much."""
+    folder = tmp_path_factory.mktemp("wide")
+    save_tiny_llama(
+        folder / "base",
+        hidden_size=256,
+        intermediate_size=512,
+        head_dim=64,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        vocab_size=1000,
+        initializer_range=0.08,
+    )
+    for seed, rank in enumerate((8, 16, 64)):
+        write_adapter(folder / str(rank), folder / "base", rank=rank, seed=seed, strength=0.1)
+    return folder
+
+
+def wide_llm(folder: Path, **options: Any) -> LLM:
+    settings = {"device": "cuda", "dtype": "bfloat16", "num_gpu_blocks_override": 300, **options}
+    return LLM(
+        folder / "base",
+        enable_lora=True,
+        max_lora_rank=64,
+        max_num_seqs=16,
+        skip_tokenizer_init=True,
+        **settings,
+    )
+
+
+def wide_outputs(llm: LLM, folder: Path) -> list[list[int]]:
+    """Of twelve requests at once, every fourth of which has no adapter and is left out here; then
+    two with each adapter, one after the other."""
+    rng = random.Random(0)
+    names = [LoRARequest(name, folder / name) for name in ("8", "16", "64")]
+    params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_LEN, ignore_eos=True)
+    prompts = [
+        TokensPrompt(prompt_token_ids=[rng.randrange(1000) for _ in range(rng.randint(1, 60))])
+        for _ in range(12)
+    ]
+    results = llm.generate(prompts, params, lora_request=[*names, None] * 3)
+    results = [result for i, result in enumerate(results) if i % 4 < 3]
+    for name in names:
+        for prompt in prompts[:2]:  # alone, a request's drafts are as many as those of all
+            results += llm.generate(prompt, params, lora_request=name)
+    return [result.outputs[0].token_ids for result in results]
+
+
+def agreement(ones: list[list[int]], others: list[list[int]]) -> float:
+    """The share of the tokens before the first that differs."""
+    common = [
+        next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
+        for a, b in zip(ones, others, strict=True)
+    ]
+    return sum(common) / (OUTPUT_LEN * len(common))
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_loras": 3}, {"max_loras": 1}, {"max_loras": 3, "speculative_config": NGRAM}]
+)
+def test_graphs_with_adapters_change_nothing_but_near_ties(
+    wide_dir: Path, options: dict[str, Any]
+) -> None:
+    llm = wide_llm(wide_dir, **options)
+    runner = llm._core._runner  # type: ignore[attr-defined]
+    assert isinstance(runner, TorchRunner)
+    decoding, checking = Counted(runner._graphs), Counted(runner._verify_graphs)
+    runner._graphs, runner._verify_graphs = decoding, checking  # type: ignore[assignment]
+    if "speculative_config" not in options:
+        runner._verify_graphs = None
+    ours = wide_outputs(llm, wide_dir)
+    assert decoding.num_adapted > 0
+    if "speculative_config" in options:
+        assert checking.num_adapted > 0
+    eager = wide_outputs(wide_llm(wide_dir, max_loras=3, enforce_eager=True), wide_dir)
+    # Another adapter, or none, would part them at the second token, the first of a graph.
+    assert agreement(ours, eager) > 0.2
+
+
+def test_adapters_change_what_is_generated(wide_dir: Path) -> None:
+    outputs = wide_outputs(wide_llm(wide_dir, max_loras=3, enforce_eager=True), wide_dir)
+    alone = outputs[9:]
+    assert agreement(alone[:2], alone[2:4]) < 0.1
+    assert agreement(alone[2:4], alone[4:]) < 0.1

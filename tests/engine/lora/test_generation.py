@@ -144,6 +144,18 @@ def test_an_adapter_is_replaced_under_its_name(
         llm.unload_lora("mine")
 
 
+def test_names_of_one_content_run_in_one_slot(
+    model_dir: Path, adapters: list[LoRARequest], merged: dict[str, list[GenerationOutput]]
+) -> None:
+    llm = LLM(model_dir, enable_lora=True, max_loras=1, max_lora_rank=64, **OPTIONS)
+    names = [LoRARequest(f"tenant {i}", adapters[0].lora_path) for i in range(len(PROMPTS))]
+    results = llm.generate(PROMPTS, GREEDY, lora_request=names)
+    for result, expected in zip(results, merged["all"], strict=True):
+        assert_same(result, expected)
+    stats = llm.stats()
+    assert (stats.num_loaded_adapters, stats.num_adapter_swaps) == (len(PROMPTS), 1)
+
+
 def test_one_that_is_unloaded_serves_its_running_requests(
     model_dir: Path, adapters: list[LoRARequest], merged: dict[str, list[GenerationOutput]]
 ) -> None:

@@ -41,10 +41,27 @@ def test_graphs_with_adapters_equal_the_merged_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     llm = make(model_dir, **options)
-    decoding, _, _ = emulate(llm._core, monkeypatch, 1)
+    decoding, _, _ = emulate(llm._core._runner, monkeypatch, 1)
     for _ in range(2):
         check_all_at_once(llm, adapters, merged)
     assert decoding.num_runs >= 2 * (GREEDY.max_tokens or 0) - 2
+
+
+def test_drafts_are_checked_in_graphs_with_adapters(
+    model_dir: Path,
+    adapters: list[LoRARequest],
+    merged: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    llm = make(model_dir, max_num_seqs=4, speculative_config={**drafts, "adaptive": False})
+    _, checking, _ = emulate(llm._core._runner, monkeypatch, 3)
+    check_all_at_once(llm, adapters, merged)
+    before = checking.num_adapted
+    for adapter in adapters:  # alone, each request has as many drafts as the others
+        results = llm.generate(PROMPTS[:1], GREEDY, lora_request=adapter)
+        assert_same(results[0], merged[adapter.lora_name][0])
+    assert checking.num_adapted > before
 
 
 def test_adapters_come_and_go_between_the_steps(
@@ -55,11 +72,12 @@ def test_adapters_come_and_go_between_the_steps(
 ) -> None:
     """A graph reads matrices where they always are: those of an adapter that took the slot."""
     llm = make(model_dir, max_loras=1)
-    decoding, _, _ = emulate(llm._core, monkeypatch, 1)
+    decoding, _, _ = emulate(llm._core._runner, monkeypatch, 1)
     for adapter in [*adapters, None, *adapters[::-1]]:
-        before = decoding.num_runs
+        before = decoding.num_runs, decoding.num_adapted
         results = llm.generate(PROMPTS, GREEDY, lora_request=adapter)
-        assert decoding.num_runs > before
+        assert decoding.num_runs > before[0]
+        assert (decoding.num_adapted > before[1]) is (adapter is not None)
         for result, expected in zip(
             results, merged["" if adapter is None else adapter.lora_name], strict=True
         ):
@@ -76,14 +94,14 @@ def test_a_step_without_adapters_reads_none(
     from kernels import ops
 
     llm = make(model_dir)
-    decoding, _, _ = emulate(llm._core, monkeypatch, 1)
+    decoding, _, _ = emulate(llm._core._runner, monkeypatch, 1)
     llm.generate(PROMPTS[0], GREEDY, lora_request=adapters[0])
     before = decoding.num_runs
 
     def fail(*_: object) -> None:
         raise AssertionError("an adapter was added")
 
-    monkeypatch.setattr(ops, "add_low_rank", fail)
+    monkeypatch.setattr(ops, "shrink_low_rank", fail)
     llm.generate(PROMPTS, GREEDY)
     assert decoding.num_runs > before
     with pytest.raises(AssertionError, match="an adapter was added"):

@@ -84,13 +84,18 @@ def check(slots: AdapterSlots, model: Model, rows: list[int], lens: list[int]) -
             assert torch.equal(adapted[own], base[own])
             continue
         added = [
-            expected(slots, f"model.layers.1.mlp.{part}", NAMES[row], x[own])
+            expected(slots, f"model.layers.1.mlp.{part}", slots._row_adapters[row], x[own])
             for part in ("gate_proj", "up_proj")
         ]
         torch.testing.assert_close(adapted[own] - base[own], torch.cat(added, 1))
     gate, up = adapted.chunk(2, -1)
     torch.testing.assert_close(gated, torch.nn.functional.silu(gate) * up)
     assert torch.equal(linear(x), base)
+
+
+def use(slots: AdapterSlots, *rows: int) -> None:
+    with slots.applied(np.array(rows), np.ones(len(rows), np.int64)):
+        pass
 
 
 def test_each_row_has_its_own_adapter_or_none(slots: AdapterSlots, model: Model) -> None:
@@ -103,22 +108,42 @@ def test_a_slot_holds_nothing_of_the_adapter_before(slots: AdapterSlots, model: 
 
 
 def test_the_adapter_used_least_recently_goes_first(slots: AdapterSlots) -> None:
-    def use(*rows: int) -> None:
-        with slots.applied(np.array(rows), np.ones(len(rows), np.int64)):
-            pass
+    names = {adapter.digest: name for name, adapter in slots._adapters.items()}
 
-    use(0)
-    use(1)
-    assert slots.resident == ["one", "two"]
-    use(0)
-    use(2)
-    assert slots.resident == ["one", "three"]
-    use(1, 2)
-    assert slots.resident == ["three", "two"]
+    def resident() -> list[str]:
+        return [names[digest] for digest in slots.resident]
+
+    use(slots, 0)
+    use(slots, 1)
+    assert resident() == ["one", "two"]
+    use(slots, 0)
+    use(slots, 2)
+    assert resident() == ["one", "three"]
+    use(slots, 1, 2)
+    assert resident() == ["three", "two"]
     slots.drop("three")
-    use(0)
-    assert slots.resident == ["two", "one"]
+    use(slots, 0)
+    assert resident() == ["two", "one"]
     assert slots.num_swaps == 5
+
+
+def test_names_of_one_content_share_a_slot_until_the_last_is_gone(
+    slots: AdapterSlots, model: Model, folder: Path
+) -> None:
+    slots.keep("again", slots.read(folder / "one"))
+    slots.admit(3, "again")
+    assert slots._adapters["again"] is slots._adapters["one"]
+    use(slots, 0, 1, 3)
+    assert slots.num_swaps == len(slots.resident) == 2
+    slots.admit(3, "")
+    slots.drop("one")
+    slots.admit(0, "again")
+    check(slots, model, [0, 3], [2, 2])
+    assert slots.num_swaps == 2
+    slots.drop("again")
+    assert len(slots.resident) == 1
+    use(slots, 1, 2)
+    assert slots.num_swaps == 3
 
 
 def test_more_adapters_than_slots_are_a_mistake_of_the_plan(slots: AdapterSlots) -> None:
@@ -144,14 +169,17 @@ def test_warming_up_computes_each_kind_of_layer_and_leaves_nothing(
 ) -> None:
     shapes = set()
 
-    def spy(out: torch.Tensor, x: torch.Tensor, *_: object) -> None:
-        shapes.add((tuple(out.shape), x.shape[1]))
-
-    monkeypatch.setattr(ops, "add_low_rank", spy)
+    monkeypatch.setattr(ops, "shrink_low_rank", lambda x, *_: x)
+    monkeypatch.setattr(
+        ops,
+        "expand_low_rank",
+        lambda out, low, *_: shapes.add((len(out), out.shape[1], *low.shape)),
+    )
     slots.warm_up()
     linears = {place.linear for place in slots._places.values()}
     kinds = {(sum(linear.parts.values()), linear.in_features) for linear in linears}
-    assert shapes == {((num, out), inner) for num in (1, FEW_TOKENS + 1) for out, inner in kinds}
+    nums = (1, FEW_TOKENS + 1)
+    assert shapes == {(num, out, num, inner) for num in nums for out, inner in kinds}
     assert not slots.resident
     addition = projection(model).addition
     assert addition is not None

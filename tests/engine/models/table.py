@@ -14,13 +14,17 @@ from tests.engine.models.families import CASES, FALLBACK_CASES, Case
 COLUMNS = {
     "test_logits[": "logits",
     "test_logits_of_chunks[": "chunked",
-    "test_logits_after_a_prefix_hit[": "prefix hit",
+    "test_logits_after_a_prefix_hit[": "prefix",
     "test_greedy_text_of_a_batch[": "greedy",
+    "test_fp8_while_loading[": "fp8",
+    "test_fp8_while_transformers_loads[": "fp8",
+    "test_int4_checkpoint[": "int4",
     "test_equals_the_merged_weights[": "lora",
+    "test_greedy_text_with_drafts[": "speculative",
 }
 """By how the test's id begins."""
-ONE_OF_A_FAMILY = ("lora",)
-"""Columns whose tests run on one case of each native family."""
+ONE_OF_A_FAMILY = ("fp8", "int4", "lora")
+"""Columns whose tests run on one case of each family, or on none."""
 
 
 class Outcomes:
@@ -49,21 +53,34 @@ def cell(outcomes: Outcomes, column: str, cases: list[Case]) -> str:
     return "✓" if all(results) else "**fails**"
 
 
-def main() -> int:
-    outcomes = Outcomes()
-    folder = Path(__file__).parent
-    tests = (folder / "test_families.py", folder.parent / "lora" / "test_families.py")
-    code = pytest.main(["-q", "--no-header", *map(str, tests)], plugins=[outcomes])
+def rows(outcomes: Outcomes) -> list[list[str]]:
+    """One of each native family; those that transformers computes together where they are equal."""
     by_family: dict[tuple[str, str], list[Case]] = defaultdict(list)
     for cases, runs_on in ((CASES, "native"), (FALLBACK_CASES, "transformers")):
         for case in cases:
             by_family[case.family, runs_on].append(case)
-    columns = list(COLUMNS.values())
-    print("\n| " + " | ".join(["family", "runs on", *columns]) + " |")
-    print("|---" * (2 + len(columns)) + "|")
+    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for (family, runs_on), cases in by_family.items():
-        cells = [cell(outcomes, column, cases) for column in columns]
-        print("| " + " | ".join([family, runs_on, *cells]) + " |")
+        cells = [cell(outcomes, column, cases) for column in columns()]
+        own = family if runs_on == "native" else ""
+        alike[own, runs_on, *cells].append(family.removesuffix("ForCausalLM"))
+    return [[", ".join(families), *key[1:]] for key, families in alike.items()]
+
+
+def columns() -> list[str]:
+    return list(dict.fromkeys(COLUMNS.values()))
+
+
+def main() -> int:
+    outcomes = Outcomes()
+    folder = Path(__file__).parent
+    folders = (folder, folder.parent / "quant", folder.parent / "lora")
+    tests = [folder / "test_families.py" for folder in folders]
+    code = pytest.main(["-q", "--no-header", *map(str, tests)], plugins=[outcomes])
+    print("\n| " + " | ".join(["family", "runs on", *columns()]) + " |")
+    print("|---" * (2 + len(columns())) + "|")
+    for row in rows(outcomes):
+        print("| " + " | ".join(row) + " |")
     return int(code)
 
 

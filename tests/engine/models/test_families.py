@@ -12,12 +12,15 @@ import torch
 
 from engine.config import EngineConfig
 from engine.llm import LLM, SamplingParams
+from engine.outputs import CompletionOutput
 from engine.runner import TorchRunner, load_runner
+from engine.spec.config import SpeculativeConfig
 from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
 from tests.engine.runner.harness import Generation, Harness
 
 BLOCK_SIZE = 4
 NUM_DECODED = 10
+NUM_GREEDY = 16
 TOLERANCE = 1e-4
 
 
@@ -44,6 +47,18 @@ class Subject:
         )
         rng = random.Random(1)
         self.prompt = [rng.randrange(3, self.runner.vocab_size) for _ in range(PROMPT_LEN)]
+        self._greedy: dict[tuple[int, ...], list[int]] = {}
+
+    def greedy(self, prompt: list[int]) -> list[int]:
+        """What transformers continues it with."""
+        if tuple(prompt) not in self._greedy:
+            ids = list(prompt)
+            with torch.inference_mode():
+                for _ in range(NUM_GREEDY):
+                    logits = self.theirs(torch.tensor([ids]), use_cache=False).logits
+                    ids.append(int(logits[0, -1].argmax()))
+            self._greedy[tuple(prompt)] = ids[len(prompt) :]
+        return self._greedy[tuple(prompt)]
 
     def assert_logits_equal(self, seen: list[torch.Tensor], done: Generation) -> None:
         """seen: the logits that each token of ``done.output`` was drawn from."""
@@ -107,18 +122,35 @@ def test_logits_after_a_prefix_hit(subject: Subject, seen: list[torch.Tensor]) -
     subject.assert_logits_equal([logits[-1:] for logits in seen[1:]], hit)
 
 
-def test_greedy_text_of_a_batch(subject: Subject) -> None:
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_GREEDY, ignore_eos=True)
+
+
+def generate(subject: Subject, **options: Any) -> tuple[LLM, list[CompletionOutput]]:
     llm = LLM(
-        subject.folder, device="cpu", num_gpu_blocks_override=100, num_threads=1, block_size=4
+        subject.folder,
+        device="cpu",
+        num_gpu_blocks_override=100,
+        num_threads=1,
+        block_size=4,
+        **options,
     )
-    prompts = list(subject.case.prompts)
-    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-    for prompt, result in zip(prompts, llm.generate(prompts, params), strict=True):
-        ids = llm.get_tokenizer().encode(prompt)
-        with torch.inference_mode():
-            for _ in range(16):
-                logits = subject.theirs(torch.tensor([ids]), use_cache=False).logits
-                ids.append(int(logits[0, -1].argmax()))
-        expected = llm.get_tokenizer().decode(ids[-16:])
-        assert result.outputs[0].token_ids == ids[-16:]
-        assert result.outputs[0].text == expected
+    results = llm.generate(list(subject.case.prompts), GREEDY)
+    return llm, [result.outputs[0] for result in results]
+
+
+def test_greedy_text_of_a_batch(subject: Subject) -> None:
+    llm, outputs = generate(subject)
+    for prompt, output in zip(subject.case.prompts, outputs, strict=True):
+        expected = subject.greedy(llm.get_tokenizer().encode(prompt))
+        assert output.token_ids == expected
+        assert output.text == llm.get_tokenizer().decode(expected)
+
+
+def test_greedy_text_with_drafts(subject: Subject) -> None:
+    drafts = SpeculativeConfig(
+        method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, adaptive=False
+    )
+    llm, outputs = generate(subject, speculative_config=drafts)
+    for prompt, output in zip(subject.case.prompts, outputs, strict=True):
+        assert output.token_ids == subject.greedy(llm.get_tokenizer().encode(prompt))
+    assert llm.stats().spec_decode_num_draft_tokens > 0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.architectures import FALLBACK_IN_GRAPHS, NATIVE
 from engine.config import EngineConfig
 from engine.runner import load_runner
 from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
@@ -130,11 +131,10 @@ def test_logits(subject: Subject, dtype: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_graphs_and_batches_change_no_greedy_token(subject: Subject) -> None:
-    if subject.case in FALLBACK_CASES:
-        pytest.skip("transformers' code runs without graphs")
-
     def outputs(**options: Any) -> list[list[int]]:
         runner = load_runner(subject.config("float32", **options))
+        in_graphs = subject.case.architecture in (*NATIVE, *FALLBACK_IN_GRAPHS)
+        assert (runner._graphs is not None) == (in_graphs and not options)
         rng = random.Random(2)
         done = [
             Generation(str(i), [rng.randrange(3, 250) for _ in range(9 * i + 1)], 20)

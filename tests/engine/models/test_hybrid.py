@@ -125,7 +125,15 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 class Poisoned:
     """An engine; after each step, blocks with nothing that anybody may read are NaN."""
 
-    def __init__(self, subject: Subject, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        num_graphed: int = 0,
+        **options: Any,
+    ) -> None:
+        """num_graphed: drafts that graphs check; 0: there are no graphs."""
         common = {
             "device": "cpu",
             "block_size": BLOCK_SIZE,
@@ -138,6 +146,8 @@ class Poisoned:
         config = EngineConfig(model=str(subject.folder), **{**common, **options})
         self.runner = load_runner(config)
         self.seen = watch_logits(self.runner, monkeypatch)
+        if num_graphed:
+            self.graphs = emulate(self.runner, monkeypatch, num_graphed)
         self.core = EngineCore(
             config, self.runner, max_model_len=self.runner.max_model_len, overlap=False
         )
@@ -300,18 +310,18 @@ def test_keys_in_fp8_are_the_same_in_groups(
 def test_graphs_look_up_the_blocks_of_every_group(
     subject: Subject, num_drafts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if subject.case in FALLBACK_CASES:
-        pytest.skip("transformers' code runs without graphs")
     options = {"speculative_config": DRAFTS} if num_drafts else {}
 
     def outputs(*, graphs: bool) -> dict[str, list[int]]:
-        engine = Poisoned(subject, monkeypatch, attention_backend="torch", **options)
-        if graphs:
-            decoding, checking, _ = emulate(engine.core, monkeypatch, num_drafts or 1)
+        num_graphed = graphs * max(1, num_drafts)
+        engine = Poisoned(
+            subject, monkeypatch, attention_backend="torch", num_graphed=num_graphed, **options
+        )
         for i in range(3):
             engine.add(str(i), subject.prompt[i : 40 + i], max_tokens=30)
         engine.run()
         if graphs:
+            decoding, checking, _ = engine.graphs
             assert (checking if num_drafts else decoding).num_runs > 0
         return engine.tokens
 

@@ -106,6 +106,8 @@ def test_draft_networks(
     """They draft in graphs, too, over the blocks of what sees everything."""
     if method == "eagle" and subject.case in FALLBACK_CASES:
         pytest.skip("EAGLE heads need a native model")
+    if None not in GROUPS[subject.case.name]:
+        pytest.skip("a draft network needs a layer that sees everything")
     speculative = save_network(method, subject, tmp_path / method)
 
     def outputs(**how: Any) -> dict[str, list[int]]:
@@ -115,6 +117,6 @@ def test_draft_networks(
         engine.run()
         return engine.tokens
 
-    drafted = outputs(speculative_config=speculative, disable_hybrid_kv_cache_manager=False)
+    drafted = outputs(speculative_config=speculative)
     single = outputs(speculative_config=speculative, disable_hybrid_kv_cache_manager=True)
     assert drafted == single

@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
+from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.models.transformers_fallback import max_length
 from engine.runner import load_runner
 from engine.runner.model import read_facts
 from tests.engine.models.families import CASES, FALLBACK_CASES, Case, write
+from tests.engine.runner.emulated_graphs import emulate
 
 
 def config(folder: Path, **options: Any) -> EngineConfig:
@@ -123,6 +125,59 @@ def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     runner = load_runner(config(tmp_path, load_format="dummy"))
     assert runner.num_blocks == 50
+
+
+def case_of(name: str) -> Case:
+    (case,) = (case for case in FALLBACK_CASES if case.name == name)
+    return case
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "phi", "cohere2"])
+def test_graphs_change_no_token(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of padding in them write nothing."""
+    folder = write(case_of(name), tmp_path)
+
+    def outputs(*, graphs: bool) -> list[list[int]]:
+        llm = LLM(
+            folder,
+            device="cpu",
+            block_size=4,
+            num_gpu_blocks_override=60,
+            num_threads=1,
+            max_num_seqs=4,
+            attention_backend="torch",
+        )
+        runner = llm._core._runner  # type: ignore[attr-defined]
+        decoding = emulate(runner, monkeypatch, 1)[0] if graphs else None
+        prompts = [TokensPrompt(prompt_token_ids=[5, 9, 44, 70][: i + 1]) for i in range(3)]
+        params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+        results = [list(r.outputs[0].token_ids) for r in llm.generate(prompts, params)]
+        assert decoding is None or decoding.num_runs > 5
+        return results
+
+    assert outputs(graphs=True) == outputs(graphs=False)
+
+
+@pytest.mark.gpu
+def test_a_model_that_looks_at_its_results_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Olmo2Model
+
+    folder = write(case_of("olmo2"), tmp_path)
+    on_gpu = EngineConfig(model=str(folder), device="cuda", num_gpu_blocks_override=50)
+    assert load_runner(on_gpu)._model.is_capturable
+    compute = Olmo2Model.forward
+
+    def looking(self: Olmo2Model, *args: Any, **kwargs: Any) -> Any:
+        found = compute(self, *args, **kwargs)
+        assert found[0].isfinite().all().item()
+        return found
+
+    monkeypatch.setattr(Olmo2Model, "forward", looking)
+    runner = load_runner(on_gpu)
+    assert not runner._model.is_capturable
+    assert runner._graphs is None
 
 
 def test_a_model_without_a_length_takes_the_one_asked_for() -> None:

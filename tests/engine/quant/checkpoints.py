@@ -6,6 +6,7 @@ The packing follows the formats' own descriptions, one number at a time, in nump
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,25 @@ def fp8(
     return tensors, quantized.float() * scale
 
 
+def fp8_blocks(
+    weight: torch.Tensor,
+    _rng: np.random.Generator,
+    *,
+    block: tuple[int, int] = (32, 16),
+    name: str = "weight_scale_inv",
+) -> tuple[Tensors, torch.Tensor]:
+    rows, columns = block
+    scale = torch.empty(-(-weight.shape[0] // rows), -(-weight.shape[1] // columns))
+    quantized, meant = torch.empty_like(weight, dtype=torch.float8_e4m3fn), weight.clone()
+    for i in range(scale.shape[0]):
+        for j in range(scale.shape[1]):
+            at = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
+            scale[i, j] = weight[at].abs().max() / 448
+            quantized[at] = (weight[at] / scale[i, j]).to(torch.float8_e4m3fn)
+            meant[at] = quantized[at].float() * scale[i, j]
+    return {"weight": quantized, name: scale}, meant
+
+
 def write(
     folder: Path, quantize: Quantize, quantization_config: dict[str, Any], **config: Any
 ) -> tuple[Path, Path]:
@@ -150,6 +170,33 @@ def write(
     document["quantization_config"] = quantization_config
     (stored / "config.json").write_text(json.dumps(document))
     return stored, twin
+
+
+def quantize_in_place(
+    folder: Path, quantize: Quantize, quantization_config: dict[str, Any], matrix: re.Pattern[str]
+) -> dict[str, torch.Tensor]:
+    """Make a checkpoint a quantized one; returns the tensors of its twin. matrix: of the names of
+    the tensors to quantize."""
+    rng, path = np.random.default_rng(0), folder / "model.safetensors"
+    tensors = load_file(path)
+    twin = dict(tensors)
+    for name in filter(matrix.search, list(tensors)):
+        made, twin[name] = quantize(tensors.pop(name), rng)
+        tensors |= {name.removesuffix("weight") + leaf: t.contiguous() for leaf, t in made.items()}
+    save_file(tensors, path, {"format": "pt"})
+    document = json.loads((folder / "config.json").read_text())
+    where = document.get("text_config", document)
+    where["quantization_config"] = quantization_config
+    (folder / "config.json").write_text(json.dumps(document))
+    return twin
+
+
+def restore(folder: Path, twin: dict[str, torch.Tensor]) -> None:
+    """Make the checkpoint its twin."""
+    save_file(twin, folder / "model.safetensors", {"format": "pt"})
+    document = json.loads((folder / "config.json").read_text())
+    document.get("text_config", document).pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(document))
 
 
 def compressed(weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from engine.quant.awq import Awq
 from engine.quant.compressed_tensors import PackQuantized
 from engine.quant.config import read_quantization
 from engine.quant.fp8 import Fp8
+from engine.quant.fp8_blocks import Fp8Blocks
 from engine.quant.gptq import Gptq
 from tests.engine.quant.checkpoints import FP8_NUMBERS, INT4_NUMBERS, compressed
 
@@ -19,6 +20,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 FP8 = {"quant_method": "fp8"}
 CHANNEL = {**FP8_NUMBERS, "strategy": "channel"}
+BLOCKS = {**FP8_NUMBERS, "strategy": "block", "block_structure": [128, 128]}
 
 
 def read(
@@ -37,6 +39,8 @@ def read(
         (AWQ, Awq),
         (GPTQ, Gptq),
         (FP8, Fp8),
+        ({**FP8, "weight_block_size": [128, 128]}, Fp8Blocks),
+        (compressed(BLOCKS, None), Fp8Blocks),
         (compressed(CHANNEL, None), Fp8),
         (compressed(INT4_NUMBERS, None), PackQuantized),
     ],
@@ -72,9 +76,15 @@ def test_an_option_that_contradicts_the_checkpoint(tmp_path: Path) -> None:
         ({**GPTQ, "bits": 3}, "bits: not supported: 3, only 4"),
         ({**GPTQ, "dynamic": {"x": {}}}, "dynamic: not supported"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "Invalid enum value 'marlin'"),
-        ({**FP8, "weight_block_size": [128, 128]}, "weight_block_size: not supported"),
+        ({**FP8, "weight_block_size": [128]}, r"weight_block_size: must be two .* not \[128\]"),
+        (
+            {**FP8, "weight_block_size": [128, 128], "activation_scheme": "static"},
+            "activation_scheme, with weight_block_size: not supported: 'static', only 'dynamic'",
+        ),
         (compressed({**CHANNEL, "num_bits": 4}, None), "weights: num_bits: not supported: 4"),
-        (compressed({**CHANNEL, "strategy": "block"}, None), "weights: strategy: .* 'block'"),
+        (compressed({**CHANNEL, "strategy": "group"}, None), "weights: strategy: .* 'group'"),
+        (compressed({**CHANNEL, "strategy": "block"}, None), "block_structure: .* not None"),
+        (compressed(BLOCKS, {**FP8_NUMBERS, "strategy": "token"}), "strategy: .* only 'group'"),
         (compressed({**INT4_NUMBERS, "num_bits": 8}, None), "weights: num_bits: .* 8, only 4"),
         (compressed(INT4_NUMBERS, FP8_NUMBERS), "input_activations: not supported"),
         (compressed(CHANNEL, {"num_bits": 8}), "input_activations: type: .* 'int', only 'float'"),

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from engine.errors import ModelLoadError
 from engine.layers.moe import ExpertLinear
 from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.quant.fp8 import Fp8
+from engine.quant.fp8_blocks import Fp8Blocks
 from engine.quant.gptq import Gptq
 from engine.runner import load_runner
 from kernels import quantized, reference
 from kernels.experts import Fp8Experts, Int4Experts
-from tests.engine.models.families import CASES, write
+from tests.engine.models.families import CASES, Case, write
+from tests.engine.quant import checkpoints
+from tests.engine.quant.test_families import MATRIX
 from tests.engine.quant.test_layouts import LAYOUTS
 from tests.engine.quant.test_load import config
 
-MATRIX = re.compile(r"(_proj|experts\.\d+\.w[123])\.weight$")
 PROMPTS = [TokensPrompt(prompt_token_ids=ids) for ids in ([5, 9, 44, 70], [7] * 19)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 MIXTURES = [
     next(case for case in CASES if case.architecture == architecture)
-    for architecture in ("MixtralForCausalLM", "Qwen3MoeForCausalLM")
+    for architecture in ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM")
 ]
 mixtures = pytest.mark.parametrize("case", MIXTURES, ids=lambda case: case.name)
 
@@ -47,29 +47,23 @@ def texts(folder: Path) -> list[list[int]]:
         "gptq desc_act",
         "compressed-tensors int4",
         "compressed-tensors fp8 per channel",
+        "fp8 in blocks",
     ],
 )
-def test_every_layout(case: object, layout: str, tmp_path: Path) -> None:
+def test_every_layout(case: Case, layout: str, tmp_path: Path) -> None:
+    """Those of latent attention, too."""
     quantize, document = LAYOUTS[layout]
-    write(case, tmp_path)  # type: ignore[arg-type]
-    rng = np.random.default_rng(0)
-    tensors = load_file(tmp_path / "model.safetensors")
-    twin = dict(tensors)
-    for name in filter(MATRIX.search, list(tensors)):
-        made, meant = quantize(tensors.pop(name), rng)
-        twin[name] = meant
-        leaves = {name.removesuffix("weight") + leaf: t.contiguous() for leaf, t in made.items()}
-        tensors |= leaves
-    assert any(".experts.0." in name and not name.endswith("proj.weight") for name in tensors)
-    save_file(twin, tmp_path / "model.safetensors", {"format": "pt"})
-    expected = texts(tmp_path)
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    fields = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**fields, "quantization_config": document}))
-    assert texts(tmp_path) == expected
+    latent = {"q_lora_rank": 32} if "q_lora_rank" in case.fields else {}  # whole groups of 16
+    write(case, tmp_path, **latent)
+    twin = checkpoints.quantize_in_place(tmp_path, quantize, document, MATRIX)
+    names = load_file(tmp_path / "model.safetensors")
+    assert any(".experts.0." in name and not name.endswith("proj.weight") for name in names)
+    got = texts(tmp_path)
+    checkpoints.restore(tmp_path, twin)
+    assert got == texts(tmp_path)
 
 
-def expert_linear(experts: int = 3, features: int = 32, k: int = 64) -> ExpertLinear:
+def expert_linear(experts: int = 3, features: int = 32, k: int = 128) -> ExpertLinear:
     parts = {"gate_proj": features // 2, "up_proj": features // 2}
     return ExpertLinear(experts, k, parts, dtype=torch.float32, device=torch.device("cpu"))
 
@@ -77,7 +71,8 @@ def expert_linear(experts: int = 3, features: int = 32, k: int = 64) -> ExpertLi
 def test_where_there_are_products_the_experts_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: what is multiplied with is what was loaded, expert by expert."""
     monkeypatch.setattr(quantized, "serves", lambda _: True)
-    for quantization, kind in ((Fp8(), Fp8Experts), (Gptq(32), Int4Experts)):
+    kinds = (Fp8(), Fp8Experts), (Gptq(32), Int4Experts), (Fp8Blocks((12, 128)), Fp8Experts)
+    for quantization, kind in kinds:
         layer = expert_linear()
         layer.quantize(quantization.weight)
         assert layer.quantized is not None
@@ -110,7 +105,7 @@ def test_what_the_grouped_product_does_not_take_is_dequantized_at_load(
     plain = torch.stack([weight.dequantize() for weight in layer.quantized])
     layer.pack()
     assert isinstance(layer.matrices, torch.Tensor)
-    assert layer.matrices.shape == (3, 32, 64)
+    assert layer.matrices.shape == (3, 32, 128)
     torch.testing.assert_close(layer.matrices, plain)
 
 

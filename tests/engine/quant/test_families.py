@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,12 +10,17 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from engine.architectures import NATIVE, QuantizationMethod
+from engine.architectures import QuantizationMethod
 from engine.errors import ConfigError, ModelLoadError
 from engine.llm import LLM, SamplingParams
+from engine.quant.transformers_linears import QuantizedLinear
 from tests.engine.models.families import CASES, FALLBACK_CASES, Case, write
 from tests.engine.quant import checkpoints
+from tests.engine.quant.test_layouts import LAYOUTS
 
+MATRIX = re.compile(r"(_proj|kv_a_proj_with_mqa|experts\.\d+\.w[123])\.weight$")
+KEPT = re.compile(r"kv_b_proj\.weight$")
+"""Dequantized anyway."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 FIRST = {case.family: case for case in reversed(CASES)}
 """One case of each family."""
@@ -35,24 +41,66 @@ def texts(llm: LLM, case: Case) -> list[list[int]]:
     return [r.outputs[0].token_ids for r in llm.generate(list(case.prompts), GREEDY)]
 
 
-@pytest.mark.parametrize("case", FIRST.values(), ids=lambda case: case.name)
+one_of_a_family = pytest.mark.parametrize("case", FIRST.values(), ids=lambda case: case.name)
+
+
+@one_of_a_family
 def test_fp8_while_loading(case: Case, tmp_path: Path) -> None:
     """The text of a checkpoint whose weights have been rounded beforehand."""
     folder = write(case, tmp_path)
-    if not NATIVE[case.architecture].quantizable:
-        with pytest.raises(ModelLoadError, match="not supported for latent attention"):
-            load(folder, "fp8")
-        return
     got = texts(load(folder, "fp8"), case)
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
-        if re.search(r"(_proj|experts\.\d+\.w[123])\.weight$", name):
+        if MATRIX.search(name) and not KEPT.search(name):
             _, tensors[name] = checkpoints.fp8(tensor, np.random.default_rng())
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     assert got == texts(load(folder), case)
 
 
-def test_what_transformers_computes_is_not_quantized(tmp_path: Path) -> None:
+@one_of_a_family
+def test_int4_checkpoint(case: Case, tmp_path: Path) -> None:
+    """The text of its dequantized twin."""
+    whole_groups = {"q_lora_rank": 32} if "q_lora_rank" in case.fields else {}
+    folder = write(case, tmp_path, **whole_groups)
+    quantize, document = LAYOUTS["awq"]
+    twin = checkpoints.quantize_in_place(folder, quantize, document, MATRIX)
+    got = texts(load(folder), case)
+    checkpoints.restore(folder, twin)
+    assert got == texts(load(folder), case)
+
+
+@pytest.mark.parametrize("case", FALLBACK_CASES, ids=lambda case: case.name)
+def test_fp8_while_transformers_loads(case: Case, tmp_path: Path) -> None:
+    folder = write(case, tmp_path)
+    llm = load(folder, "fp8")
+    modules = dict(llm._core._runner._model._model.named_modules())  # type: ignore[attr-defined]
+    rounded = {n for n, module in modules.items() if isinstance(module, QuantizedLinear)}
+    assert len(rounded) >= 4 * 4, "of four layers"
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        path = name.removesuffix(".weight")
+        if path in rounded or f"{llm_prefix(modules)}{path}" in rounded:
+            turned = case.architecture == "GPT2LMHeadModel"  # keeps them the other way round
+            weight = tensor.T.contiguous() if turned else tensor
+            _, meant = checkpoints.fp8(weight, np.random.default_rng())
+            tensors[name] = meant.T.contiguous() if turned else meant
+            rounded -= {path, f"{llm_prefix(modules)}{path}"}
+    assert not rounded
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert texts(llm, case) == texts(load(folder), case)
+
+
+def llm_prefix(modules: dict[str, object]) -> str:
+    """What some checkpoints leave out before their names."""
+    return next(name for name in modules if name) + "."
+
+
+def test_a_checkpoint_that_transformers_would_have_to_dequantize(tmp_path: Path) -> None:
     folder = write(FALLBACK_CASES[0], tmp_path)
-    with pytest.raises(ConfigError, match="'fp8' needs an architecture with a native"):
-        load(folder, "fp8")
+    with pytest.raises(ConfigError, match=r"'awq', but .* has no quantization_config"):
+        load(folder, "awq")
+    fields = json.loads((folder / "config.json").read_text())
+    fields["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 16}
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelLoadError, match="quantization_config: quantized weights"):
+        load(folder)

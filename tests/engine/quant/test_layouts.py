@@ -70,6 +70,22 @@ LAYOUTS: dict[str, tuple[Quantize, dict[str, Any]]] = {
         partial(checkpoints.fp8, per_tensor=True),
         {"quant_method": "fp8", "activation_scheme": "static"},
     ),
+    # 16 rows of k_proj: a fused matrix has blocks that are smaller than the checkpoint's.
+    "fp8 in blocks": (
+        checkpoints.fp8_blocks,
+        {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [32, 16]},
+    ),
+    "fp8 in blocks that do not divide": (
+        partial(checkpoints.fp8_blocks, block=(40, 20)),
+        {"quant_method": "fp8", "weight_block_size": [40, 20]},
+    ),
+    "compressed-tensors fp8 in blocks": (
+        partial(checkpoints.fp8_blocks, name="weight_scale"),
+        compressed(
+            {**FP8_NUMBERS, "strategy": "block", "block_structure": [32, 16]},
+            {**FP8_NUMBERS, "strategy": "group", "group_size": 16, "dynamic": True},
+        ),
+    ),
 }
 
 
@@ -121,6 +137,29 @@ def test_the_weights_as_a_gpu_keeps_them(
     want = texts(twin)
     monkeypatch.setattr(quantized, "serves", lambda tensor: True)
     assert texts(stored) == want
+
+
+def test_blocks_as_a_gpu_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quantize = partial(checkpoints.fp8_blocks, block=(128, 128))
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    sizes = {"hidden_size": 128, "intermediate_size": 384}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    stored, twin = checkpoints.write(tmp_path, quantize, config, **sizes, **heads)
+    want = texts(twin)
+    monkeypatch.setattr(quantized, "serves", lambda tensor: True)
+    assert texts(stored) == want
+
+
+@pytest.mark.gpu
+def test_blocks_on_a_gpu(tmp_path: Path) -> None:
+    """Prompts of few tokens: what more of them are multiplied with is rounded, too."""
+    quantize = partial(checkpoints.fp8_blocks, block=(128, 128))
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    sizes = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    stored, twin = checkpoints.write(tmp_path, quantize, config, **sizes, **heads)
+    where = {"device": "cuda", "dtype": "float16", "max_num_batched_tokens": 16}
+    assert texts(stored, **where) == texts(twin, **where)
 
 
 @pytest.mark.gpu

@@ -11,7 +11,6 @@ import torch
 
 from engine.attention.base import AttentionBatch, DeviceBatch
 from engine.attention.torch_ref import TorchAttention, TorchStepAttention
-from engine.core import EngineCore
 from engine.runner import sized_graphs
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.drafting import ChainDrafting
@@ -128,17 +127,19 @@ class Counted:
     def __init__(self, graphs: Any) -> None:
         self._graphs = graphs
         self.num_runs = 0
+        self.num_adapted = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._graphs, name)
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         self.num_runs += 1
+        self.num_adapted += options.get("adapted", False)
         return self._graphs.run(*arguments, **options)
 
 
 def emulate(
-    core: EngineCore, monkeypatch: pytest.MonkeyPatch, num_drafts: int
+    runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, num_drafts: int
 ) -> tuple[Counted, Counted, Counted | None]:
     """Graphs for an engine on the CPU, as ``load_runner`` makes them on a GPU: for plain decoding,
     for checking drafts, and for drafting where a network does that token by token."""
@@ -146,14 +147,14 @@ def emulate(
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(cuda, "step_inputs", step_inputs)
     monkeypatch.setattr(cuda_sampling, "sample_rows", sample_rows)
-    runner = core._runner
-    assert isinstance(runner, TorchRunner)
-    attention = EmulatedAttention(runner.group_windows)
+    attention = EmulatedAttention(runner._cache.groups.windows)
     sizes = {"block_size": runner._block_size, "max_num_seqs": len(runner._table.tokens)}
     model, layers, table = runner._model, runner._cache.layers, runner._table
     decoding = DecodeGraphs(model, layers, table, attention, runner.adapters, **sizes)
     decoding.capture(lambda done: None)
-    checking = VerifyGraphs(model, layers, table, attention, num_drafts=num_drafts, **sizes)
+    checking = VerifyGraphs(
+        model, layers, table, attention, runner.adapters, num_drafts=num_drafts, **sizes
+    )
     checking.capture()
     counted = Counted(decoding), Counted(checking)
     runner._graphs, runner._verify_graphs = counted  # type: ignore[assignment]

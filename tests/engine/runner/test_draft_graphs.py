@@ -53,7 +53,7 @@ def test_drafts_are_as_good_with_graphs_and_change_next_to_nothing(
 def test_any_number_of_drafts_changes_next_to_nothing(
     prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    """As the engine may choose it; of four there is no graph."""
+    """As the engine may choose it; four are filled up to five."""
     plain, _ = answers(prompts)
     config = {**PROPOSERS["eagle3"], "num_speculative_tokens": 5, "adaptive": False}
     monkeypatch.setattr(AdaptiveLength, "even_length", lambda self, batch, most: min(length, most))

@@ -28,9 +28,9 @@ def test_there_are_fewer_graphs_with_adapters(max_num_seqs: int) -> None:
     sizes = adapted_sizes(every)
     assert set(sizes) <= set(every)
     assert sizes[-1] == max_num_seqs
-    assert len(sizes) <= 6 + max_num_seqs // 32
+    assert len(sizes) <= 8 + max_num_seqs // 64
     for smaller, larger in itertools.pairwise(sizes):
-        assert larger <= max(2 * smaller, smaller + 32)
+        assert larger <= max(2 * smaller, smaller + 64)
 
 
 def chunk(n: int, *, samples: bool = True) -> Chunk:
@@ -55,4 +55,4 @@ def test_only_steps_of_one_sampled_token_each_fit(chunks: list[Chunk], fits: boo
     graphs._adapters = None
     fields = ChunkFields.read(chunks)
     assert graphs.fits(fields) is fits
-    assert not graphs.fits_adapted(fields)
+    assert not graphs.fits(fields, adapted=True)

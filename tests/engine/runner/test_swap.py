@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from engine.core import EngineCore
 from engine.errors import ConfigError
 from engine.messages import GenerateRequest, SamplingParams
 from engine.runner import TorchRunner, load_runner
-from engine.runner.swap import HostBlocks, load_host_blocks
+from engine.runner.swap import HostBlocks, _Lane, load_host_blocks
 from tests.engine.runner.test_runner import prompt
 
 Greedy = Callable[[list[int], int], list[int]]
@@ -31,6 +32,12 @@ def kv_cache(device: str, num_blocks: int) -> list[tuple[torch.Tensor, torch.Ten
         k = torch.arange(num_blocks * 2 * width, dtype=torch.float32).view(num_blocks, 2, 1, width)
         memory.append((k.to(device), (k + 0.5).to(device)))
     return memory
+
+
+def settle() -> None:
+    """Until no step uses the blocks any more."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def snapshot(cache: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
@@ -50,6 +57,7 @@ def test_blocks_come_back_as_they_went(device: str) -> None:
     for pair in cache:
         for tensor in pair:
             tensor.zero_()
+    settle()
     targets = rng.sample(range(12), 9)
     host.copy_in(list(zip(targets, places, strict=True)))
     for then, now in zip(before, snapshot(cache), strict=True):
@@ -72,6 +80,7 @@ def test_more_blocks_than_the_buffer_holds(device: str, monkeypatch: pytest.Monk
     for pair in cache:
         for tensor in pair:
             tensor.fill_(-1)
+    settle()
     host.copy_in(pairs)
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(cache), strict=True))
 
@@ -82,6 +91,54 @@ def test_measuring_leaves_the_cache_as_it_was(device: str) -> None:
     before = snapshot(cache)
     assert 0 < HostBlocks(cache, 30).s_per_block < 1
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(cache), strict=True))
+
+
+class Stream:
+    """What a lane and a test ask of a CUDA stream."""
+
+    device = torch.device("cuda")
+
+    def __init__(self) -> None:
+        self.waits_for: list[Stream] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waits_for.append(other)
+
+
+def test_a_lane_waits_for_the_stream_that_it_is_entered_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not for its own, which is the current one inside."""
+    steps, lane = Stream(), _Lane(torch.device("cpu"), 1, 16)
+    lane.stream = own = Stream()  # type: ignore[assignment]
+    current = [steps]
+
+    @contextmanager
+    def entered(stream: Stream) -> Iterator[None]:
+        current.append(stream)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[-1])
+    with lane.behind_current():
+        assert current[-1] is own
+        assert own.waits_for == [steps]
+    assert current == [steps]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("direct", [True, False])
+def test_blocks_are_copied_out_as_the_steps_before_leave_them(direct: bool) -> None:
+    cache = [tuple(torch.zeros(4, 4, 2, 16, device="cuda") for _ in range(2))]
+    host = HostBlocks(cache, 4, direct=direct)  # type: ignore[arg-type]
+    torch.cuda._sleep(200_000_000)  # a tenth of a second, in which nothing is written yet
+    for tensor in cache[0]:
+        tensor.fill_(7)
+    event = host.copy_out([(i, i) for i in range(4)])
+    assert event is not None
+    event.synchronize()
+    assert (host._host.view(torch.float32) == 7).all()
 
 
 class TestSwapSpace:

@@ -291,7 +291,9 @@ class ToyRunner:
         assert block_id != NO_BLOCK, "what the window left behind is read"
         return block_id * self._block_size + position % self._block_size
 
-    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+    def draft(
+        self, asked: Sequence[tuple[int, int]], num_tokens: int, *, wait: bool
+    ) -> list[list[int]]:
         raise AssertionError("no draft network was asked for")
 
     def sample(self, mask: TokenMask | None) -> None:

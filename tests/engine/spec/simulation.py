@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.spec.adaptive import AdaptiveLength, PlannedStep
-from engine.spec.costs import UNEVEN, StepCosts
+from engine.spec.costs import StepCosts
 
 BATCHES = (1, 8, 32, 64, 128, 256)
 LENGTHS = (0, 1, 2, 3, 4, 5)
@@ -24,10 +24,9 @@ H200_MS = (
 H200 = StepCosts(BATCHES, LENGTHS, [[ms / 1000 for ms in row] for row in H200_MS])
 
 
-def uneven(costs: StepCosts, launch_s: float = 0.002) -> StepCosts:
-    """Where steps with different numbers of drafts run without graphs."""
-    slow = [[s + launch_s for s in row] for row in costs.even_s]
-    return StepCosts(costs.batches, costs.lengths, costs.even_s, slow)
+def padded(costs: StepCosts) -> StepCosts:
+    """Where steps run as graphs."""
+    return replace(costs, is_padded=True)
 
 
 Rates = Callable[[float], Sequence[float]]
@@ -90,8 +89,7 @@ class Run:
         num_drafting, is_probe = batch, False
         if length == 0 and fixed is None and (probe := self.adaptive.probe_length(batch, most)):
             length, is_probe, num_drafting = probe, True, min(batch, 8)
-        shape = length if num_drafting == batch or not length else UNEVEN
-        step = PlannedStep(batch, shape, num_drafting * length, self.now, is_probe)
+        step = PlannedStep(batch, length, num_drafting * length, self.now, is_probe)
         self.adaptive.planned(step)
         outcomes = [(str(i), length, self._right(length)) for i in range(num_drafting) if length]
         seconds = self.mean_s(step)

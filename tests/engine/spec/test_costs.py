@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from engine.spec.costs import UNEVEN, LearnedCosts, StepCosts
+from engine.spec.costs import LearnedCosts, StepCosts
 
 TABLE = StepCosts(
     [1, 16, 64], [0, 1, 4], [[10.0, 11.0, 14.0], [10.1, 12.0, 18.0], [10.5, 14.0, 40.0]]
@@ -20,16 +21,19 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
     assert TABLE.seconds(128, 4, 512) == 80.0
     assert TABLE.seconds(16, 2, 32) == pytest.approx(12 + 2 / 3)
     # Where all steps run alike, it is the number of drafts that counts.
-    assert TABLE.seconds(16, UNEVEN, 32) == TABLE.seconds(16, 2, 32)
+    assert TABLE.seconds(16, 4, 32) == TABLE.seconds(16, 2, 32)
     assert list(TABLE.choices) == [1, 2, 3, 4]
 
 
-def test_steps_without_a_graph_have_their_own_costs() -> None:
-    slow = [[s + 5 for s in row] for row in TABLE.even_s]
-    table = StepCosts(TABLE.batches, TABLE.lengths, TABLE.even_s, slow)
-    assert table.seconds(16, 4, 64) == 14.0
-    assert table.seconds(16, UNEVEN, 63) == pytest.approx(19 - 2 / 48)
-    assert list(table.choices) == [1, 4], "other lengths have no graph"
+def test_padded_steps_take_as_long_as_their_longest_draft() -> None:
+    table = replace(TABLE, is_padded=True)
+    assert table.seconds(16, 4, 64) == table.seconds(16, 4, 4) == 14.0
+    assert table.seconds(16, 2, 32) == 14.0, "there is no graph of two"
+    assert list(table.choices) == [1, 4]
+    costs = LearnedCosts(table)
+    for _ in range(50):
+        costs.observe(16, 4, 7, 28.0)
+    assert costs.even(16, 4) == pytest.approx(28, rel=0.1), "of one kind with even ones"
 
 
 def test_what_steps_take_is_learned_by_kind() -> None:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.demo.heads.train import Heads
-from engine.llm import LLM
+from engine.llm import LLM, SamplingParams, TokensPrompt
+from engine.runner.inputs import ChunkFields
+from engine.runner.runner import TorchRunner
 from engine.runner.verify_graphs import capture_lengths
 from tests.engine.runner.emulated_graphs import emulate
 from tests.engine.spec.heads import random_heads
 from tests.engine.spec.test_networks import engine, outputs
+
+
+def runner_of(llm: LLM) -> TorchRunner:
+    runner = llm._core._runner  # type: ignore[attr-defined]
+    assert isinstance(runner, TorchRunner)
+    return runner
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +53,7 @@ def test_plain_decoding_is_the_same(
     plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = engine(None, "plain")
-    decoding, checking, drafting = emulate(llm._core, monkeypatch, 1)
+    decoding, checking, drafting = emulate(runner_of(llm), monkeypatch, 1)
     assert outputs(llm) == plain
     assert decoding.num_runs > 10
     assert checking.num_runs == 0
@@ -62,9 +72,9 @@ def test_outputs_are_those_without_graphs(
     eager = engine(folder, method, num_tokens)
     assert outputs(eager) == plain
     llm = engine(folder, method, num_tokens)
-    _, checking, drafting = emulate(llm._core, monkeypatch, num_tokens)
+    _, checking, drafting = emulate(runner_of(llm), monkeypatch, num_tokens)
     assert outputs(llm) == plain
-    assert checking.num_runs > 0
+    assert checking.num_runs > 5
     if drafting is not None:
         assert drafting.num_runs > 5
     assert accepted(llm) == pytest.approx(accepted(eager), abs=0.05)
@@ -83,9 +93,9 @@ def test_any_number_of_drafts_up_to_the_most(
     monkeypatch: pytest.MonkeyPatch,
     length: int,
 ) -> None:
-    """Where there is no graph for so many, a longer draft is cut."""
+    """Where there is no graph for so many, the next longer one is filled up."""
     llm = engine(folder, "eagle3", 5)
-    _, checking, drafting = emulate(llm._core, monkeypatch, 5)
+    _, checking, drafting = emulate(runner_of(llm), monkeypatch, 5)
     adaptive = llm._core._speculator._adaptive  # type: ignore[attr-defined]
     monkeypatch.setattr(adaptive, "even_length", lambda batch, most: min(length, most))
     assert outputs(llm) == plain
@@ -93,4 +103,62 @@ def test_any_number_of_drafts_up_to_the_most(
     assert stats.spec_decode_num_draft_tokens <= length * stats.spec_decode_num_drafts
     assert drafting is not None
     assert drafting.num_runs > 10
-    assert (checking.num_runs > 5) == (length != 4), "there is no graph for four"
+    assert checking.num_runs > 20
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_num_seqs": 3}, {"max_model_len": 64}, {"async_scheduling": True}],
+    ids=["few rows", "short table", "overlap"],
+)
+def test_requests_with_different_numbers_of_drafts_share_a_graph(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Prompt lookup finds many tokens to follow for some, few or none for others."""
+    rng = random.Random(3)
+    prompts, params = [], []
+    for i in range(9):
+        run = [rng.randrange(4096) for _ in range(4 + i)]
+        prompts.append(TokensPrompt(prompt_token_ids=run * (1 + i % 3)))
+        params.append(SamplingParams(temperature=0.0, max_tokens=4 + 5 * (i % 5), ignore_eos=True))
+
+    def said(llm: LLM) -> list[list[int]]:
+        return [result.outputs[0].token_ids for result in llm.generate(prompts, params)]
+
+    expected = said(engine(None, "plain", **options))
+    config = {
+        "method": "ngram",
+        "prompt_lookup_min": 1,
+        "prompt_lookup_max": 3,
+        "num_speculative_tokens": 4,
+        "adaptive": False,
+    }
+    llm = engine(None, "plain", speculative_config=config, **options)
+    _, checking, _ = emulate(runner_of(llm), monkeypatch, 4)
+    lengths: set[frozenset[int]] = set()
+    fits = checking.fits
+
+    def spy(fields: ChunkFields, **options: bool) -> bool:
+        found: bool = fits(fields, **options)
+        if found:
+            lengths.add(frozenset(fields.query_lens.tolist()))
+        return found
+
+    monkeypatch.setattr(checking, "fits", spy, raising=False)
+    replay = checking.run
+
+    def check(fields: ChunkFields, **options: bool) -> Any:
+        inputs, logits = replay(fields, **options)
+        assert len(logits) == len(inputs.sampled_rows) == fields.query_lens.sum()
+        where = inputs.sampled_on_device
+        assert where.rows.tolist() == inputs.sampled_rows.tolist()
+        assert where.positions.tolist() == inputs.sampled_positions.tolist()
+        assert (inputs.slots >= 0).all()
+        return inputs, logits
+
+    monkeypatch.setattr(checking, "run", check)
+    assert said(llm) == expected
+    llm._core.check_integrity()  # type: ignore[attr-defined]
+    assert any(len(kinds) > 1 for kinds in lengths), "no step was uneven"
+    assert checking.num_runs > 5
+    assert llm.stats().spec_decode_num_accepted_tokens > 0

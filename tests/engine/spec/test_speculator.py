@@ -16,12 +16,12 @@ from engine.request import Request
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.spec.base import Proposer, TextProposer
 from engine.spec.config import SpeculativeConfig
-from engine.spec.costs import UNEVEN, StepCosts
+from engine.spec.costs import StepCosts
 from engine.spec.network import NetworkProposer
-from tests.engine.spec.simulation import H200, best_fixed, uneven
+from tests.engine.spec.simulation import BATCHES, H200, LENGTHS, best_fixed, padded
 
-HOST_S = 0.0003
-"""What the core does in a step beside the device."""
+HOST_S, OUTSIDE_S = 0.0003, 0.0004
+"""What the core does in a step beside the device, and what others do between two steps."""
 
 
 class TimedRunner(ModelledRunner):
@@ -41,7 +41,9 @@ class TimedRunner(ModelledRunner):
     def clock(self) -> float:
         return self.now
 
-    def draft(self, asked: Sequence[tuple[int, int]], num_tokens: int) -> list[list[int]]:
+    def draft(
+        self, asked: Sequence[tuple[int, int]], num_tokens: int, *, wait: bool
+    ) -> list[list[int]]:
         assert not self._done_at, "drafts continue what nobody has seen yet"
         self.now += self._draft_s * num_tokens
         return [[1] * num_tokens for _ in asked]
@@ -49,11 +51,9 @@ class TimedRunner(ModelledRunner):
     def forward(self, plan: StepPlan) -> None:
         self.now += HOST_S
         chunks = plan.chunks
-        lengths = {chunk.num_draft_tokens for chunk in chunks}
-        length = lengths.pop() if len(lengths) == 1 else UNEVEN
+        lengths = [chunk.num_draft_tokens for chunk in chunks]
         assert self.step_costs is not None
-        num_drafts = sum(chunk.num_draft_tokens for chunk in chunks)
-        seconds = self.step_costs.seconds(len(chunks), length, num_drafts)
+        seconds = self.step_costs.seconds(len(chunks), max(lengths), sum(lengths))
         self._idle_at = max(self.now, self._idle_at) + seconds
         tokens = [[1] * self._num_sampled(c.num_draft_tokens) if c.samples else [] for c in chunks]
         self._done_at.append(self._idle_at)
@@ -79,6 +79,23 @@ class Guesses(TextProposer):
     def continue_text(self, request: Request, max_tokens: int) -> list[int]:
         has_idea = request.arrival % 8 < 8 * self._share
         return [1] * max_tokens if has_idea else []
+
+    def drop(self, request: Request) -> None:
+        """Nothing is kept."""
+
+
+class Fickle(TextProposer):
+    """Foresees drafts for everybody, and has some now and then."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._rng = random.Random(1)
+
+    def continue_text(self, request: Request, max_tokens: int) -> list[int]:
+        return [1] * max_tokens if self._rng.random() < self._share else []
+
+    def foresees(self, request: Request) -> bool:
+        return True
 
     def drop(self, request: Request) -> None:
         """Nothing is kept."""
@@ -122,9 +139,11 @@ def decode(
         )
     for _ in range(num_steps // 4):
         core.step()
+        runner.now += OUTSIDE_S
     began, count = runner.now, 0
     for _ in range(num_steps):
         count += sum(len(output.new_token_ids) for output in core.step())
+        runner.now += OUTSIDE_S
     return count / (runner.now - began)
 
 
@@ -134,7 +153,7 @@ def test_networks_draft_as_many_as_pay(batch: int, num_steps: int, rate: float) 
     """The table knows neither the host's work nor that of drafting."""
 
     def runner() -> TimedRunner:
-        return TimedRunner(uneven(H200), rate, draft_s=0.0001)
+        return TimedRunner(padded(H200), rate, draft_s=0.0001)
 
     timed = runner()
     adaptive = decode(timed, batch, num_steps, proposer=NetworkProposer(timed))
@@ -154,17 +173,49 @@ def test_networks_draft_as_many_as_pay(batch: int, num_steps: int, rate: float) 
         assert adaptive > (0.96 if batch > 1 else 0.93) * fixed, f"{length} drafts are faster"
 
 
+@pytest.mark.parametrize(("batch", "num_steps"), [(1, 1200), (8, 600), (64, 200)])
+@pytest.mark.parametrize("rate", [0.1, 0.4, 0.6])
+@pytest.mark.parametrize("speed", [5, 20])
+def test_devices_that_wait_for_the_host_are_never_slower_with_drafts(
+    batch: int, num_steps: int, rate: float, speed: float
+) -> None:
+    """A step with drafts takes all that the host does; one without them hides it."""
+    table = [[seconds / speed for seconds in row] for row in H200.taken_s]
+    costs = padded(StepCosts(BATCHES, LENGTHS, table))
+    timed = TimedRunner(costs, rate, draft_s=0.0001)
+    adaptive = decode(timed, batch, num_steps, proposer=NetworkProposer(timed))
+    plain = decode(TimedRunner(costs, rate), batch, num_steps, proposer=None)
+    assert adaptive > 0.98 * plain
+
+
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 @pytest.mark.parametrize("rate", [0.1, 0.9])
 @pytest.mark.parametrize("has_graphs", [True, False])
 def test_texts_are_never_slower_with_drafts(share: float, rate: float, has_graphs: bool) -> None:
-    costs = uneven(H200) if has_graphs else H200
+    costs = padded(H200) if has_graphs else H200
     adaptive = decode(TimedRunner(costs, rate), 16, 300, proposer=Guesses(share))
     plain = decode(TimedRunner(costs, rate), 16, 300, proposer=None)
     assert adaptive > 0.98 * plain
     if rate == 0.9 and (share == 1.0 or (share and not has_graphs)):
         ideal, _ = best_fixed(H200, 16, (rate,))
         assert adaptive > plain + 0.6 * share * (ideal - plain)
+
+
+@pytest.mark.parametrize(("batch", "num_steps"), [(1, 800), (16, 400)])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("rate", [0.5, 0.9])
+@pytest.mark.parametrize("speed", [1, 5])
+def test_nobody_waits_long_for_drafts_that_do_not_come(
+    batch: int, num_steps: int, share: float, rate: float, speed: float
+) -> None:
+    """Waiting for a step in flight costs what the host could have done meanwhile."""
+    table = [[seconds / speed for seconds in row] for row in H200.taken_s]
+    costs = padded(StepCosts(BATCHES, LENGTHS, table))
+    adaptive = decode(TimedRunner(costs, rate), batch, num_steps, proposer=Fickle(share))
+    plain = decode(TimedRunner(costs, rate), batch, num_steps, proposer=None)
+    assert adaptive > 0.98 * plain
+    if (batch, share, rate) == (1, 0.3, 0.9):
+        assert adaptive > 1.3 * plain, "it was worth it"
 
 
 def test_times_are_those_of_the_steps_however_they_overlap() -> None:
@@ -199,6 +250,7 @@ def test_times_are_those_of_the_steps_however_they_overlap() -> None:
         )
     while core.has_unfinished:
         core.step()
+        runner.now += OUTSIDE_S
     assert min(taken) > 0
     assert sum(taken) == pytest.approx(runner.now, rel=0.01)
     core.check_integrity()

@@ -76,3 +76,47 @@ def test_running_into_a_limit_fails_the_matcher(
 
     with pytest.raises(MatcherFailed, match="too"):
         follow()
+
+
+def test_a_document_may_be_laid_out_and_no_more(backend: LLGuidanceBackend) -> None:
+    grammar = backend.compile(GrammarSpec("json_object"))
+
+    def follows(text: str) -> bool:
+        matcher = grammar.matcher()
+        return all(matcher.accept(byte) for byte in text.encode())
+
+    deep: dict[str, object] = {}
+    for _ in range(15):
+        deep = {"a": deep, "b": [1, "x"]}
+    for layout in (None, 0, 2, 4, "\t"):
+        assert follows(json.dumps(deep, indent=layout))
+    assert follows('{ \r\n  "a" :  [ 1 ,\t2 ] }')
+    assert follows('{\n\n  "a": 1,  \n  "b": 2\n\n}')
+    for idle in ("\n" * 3, " " * 17, "\n" + " " * 65, "\n \n ", "\t" * 17, "\n" * 2 + "\t" * 65):
+        assert not follows("{" + idle)
+        assert not follows('{"a":' + idle)
+
+
+def test_a_document_may_be_without_blanks(backend: LLGuidanceBackend) -> None:
+    def accepts(grammar: GrammarSpec, text: str) -> bool:
+        matcher = backend.compile(grammar).matcher()
+        return all(matcher.accept(byte) for byte in text.encode()) and matcher.is_accepting()
+
+    value = {"a b": [1, {"c": " "}], "d": {}}
+    tag = {"type": "tag", "begin": "<a>", "content": {"type": "json_schema"}, "end": "</a>"}
+    for schema in (True, {"const": value}):
+        source = json.dumps(schema)
+        content = {"type": "json_schema", "json_schema": schema}
+        tags = json.dumps({"type": "structural_tag", "format": tag | {"content": content}})
+        for kind, text, before, after in (
+            ("json_schema", source, "", ""),
+            ("structural_tag", tags, "<a>", "</a>"),
+        ):
+            compact = GrammarSpec(kind, text, any_whitespace=False)  # type: ignore[arg-type]
+            dense = json.dumps(value, separators=(",", ":"))
+            assert accepts(compact, f"{before}{dense}{after}")
+            assert not accepts(compact, f"{before}{json.dumps(value)}{after}")
+            loose = GrammarSpec(kind, text)  # type: ignore[arg-type]
+            assert accepts(loose, f"{before}{json.dumps(value)}{after}")
+    assert accepts(GrammarSpec("json_object", any_whitespace=False), '{"a":1}')
+    assert not accepts(GrammarSpec("json_object", any_whitespace=False), '{"a": 1}')

@@ -1,0 +1,112 @@
+"""``python -m engine.family_bench``: tokens per second of one shape of each family.
+
+Every shape runs in a process of its own, with random weights, through ``engine.bench``. One JSON
+line a measurement on stdout, a table on stderr. ``--quantizations`` measures each shape several
+times:
+
+    python -m engine.family_bench --shapes Llama-3-8B --quantizations none fp8 awq --batches 1 16 64
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from engine.bench import Case, CaseFile, Measurement
+from engine.shapes import QUANTIZATIONS, SHAPES
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One JSON line."""
+
+    shape: str
+    quantization: str
+    batch: int
+    out_tok_s: float
+
+
+def case_file(shape: dict[str, Any], quantization: str, cases: Sequence[Case]) -> CaseFile:
+    stored = QUANTIZATIONS[quantization]
+    return CaseFile(shape if stored is None else {**shape, "quantization_config": stored}, [*cases])
+
+
+def measure(
+    shape: str, quantization: str, cases: Sequence[Case], arguments: Sequence[str]
+) -> Iterator[Row]:
+    """arguments: more of them for ``engine.bench``. Raises ``CalledProcessError``."""
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        path = Path(folder) / "cases.json"
+        path.write_bytes(msgspec.json.encode(case_file(SHAPES[shape], quantization, cases)))
+        command = [sys.executable, "-m", "engine.bench", "--cases", str(path), *arguments]
+        if quantization == "fp8":
+            command += ["--quantization", "fp8"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    for line in done.stdout.splitlines():
+        found = msgspec.json.decode(line, type=Measurement)
+        yield Row(shape, quantization, int(found.case), found.out_tok_s)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    batches = sorted({row.batch for row in rows})
+    view = Table("shape", "quantization", title="Output tokens per second")
+    for batch in batches:
+        view.add_column(f"batch {batch}", justify="right")
+    speeds = {(row.shape, row.quantization, row.batch): row.out_tok_s for row in rows}
+    for shape, quantization in dict.fromkeys((row.shape, row.quantization) for row in rows):
+        cells = []
+        for batch in batches:
+            speed, plain = (speeds.get((shape, q, batch)) for q in (quantization, "none"))
+            ratio = f" ({speed / plain:.2f}×)" if speed and plain and quantization != "none" else ""
+            cells.append(f"{speed:,.0f}{ratio}" if speed else "fails")
+        view.add_row(shape, quantization, *cells)
+    return view
+
+
+def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="python -m engine.family_bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Other options are those of engine.bench.",
+    )
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=[*SHAPES])
+    parser.add_argument("--quantizations", nargs="+", choices=QUANTIZATIONS, default=["none"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 64], help="requests at once")
+    parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=128)
+    return parser.parse_known_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options, more = _parse(arguments)
+    console = Console(stderr=True)
+    isl, osl = options.input_len, options.output_len
+    cases = [Case(str(n), n, (isl, isl), (osl, osl)) for n in options.batches]
+    more = ["--max-num-seqs", str(max(options.batches)), "--max-model-len", str(isl + osl), *more]
+    rows, failures = [], 0
+    for shape in options.shapes:
+        for quantization in options.quantizations:
+            try:
+                for row in measure(shape, quantization, cases, more):
+                    rows.append(row)
+                    print(msgspec.json.encode(row).decode(), flush=True)
+            except subprocess.CalledProcessError as error:
+                failures += 1
+                last = error.stderr.strip().splitlines()[-1:] or [f"exit status {error.returncode}"]
+                print(json.dumps({"shape": shape, "quantization": quantization, "error": last[0]}))
+    console.print(table(rows))
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""Drafts that are checked before the host has seen them: it reads them beside what was sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from engine.scheduler.plan import UNSEEN, Chunk
+from kernels.transfer import pinned
+
+
+class UnseenDrafts:
+    """On their way to the host."""
+
+    def __init__(self, rows: Sequence[int], token_ids: torch.Tensor) -> None:
+        """token_ids: [len(rows), n] int64 on the device."""
+        self._rows = rows
+        self._token_ids = pinned(token_ids) if token_ids.is_cuda else token_ids.clone()
+
+    def seen(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """The chunks with what their guesses were. Once the device is done with their step."""
+        drafts = dict(zip(self._rows, self._token_ids.tolist(), strict=True))
+        return [
+            msgspec.structs.replace(
+                chunk, draft_token_ids=tuple(drafts[chunk.row][: chunk.num_draft_tokens])
+            )
+            if UNSEEN in chunk.draft_token_ids
+            else chunk
+            for chunk in chunks
+        ]

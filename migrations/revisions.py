@@ -1,0 +1,70 @@
+"""Which revision a database is at, and which one this version of the code needs.
+
+What a server and every command ask when they start: without alembic, whose import takes longer than
+the question.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import asyncpg
+
+from tenants.dsn import check_dsn, describe
+from tenants.errors import InvalidValue, SchemaMismatch, StoreUnavailable
+
+FOLDER = Path(__file__).parent
+_NAME = re.compile(r"\d{4}_\d\d_\d\d_\d{4}_([^_]+)_")
+_CONNECT_TIMEOUT_S = 5.0
+_NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+
+
+def known() -> list[str]:
+    """The revisions of this version of the code, oldest first: the names of the files tell."""
+    names = sorted(path.name for path in (FOLDER / "versions").glob("*.py"))
+    return [found[1] for name in names if (found := _NAME.match(name)) is not None]
+
+
+def head() -> str:
+    """The revision this version of the code needs."""
+    return known()[-1]
+
+
+async def current(dsn: str) -> str | None:
+    """The revision a database is at; None when it was never migrated.
+
+    Raises ``InvalidValue`` (the DSN) and ``StoreUnavailable``.
+    """
+    connection = await connect(dsn)
+    try:
+        revision: str | None = await connection.fetchval("SELECT version_num FROM alembic_version")
+    except asyncpg.UndefinedTableError:
+        return None
+    finally:
+        await connection.close()
+    return revision
+
+
+async def check(dsn: str) -> None:
+    """Raises ``SchemaMismatch`` unless the database is at ``head``: then the app must not start."""
+    revision = await current(dsn)
+    if revision != head():
+        is_newer = revision is not None and revision not in known()
+        raise SchemaMismatch(revision, head(), is_newer=is_newer)
+
+
+async def connect(dsn: str, settings: Mapping[str, str] = _NO_SETTINGS) -> asyncpg.Connection:
+    """Raises ``InvalidValue`` (the DSN) and ``StoreUnavailable``."""
+    check_dsn(dsn)
+    try:
+        return await asyncpg.connect(
+            dsn, timeout=_CONNECT_TIMEOUT_S, server_settings=dict(settings)
+        )
+    except asyncpg.ClientConfigurationError as error:
+        raise InvalidValue("dsn", str(error)) from error
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        reason = str(error) or type(error).__name__
+        raise StoreUnavailable(f"{describe(dsn)} does not answer: {reason}") from error

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.runner.features import FeatureCache, kept_size
+from engine.spec.draft_network import DraftNetwork
+
+SIZE, BLOCK_SIZE = 3, 4
+CPU = torch.device("cpu")
+
+
+class Sums(DraftNetwork):
+    """The feature is one more than what it is made of, added up."""
+
+    feature_size = tapped_size = SIZE
+
+    def __init__(self, tapped_layers: tuple[int, ...]) -> None:
+        self.tapped_layers = tapped_layers
+        self.num_tokens: list[int] = []
+        """Of each call."""
+
+    def feature(self, source: torch.Tensor) -> torch.Tensor:
+        self.num_tokens.append(len(source))
+        return sum(source.split(SIZE, -1), start=torch.ones(1))
+
+
+def cache(network: DraftNetwork) -> FeatureCache:
+    return FeatureCache(16, BLOCK_SIZE, network, dtype=torch.float32, device=CPU)
+
+
+def keep(features: FeatureCache, slots: list[int], value: float) -> None:
+    width = SIZE * max(1, len(features._network.tapped_layers))
+    features.keep(torch.tensor(slots), torch.full((len(slots), width), value))
+
+
+def read(features: FeatureCache, *slots: int) -> list[float]:
+    found = features.read(torch.tensor(slots))
+    assert found.shape == (len(slots), SIZE)
+    assert (found == found[:, :1]).all()
+    return found[:, 0].tolist()
+
+
+@pytest.mark.parametrize("layers", [(), (1, 2), (2,)])
+def test_each_slot_has_its_feature_and_padding_has_none(layers: tuple[int, ...]) -> None:
+    features = cache(Sums(layers))
+    sources = max(1, len(layers))
+    unwritten = 1.0 if layers else 0.0
+    keep(features, [0, 1], 1.0)
+    keep(features, [1, -1, 5], 2.0)
+    keep(features, [-1, -1], 4.0)
+    assert read(features, 0, 1, 5, -1, 7) == [
+        1.0 + sources,
+        1 + 2 * sources,
+        1 + 2 * sources,
+        0,
+        unwritten,
+    ]
+    features.copy_block(0, 2, 1)
+    assert read(features, 8, 9) == [1 + sources, unwritten]
+
+
+def test_a_cpu_makes_features_of_taps_only_where_somebody_asks() -> None:
+    network = Sums((1, 2))
+    features = cache(network)
+    for _ in range(5):
+        keep(features, [0, 1, 2], 1.0)
+    assert network.num_tokens == []
+    read(features, 0, 2)
+    assert network.num_tokens == [2]
+    assert kept_size(network, CPU) == features.blocks.shape[-1] == 2 * SIZE
+
+
+@pytest.mark.parametrize(("layers", "device"), [((), "cpu"), ((1, 2), "cuda")])
+def test_elsewhere_features_are_kept_as_they_are(layers: tuple[int, ...], device: str) -> None:
+    assert kept_size(Sums(layers), torch.device(device)) == SIZE
+    network = Sums(())
+    keep(cache(network), [0], 1.0)
+    assert network.num_tokens == [1]

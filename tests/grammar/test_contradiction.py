@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grammar import contradiction
+from grammar.errors import Unsatisfiable
+from grammar.jobs import Backends, Compiler
+from grammar.spec import GrammarSpec, Limits
+from grammar.vocabulary import Vocabulary
+
+NONE = {"type": "integer", "minimum": 3, "maximum": 2}
+SOME = {"type": "integer"}
+
+
+def needing(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        (NONE, "$"),
+        (needing(a=SOME, b=NONE), "$.properties.b"),
+        (needing(a=SOME, b=needing(c=NONE)), "$.properties.b.properties.c"),
+        (needing(a={"type": "array", "items": NONE, "minItems": 1}), "$.properties.a.items"),
+        ({"type": "array", "prefixItems": [SOME, NONE], "minItems": 2}, "$.prefixItems[1]"),
+        (needing(a=False), "$.properties.a"),
+        # Only together they have no value.
+        ({"allOf": [{"type": "integer"}, {"type": "string"}]}, "$"),
+        (needing(a={"anyOf": [NONE, NONE]}), "$.properties.a"),
+        # With what they refer to; of which the reference is as near as it gets.
+        ({"$defs": {"d": NONE}} | needing(a=SOME, b={"$ref": "#/$defs/d"}), "$.properties.b"),
+    ],
+)
+def test_it_is_found_where_it_is(vocabulary: Vocabulary, schema: dict[str, Any], path: str) -> None:
+    compiler = Compiler(vocabulary, ["llguidance"], Limits(), Backends(vocabulary).load)
+    with pytest.raises(Unsatisfiable) as caught:
+        compiler.compile(GrammarSpec.from_schema(schema))
+    assert caught.value.path == path
+    assert "required property" not in caught.value.message
+
+
+def test_what_has_no_value_but_is_not_needed_is_nobodys_fault() -> None:
+    tried: list[Any] = []
+    schema = {"properties": {"a": NONE}, "items": NONE, "prefixItems": [NONE]}
+    found = Unsatisfiable("$", "why")
+    assert contradiction.locate(schema, found, tried.append) is found
+    assert tried == []
+
+
+def test_the_search_is_bounded() -> None:
+    tried: list[Any] = []
+    found = Unsatisfiable("$", "why")
+    assert (
+        contradiction.locate(needing(**{f"p{i}": SOME for i in range(999)}), found, tried.append)
+        is found
+    )
+    assert len(tried) <= 100
+
+    def never(part: Any) -> None:
+        tried.append(part)
+        raise Unsatisfiable("$", "never")
+
+    deep: dict[str, Any] = NONE
+    for _ in range(500):
+        deep = needing(a=deep)
+    tried.clear()
+    contradiction.locate(deep, found, never)
+    assert len(tried) <= 100
