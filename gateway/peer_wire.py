@@ -158,6 +158,8 @@ Message = (
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What the decoder raises: text that is no UTF-8 and deep nesting have errors of their own."""
 
 
 class Wire:
@@ -196,7 +198,7 @@ class Wire:
             if size > max_bytes:
                 raise WireError(f"a frame of {size} bytes")
             return _decoder.decode(await self._reader.readexactly(size))
-        except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as exc:
+        except (OSError, asyncio.IncompleteReadError, *_UNREADABLE) as exc:
             raise WireError(str(exc)) from exc
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ def num_workers() -> int:
     if Path("/dev/nvidiactl").exists():
         return 1
     fitting = psutil.virtual_memory().available // WORKER_MEMORY_BYTES
-    return max(1, min(len(os.sched_getaffinity(0)) + 1, MAX_WORKERS, fitting))
+    return max(1, min((os.cpu_count() or 1) + 1, MAX_WORKERS, fitting))
 
 
 def in_order(

@@ -12,6 +12,7 @@ from gateway.errors import InvalidRequestError, PayloadTooLarge, RequestTimeout
 
 DRAIN_BYTES = 64 * 1024 * 1024
 DRAIN_S = 5.0
+MAX_DIGITS = 100
 
 
 class BodyLimit:
@@ -73,7 +74,8 @@ class BodyLimit:
 
 def _announced(scope: Scope) -> int:
     text = Headers(scope=scope).get("content-length", "0")
-    if not text.isascii() or not text.isdigit():
+    # Python reads no number of thousands of digits.
+    if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
         raise InvalidRequestError("The content-length header is not a number.")
     return int(text)
 

@@ -1,0 +1,134 @@
+"""A body within the limit arrives as it was sent, however it is cut; any other is refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.types import Message, Receive, Scope, Send
+
+from gateway.errors import ApiError, InvalidRequestError, PayloadTooLarge, RequestTimeout
+from gateway.middleware import body_limit
+from gateway.middleware.body_limit import BodyLimit
+
+MAX_BYTES = 20
+
+
+class Client:
+    """Sends pieces of a body, then leaves; counts what was taken from it."""
+
+    def __init__(self, pieces: list[bytes], *, ends: bool = True) -> None:
+        self._pieces = list(pieces)
+        self._num_pieces = len(pieces)
+        self._ends = ends
+
+    @property
+    def num_taken(self) -> int:
+        return self._num_pieces - len(self._pieces)
+
+    async def receive(self) -> Message:
+        if self._pieces:
+            body = self._pieces.pop(0)
+            more = bool(self._pieces) or not self._ends
+            return {"type": "http.request", "body": body, "more_body": more}
+        if not self._ends:
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+
+async def reader(scope: Scope, receive: Receive, send: Send) -> None:
+    """Reads the body, then waits for the client to leave."""
+    body = b""
+    while (message := await receive())["type"] == "http.request":
+        body += message["body"]
+    await send({"type": "read", "body": body})
+
+
+def run(client: Client, *, timeout_s: float = 5.0, **headers: str) -> bytes:
+    """What the application read. Raises what it is refused with."""
+    read: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        read.append(message["body"])
+
+    scope = {
+        "type": "http",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+    limit = BodyLimit(reader, max_bytes=MAX_BYTES, timeout_s=timeout_s)
+    asyncio.run(limit(scope, client.receive, send))
+    return read[0]
+
+
+PIECES = st.lists(st.binary(max_size=9), min_size=1, max_size=8)
+
+
+@given(PIECES)
+def test_only_the_size_decides_and_not_the_pieces(pieces: list[bytes]) -> None:
+    body, client = b"".join(pieces), Client(pieces)
+    if len(body) <= MAX_BYTES:
+        assert run(client) == body
+        return
+    with pytest.raises(PayloadTooLarge) as caught:
+        run(client)
+    assert caught.value.extra_headers["connection"] == "close"
+    assert client.num_taken == len(pieces)  # many clients read no answer before they sent all
+
+
+@given(PIECES, st.integers(0, 3 * MAX_BYTES))
+def test_what_is_announced_counts_before_it_comes(pieces: list[bytes], announced: int) -> None:
+    client = Client(pieces)
+    headers = {"content-length": str(announced), "expect": "100-continue"}
+    if announced > MAX_BYTES:
+        with pytest.raises(PayloadTooLarge):
+            run(client, **headers)
+        assert client.num_taken == 0  # it waits to be asked
+    elif sum(map(len, pieces)) <= MAX_BYTES:
+        assert run(client, **headers) == b"".join(pieces)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "+5", "1_0", "٣", "0x5", "5 5", "9" * 5000])
+def test_a_length_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        run(Client([b"x"]), **{"content-length": text})
+    assert isinstance(caught.value, InvalidRequestError | PayloadTooLarge)
+
+
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    client = Client([b"some"], ends=False)
+    with pytest.raises(RequestTimeout, match=r"0\.02 s"):
+        run(client, timeout_s=0.02)
+
+
+def test_who_goes_on_sending_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_limit, "DRAIN_BYTES", 1000)
+    client = Client([b"x" * 100] * 50)
+    with pytest.raises(PayloadTooLarge):
+        run(client)
+    assert client.num_taken == 11
+    monkeypatch.setattr(body_limit, "DRAIN_S", 0.02)
+    with pytest.raises(PayloadTooLarge):
+        run(Client([b"x" * 100], ends=False))
+
+
+def test_after_the_body_the_wait_is_without_end() -> None:
+    """The application listens for the client's leaving as long as it answers."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["body"] == b"all"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(receive(), 0.05)
+
+    class Staying(Client):
+        async def receive(self) -> Message:
+            if self._pieces:
+                return await super().receive()
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    limit = BodyLimit(answer, max_bytes=MAX_BYTES, timeout_s=0.01)
+    asyncio.run(limit({"type": "http", "headers": []}, Staying([b"all"]).receive, send))
