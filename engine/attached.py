@@ -9,7 +9,7 @@ import zmq
 
 from engine.config import EngineConfig
 from engine.messages import Attach, encode
-from engine.transport import SEND_HIGH_WATER_MARK, EngineSocket, OnExit, OnMessage
+from engine.transport import SEND_HIGH_WATER_MARK, EngineSocket, OnExit, OnMessage, has_message
 
 
 class AttachedEngine(EngineSocket):
@@ -39,9 +39,7 @@ class AttachedEngine(EngineSocket):
 
     def _on_silence(self) -> None:
         """Nothing more comes from an engine that is gone."""
-        try:
-            self._monitor.recv_multipart(zmq.DONTWAIT)
-        except zmq.Again:
+        if not has_message(self._monitor):
             return
         self._close()
         self._on_exit("the connection to the engine process broke")

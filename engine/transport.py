@@ -107,17 +107,11 @@ class EngineSocket:
         while time.monotonic() < until:
             if self._closed:
                 return
-            if not self._has_message():
+            if not has_message(self._socket):
                 self._on_silence()
                 return
             self._receive(decode_engine_message(self._socket.recv(zmq.DONTWAIT)))
         self._loop.call_soon(self.drain)
-
-    def _has_message(self) -> bool:
-        """To ask costs a third of finding out by an exception."""
-        events = self._socket.get(zmq.EVENTS)
-        assert isinstance(events, int)
-        return events & READABLE != 0
 
     def _receive(self, message: EngineMessage) -> None:
         self._on_message(message)
@@ -257,6 +251,13 @@ class ReplayProcess(EngineProcess):
     ) -> None:
         self.arguments = (repr(tokens_per_s),)
         super().__init__(config, on_message, on_exit, shared_address=shared_address)
+
+
+def has_message(socket: zmq.Socket[bytes]) -> bool:
+    """To ask costs a third of finding out by an exception."""
+    events = socket.get(zmq.EVENTS)
+    assert isinstance(events, int)
+    return events & READABLE != 0
 
 
 def import_path() -> str:

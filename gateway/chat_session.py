@@ -163,10 +163,11 @@ class ChatSession(SocketSession):
 
     async def _open(self, turn: Turn, generation: Generation) -> StreamReader:
         stream_id = self._streams.new_id()
+        sink = self._streams.sink(stream_id, lambda delta: [turn.frames.delta(delta).encode()])
         return await self._streams.open(
             stream_id,
             generation,
-            logged_frames_of(generation, turn.frames, stream_id=stream_id),
+            logged_frames_of(generation, turn.frames, stream_id=stream_id, sink=sink),
             tenant_id=generation.admitted.principal.tenant.id,
             kind="ws",
             cut=lambda error: turn.frames.error(error).encode(),

@@ -15,6 +15,7 @@ import orjson
 from gateway.assembler import Delta
 from gateway.errors import ApiError, Gone
 from gateway.generation import Generation
+from gateway.reading import Sink
 from gateway.response_events import Event, ResponseEvents
 from gateway.response_items import plain_items
 from gateway.schemas.common import PromptTokensDetails, Usage
@@ -84,15 +85,22 @@ class ResponseRun:
     def heartbeat(self) -> Event:
         return self._events.heartbeat()
 
-    async def events(self) -> AsyncGenerator[list[Event], None]:
-        """All events. A failure is one of them; nothing is raised but for a broken store."""
+    def told(self, delta: Delta) -> list[Event]:
+        """The events of what a sink was given."""
+        return self._events.delta(delta)
+
+    async def events(self, sink: Sink | None = None) -> AsyncGenerator[list[Event], None]:
+        """All events, but for those of what ``sink`` took: it asks ``told`` for them.
+
+        A failure is one of them; nothing is raised but for a broken store.
+        """
         assert not self._is_read
         self._is_read = True
         try:
             yield self._events.opening()
             reason = None
             try:
-                async with aclosing(self._deltas()) as deltas:
+                async with aclosing(self._deltas(sink)) as deltas:
                     async for delta in deltas:
                         if events := self._events.delta(delta):
                             yield events
@@ -108,8 +116,8 @@ class ResponseRun:
         finally:
             self._is_read = False
 
-    def _deltas(self) -> AsyncGenerator[Delta, None]:
-        return _nothing() if self.generation is None else self.generation.deltas()
+    def _deltas(self, sink: Sink | None) -> AsyncGenerator[Delta, None]:
+        return _nothing() if self.generation is None else self.generation.deltas(sink)
 
     async def result(self) -> bytes:
         """The whole response object. Raises ``ApiError`` when it failed."""

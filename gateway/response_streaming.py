@@ -7,7 +7,9 @@ from contextlib import aclosing
 
 from starlette.types import Send
 
+from gateway.assembler import Delta
 from gateway.errors import ApiError
+from gateway.reading import Sink
 from gateway.response_events import as_sse
 from gateway.response_run import ResponseRun
 from gateway.streaming import EventResponse
@@ -15,11 +17,15 @@ from gateway.streams import Reader, Streams
 
 
 class ResponseEventStream(EventResponse):
-    """Streams one response, and closes it."""
+    """Streams one response, and closes it. Its ``Sink``, too."""
 
     def __init__(self, run: ResponseRun, *, heartbeat_s: float) -> None:
-        super().__init__(_body(run), heartbeat_s=heartbeat_s, close=run.close)
+        super().__init__(_body(run, self), heartbeat_s=heartbeat_s, close=run.close)
         self._run = run
+
+    def put(self, delta: Delta) -> None:
+        if events := self._run.told(delta):
+            self._write(b"".join(map(as_sse, events)))
 
     async def _beat(self, send: Send) -> None:
         body = as_sse(self._run.heartbeat())
@@ -31,10 +37,11 @@ async def record(streams: Streams, run: ResponseRun, *, is_detached: bool) -> Re
 
     ``streams`` owns the run from here on. ``is_detached``: it runs on when nobody reads.
     """
+    sink = streams.sink(run.id, lambda delta: [*map(as_sse, run.told(delta))])
     return await streams.open(
         run.id,
         run,
-        _events(run),
+        _events(run, sink),
         tenant_id=run.tenant_id,
         kind="sse",
         cut=_cut,
@@ -43,14 +50,14 @@ async def record(streams: Streams, run: ResponseRun, *, is_detached: bool) -> Re
     )
 
 
-async def _body(run: ResponseRun) -> AsyncGenerator[bytes, None]:
-    async with aclosing(run.events()) as running:
+async def _body(run: ResponseRun, sink: Sink) -> AsyncGenerator[bytes, None]:
+    async with aclosing(run.events(sink)) as running:
         async for events in running:
             yield b"".join(map(as_sse, events))
 
 
-async def _events(run: ResponseRun) -> AsyncGenerator[list[bytes], None]:
-    async with aclosing(run.events()) as running:
+async def _events(run: ResponseRun, sink: Sink) -> AsyncGenerator[list[bytes], None]:
+    async with aclosing(run.events(sink)) as running:
         async for events in running:
             yield [as_sse(event) for event in events]
 

@@ -47,7 +47,7 @@ class StreamLog(Protocol):
     async def create(self, stream_id: str, tenant_id: UUID, kind: StreamKind) -> None:
         """Raises ``RateLimited`` when the tenant's running streams leave no room for another."""
 
-    async def append(self, stream_id: str, items: Iterable[bytes]) -> None:
+    def append(self, stream_id: str, items: Iterable[bytes]) -> None:
         """Does nothing once the stream is forgotten."""
 
     async def end(self, stream_id: str) -> None:
@@ -139,7 +139,7 @@ class MemoryStreamLog:
         self._records[stream_id] = _Record(tenant_id, kind)
         self._sizes[tenant_id] = self.size_of(tenant_id) + STREAM_OVERHEAD_BYTES
 
-    async def append(self, stream_id: str, items: Iterable[bytes]) -> None:
+    def append(self, stream_id: str, items: Iterable[bytes]) -> None:
         record = self._records.get(stream_id)
         if record is None:
             return

@@ -76,6 +76,7 @@ class EventResponse(EventSourceResponse, ABC):
         self._body = body
         self._close = close
         self._outlet: Outlet[bytes]
+        self._time = asyncio.get_running_loop().time
         self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,8 +101,17 @@ class EventResponse(EventSourceResponse, ABC):
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
 
+    @property
+    def is_free(self) -> bool:
+        """As a ``Sink`` says it."""
+        return self._outlet.is_free
+
+    def _write(self, chunk: bytes) -> None:
+        """A chunk that leaves in no task; only while this ``is_free``."""
+        self._outlet.put(chunk)
+        self._sent_at = self._time()
+
     async def _stream_response(self, send: Send) -> None:
-        loop = asyncio.get_running_loop()
         await send(
             {
                 "type": "http.response.start",
@@ -112,24 +122,23 @@ class EventResponse(EventSourceResponse, ABC):
         async with aclosing(self._body) as body:
             async for chunk in body:
                 await self._outlet.send(chunk)
-                self._sent_at = loop.time()
+                self._sent_at = self._time()
         async with self._send_lock:
             self.active = False
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _ping(self, send: Send) -> None:
         """A heartbeat whenever nothing was sent for so long."""
-        loop = asyncio.get_running_loop()
-        self._sent_at = loop.time()
+        self._sent_at = self._time()
         while self.active:
-            wait_s = self._sent_at + self._ping_interval - loop.time()
+            wait_s = self._sent_at + self._ping_interval - self._time()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
                 continue
             async with self._send_lock:
                 if self.active:
                     await self._beat(send)
-                    self._sent_at = loop.time()
+                    self._sent_at = self._time()
 
     @abstractmethod
     async def _beat(self, send: Send) -> None:
@@ -143,15 +152,9 @@ class EventStream(EventResponse):
         body = _body(generation, chunks, self)
         super().__init__(body, heartbeat_s=heartbeat_s, close=generation.close)
         self._chunks = chunks
-        self._time = asyncio.get_running_loop().time
-
-    @property
-    def is_free(self) -> bool:
-        return self._outlet.is_free
 
     def put(self, delta: Delta) -> None:
-        self._outlet.put(self._chunks.delta(delta))
-        self._sent_at = self._time()
+        self._write(self._chunks.delta(delta))
 
     async def _beat(self, send: Send) -> None:
         await send(_message(self._chunks.heartbeat))
@@ -178,10 +181,12 @@ async def open_event_stream(
     streams: Streams, generation: Generation, chunks: Chunks, *, heartbeat_s: float
 ) -> FollowingEventStream:
     """Like ``EventStream``, but resumable: ``streams`` owns the generation from here on."""
+    stream_id = streams.new_id()
+    sink = streams.sink(stream_id, lambda delta: _single(chunks.delta(delta)))
     reader = await streams.open(
-        streams.new_id(),
+        stream_id,
         generation,
-        _events(generation, chunks),
+        _events(generation, chunks, sink),
         tenant_id=generation.admitted.principal.tenant.id,
         kind="sse",
         cut=chunks.error,
@@ -210,11 +215,17 @@ async def _body(
         yield chunks.error(exc)
 
 
-async def _events(generation: Generation, chunks: Chunks) -> AsyncGenerator[list[bytes], None]:
-    """Single events: a blank line stands nowhere else, JSON has no bare line break."""
-    async with aclosing(_body(generation, chunks)) as body:
+async def _events(
+    generation: Generation, chunks: Chunks, sink: Sink
+) -> AsyncGenerator[list[bytes], None]:
+    async with aclosing(_body(generation, chunks, sink)) as body:
         async for some in body:
-            yield [event + b"\n\n" for event in some.split(b"\n\n")[:-1]]
+            yield _single(some)
+
+
+def _single(events: bytes) -> list[bytes]:
+    """A blank line stands nowhere else: JSON has no bare line break."""
+    return [event + b"\n\n" for event in events.split(b"\n\n")[:-1]]
 
 
 async def _followed(reader: StreamReader) -> AsyncGenerator[bytes, None]:

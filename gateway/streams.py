@@ -18,6 +18,7 @@ from contextlib import aclosing
 from typing import Protocol
 from uuid import UUID
 
+from gateway.assembler import Delta
 from gateway.errors import ApiError, StreamNotFound, to_api_error
 from gateway.peer_wire import Follow, ForgetStream, StopStream
 from gateway.peers import PeerGone, Peers
@@ -28,6 +29,9 @@ from tenants.errors import TenantsError
 from tenants.shared import StreamKind
 
 logger = logging.getLogger(__name__)
+
+Encode = Callable[[Delta], Sequence[bytes]]
+"""The items that tell of a delta; none where there is nothing to tell."""
 
 
 class Work(Protocol):
@@ -52,7 +56,8 @@ class _Running:
         self.num_readers = 0
         self.grace: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
-        self.said_at = asyncio.get_running_loop().time()
+        self.time = asyncio.get_running_loop().time
+        self.said_at = self.time()
 
     def call_off_grace(self) -> None:
         if self.grace is not None:
@@ -95,6 +100,19 @@ class Reader:
             self._owner._detach(self.stream_id)
 
 
+class LogSink:
+    """What a stream gains goes straight into its log, in the callback that received it. A
+    ``reading.Sink``, made by ``Streams.sink``."""
+
+    def __init__(self, write: Callable[[Sequence[bytes]], None], encode: Encode) -> None:
+        self.is_free = True
+        self._write = write
+        self._encode = encode
+
+    def put(self, delta: Delta) -> None:
+        self._write(self._encode(delta))
+
+
 class Streams:
     """The resumable streams of this gateway. They own the work they are given."""
 
@@ -126,6 +144,17 @@ class Streams:
     def new_id(self) -> str:
         """160 random bits: whoever has an id was given it."""
         return mint("stream", self._peers.worker_id)
+
+    def sink(self, stream_id: str, encode: Encode) -> LogSink:
+        """For the body of a stream that is opened under this id."""
+
+        def write(items: Sequence[bytes]) -> None:
+            running = self._running.get(stream_id)
+            if running is not None and items:
+                self._log.append(stream_id, items)
+                running.said_at = running.time()
+
+        return LogSink(write, encode)
 
     async def open(
         self,
@@ -248,14 +277,13 @@ class Streams:
         body: AsyncGenerator[Sequence[bytes], None],
         cut: Callable[[ApiError], bytes],
     ) -> None:
-        loop = asyncio.get_running_loop()
         try:
             async with aclosing(body):
                 async for items in body:
-                    await self._log.append(stream_id, items)
-                    running.said_at = loop.time()
+                    self._log.append(stream_id, items)
+                    running.said_at = running.time()
         except Exception as exc:  # the edge of a task: its readers must not take it for the end
-            await self._log.append(stream_id, [cut(to_api_error(exc))])
+            self._log.append(stream_id, [cut(to_api_error(exc))])
         finally:
             running.work.close()
             running.call_off_grace()
@@ -313,4 +341,4 @@ class Streams:
         # Several readers of one silence: the first one's beat is everybody's.
         if now - running.said_at >= self._heartbeat_s / 2:
             running.said_at = now
-            await self._log.append(stream_id, [running.heartbeat()])
+            self._log.append(stream_id, [running.heartbeat()])

@@ -89,11 +89,12 @@ async def frames_of(
 
 
 async def logged_frames_of(
-    generation: Generation, frames: TurnFrames, *, stream_id: str
+    generation: Generation, frames: TurnFrames, *, stream_id: str, sink: Sink
 ) -> AsyncGenerator[list[bytes], None]:
     """The same for the log of a resumable stream, which keeps a bad end too."""
     try:
-        async with aclosing(frames_of(generation, frames, stream_id=stream_id)) as running:
+        body = frames_of(generation, frames, stream_id=stream_id, sink=sink)
+        async with aclosing(body) as running:
             async for frame in running:
                 yield [frame.encode()]
     except ApiError as exc:

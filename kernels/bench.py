@@ -43,7 +43,7 @@ PREFILL_CASES = (
 
 
 def decode_case(
-    batch: int, context: int, queries: int, min_span: int = 1, waves: int = 1, *, fp8: bool = False
+    batch: int, context: int, queries: int, min_span: int = 1, *, fp8: bool = False
 ) -> dict[str, float | int | str]:
     """Time of one layer's decode attention in microseconds, and the KV bytes it read per second.
 
@@ -63,7 +63,7 @@ def decode_case(
     out = torch.empty_like(q)
     lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
     cu = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * queries
-    workspace = cuda.DecodeWorkspace.create(batch, HEADS, HEAD_DIM, q.device, waves)
+    workspace = cuda.DecodeWorkspace.create(batch, HEADS, HEAD_DIM, q.device, fp8=fp8)
     cuda.decode_schedule(
         workspace,
         lens,

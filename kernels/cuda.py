@@ -16,6 +16,10 @@ MAX_DECODE_ROWS = 32
 """Query tokens times query heads per KV head that one pass of the decode kernel takes."""
 CTAS_PER_SM = {64: 2, 96: 2, 128: 2, 256: 1}
 """Resident CTAs of the decode kernel by head_dim, set by its shared memory."""
+FP8_CTAS_PER_SM = {64: 3, 96: 3, 128: 3, 256: 2}
+"""Likewise over a cache in FP8: tiles take half the memory, and widening wants more warps."""
+
+_START_INTS = 24  # sizeof(DecodeStart) / 4
 
 _logger = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int64]
@@ -73,7 +77,7 @@ class DecodeWorkspace:
     """Scratch memory of ``paged_decode``, shared by all layers and steps of one stream."""
 
     schedule: torch.Tensor
-    """[1 + num_ctas, 16] int32: where each span of work starts, see ``decode_schedule``."""
+    """[1 + num_ctas, 24] int32: where each span of work starts, see ``decode_schedule``."""
     tile_ends: torch.Tensor
     """[max_batch] int32, scratch of ``decode_schedule``"""
     partial_out: torch.Tensor
@@ -90,15 +94,16 @@ class DecodeWorkspace:
         num_q_heads: int,
         head_dim: int,
         device: torch.device,
-        waves: int = 1,
+        *,
+        fp8: bool = False,
     ) -> DecodeWorkspace:
-        """``waves``: spans of work per resident CTA; more of them even out slow SMs."""
+        """fp8: of the cache; work is dealt out to as many CTAs as can then be resident."""
         load()
         sms = torch.cuda.get_device_properties(device).multi_processor_count
-        num_ctas = sms * CTAS_PER_SM[head_dim] * waves
+        num_ctas = sms * (FP8_CTAS_PER_SM if fp8 else CTAS_PER_SM)[head_dim]
         rows = (num_ctas, 2, MAX_DECODE_ROWS)
         return cls(
-            schedule=torch.zeros(1 + num_ctas, 16, dtype=torch.int32, device=device),
+            schedule=torch.zeros(1 + num_ctas, _START_INTS, dtype=torch.int32, device=device),
             tile_ends=torch.zeros(max_batch, dtype=torch.int32, device=device),
             partial_out=torch.empty(*rows, head_dim, dtype=torch.float32, device=device),
             partial_stats=torch.empty(*rows, 2, dtype=torch.float32, device=device),
@@ -201,7 +206,7 @@ def paged_decode(
     ``shared_prefix`` has run; without a window, a soft cap, slopes or FP8. wait_first: False lets
     it begin before the operation right before it has ended; that one then must make nothing but the
     queries and the step's own keys and values. k_scale, v_scale: [num_kv_heads] float32, of caches
-    in float8_e4m3fn.
+    in float8_e4m3fn. scale: positive.
     """
     torch.ops.sluice_cuda.paged_decode(
         out,

@@ -181,7 +181,11 @@ class _ShortStepAttention:
         key = self.batch.group, window
         if key not in self.workspaces:
             self.workspaces[key] = cuda.DecodeWorkspace.create(
-                self.shape.max_num_seqs, self.shape.num_heads, self.shape.head_dim, device
+                self.shape.max_num_seqs,
+                self.shape.num_heads,
+                self.shape.head_dim,
+                device,
+                fp8=self.shape.is_fp8,
             )
         cuda.decode_schedule(
             self.workspaces[key],

@@ -62,6 +62,9 @@ class PlannedStep:
     """It was planned while another was in flight."""
     is_typical: bool = True
     """And the step before was like this one, so that there was nothing to make up for."""
+    is_last: bool = False
+    """It overlaps with the one before, but the next one waited for it: its time is only a part of
+    what a step takes."""
     follows_probe: bool = False
     was_awaited: bool = False
     """It was planned only when the step before was over, in the hope of drafts."""
@@ -76,10 +79,12 @@ class _Plain:
     """Steps without drafts, one like the other, of which nothing was learned yet."""
 
     batch: int = 0
-    num_steps: int = 0
-    seconds: float = 0.0
-    most_s: float = 0.0
-    """What one of them counts for at most."""
+    seconds: list[float] = field(default_factory=list)
+
+    def mean_s(self) -> float:
+        """Of one that took far longer only so much counts: something else had the processor."""
+        most = OUTLIER * sorted(self.seconds)[len(self.seconds) // 2]
+        return sum(min(seconds, most) for seconds in self.seconds) / len(self.seconds)
 
 
 @dataclass(slots=True)
@@ -148,20 +153,19 @@ class AdaptiveLength:
         if self._plain.batch != step.batch or step.num_drafts:
             self._observe_plain()
         plain = self._plain
+        step.is_typical &= not step.is_last
         if step.is_typical and not (step.num_drafts or step.is_probe or self._num_drafting):
             # Most steps, where drafts do not pay: the host has better things to do.
-            if plain.num_steps == 0:
-                plain.batch = step.batch
-                plain.most_s = OUTLIER * self._costs.even(step.batch, 0)
-            plain.num_steps += 1
-            plain.seconds += min(seconds, plain.most_s)
-            if plain.num_steps == _HOLDS:
+            plain.batch = step.batch
+            plain.seconds.append(seconds)
+            if len(plain.seconds) == _HOLDS:
                 self._observe_plain()
             return
         self._acceptance.observe(outcomes)
         kind = step.batch, step.length, step.num_drafts
         # Others take longer, if anything.
-        if step.is_typical or (step.only_decodes and seconds < self._costs.seconds(*kind)):
+        is_whole = step.only_decodes and not step.is_last
+        if step.is_typical or (is_whole and seconds < self._costs.seconds(*kind)):
             self._costs.observe(*kind, seconds)
         self._count(step)
         if step.length or self._num_drafting:
@@ -183,15 +187,15 @@ class AdaptiveLength:
 
     def _observe_plain(self) -> None:
         """Learn from steps without drafts that were put together."""
-        plain = self._plain
-        if plain.num_steps == 0 or self._costs is None or self._acceptance is None:
+        plain, num_steps = self._plain, len(self._plain.seconds)
+        if num_steps == 0 or self._costs is None or self._acceptance is None:
             return
-        self._acceptance.rest(plain.num_steps)
-        seconds = plain.seconds / plain.num_steps
-        self._costs.observe(plain.batch, 0, 0, seconds, plain.num_steps)
+        self._acceptance.rest(num_steps)
+        seconds = plain.mean_s()
+        self._costs.observe(plain.batch, 0, 0, seconds, num_steps)
         self._forget_choices()
         plain_s = self._begin_saving(plain.batch)
-        self._saved_s += _PROBE_SHARE * plain.seconds
+        self._saved_s += _PROBE_SHARE * num_steps * seconds
         self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
         self._plain = _Plain()
 

@@ -139,8 +139,9 @@ class LearnedCosts:
         kind, length = self.table.kind(batch, longest, num_drafts)
         known = self._ratio(batch, kind)
         ratio = seconds / self._expected(batch, length)
-        ratio = min(max(ratio, known / OUTLIER), known * OUTLIER)
         of_kind = self._kinds.setdefault((batch.bit_length(), kind), _Ratio())
+        surprise = OUTLIER**num_steps
+        ratio = min(max(ratio, known / surprise), known * surprise)
         of_kind.observe(ratio, _DECAY, num_steps)
         of_kind.seen = self._num_steps
         overall = self._drafted if kind else self._plain

@@ -171,6 +171,8 @@ class Speculator:
         step, plan, forced = self._planned.popleft()
         seconds = now - max(step.began_s, self._collected_s)
         self._collected_s = now
+        if step.overlaps and not self._planned:
+            step.is_last = True
         self._collected.append((step, seconds, plan, result, forced))
 
     def learn(self, unfinished: Container[str]) -> None:

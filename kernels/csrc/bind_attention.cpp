@@ -78,6 +78,11 @@ void check_batch(const Tensor& seq_lens, const Tensor& cu_queries, const Tensor&
   TORCH_CHECK(block_size % 16 == 0, "block_size must be a multiple of 16");
 }
 
+sluice::DecodeTable table_of(const Tensor& block_table, int64_t block_size) {
+  return {block_table.data_ptr<int>(), static_cast<int>(block_table.stride(0)),
+          static_cast<int>(block_size), sluice::Divisor::of(static_cast<int>(block_size / 16))};
+}
+
 const int* skipped_of(const std::optional<Tensor>& skipped, int64_t window, int64_t batch) {
   if (!skipped) return nullptr;
   check_int32(*skipped, "skipped");
@@ -114,8 +119,7 @@ void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
   s.shape = {seq_lens.data_ptr<int>(), cu_queries.data_ptr<int>(),
              static_cast<int>(split.items / split.columns), static_cast<int>(window),
              skipped_of(skipped, window, batch)};
-  s.table = {block_table.data_ptr<int>(), static_cast<int>(block_table.stride(0)),
-             static_cast<int>(block_size)};
+  s.table = table_of(block_table, block_size);
   s.batch = batch;
   s.min_span = min_span;
   const c10::cuda::CUDAGuard guard(seq_lens.device());
@@ -155,6 +159,8 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
                                 alibi_slopes->numel() == q.size(1)),
               "alibi_slopes must be float32 [num_q_heads]");
 
+  TORCH_CHECK(scale > 0, "scale must be positive, got ", scale);
+
   sluice::DecodeParams p = {};
   p.out = out.data_ptr();
   p.q = q.data_ptr();
@@ -165,8 +171,7 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
   p.line_shape = {seq_lens.data_ptr<int>(), cu_queries.data_ptr<int>(),
                   static_cast<int>(split.items / split.columns), static_cast<int>(window),
                   skipped_of(skipped, window, batch)};
-  p.table = {block_table.data_ptr<int>(), static_cast<int>(block_table.stride(0)),
-             static_cast<int>(k_cache.size(1))};
+  p.table = table_of(block_table, k_cache.size(1));
   p.alibi_slopes = alibi_slopes ? alibi_slopes->data_ptr<float>() : nullptr;
   p.partial_out = partial_out.data_ptr<float>();
   p.partial_stats = reinterpret_cast<float2*>(partial_stats.data_ptr<float>());
@@ -190,8 +195,8 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
   p.token_stride = k_cache.stride(1);
   p.num_kv_items = split.items;
   p.columns = split.columns;
-  p.parts = split.parts;
-  p.group = split.group;
+  p.parts = sluice::Divisor::of(static_cast<int>(split.parts));
+  p.group = sluice::Divisor::of(static_cast<int>(split.group));
   p.scale = scale;
   p.soft_cap = soft_cap;
   p.wait_first = wait_first;

@@ -50,11 +50,15 @@ __device__ void widen_vector(T* to, const uint8_t* from, float scale) {
   const uint32_t words[4] = {stored.x, stored.y, stored.z, stored.w};
   Vector<T> out[2];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const uint32_t halves = widen_e4m3(words[i / 2] >> (i % 2 * 16));
-    const float2 x = __half22float2(reinterpret_cast<const __half2&>(halves));
-    out[i / 4].x[i % 4 * 2] = from_float<T>(x.x * scale);
-    out[i / 4].x[i % 4 * 2 + 1] = from_float<T>(x.y * scale);
+  for (int i = 0; i < 4; ++i) {
+    uint32_t halves[2];
+    widen_e4m3(words[i], halves[0], halves[1]);
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const float2 x = __half22float2(reinterpret_cast<const __half2&>(halves[pair]));
+      out[i / 2].x[i % 2 * 4 + pair * 2] = from_float<T>(x.x * scale);
+      out[i / 2].x[i % 2 * 4 + pair * 2 + 1] = from_float<T>(x.y * scale);
+    }
   }
   reinterpret_cast<Vector<T>*>(to)[0] = out[0];
   reinterpret_cast<Vector<T>*>(to)[1] = out[1];

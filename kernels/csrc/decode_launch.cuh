@@ -5,22 +5,29 @@
 
 namespace sluice {
 
+// CTAs that share an SM: as cuda.py has it. Widening FP8 takes so many instructions that more warps
+// pay; beyond 16 rows their registers do not suffice, and CTAs wait for others to end.
+template <typename Tile, int D, int kRowTiles>
+constexpr int kSharers = Tile::kFp8 ? (D == 256 || kRowTiles == 4 ? 2 : 3) : (D == 256 ? 1 : 2);
+
 template <typename T, typename Tile, int D, int kRowTiles, int kStages, Extras kExtras>
-__global__ void __launch_bounds__(kThreads) paged_decode_kernel(const DecodeParams params) {
-  extern __shared__ __align__(128) unsigned char raw[];
+__global__ void __launch_bounds__(kThreads, (kSharers<Tile, D, kRowTiles>))
+    paged_decode_kernel(const DecodeParams params) {
+  extern __shared__ __align__(512) unsigned char raw[];
   Decoder<T, Tile, D, kRowTiles, kStages, kExtras> decoder(
-      params, *reinterpret_cast<Shared<D, Tile::kBytes, kRowTiles, kStages>*>(raw));
+      params, *reinterpret_cast<Shared<D, Tile::kBytes, kStages>*>(raw));
   decoder.run();
 }
 
 template <typename T, typename Tile, int D, int kRowTiles, int kStages, Extras kExtras>
 cudaError_t launch_decode(const DecodeParams& p, int num_ctas, cudaStream_t stream) {
-  const int smem = sizeof(Shared<D, Tile::kBytes, kRowTiles, kStages>);
+  const int smem = sizeof(Shared<D, Tile::kBytes, kStages>);
   auto kernel = paged_decode_kernel<T, Tile, D, kRowTiles, kStages, kExtras>;
   static const cudaError_t ready =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
   if (ready != cudaSuccess) return ready;
-  return launch_dependent(kernel, num_ctas, kThreads, smem, stream, p);
+  const dim3 grid(p.columns, num_ctas / p.columns);
+  return launch_dependent(kernel, grid, kThreads, smem, stream, p);
 }
 
 template <typename T, typename Tile, int D, int kRowTiles, int kStages>
@@ -36,14 +43,34 @@ cudaError_t launch_extras(const DecodeParams& p, int num_ctas, cudaStream_t stre
   return launch_decode<T, Tile, D, kRowTiles, kStages, Extras::kNone>(p, num_ctas, stream);
 }
 
-// kStages: tiles in flight, as many as let two CTAs share the memory of an SM.
+// kStages: tiles in flight, as many as the memory of an SM holds for its CTAs.
 template <typename T, typename Tile, int D, int kStages>
 cudaError_t launch_rows(const DecodeParams& p, int rows, int num_ctas, cudaStream_t stream) {
-  if (rows <= 16) return launch_extras<T, Tile, D, 1, kStages>(p, num_ctas, stream);
+  if (rows <= 8) return launch_extras<T, Tile, D, 1, kStages>(p, num_ctas, stream);
+  if (rows <= 16) return launch_extras<T, Tile, D, 2, kStages>(p, num_ctas, stream);
   if constexpr (D == 256) {
     return cudaErrorInvalidValue;
   } else {
-    return launch_extras<T, Tile, D, 2, kStages>(p, num_ctas, stream);
+    return launch_extras<T, Tile, D, 4, kStages>(p, num_ctas, stream);
+  }
+}
+
+// Of caches stored as kTile says.
+template <typename T, template <typename, int> typename kTile>
+cudaError_t launch_head_dim(const DecodeParams& p, int head_dim, int rows, int num_ctas,
+                            cudaStream_t stream) {
+  constexpr bool kFp8 = kTile<T, 128>::kFp8;
+  switch (head_dim) {
+    case 64:
+      return launch_rows<T, kTile<T, 64>, 64, kFp8 ? 6 : 4>(p, rows, num_ctas, stream);
+    case 96:
+      return launch_rows<T, kTile<T, 96>, 96, kFp8 ? 3 : 4>(p, rows, num_ctas, stream);
+    case 128:
+      return launch_rows<T, kTile<T, 128>, 128, 3>(p, rows, num_ctas, stream);
+    case 256:
+      return launch_rows<T, kTile<T, 256>, 256, kFp8 ? 2 : 3>(p, rows, num_ctas, stream);
+    default:
+      return cudaErrorInvalidValue;
   }
 }
 

@@ -1,4 +1,4 @@
-// The line of work of the decode kernel: how tiles follow each other, and how a place on it is found.
+// The line of work of the decode kernel: how tiles follow each other, how a place on it is found.
 #pragma once
 
 #include "paged_decode.cuh"
@@ -6,6 +6,14 @@
 namespace sluice {
 
 using Cursor = DecodeCursor;
+
+__device__ __forceinline__ int quotient(int n, const Divisor& by) {
+  return __umulhi(static_cast<uint32_t>(n) * 2, by.inverse);
+}
+
+__device__ __forceinline__ int remainder(int n, const Divisor& by) {
+  return n - quotient(n, by) * by.value;
+}
 
 __device__ __forceinline__ int first_tile(int seq_len, int num_queries, int window) {
   if (window <= 0) return 0;
@@ -39,7 +47,38 @@ __device__ __forceinline__ void advance(const DecodeLineShape& shape, Cursor& c)
 // aligned tokens lie in one block.
 __device__ __forceinline__ int block_of(const DecodeTable& table, const Cursor& c, int token) {
   if (token >= c.seq_len) return 0;
-  return table.blocks[static_cast<int64_t>(c.seq) * table.stride + token / table.block_size];
+  const int64_t row = static_cast<int64_t>(c.seq) * table.stride;
+  return table.blocks[row + quotient(token / 16, table.block)];
+}
+
+// The place `index` on the line. tile_ends must be complete.
+__device__ inline DecodeStart start_of(const DecodeSchedule& s, int index, int span, int total) {
+  int lo = 0, hi = s.batch - 1;  // the first sequence whose tiles end beyond index
+  while (lo < hi) {
+    const int mid = (lo + hi) / 2;
+    if (s.tile_ends[mid] * s.shape.num_heads > index) {
+      hi = mid;
+    } else {
+      lo = mid + 1;
+    }
+  }
+  DecodeStart start = {};
+  Cursor& c = start.cursor;
+  c.seq = lo;
+  open_sequence(s.shape, c);
+  const int local = index - (lo == 0 ? 0 : s.tile_ends[lo - 1]) * s.shape.num_heads;
+  c.head = local / c.num_tiles;
+  c.tile = local % c.num_tiles;
+
+  Cursor at = c;
+  for (int tile = 0; tile < kEarlyTiles && tile < span && index + tile < total; ++tile) {
+    if (tile > 0) advance(s.shape, at);
+    for (int i = 0; i < 4; ++i) {
+      const int token = (at.first_tile + at.tile) * kDecodeTile + i * 16;
+      start.blocks[tile * 4 + i] = block_of(s.table, at, token);
+    }
+  }
+  return start;
 }
 
 }  // namespace sluice

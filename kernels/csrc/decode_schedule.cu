@@ -5,36 +5,6 @@
 namespace sluice {
 namespace {
 
-// The place `index` on the line. tile_ends must be complete.
-__device__ DecodeStart start_of(const DecodeSchedule& s, int index, int span, int total) {
-  int lo = 0, hi = s.batch - 1;  // the first sequence whose tiles end beyond index
-  while (lo < hi) {
-    const int mid = (lo + hi) / 2;
-    if (s.tile_ends[mid] * s.shape.num_heads > index) {
-      hi = mid;
-    } else {
-      lo = mid + 1;
-    }
-  }
-  DecodeStart start = {};
-  Cursor& c = start.cursor;
-  c.seq = lo;
-  open_sequence(s.shape, c);
-  const int local = index - (lo == 0 ? 0 : s.tile_ends[lo - 1]) * s.shape.num_heads;
-  c.head = local / c.num_tiles;
-  c.tile = local % c.num_tiles;
-
-  Cursor at = c;
-  for (int tile = 0; tile < 2 && tile < span && index + tile < total; ++tile) {
-    if (tile > 0) advance(s.shape, at);
-    for (int i = 0; i < 4; ++i) {
-      const int token = (at.first_tile + at.tile) * kDecodeTile + i * 16;
-      start.blocks[tile * 4 + i] = block_of(s.table, at, token);
-    }
-  }
-  return start;
-}
-
 // The line of tiles: running sums in tile_ends, then where each span starts. One CTA.
 __global__ void __launch_bounds__(1024) decode_schedule_kernel(DecodeSchedule s, int num_spans) {
   __shared__ int warp_sums[32];

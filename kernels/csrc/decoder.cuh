@@ -1,5 +1,5 @@
 // Attention of a few query tokens per sequence (decode, speculative verification) over a paged KV
-// cache: split-KV in the manner of stream-K, grouped query heads packed into the MMA rows.
+// cache: split-KV in the manner of stream-K, grouped query heads packed into columns of the MMA.
 //
 // Work. The KV of a sequence and a KV head is cut into tiles of 64 tokens. All tiles form one line
 // (decode_line.cuh), which is dealt out in equal spans, so that the SMs finish together whatever the
@@ -12,10 +12,16 @@
 // begins with one load instead of a search.
 //
 // A CTA has four warps; warp w owns tokens [16w, 16w+16) of every tile, and loads them itself into
-// its own ring of shared-memory stages, so the main loop has no block-wide barrier. K and V of a
-// stage are separate copies: the place of K is refilled as soon as the scores are computed, so that
-// nearly the whole ring is in flight all the time, which is what saturates HBM. The ring runs
+// its own ring of shared-memory stages, so the main loop has no block-wide barrier. The ring runs
 // across item borders: while one item is finished, the tiles of the next are already in flight.
+//
+// Products. Keys and values are the A operand, 16 rows high, the queries of an item the columns:
+// S^T = K Q^T, O^T = V^T P^T. Eight columns hold the query heads of most models, where rows would
+// be padded to sixteen; that halves the products and the registers of the output.
+//
+// Code. In a model the kernel comes cold into the instruction caches for every layer, and with few
+// keys that is most of its time: every instruction counts once, whether it is in a loop or not. So
+// there is one place that loads, one that multiplies and one that merges.
 //
 // Rows of an item: row r = query token r / group, query head r % group of the KV head.
 
@@ -31,22 +37,21 @@ namespace sluice {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * 32;
 constexpr int kTile = kDecodeTile;
-static_assert(kWarps == kDecodeTile / 16);
-constexpr int kWarpTokens = kTile / kWarps;  // 16
+constexpr int kWarpTokens = kTile / kWarps;
+static_assert(kWarpTokens == 16);
+constexpr int kTileRows = 8;  // rows of an item that one MMA serves
 constexpr float kLog2e = 1.4426950408889634f;
 
-template <int D, int kTileBytes, int kRowTiles, int kStages>
+template <int D, int kTileBytes, int kStages>
 struct Shared {
+  static constexpr int kStride = D + 4;  // the rows 2t that lanes write together lie 8 banks apart
   uint8_t ring[kWarps][kStages][2][kTileBytes];  // K then V
-  float out[kRowTiles * 16 * D];
-  float max[kWarps][kRowTiles * 16];
-  float sum[kWarps][kRowTiles * 16];
-  float2 stats[kRowTiles * 16];  // max and sum over the warps
+  Cursor tiles[kWarps][kStages];                 // whose they are
+  float out[kWarps][kTileRows][kStride];         // of each warp; then its max and sum
   int last;
 };
 
-// What a kernel can do beyond plain attention. Code that is not there counts: in a model the kernel
-// comes cold into the instruction caches for every layer.
+// What a kernel can do beyond plain attention. Code that is not there counts, see above.
 enum class Extras {
   kNone,
   kScores,  // soft cap or ALiBi
@@ -58,11 +63,12 @@ template <typename T, typename Tile, int D, int kRowTiles, int kStages, Extras k
 class Decoder {
   using Stored = typename Tile::Stored;
   using Math = typename Tile::Math;
-  using Memory = Shared<D, Tile::kBytes, kRowTiles, kStages>;
+  using Memory = Shared<D, Tile::kBytes, kStages>;
   static constexpr int kPieceElems = 16 / sizeof(Stored);
   static constexpr int kPieces = D / kPieceElems;  // 16-byte pieces of a row
   static constexpr int kSteps = D / 16;            // MMA steps along the head dimension
   static constexpr int kLoads = kWarpTokens * kPieces / 32;  // per lane, for K and for V
+  static constexpr unsigned kQuads = D / 4;                  // float4s of a row
 
  public:
   __device__ Decoder(const DecodeParams& params, Memory& shared)
@@ -71,50 +77,46 @@ class Decoder {
   }
 
   __device__ void run() {
+    const DecodeStart& start = p.starts[blockIdx.y];
     // Nothing but the newest tokens and the queries comes from the kernel right before.
-    bool waited = p.wait_first;
-    if (waited) wait_for_inputs();
-    const DecodeStart& start = p.starts[blockIdx.x / p.columns];
-    Cursor work = start.cursor;
-    int block = start.blocks[warp], next_block = start.blocks[kWarps + warp];
-    const int total = p.line->total, span = p.line->span;
-    const int begin = blockIdx.x / p.columns * span;
-    const int end = min(begin + span, total);
+    if (p.wait_first) wait_for_inputs();
+    Cursor load = start.cursor;
+    const int early = start.blocks[lane % kEarlyTiles * kWarps + warp];
+    const int span = p.line->span;
+    const int begin = blockIdx.y * span, end = min(begin + span, p.line->total);
     if (begin >= end) {
-      if (!waited) wait_for_inputs();  // a kernel must not end before the one before it
+      wait_for_inputs();  // a kernel must not end before the one before it
       return;
     }
-    if (threadIdx.x == 0) prefetch_l2(&p.arrivals[work.seq * p.num_kv_items + head_of(work)]);
+    if (threadIdx.x == 0) prefetch_l2(arrivals(load));
 
-    Cursor load = work;
-    int to_load = end - begin;
-#pragma unroll 1
-    for (int s = 0; s < kStages; ++s) {
-      // The blocks of the first two tiles come with the start, which saves a dependent load.
-      const Source source =
-          next_source(load, to_load, s == 0 ? block : s == 1 ? next_block : kLookUp);
-      if (!waited && source.tokens - source.new_tokens < kWarpTokens) {
-        wait_for_inputs();
-        waited = true;
-      }
-      copy(source, source.k, s, 0);
-      copy(source, source.v, s, 1);
-    }
-    if (!waited) wait_for_inputs();
-
+    // Tile i is computed while i + kStages is loaded; the first rounds only load.
     int stage = 0;
-    for (int i = begin; i < end;) {
-      open_item(work);
-      const int item_begin = i - work.tile, item_end = item_begin + work.num_tiles;
-      for (const int stop = min(item_end, end); i < stop; ++i, ++work.tile) {
-        consume(work, stage, load, to_load);
-        stage = stage + 1 == kStages ? 0 : stage + 1;
+#pragma unroll 1
+    for (int i = begin - kStages; i < end; ++i) {
+      const int ahead = i + kStages;
+      int block = 0;
+      if (ahead < end) {
+        const int nth = ahead - begin;
+        block = nth < kEarlyTiles ? __shfl_sync(~0u, early, nth)
+                                  : block_of(p.table, load, token0(load));
       }
-      close_item(work, item_begin, item_end, begin, span);
-      if (i < end) {
-        --work.tile;
-        advance(p.line_shape, work);
+      Cursor work;
+      if (i >= begin) {
+        __syncwarp();  // one lane wrote it
+        work = sm.tiles[warp][stage];
+        if (i == begin || work.tile == 0) open_item(work);
+        consume(work, stage);
       }
+      if (ahead < end) {
+        refill(load, block, stage);
+        if (ahead + 1 < end) advance(p.line_shape, load);
+      }
+      cp_async_commit();  // an empty group counts too
+      if (i >= begin && (i + 1 == end || work.tile + 1 == work.num_tiles)) {
+        close_item(work, i, begin, span);
+      }
+      stage = stage + 1 == kStages ? 0 : stage + 1;
     }
   }
 
@@ -123,466 +125,354 @@ class Decoder {
   Memory& sm;
   const int warp, lane;
   uint32_t ring;
-  uint32_t q[kRowTiles][kSteps][4];
-  float o[kRowTiles][kSteps * 2][4];
-  float row_max[kRowTiles][2];
-  float row_sum[kRowTiles][2];
-  float key_scale;  // of the item's keys, in FP8, together with that of all scores
+  uint32_t q[kRowTiles][kSteps][2];
+  float o[kRowTiles][kSteps][4];
+  float row_max[kRowTiles][2];  // of rows lane % 4 * 2 and the next, times log2(e)
+  float row_sum[kRowTiles][2];  // likewise, over this lane's keys
+  float key_scale, value_scale;  // of the item, in FP8
+
+  __device__ int token0(const Cursor& c) const {
+    return (c.first_tile + c.tile) * kTile + warp * kWarpTokens;
+  }
 
   __device__ int head_of(const Cursor& c) const {
-    return c.head * p.columns + static_cast<int>(blockIdx.x) % p.columns;
+    return c.head * p.columns + static_cast<int>(blockIdx.x);
   }
 
-  __device__ int kv_head(const Cursor& c) const { return head_of(c) / p.parts; }
+  __device__ int kv_head(const Cursor& c) const { return quotient(head_of(c), p.parts); }
 
-  __device__ const T* query_row(const Cursor& c, int r) const {
-    return static_cast<const T*>(p.q) +
-           static_cast<int64_t>(c.query_start + r / p.group) * p.q_stride +
-           static_cast<int64_t>(head_of(c) * p.group + r % p.group) * D;
+  __device__ int* arrivals(const Cursor& c) const {
+    return &p.arrivals[c.seq * p.num_kv_items + head_of(c)];
   }
 
-  static __device__ const Stored* stored(const void* cache) {
-    return static_cast<const Stored*>(cache);
+  // Where row r begins in the queries or the output.
+  __device__ int64_t row_at(const Cursor& c, int r, int64_t stride) const {
+    const int query = quotient(r, p.group), head = r - query * p.group.value;
+    return (c.query_start + query) * stride + (head_of(c) * p.group.value + head) * D;
   }
 
-  // Where 16 tokens of a tile come from.
-  struct Source {
-    const Stored* k;
-    const Stored* v;
-    int tokens;      // from the first of the 16 to the sequence's end, past which may be NaN
-    int new_tokens;  // of these, computed in this step
-  };
-
-  static constexpr int kLookUp = -1;
-
-  // This warp's tokens of the tile under the cursor; moves the cursor on.
-  __device__ Source next_source(Cursor& c, int& to_load, int block = kLookUp) {
-    if (to_load == 0) return {stored(p.k_cache), stored(p.v_cache), 0, 0};
-    const int token0 = (c.first_tile + c.tile) * kTile + warp * kWarpTokens;
-    if (block == kLookUp) block = block_of(p.table, c, token0);
-    const int64_t base = static_cast<int64_t>(block) * p.block_stride +
-                         static_cast<int64_t>(token0 % p.table.block_size) * p.token_stride +
-                         static_cast<int64_t>(kv_head(c)) * D;
-    if (c.tile == 0 && warp == 0 && lane < c.num_queries * p.group) {
-      prefetch_l2(query_row(c, lane));  // open_item will want it in a moment
-    }
-    const int tokens = c.seq_len - token0, new_tokens = c.num_queries;
-    if (--to_load > 0) advance(p.line_shape, c);
-    return {stored(p.k_cache) + base, stored(p.v_cache) + base, tokens, new_tokens};
-  }
-
-  // Starts the copy of one half (K = 0, V = 1) of a stage, as one group.
-  __device__ void copy(const Source& source, const Stored* src, int stage, int half) {
-    const uint32_t dst = ring + (stage * 2 + half) * Tile::kBytes;
-    if (source.tokens > 0) {
+  // Starts the copies of this warp's tokens of the tile at c into a stage, as one group. Past the
+  // sequence's end may be NaN: zeros instead.
+  __device__ void refill(const Cursor& c, int block, int stage) {
+    const int at = token0(c), tokens = c.seq_len - at;
+    if (lane == 0) sm.tiles[warp][stage] = c;
+    if (tokens - c.num_queries < kWarpTokens) wait_for_inputs();  // there are new ones
+    if (tokens <= 0) return;
+    const int row = lane / kPieces, piece = lane % kPieces;
+    const int64_t from = static_cast<int64_t>(block) * p.block_stride +
+                         (remainder(at / 16, p.table.block) * 16 + row) * p.token_stride +
+                         kv_head(c) * D + piece * kPieceElems;
+    const Stored* k = static_cast<const Stored*>(p.k_cache) + from;
+    const Stored* v = static_cast<const Stored*>(p.v_cache) + from;
+    const uint32_t to = ring + stage * (2 * Tile::kBytes);
 #pragma unroll
-      for (int j = 0; j < kLoads; ++j) {
-        const int piece = j * 32 + lane;
-        const int row = piece / kPieces, col = piece % kPieces;
-        cp_async_16(dst + Tile::place(row, col), src + row * p.token_stride + col * kPieceElems,
-                    row < source.tokens);
+    for (int j = 0; j < kLoads; ++j) {
+      if constexpr (32 % kPieces == 0) {
+        constexpr int kRows = 32 / kPieces;
+        const uint32_t dst = Tile::further(to + Tile::place(row, piece), j * kRows);
+        cp_async_16(dst, k, row + j * kRows < tokens);
+        cp_async_16(dst + Tile::kBytes, v, row + j * kRows < tokens);
+        k += kRows * p.token_stride;
+        v += kRows * p.token_stride;
+      } else {
+        const int to_row = (j * 32 + lane) / kPieces, to_piece = (j * 32 + lane) % kPieces;
+        const uint32_t dst = to + Tile::place(to_row, to_piece);
+        const int64_t further =
+            (to_row - row) * p.token_stride + (to_piece - piece) * kPieceElems;
+        cp_async_16(dst, k + further, to_row < tokens);
+        cp_async_16(dst + Tile::kBytes, v + further, to_row < tokens);
       }
     }
-    cp_async_commit();
   }
 
   __device__ void open_item(const Cursor& c) {
-    const int rows = c.num_queries * p.group;
-    if constexpr (Tile::kFp8) key_scale = p.scale * p.k_scale[kv_head(c)];
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int r = m * 16 + half * 8 + lane / 4;
-        const T* src = query_row(c, r) + Tile::query_dim(0, 0, lane);
-#pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-          for (int high = 0; high < 2; ++high) {
-            const T* at = src + Tile::query_dim(s, high, 0);  // lanes add to it, whatever the step
-            const auto* pair = reinterpret_cast<const uint32_t*>(at);
-            q[m][s][half + high * 2] = r < rows ? Tile::query(*pair) : 0u;
-          }
-        }
-        row_max[m][half] = -INFINITY;
-        row_sum[m][half] = 0.f;
-      }
-#pragma unroll
-      for (int n = 0; n < kSteps * 2; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o[m][n][e] = 0.f;
-      }
-    }
-  }
-
-  __device__ float score_scale() const {
+    wait_for_inputs();
     if constexpr (Tile::kFp8) {
-      return key_scale;
-    } else {
-      return p.scale;
+      key_scale = p.k_scale[kv_head(c)];
+      value_scale = p.v_scale[kv_head(c)];
     }
-  }
-
-  // The masked score of a key for the query at query_pos, times log2(e).
-  __device__ float score(const Cursor& c, float s, int row, int query_pos, int key) const {
-    const int window = p.line_shape.window;
-    s *= score_scale();
-    if constexpr (kExtras == Extras::kScores) {
-      if (p.soft_cap > 0.f) s = p.soft_cap * tanhf(s / p.soft_cap);
-      if (p.alibi_slopes) {
-        s += p.alibi_slopes[head_of(c) * p.group + row % p.group] * (key - query_pos);
+    const int last_row = c.num_queries * p.group.value - 1;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      // Columns of the products have nothing to do with each other: beyond the last row are copies.
+      const int r = min(m * kTileRows + lane / 4, last_row);
+      const T* src = static_cast<const T*>(p.q) + row_at(c, r, p.q_stride) +
+                     Tile::query_dim(0, 0, lane);
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+        for (int high = 0; high < 2; ++high) {
+          // Lanes add to the dim, whatever the step.
+          const auto* pair = reinterpret_cast<const uint32_t*>(src + Tile::query_dim(s, high, 0));
+          q[m][s][high] = Tile::query(*pair);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[m][s][e] = 0.f;
+      }
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        row_max[m][e] = -INFINITY;
+        row_sum[m][e] = 0.f;
       }
     }
-    const bool seen = key <= query_pos && (window <= 0 || key > query_pos - window);
-    return seen ? s * kLog2e : -INFINITY;
   }
 
-  // Takes the tile in `stage` into account and refills its two halves as soon as they are free.
-  __device__ void consume(const Cursor& c, int stage, Cursor& load, int& to_load) {
-    constexpr int kNewer = 2 * kStages - 1;  // groups issued after the one that is waited for
+  // What the products of queries and keys are multiplied with to be scores.
+  __device__ float score_scale() const {
+    if constexpr (Tile::kFp8) return p.scale * key_scale;
+    return p.scale;
+  }
+
+  __device__ void consume(const Cursor& c, int stage) {
     const uint32_t k_tile = ring + stage * (2 * Tile::kBytes);
-    const uint32_t v_tile = k_tile + Tile::kBytes;
-    const int token0 = (c.first_tile + c.tile) * kTile + warp * kWarpTokens;
-    const bool live = token0 < c.seq_len;
-    const Source source = next_source(load, to_load);
-
-    float s[kRowTiles][2][4] = {};
-    cp_async_wait<kNewer>();
+    cp_async_wait<kStages - 1>();
     __syncwarp();
-    if (live) scores(c, k_tile, token0, s);
-    __syncwarp();
-    copy(source, source.k, stage, 0);
-
-    uint32_t a[kRowTiles][4];
-    if (live) {
+    if (token0(c) < c.seq_len) {
+      uint32_t weights[kRowTiles][2];
+      float s[kRowTiles][4];
+      scores(k_tile, s);
+      mask(c, s);
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) softmax(m, s[m], a[m]);
+      for (int m = 0; m < kRowTiles; ++m) softmax(m, s[m], weights[m]);
+      Tile::values(k_tile + Tile::kBytes, lane, [&](int tile, const uint32_t(&a)[4]) {
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          Half<Math>::mma(o[m][tile], a, weights[m][0], weights[m][1]);
+        }
+      });
     }
-    cp_async_wait<kNewer>();
-    __syncwarp();
-    if (live) accumulate(v_tile, a);
-    __syncwarp();
-    copy(source, source.v, stage, 1);
+    __syncwarp();  // the stage may be refilled
   }
 
-  // s = the masked scores of this warp's 16 keys, times log2(e).
-  __device__ void scores(const Cursor& c, uint32_t k_tile, int token0,
-                         float (&s)[kRowTiles][2][4]) const {
-    Tile::keys(k_tile, lane, [&](int step, const uint32_t(&b)[4]) {
+  // s = K Q^T of this warp's 16 keys: keys lane / 4 (+ 8) by rows lane % 4 * 2 (+ 1).
+  __device__ void scores(uint32_t k_tile, float (&s)[kRowTiles][4]) const {
+    constexpr int kChains = kRowTiles == 1 ? 2 : 1;  // a product waits for the one it adds to
+    float sum[kChains][kRowTiles][4] = {};
+    Tile::keys(k_tile, lane, [&](int step, const uint32_t(&a)[4]) {
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        Half<Math>::mma(s[m][0], q[m][step], b[0], b[1]);
-        Half<Math>::mma(s[m][1], q[m][step], b[2], b[3]);
+        Half<Math>::mma(sum[step % kChains][m], a, q[m][step][0], q[m][step][1]);
       }
     });
-
-    // Only tiles at the edges of what the queries may see need masks.
-    const int first_query = c.seq_len - c.num_queries;
-    if (kExtras != Extras::kScores && token0 + kWarpTokens <= first_query + 1 && p.line_shape.window <= 0) {
-      const float scale = score_scale() * kLog2e;
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) s[m][i / 4][i % 4] *= scale;
-      }
-      return;
-    }
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = m * 16 + half * 8 + lane / 4;
-        const int query_pos = first_query + row / p.group;
+      for (int i = 0; i < 4; ++i) {
+        s[m][i] = kChains == 2 ? sum[0][m][i] + sum[kChains - 1][m][i] : sum[0][m][i];
+      }
+    }
+  }
+
+  // Hides what a query may not see; only tiles at the edges need it. With a soft cap or ALiBi also
+  // makes scores of the products.
+  __device__ void mask(const Cursor& c, float (&s)[kRowTiles][4]) const {
+    const int oldest_query = c.seq_len - c.num_queries - token0(c);  // seen from the first token
+    const int window = p.line_shape.window;
+    if (kExtras != Extras::kScores && kWarpTokens <= oldest_query + 1 && window <= 0) return;
+    const unsigned reach = window > 0 ? window : 0x7fffffff;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float& x = s[m][i / 2][half * 2 + i % 2];
-          x = score(c, x, row, query_pos, token0 + Tile::token(i, lane));
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int row = m * kTileRows + lane % 4 * 2 + e;
+        const int query = quotient(row, p.group);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& x = s[m][half * 2 + e];
+          const int age = oldest_query + query - Tile::token(half, lane);
+          if constexpr (kExtras == Extras::kScores) {
+            x *= score_scale();
+            if (p.soft_cap > 0.f) x = p.soft_cap * tanhf(x / p.soft_cap);
+            if (p.alibi_slopes) {
+              const int head = row - query * p.group.value;
+              x -= p.alibi_slopes[head_of(c) * p.group.value + head] * age;
+            }
+          }
+          if (static_cast<unsigned>(age) >= reach) x = -INFINITY;
         }
       }
     }
   }
 
-  // o += P V
-  __device__ void accumulate(uint32_t v_tile, const uint32_t (&a)[kRowTiles][4]) {
-    Tile::values(v_tile, lane, [&](int pair, const uint32_t(&b)[4]) {
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-        Half<Math>::mma(o[m][pair * 2], a[m], b[0], b[1]);
-        Half<Math>::mma(o[m][pair * 2 + 1], a[m], b[2], b[3]);
-      }
-    });
-  }
-
-  // Online softmax over 16 keys: s becomes P, packed as the A operand of the second product.
-  __device__ void softmax(int m, float (&s)[2][4], uint32_t (&a)[4]) {
+  // Online softmax: s becomes the weights of 16 keys, as the B operand of the second product.
+  __device__ void softmax(int m, float (&s)[4], uint32_t (&weights)[2]) {
+    const float factor = kExtras == Extras::kScores ? kLog2e : score_scale() * kLog2e;
     float scale[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float top = fmaxf(fmaxf(s[0][half * 2], s[0][half * 2 + 1]),
-                        fmaxf(s[1][half * 2], s[1][half * 2 + 1]));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      const float old = row_max[m][half];
-      const float now = fmaxf(old, top);
-      row_max[m][half] = now;
-      // A row that has seen no key yet keeps max = -inf; exp2(-inf - -inf) must not become NaN.
-      const float base = now == -INFINITY ? 0.f : now;
-      scale[half] = exp2f(old - base);
-      float sum = 0.f;
+    for (int e = 0; e < 2; ++e) {
+      float top = fmaxf(s[e], s[e + 2]);
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
+      for (int d = 4; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+      const float old = row_max[m][e];
+      row_max[m][e] = fmaxf(old, top * factor);
+      const float base = exponent_base(row_max[m][e]);
+      scale[e] = exp2f(old - base);
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = s[n][half * 2 + e];
-          x = exp2f(x - base);
-          sum += x;
-        }
+      for (int half = 0; half < 2; ++half) {
+        float& x = s[half * 2 + e];
+        x = exp2f(fmaf(x, factor, -base));
       }
-      row_sum[m][half] = row_sum[m][half] * scale[half] + sum;  // lanes of a row add up at the end
+      row_sum[m][e] = row_sum[m][e] * scale[e] + (s[e] + s[e + 2]);
     }
     if (__any_sync(~0u, scale[0] != 1.f || scale[1] != 1.f)) {
 #pragma unroll
-      for (int n = 0; n < kSteps * 2; ++n) {
-        o[m][n][0] *= scale[0];
-        o[m][n][1] *= scale[0];
-        o[m][n][2] *= scale[1];
-        o[m][n][3] *= scale[1];
+      for (int n = 0; n < kSteps; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[m][n][i] *= scale[i % 2];
       }
     }
-    a[0] = Half<Math>::pack(s[0][0], s[0][1]);
-    a[1] = Half<Math>::pack(s[0][2], s[0][3]);
-    a[2] = Half<Math>::pack(s[1][0], s[1][1]);
-    a[3] = Half<Math>::pack(s[1][2], s[1][3]);
+    weights[0] = transposed(Half<Math>::pack(s[0], s[1]));
+    weights[1] = transposed(Half<Math>::pack(s[2], s[3]));
   }
 
-  // Adds the four warps' results up in shared memory, then writes the item or its partial result.
-  __device__ void close_item(const Cursor& c, int item_begin, int item_end, int begin, int span) {
-    const int rows = c.num_queries * p.group;
+  // A row that has seen no key has a max of -inf; exp2(-inf - -inf) must not become NaN.
+  static __device__ float exponent_base(float max) { return max == -INFINITY ? 0.f : max; }
+
+  // Four columns of a row over some of its keys.
+  struct Part {
+    float max = -INFINITY, sum = 0.f;
+    float4 x = {0.f, 0.f, 0.f, 0.f};
+  };
+
+  // stats: max and sum of the others.
+  template <int kOthers>
+  static __device__ void add(Part& part, const float2 (&stats)[kOthers],
+                             const float4 (&x)[kOthers]) {
+    const float old = part.max;
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
+    for (int i = 0; i < kOthers; ++i) part.max = fmaxf(part.max, stats[i].x);
+    const float base = exponent_base(part.max);
+    const float f = exp2f(old - base);
+    part.sum *= f;
+    part.x = {part.x.x * f, part.x.y * f, part.x.z * f, part.x.w * f};
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float sum = row_sum[m][half];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        if (lane % 4 == 0) {
-          const int r = m * 16 + half * 8 + lane / 4;
-          sm.max[warp][r] = row_max[m][half];
-          sm.sum[warp][r] = sum;
+    for (int i = 0; i < kOthers; ++i) {
+      const float g = exp2f(stats[i].x - base);
+      part.sum += stats[i].y * g;
+      part.x.x += x[i].x * g;
+      part.x.y += x[i].y * g;
+      part.x.z += x[i].z * g;
+      part.x.w += x[i].w * g;
+    }
+  }
+
+  // i: the tile of the line that was the item's last one here. Adds the four warps' results up in
+  // shared memory, eight rows at a time, and writes the item or its partial result.
+  __device__ void close_item(const Cursor& c, int i, int begin, int span) {
+    const int item_begin = i - c.tile, item_end = item_begin + c.num_tiles;
+    const bool whole = item_begin >= begin && i + 1 == item_end;
+    const int partial = partial_row(blockIdx.y, item_begin >= begin, 0);
+    const int rows = c.num_queries * p.group.value;
+#pragma unroll 1
+    for (int first_row = 0; first_row < rows; first_row += kTileRows) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {  // registers cannot be indexed
+        if (m * kTileRows == first_row) leave_rows(m, rows);
+      }
+      __syncthreads();
+#pragma unroll 1
+      for (unsigned j = threadIdx.x; j < min(rows - first_row, kTileRows) * kQuads; j += kThreads) {
+        const int r = j / kQuads, d = j % kQuads * 4;
+        float2 stats[kWarps];
+        float4 x[kWarps];
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) {
+          stats[w] = *reinterpret_cast<const float2*>(&sm.out[w][r][D]);
+          x[w] = *reinterpret_cast<const float4*>(&sm.out[w][r][d]);
+        }
+        Part part;
+        add(part, stats, x);
+        if (whole) {
+          store(c, first_row + r, d, part);
+        } else {
+          const int row = partial + first_row + r;
+          partial_out(row, d) = part.x;
+          if (d == 0) p.partial_stats[row] = make_float2(part.max, part.sum);
         }
       }
+      __syncthreads();  // the shared memory is free again
     }
-    __syncthreads();
-    float factor[kRowTiles][2];
+    if (!whole) meet(c, rows, item_begin / span, (item_end - 1) / span);
+  }
+
+  // This warp's results for the rows of tile m, to shared memory.
+  __device__ void leave_rows(int m, int rows) {
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
+    for (int e = 0; e < 2; ++e) {
+      float sum = row_sum[m][e];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int r = m * 16 + half * 8 + lane / 4;
-        float top = -INFINITY;
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w) top = fmaxf(top, sm.max[w][r]);
-        factor[m][half] = top == -INFINITY ? 0.f : exp2f(row_max[m][half] - top);
-      }
-    }
-    if (threadIdx.x < rows) sm.stats[threadIdx.x] = row_stats(threadIdx.x);
-    // In turn t, warp w adds its part of quarter (w + t) % 4 of the columns: all four work at once.
-#pragma unroll 1
-    for (int turn = 0; turn < kWarps; ++turn) {
-      add_to_shared(rows, factor, (warp + turn) % kWarps, turn == 0);
-      __syncthreads();
-    }
-    const bool whole = item_begin >= begin && item_end <= begin + span;
-    if (whole) {
-      if (threadIdx.x < rows) finish_stats(c, threadIdx.x, sm.stats[threadIdx.x]);
-      __syncthreads();
-      write_rows(c, rows);
-    } else {
-      write_partial(c, rows, item_begin, item_end, begin, span);
-    }
-    __syncthreads();  // the shared buffers are free again
-  }
-
-  __device__ void add_to_shared(int rows, const float (&factor)[kRowTiles][2], int quarter,
-                                bool fresh) {
-    static_assert(kSteps * 2 % kWarps == 0);
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int r = m * 16 + half * 8 + lane / 4;
-        if (r >= rows) continue;
-        Tile::add(sm.out, r, o[m], half, factor[m][half], quarter, fresh, lane);
-      }
+      for (int d = 4; d < 32; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
+      const int r = lane % 4 * 2 + e;
+      if (m * kTileRows + r >= rows) continue;
+      float* row = sm.out[warp][r];
+      Tile::put(row, o[m], e, lane);
+      if (lane < 4) *reinterpret_cast<float2*>(&row[D]) = make_float2(row_max[m][e], sum);
     }
   }
 
-  // Max and sum over the four warps, both in the exp2 domain.
-  __device__ float2 row_stats(int r) const {
-    float top = -INFINITY, sum = 0.f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) top = fmaxf(top, sm.max[w][r]);
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      if (sm.max[w][r] != -INFINITY) sum += sm.sum[w][r] * exp2f(sm.max[w][r] - top);
-    }
-    return make_float2(top, sum);
+  // Where row r of a partial result lies: slot 1 of a CTA holds an item that starts in its span,
+  // slot 0 one that started before it.
+  __device__ int partial_row(int span_index, bool starts_here, int r) const {
+    const int slot = (span_index * p.columns + static_cast<int>(blockIdx.x)) * 2 + starts_here;
+    return slot * kMaxDecodeRows + r;
+  }
+  __device__ float4& partial_out(int row, int d) const {
+    return reinterpret_cast<float4*>(p.partial_out)[row * kQuads + d / 4];
   }
 
-  // The place of a row's results for shared keys.
-  __device__ int64_t shared_row(const Cursor& c, int r, int split) const {
-    const int head = head_of(c) * p.group + r % p.group;
-    return (static_cast<int64_t>(split) * p.shared_batch + c.seq) * p.num_kv_items * p.group + head;
-  }
-
-  // Leaves the overall max and the reciprocal of the overall sum of row r in sm.max/sum[0][r].
-  __device__ void finish_stats(const Cursor& c, int r, float2 stats) {
-    if constexpr (kExtras == Extras::kShared) {
-      const int splits = p.shared_splits[c.seq];
-      for (int split = 0; split < splits; ++split) {
-        const float2 other = p.shared_stats[shared_row(c, r, split)];
-        const float top = fmaxf(stats.x, other.x);  // every row has seen a key: never -inf
-        stats = {top, stats.y * exp2f(stats.x - top) + other.y * exp2f(other.x - top)};
-      }
-    }
-    sm.max[0][r] = stats.x == -INFINITY ? 0.f : stats.x;
-    float whole = 1.f;
-    if constexpr (Tile::kFp8) whole = p.v_scale[kv_head(c)];
-    sm.sum[0][r] = stats.y > 0.f ? whole / stats.y : 0.f;
-  }
-
-  static __device__ float4 scaled(float4 x, float f) {
-    return make_float4(x.x * f, x.y * f, x.z * f, x.w * f);
-  }
-
-  // x: columns [d, d + 4) of row r, relative to its overall max. finish_stats must have run.
-  __device__ void store(const Cursor& c, int r, int d, float4 x) {
-    if constexpr (kExtras == Extras::kShared) {
-      const int splits = p.shared_splits[c.seq];
-      for (int split = 0; split < splits; ++split) {
-        const int64_t row = shared_row(c, r, split);
-        const float f = exp2f(p.shared_stats[row].x - sm.max[0][r]);
-        const float4 y = *reinterpret_cast<const float4*>(p.shared_out + row * D + d);
-        x = make_float4(x.x + y.x * f, x.y + y.y * f, x.z + y.z * f, x.w + y.w * f);
-      }
-    }
-    const float inverse = sm.sum[0][r];
-    T* dst = static_cast<T*>(p.out) +
-             static_cast<int64_t>(c.query_start + r / p.group) * p.out_stride +
-             static_cast<int64_t>(head_of(c) * p.group + r % p.group) * D + d;
-    uint2 packed = {Half<T>::pack(x.x * inverse, x.y * inverse),
-                    Half<T>::pack(x.z * inverse, x.w * inverse)};
-    *reinterpret_cast<uint2*>(dst) = packed;
-  }
-
-  __device__ void write_rows(const Cursor& c, int rows) {
-    for (int i = threadIdx.x; i < rows * (D / 4); i += kThreads) {
-      const int r = i / (D / 4), d = i % (D / 4) * 4;
-      float4 x = *reinterpret_cast<float4*>(&sm.out[r * D + d]);
-      if constexpr (kExtras == Extras::kShared) x = scaled(x, exp2f(sm.stats[r].x - sm.max[0][r]));
-      store(c, r, d, x);
-    }
-  }
-
-  // Slot 1 of a CTA holds an item that starts in its span, slot 0 one that started before it.
-  __device__ int partial_index(int span_index, int slot) const {
-    return (span_index * p.columns + static_cast<int>(blockIdx.x) % p.columns) * 2 + slot;
-  }
-  __device__ float* partial_out(int span_index, int slot) const {
-    return p.partial_out +
-           static_cast<int64_t>(partial_index(span_index, slot)) * kMaxDecodeRows * D;
-  }
-  __device__ float2* partial_stats(int span_index, int slot) const {
-    return p.partial_stats + partial_index(span_index, slot) * kMaxDecodeRows;
-  }
-
-  __device__ void write_partial(const Cursor& c, int rows, int item_begin, int item_end, int begin,
-                                int span) {
-    const int slot = item_begin >= begin ? 1 : 0;
-    const int mine = blockIdx.x / p.columns;
-    float* out = partial_out(mine, slot);
-    float2* stats = partial_stats(mine, slot);
-    for (int i = threadIdx.x; i < rows * (D / 4); i += kThreads) {
-      reinterpret_cast<float4*>(out)[i] = reinterpret_cast<float4*>(sm.out)[i];
-    }
-    for (int r = threadIdx.x; r < rows; r += kThreads) stats[r] = sm.stats[r];
-
-    const int first = item_begin / span, last = (item_end - 1) / span;
-    __threadfence();
-    __syncthreads();
+  // The CTA of an item that comes here last merges what all have left, in the order of the spans.
+  __device__ void meet(const Cursor& c, int rows, int first, int last) {
     if (threadIdx.x == 0) {
-      int* arrivals = &p.arrivals[c.seq * p.num_kv_items + head_of(c)];
-      const int before = atomicAdd(arrivals, 1);
-      sm.last = before == last - first;
-      if (sm.last) *arrivals = 0;  // ready for the next launch
+      int* count = arrivals(c);
+      sm.last = arrive(count) == last - first;
+      if (sm.last) *count = 0;  // ready for the next launch
     }
     __syncthreads();
     if (!sm.last) return;
-    __threadfence();
-    merge(c, rows, first, last);
-  }
-
-  // The partial results sit in L2, and one CTA must pull them in fast: a thread adds up one float4
-  // column at a time with kUnroll loads in flight.
-  __device__ void merge(const Cursor& c, int rows, int first, int last) {
-    merge_stats(c, rows, first, last);
-    const int items = rows * (D / 4);
-    for (int base = 0; base < items; base += kThreads) {
-      if (last - first < 4) {
-        merge_items<4>(c, items, first, last, base);
-      } else {
-        merge_items<16>(c, items, first, last, base);
-      }
-    }
-  }
-
-  __device__ void merge_stats(const Cursor& c, int rows, int first, int last) {
-    for (int r = warp; r < rows; r += kWarps) {
-      float top = -INFINITY, sum = 0.f;
-      for (int i = first + lane; i <= last; i += 32) {
-        const float2 stats = __ldcg(&partial_stats(i, i == first)[r]);
-        const float now = fmaxf(top, stats.x);
-        if (now == -INFINITY) continue;
-        sum = sum * exp2f(top - now) + stats.y * exp2f(stats.x - now);
-        top = now;
-      }
-      float all = top;
-#pragma unroll
-      for (int d = 16; d > 0; d /= 2) all = fmaxf(all, __shfl_xor_sync(~0u, all, d));
-      sum = top == -INFINITY ? 0.f : sum * exp2f(top - all);
-#pragma unroll
-      for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-      if (lane == 0) finish_stats(c, r, make_float2(all, sum));
-    }
-    __syncthreads();
-  }
-
-  template <int kUnroll>
-  __device__ void merge_items(const Cursor& c, int items, int first, int last, int base) {
-    const int own = base + threadIdx.x;
-    const int i = min(own, items - 1), r = i / (D / 4);
-    const float top = sm.max[0][r];
-    float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+    constexpr int kUnroll = 8;  // loads in flight: the results sit in the L2
 #pragma unroll 1
-    for (int base_span = first; base_span <= last; base_span += kUnroll) {
-      float4 y[kUnroll];
-      float f[kUnroll];
+    for (unsigned j = threadIdx.x; j < rows * kQuads; j += kThreads) {
+      const int r = j / kQuads, d = j % kQuads * 4;
+      Part part;
+#pragma unroll 1
+      for (int from = first; from <= last; from += kUnroll) {
+        float2 stats[kUnroll];
+        float4 x[kUnroll];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const int from = min(base_span + u, last), slot = from == first;
-        y[u] = __ldcg(reinterpret_cast<float4*>(partial_out(from, slot)) + i);
-        f[u] = __ldcg(&partial_stats(from, slot)[r].x);
+        for (int u = 0; u < kUnroll; ++u) {
+          const int at = min(from + u, last), row = partial_row(at, at == first, r);
+          x[u] = __ldcg(&partial_out(row, d));
+          stats[u] = __ldcg(&p.partial_stats[row]);
+        }
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+          if (from + u > last) stats[u].x = -INFINITY;
+        }
+        add(part, stats, x);
       }
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const float w = base_span + u <= last ? exp2f(f[u] - top) : 0.f;
-        x.x += y[u].x * w;
-        x.y += y[u].y * w;
-        x.z += y[u].z * w;
-        x.w += y[u].w * w;
+      store(c, r, d, part);
+    }
+  }
+
+  // part: columns [d, d + 4) of row r, over all keys but the shared ones.
+  __device__ void store(const Cursor& c, int r, int d, Part part) {
+    if constexpr (kExtras == Extras::kShared) {
+      const int heads = p.num_kv_items * p.group.value;
+      const int head = head_of(c) * p.group.value + remainder(r, p.group);
+      const int splits = p.shared_splits[c.seq];
+#pragma unroll 1
+      for (int split = 0; split < splits; ++split) {
+        const int64_t row = (static_cast<int64_t>(split) * p.shared_batch + c.seq) * heads + head;
+        const float2 stats[1] = {p.shared_stats[row]};
+        const float4 x[1] = {*reinterpret_cast<const float4*>(p.shared_out + row * D + d)};
+        add(part, stats, x);
       }
     }
-    if (own < items) store(c, r, i % (D / 4) * 4, x);
+    float f = part.sum > 0.f ? 1.f / part.sum : 0.f;
+    if constexpr (Tile::kFp8) f *= value_scale;
+    const uint2 packed = {Half<T>::pack(part.x.x * f, part.x.y * f),
+                          Half<T>::pack(part.x.z * f, part.x.w * f)};
+    *reinterpret_cast<uint2*>(static_cast<T*>(p.out) + row_at(c, r, p.out_stride) + d) = packed;
   }
 };
 

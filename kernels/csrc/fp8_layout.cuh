@@ -6,9 +6,9 @@
 // vectors where the natural one would have it read bytes:
 //
 //   scores, term k of step s      k = 2t, 2t+1, 2t+8, 2t+9: four dims in a row, of lane t's vector
-//   scores, column n of tile j    token 4 (n / 2) + 2j + n % 2, so that lane t holds four in a row
-//   values, term k                those four tokens
-//   values, column n of tile i    dim n of the i-th run of 8 (in vectors of 4 or 8 a lane)
+//   scores, rows g and g + 8      tokens 4 (g / 2) + g % 2 and two further, so that ...
+//   values, terms as above        ... lane t takes four tokens in a row
+//   values, rows g and g + 8      two dims in a row of lane g's vector (of 4 or 8)
 #pragma once
 
 #ifdef __CUDACC__
@@ -37,7 +37,7 @@ struct Fp8Layout {
     return row * kRowBytes + (((at >> 5) ^ turn) << 5) + (at & 31);
   }
 
-  // The key of column lane / 4 in tile `half` of the scores.
+  // The token of row lane / 4 + 8 * half of the scores.
   SLUICE_ANYWHERE int key_row(int half, int lane) {
     return lane / 8 * 4 + half * 2 + lane / 4 % 2;
   }
@@ -51,17 +51,16 @@ struct Fp8Layout {
     return key_at(step / kSteps, lane) + step % kSteps * 4 + high * 2;
   }
 
-  // The token whose score is element i % 2 of this lane's tile i / 2.
-  SLUICE_ANYWHERE int token(int i, int lane) { return lane % 4 * 4 + i; }
-
+  // The tokens of terms 2t, 2t+1, 2t+8 and 2t+9.
   SLUICE_ANYWHERE int value_row(int i, int lane) { return lane % 4 * 4 + i; }
   SLUICE_ANYWHERE int value_at(int chunk, int lane) {
     return chunk * 8 * kValueBytes + lane / 4 * kValueBytes;
   }
 
-  // The dim of element e of this lane's output tile.
-  SLUICE_ANYWHERE int column(int tile, int e, int lane) {
-    return value_at(tile / kValueBytes, (lane % 4 * 2 + e) * 4) + tile % kValueBytes;
+  // The dim of row lane / 4 of an output tile; that of row lane / 4 + 8 is the next.
+  SLUICE_ANYWHERE int column(int tile, int lane) {
+    constexpr int kTiles = kValueBytes / 2;  // of a vector
+    return value_at(tile / kTiles, lane) + tile % kTiles * 2;
   }
 };
 

@@ -28,6 +28,25 @@ __device__ __forceinline__ void prefetch_l2(const void* gmem) {
   asm volatile("prefetch.global.L2 [%0];\n" ::"l"(gmem));
 }
 
+// N words from shared memory at once.
+template <int N>
+__device__ __forceinline__ void load_shared(uint32_t (&words)[N], uint32_t at) {
+  static_assert(N == 1 || N == 2 || N == 4);
+  if constexpr (N == 1) {
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(words[0]) : "r"(at) : "memory");
+  } else if constexpr (N == 2) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(words[0]), "=r"(words[1])
+                 : "r"(at)
+                 : "memory");
+  } else {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(at)
+                 : "memory");
+  }
+}
+
 // Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
@@ -41,6 +60,24 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t sme
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(smem)
                : "memory");
+}
+
+// Counts one up and returns what was there: after all that the CTA has written before its last
+// barrier, and before what this thread reads next.
+__device__ __forceinline__ int arrive(int* count) {
+  int before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(count)
+               : "memory");
+  return before;
+}
+
+// An 8x8 matrix of 16-bit elements, of which each lane holds two of row lane / 4.
+__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
+  uint32_t out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(out) : "r"(pair));
+  return out;
 }
 
 // What differs between the two 16-bit formats.
@@ -79,18 +116,5 @@ struct Half<__half> {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 };
-
-// Where 16-byte piece `c` of row `r` lives in a tile of rows of D 16-bit elements: the pieces of a
-// row are permuted so that the eight rows an ldmatrix touches fall into eight different bank groups.
-template <int D>
-__device__ __forceinline__ int swizzle(int r, int c) {
-  constexpr int kPieces = D / 8;
-  if constexpr (kPieces % 8 == 0) {
-    return r * kPieces + (c ^ (r & 7));
-  } else {  // D = 96: the row stride is 1.5 x 128 bytes, so odd rows are shifted by half already
-    static_assert(kPieces % 4 == 0);
-    return r * kPieces + (c ^ ((r >> 1) & 3));
-  }
-}
 
 }  // namespace sluice

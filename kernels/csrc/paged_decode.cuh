@@ -7,7 +7,19 @@
 namespace sluice {
 
 constexpr int kDecodeTile = 64;      // KV tokens of one unit of work
+constexpr int kEarlyTiles = 4;       // tiles whose blocks a span starts with
 constexpr int kMaxDecodeRows = 32;   // query tokens x query heads per KV head in one pass
+
+// Division of what is not negative by a number that is known before the launch: exact while their
+// product is below 2^31.
+struct Divisor {
+  int value;
+  uint32_t inverse;  // 2^31 / value, rounded up
+
+  static Divisor of(int value) {
+    return {value, ((1u << 31) + static_cast<uint32_t>(value) - 1) / static_cast<uint32_t>(value)};
+  }
+};
 
 // One tile on the line of all tiles of a step, with what is known of its sequence.
 struct alignas(16) DecodeCursor {
@@ -21,10 +33,11 @@ struct alignas(16) DecodeCursor {
   int num_queries;
 };
 
-// Where a span starts, and the cache blocks of its first two tiles, 16 tokens each.
+// Where a span starts, and the cache blocks of its first tiles, 16 tokens each: a CTA need not look
+// them up before it can load anything.
 struct alignas(16) DecodeStart {
   DecodeCursor cursor;
-  int blocks[8];
+  int blocks[kEarlyTiles * kDecodeTile / 16];
 };
 
 struct DecodeLine {
@@ -44,6 +57,7 @@ struct DecodeTable {
   const int* blocks;  // [batch, stride]
   int stride;
   int block_size;  // a multiple of 16
+  Divisor block;   // the same in units of 16
 };
 
 struct DecodeSchedule {
@@ -77,9 +91,9 @@ struct DecodeParams {
   int64_t q_stride, out_stride, block_stride, token_stride;  // in elements
   int num_kv_items;  // per sequence: num_kv_heads * parts
   int columns;       // heads worked on side by side; divides num_kv_items
-  int parts;         // into how many items the query group of a KV head is cut
-  int group;         // query heads per item
-  float scale;
+  Divisor parts;     // into how many items the query group of a KV head is cut
+  Divisor group;     // query heads per item
+  float scale;       // positive
   float soft_cap;   // 0 = none
   bool wait_first;  // the kernel right before made the schedule
   const float* k_scale;  // [num_kv_heads], what an e4m3 cache is multiplied with; else null

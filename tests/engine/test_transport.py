@@ -6,16 +6,18 @@ import os
 import stat
 import sys
 import tempfile
+import time
 
 import msgspec
 import psutil
 import pytest
+import zmq
 
 from engine import transport
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, QueueFull
-from engine.messages import EngineMessage, LoadProgress, Ping, Ready, Stats
-from engine.transport import EngineProcess, Launch
+from engine.messages import EngineMessage, LoadProgress, Ping, Ready, Stats, encode
+from engine.transport import EngineProcess, EngineSocket, Launch
 from tests.engine.stand_in import StandInProcess
 
 CONFIG = EngineConfig(model="ok")
@@ -170,3 +172,33 @@ async def test_a_stop_that_was_cancelled_can_be_followed_by_another() -> None:
     await asyncio.gather(stopping, return_exceptions=True)
     await engine.stop(5)
     assert not psutil.pid_exists(engine.pid)
+
+
+@pytest.mark.asyncio
+async def test_a_backlog_lets_others_have_their_turn() -> None:
+    heard: list[EngineMessage] = []
+
+    def hear(message: EngineMessage) -> None:
+        time.sleep(0.002)
+        heard.append(message)
+
+    receiver = EngineSocket(zmq.PAIR, hear, lambda reason: None)
+    port = receiver._socket.bind_to_random_port("tcp://127.0.0.1")
+    with zmq.Context() as context, context.socket(zmq.PAIR) as sender:
+        sender.connect(f"tcp://127.0.0.1:{port}")
+        for number in range(20):
+            sender.send(encode(LoadProgress(str(number), 0.0)))
+        receiver._socket.poll(5000)
+        await asyncio.sleep(0.05)
+        receiver.drain()
+        assert 1 <= len(heard) < 20
+        async with asyncio.timeout(10):
+            while len(heard) < 20:
+                await asyncio.sleep(0)
+                receiver.drain()
+        assert [one.message for one in heard if isinstance(one, LoadProgress)] == [
+            str(number) for number in range(20)
+        ]
+        receiver._closed = True
+    receiver._socket.close(linger=0)
+    receiver._context.term()

@@ -43,7 +43,7 @@ async def test_readers_get_everything_from_where_they_are() -> None:
     readers = [asyncio.create_task(read_all(log, "s", after)) for after in (0, 0)]
     items = [b"%d" % i for i in range(MAX_READ_ITEMS * 2 + 5)]
     for start in range(0, len(items), 7):
-        await log.append("s", items[start : start + 7])
+        log.append("s", items[start : start + 7])
         await asyncio.sleep(0)
     assert not any(reader.done() for reader in readers)
     await log.end("s")
@@ -56,7 +56,7 @@ async def test_readers_get_everything_from_where_they_are() -> None:
 async def test_who_may_read() -> None:
     log = make()
     await log.create("s", ACME, "sse")
-    await log.append("s", [b"a"])
+    log.append("s", [b"a"])
     await log.check("s", ACME)
     await log.check("s", ACME, kind="sse", after=1)
     for stream_id, tenant, kind in (("s", OTHER, "sse"), ("s", ACME, "ws"), ("t", ACME, "sse")):
@@ -70,7 +70,7 @@ async def test_who_may_read() -> None:
 async def test_a_stream_is_forgotten_some_time_after_its_end() -> None:
     log = make(retention_s=0.4)
     await log.create("s", ACME, "sse")
-    await log.append("s", [b"a"])
+    log.append("s", [b"a"])
     await asyncio.sleep(0.5)
     assert await log.read("s", 0) == [b"a"]  # it had not ended
     await log.end("s")
@@ -89,7 +89,7 @@ async def test_a_long_stream_loses_its_oldest_items() -> None:
     items = [b"%010d" % i for i in range(10)]
     slow = asyncio.create_task(read_all(log, "s"))
     await asyncio.sleep(0)
-    await log.append("s", items)
+    log.append("s", items)
     with pytest.raises(Gone) as caught:
         await slow
     assert caught.value.code == "stream_position_gone"
@@ -104,7 +104,7 @@ async def test_a_tenants_ended_streams_make_room_first() -> None:
     log = make(max_tenant_bytes=3 * each)
     for name, tenant in (("old", ACME), ("older", ACME), ("theirs", OTHER), ("runs", ACME)):
         await log.create(name, tenant, "sse")
-        await log.append(name, [b"x" * 10])
+        log.append(name, [b"x" * 10])
     for name in ("older", "old", "theirs"):
         await log.end(name)
     await log.create("new", ACME, "ws")
@@ -148,7 +148,7 @@ def test_the_bound_of_a_tenant_holds_whatever_happens(steps: list[tuple[str, str
                     opened[name] = []
             elif action == "say" and name in opened and name not in ended:
                 items = [data * 50] * 3
-                await log.append(name, items)
+                log.append(name, items)
                 opened[name] += items
             elif action == "end" and name in opened:
                 await log.end(name)
@@ -169,12 +169,12 @@ def test_the_bound_of_a_tenant_holds_whatever_happens(steps: list[tuple[str, str
 async def test_forgetting_is_for_the_owner_only() -> None:
     log, tenant = make(), uuid4()
     await log.create("a", tenant, "sse")
-    await log.append("a", [b"1"])
+    log.append("a", [b"1"])
     await log.forget("a", uuid4())
     assert await log.read("a", 0) == [b"1"]
     await log.forget("a", tenant)
     await log.forget("a", tenant)
-    await log.append("a", [b"2"])
+    log.append("a", [b"2"])
     await log.end("a")
     with pytest.raises(StreamNotFound):
         await log.check("a", tenant)

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from gateway.assembler import Delta
 from gateway.errors import ApiError
 from gateway.peers import Peers
 from gateway.stream_archive import StreamArchive
@@ -39,10 +40,10 @@ class ScriptedGeneration:
 class FailingLog(MemoryStreamLog):
     """Loses the second item."""
 
-    async def append(self, stream_id: str, items: Iterable[bytes]) -> None:
+    def append(self, stream_id: str, items: Iterable[bytes]) -> None:
         if b"2" in (items := list(items)):
             raise ConnectionError("the log is away")
-        await super().append(stream_id, items)
+        super().append(stream_id, items)
 
 
 def make_log(kind: type[MemoryStreamLog] = MemoryStreamLog) -> MemoryStreamLog:
@@ -111,6 +112,32 @@ async def test_a_log_that_fails_is_no_clean_end() -> None:
     reader = await open_stream(streams, generation, body(b"1", b"2", b"3"))
     assert await read(reader) == [b"1", b"cut: internal_error"]
     assert generation.closed
+
+
+async def test_what_a_sink_is_given_is_read_at_its_place() -> None:
+    streams = make_streams(make_log(), grace_s=9, heartbeat_s=9)
+    stream_id, more = streams.new_id(), asyncio.Event()
+    sink = streams.sink(stream_id, lambda delta: [delta.content.encode()] * 2)
+    sink.put(Delta(0, "too early"))
+
+    async def said() -> AsyncGenerator[list[bytes], None]:
+        yield [b"1"]
+        await more.wait()
+        yield [b"4"]
+
+    reader = await streams.open(
+        stream_id, ScriptedGeneration(), said(), tenant_id=TENANT, kind="sse", cut=cut
+    )
+    assert list(await anext(reader)) == [b"1"]
+    assert sink.is_free
+    sink.put(Delta(0, "2"))
+    assert list(await anext(reader)) == [b"2", b"2"]
+    sink.put(Delta(0, "3"))
+    more.set()
+    assert await read(reader) == [b"3", b"3", b"4"]
+    sink.put(Delta(0, "too late"))
+    again = await streams.follow(stream_id, TENANT, kind="sse", after=0)
+    assert await read(again) == [b"1", b"2", b"2", b"3", b"3", b"4"]
 
 
 async def test_closing_settles_what_runs_and_what_has_yet_to_begin() -> None:

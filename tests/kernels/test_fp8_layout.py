@@ -22,10 +22,9 @@ FUNCTIONS = {
     "key_row": ("half", "lane"),
     "key_at": ("chunk", "lane"),
     "query_dim": ("step", "high", "lane"),
-    "token": ("i", "lane"),
     "value_row": ("i", "lane"),
     "value_at": ("chunk", "lane"),
-    "column": ("tile", "e", "lane"),
+    "column": ("tile", "lane"),
 }
 CONSTANTS = ("kTileBytes", "kKeyBytes", "kValueBytes", "kKeyChunks", "kValueChunks")
 Floats = npt.NDArray[np.float64]
@@ -98,46 +97,49 @@ def vector(layout: Layout, memory: Floats, row: int, at: int, size: int) -> Floa
 def test_scores_and_values(layout: Layout) -> None:
     dim = layout("dim")
     rng = np.random.default_rng(dim)
-    q, k, v = rng.integers(-8, 9, (3, 16, dim)).astype(float)
+    q = rng.integers(-8, 9, (8, dim)).astype(float)
+    k, v = rng.integers(-8, 9, (2, 16, dim)).astype(float)
     keys, values = stored(layout, k), stored(layout, v)
-    scores = np.zeros((2, 32, 4))
+    scores = np.zeros((32, 4))
     words = layout("kKeyBytes") // 4
     for step in range(dim // 16):
-        a, b = np.zeros((32, 8)), np.zeros((2, 32, 4))
+        a, b = np.zeros((32, 8)), np.zeros((32, 4))
         for lane in range(32):
             for i in range(8):  # register i // 2: row half i // 2 % 2, upper terms from 4 on
-                at = layout("query_dim", step, i // 4, lane) + i % 2
-                a[lane, i] = q[lane // 4 + i // 2 % 2 * 8, at]
-            for half in range(2):
-                row, at = layout("key_row", half, lane), layout("key_at", step // words, lane)
+                row, at = layout("key_row", i // 2 % 2, lane), layout("key_at", step // words, lane)
                 read = vector(layout, keys, row, at, layout("kKeyBytes"))
-                b[half, lane] = read[step % words * 4 : step % words * 4 + 4]
-        for half in range(2):
-            multiply(scores[half], a, b[half])
+                a[lane, i] = read[step % words * 4 + i // 4 * 2 + i % 2]
+            for i in range(4):
+                at = layout("query_dim", step, i // 2, lane) + i % 2
+                b[lane, i] = q[lane // 4, at]
+        multiply(scores, a, b)
 
-    by_token = np.zeros((16, 16))
+    by_token = np.zeros((16, 8))
     for lane in range(32):
         for i in range(4):
-            for row in range(2):
-                token = layout("token", i, lane)
-                by_token[lane // 4 + row * 8, token] = scores[i // 2, lane, row * 2 + i % 2]
-    np.testing.assert_array_equal(by_token, q @ k.T)
+            by_token[layout("key_row", i // 2, lane), lane % 4 * 2 + i % 2] = scores[lane, i]
+    np.testing.assert_array_equal(by_token, k @ q.T)
 
-    # The scores as they are serve as weights: a[0..1] of the first tile, a[2..3] of the second.
-    a = np.concatenate((scores[0], scores[1]), 1)
-    out = np.zeros((16, dim))
-    for tile in range(dim // 8):
-        o, b = np.zeros((32, 4)), np.zeros((32, 4))
-        chunk, byte = divmod(tile, layout("kValueBytes"))
+    # The scores, each half of them transposed, serve as weights.
+    weights = np.zeros((32, 4))
+    for lane in range(32):
+        for i in range(4):
+            key, row = lane % 4 * 2 + i % 2, lane // 4
+            weights[lane, i] = scores[key * 4 + row // 2, i // 2 * 2 + row % 2]
+    out = np.zeros((8, dim))
+    for tile in range(dim // 16):
+        o, a = np.zeros((32, 4)), np.zeros((32, 8))
+        chunk, pair = divmod(tile, layout("kValueBytes") // 2)
+        for lane in range(32):
+            for i in range(8):  # the token of the term, and the first or the second dim
+                token = i // 4 * 2 + i % 2
+                row, at = layout("value_row", token, lane), layout("value_at", chunk, lane)
+                read = vector(layout, values, row, at, layout("kValueBytes"))
+                a[lane, i] = read[pair * 2 + i // 2 % 2]
+        multiply(o, a, weights)
         for lane in range(32):
             for i in range(4):
-                row, at = layout("value_row", i, lane), layout("value_at", chunk, lane)
-                b[lane, i] = vector(layout, values, row, at, layout("kValueBytes"))[byte]
-        multiply(o, a, b)
-        for lane in range(32):
-            for i in range(4):
-                column = layout("column", tile, i % 2, lane)
-                out[lane // 4 + i // 2 * 8, column] = o[lane, i]
+                out[lane % 4 * 2 + i % 2, layout("column", tile, lane) + i // 2] = o[lane, i]
     np.testing.assert_array_equal(out, q @ k.T @ v)
 
 

@@ -131,7 +131,11 @@ def run(case: Case, *, min_span: int = 1, **options: object) -> torch.Tensor:
     from kernels import cuda
 
     workspace = cuda.DecodeWorkspace.create(
-        case.seq_lens.numel(), case.q.shape[1], case.q.shape[2], case.q.device
+        case.seq_lens.numel(),
+        case.q.shape[1],
+        case.q.shape[2],
+        case.q.device,
+        fp8=bool(case.scales),
     )
     window = int(options.get("window", 0))  # type: ignore[call-overload]
     cuda.decode_schedule(

@@ -1,0 +1,112 @@
+// A library with one function for test_emulated_decode.py: decode_schedule and paged_decode in one.
+
+#include "warp.h"  // first: what the kernel finds on a GPU
+
+#include "decoder.cuh"
+
+namespace {
+
+using namespace sluice;
+
+DecodeParams params;
+
+template <typename T, template <typename, int> typename kTile, int D, int kRowTiles, int kStages,
+          Extras kExtras>
+void launch(int spans) {
+  using Tile = kTile<T, D>;
+  using Memory = Shared<D, Tile::kBytes, kStages>;
+  static std::vector<uint8_t> memory(sizeof(Memory) + 512);
+  std::fill(memory.begin(), memory.end(), 0xff);  // NaN
+  const auto at = (reinterpret_cast<uintptr_t>(memory.data()) + 511) / 512 * 512;
+  emulation::shared_memory = reinterpret_cast<uint8_t*>(at);
+  for (int y = 0; y < spans; ++y) {
+    for (int x = 0; x < params.columns; ++x) {
+      emulation::run_cta({x, y, 0}, [] {
+        auto* shared = reinterpret_cast<Memory*>(emulation::shared_memory);
+        Decoder<T, Tile, D, kRowTiles, kStages, kExtras>(params, *shared).run();
+      });
+    }
+  }
+}
+
+template <typename T, template <typename, int> typename kTile, int D>
+void launch_rows(int rows, int spans) {
+  constexpr int kStages = 3;
+  if (params.soft_cap > 0.f || params.alibi_slopes) {
+    launch<T, kTile, D, 2, kStages, Extras::kScores>(spans);
+  } else if (rows <= 8) {
+    launch<T, kTile, D, 1, kStages, Extras::kNone>(spans);
+  } else {
+    launch<T, kTile, D, 2, kStages, Extras::kNone>(spans);
+  }
+}
+
+}  // namespace
+
+struct Call {
+  void *out, *q, *k_cache, *v_cache;
+  const int *seq_lens, *cu_queries, *blocks;
+  const float *k_scale, *v_scale, *alibi_slopes;
+  int *arrivals, *tile_ends;
+  float* partial_out;
+  float2* partial_stats;
+  int batch, table_width, block_size, kv_heads, parts, group, columns, head_dim, max_rows, spans;
+  int window;
+  float scale, soft_cap;
+};
+
+extern "C" void decode(const Call& c) {
+  DecodeSchedule s = {};
+  const int items = c.kv_heads * c.parts;
+  s.shape = {c.seq_lens, c.cu_queries, items / c.columns, c.window, nullptr};
+  s.table = {c.blocks, c.table_width, c.block_size, Divisor::of(c.block_size / 16)};
+  s.tile_ends = c.tile_ends;
+  s.batch = c.batch;
+  int tiles = 0;
+  for (int i = 0; i < c.batch; ++i) {
+    Cursor cursor = {};
+    cursor.seq = i;
+    open_sequence(s.shape, cursor);
+    tiles += cursor.num_tiles;
+    c.tile_ends[i] = tiles;
+  }
+  DecodeLine line = {tiles * s.shape.num_heads, 0};
+  line.span = (line.total + c.spans - 1) / c.spans;
+  std::vector<DecodeStart> starts(c.spans);
+  for (int i = 0; i < c.spans && i * line.span < line.total; ++i) {
+    starts[i] = start_of(s, i * line.span, line.span, line.total);
+  }
+
+  const int heads = items * c.group;
+  params = {};
+  params.out = c.out;
+  params.q = c.q;
+  params.k_cache = c.k_cache;
+  params.v_cache = c.v_cache;
+  params.line = &line;
+  params.starts = starts.data();
+  params.line_shape = s.shape;
+  params.table = s.table;
+  params.alibi_slopes = c.alibi_slopes;
+  params.partial_out = c.partial_out;
+  params.partial_stats = c.partial_stats;
+  params.arrivals = c.arrivals;
+  params.q_stride = params.out_stride = heads * c.head_dim;
+  params.token_stride = c.kv_heads * c.head_dim;
+  params.block_stride = params.token_stride * c.block_size;
+  params.num_kv_items = items;
+  params.columns = c.columns;
+  params.parts = Divisor::of(c.parts);
+  params.group = Divisor::of(c.group);
+  params.scale = c.scale;
+  params.soft_cap = c.soft_cap;
+  params.k_scale = c.k_scale;
+  params.v_scale = c.v_scale;
+  if (c.k_scale) {
+    c.head_dim == 96 ? launch_rows<__nv_bfloat16, Fp8Tile, 96>(c.max_rows, c.spans)
+                     : launch_rows<__nv_bfloat16, Fp8Tile, 128>(c.max_rows, c.spans);
+  } else {
+    c.head_dim == 96 ? launch_rows<__nv_bfloat16, PlainTile, 96>(c.max_rows, c.spans)
+                     : launch_rows<__nv_bfloat16, PlainTile, 128>(c.max_rows, c.spans);
+  }
+}

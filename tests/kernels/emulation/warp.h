@@ -1,0 +1,158 @@
+// The decode kernel on a CPU: each of a CTA's threads is a fiber, which runs until it has to wait
+// for others, so what the kernel leaves unordered shows. Copies are done at once; products are
+// summed in float32.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace emulation {
+
+constexpr int kThreads = 128, kStack = 128 * 1024;
+
+struct Place {
+  int x, y, z;
+};
+
+// What a warp or a CTA waits at.
+struct Barrier {
+  int waiting = 0;
+  unsigned generation = 0;
+};
+
+struct Warp {
+  Barrier barrier;
+  uint32_t slots[32][6];  // what each lane shows the others
+};
+
+inline int current;  // thread
+inline Place block;
+inline uint8_t* shared_memory;
+inline Warp warps[kThreads / 32];
+inline Barrier cta;
+inline bool ended[kThreads];
+inline ucontext_t fibers[kThreads], outside;
+inline void (*body)();
+
+inline int lane() { return current % 32; }
+inline Warp& warp() { return warps[current / 32]; }
+
+// The next thread that has not ended; -1 if none.
+inline int next_thread() {
+  for (int i = 1; i <= kThreads; ++i) {
+    const int next = (current + i) % kThreads;
+    if (!ended[next]) return next;
+  }
+  return -1;
+}
+
+inline void wait(Barrier& barrier, int count) {
+  const unsigned generation = barrier.generation;
+  if (++barrier.waiting == count) {
+    barrier.waiting = 0;
+    ++barrier.generation;
+  }
+  while (barrier.generation == generation) {
+    const int from = current;
+    current = next_thread();
+    swapcontext(&fibers[from], &fibers[current]);
+  }
+}
+
+inline void warp_sync() { wait(warp().barrier, 32); }
+inline void block_sync() { wait(cta, kThreads); }
+
+inline void run_thread() {
+  body();
+  ended[current] = true;
+  const int next = next_thread();
+  if (next < 0) setcontext(&outside);
+  current = next;
+  setcontext(&fibers[next]);
+}
+
+inline void run_cta(Place place, void (*kernel)()) {
+  static std::vector<char> stacks(kThreads * kStack);
+  block = place;
+  body = kernel;
+  for (int i = 0; i < kThreads; ++i) {
+    ended[i] = false;
+    getcontext(&fibers[i]);
+    fibers[i].uc_stack.ss_sp = &stacks[i * kStack];
+    fibers[i].uc_stack.ss_size = kStack;
+    makecontext(&fibers[i], run_thread, 0);
+  }
+  current = 0;
+  swapcontext(&outside, &fibers[0]);
+}
+
+template <typename To, typename From>
+To bits(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// Shows the other lanes `words` and lets `read` look at theirs.
+template <int N, typename Read>
+void exchange(const uint32_t (&words)[N], Read&& read) {
+  std::copy(words, words + N, warp().slots[lane()]);
+  warp_sync();
+  read(warp().slots);
+  warp_sync();
+}
+
+template <typename T>
+T shuffle(T x, int from) {
+  uint32_t out = 0;
+  exchange({bits<uint32_t>(x)}, [&](auto& slots) { out = slots[from][0]; });
+  return bits<T>(out);
+}
+
+inline bool any(bool x) {
+  bool out = false;
+  exchange({x}, [&](auto& slots) {
+    for (auto& slot : slots) out |= slot[0] != 0;
+  });
+  return out;
+}
+
+}  // namespace emulation
+
+#define threadIdx (emulation::Place{emulation::current, 0, 0})
+#define blockIdx emulation::block
+#define __syncwarp emulation::warp_sync
+#define __syncthreads emulation::block_sync
+#define __shfl_xor_sync(mask, x, d) emulation::shuffle(x, emulation::lane() ^ (d))
+#define __shfl_sync(mask, x, from) emulation::shuffle(x, from)
+#define __any_sync(mask, x) emulation::any(x)
+#define __cvta_generic_to_shared(at) \
+  static_cast<size_t>(reinterpret_cast<const uint8_t*>(at) - emulation::shared_memory)
+
+using std::max;
+using std::min;
+
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint64_t>(a) * b >> 32; }
+
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t order) {
+  const uint64_t all = static_cast<uint64_t>(b) << 32 | a;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) {
+    out |= static_cast<uint32_t>(all >> (order >> 4 * i & 7) * 8 & 255) << 8 * i;
+  }
+  return out;
+}
+
+template <typename T>
+T __ldcg(const T* at) {
+  return *at;
+}

@@ -1,0 +1,159 @@
+"""The decode kernel's own source without a GPU: compiled for the host, where fibers are its threads
+(``emulation/warp.h``), against attention in float64."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kernels import build  # noqa: E402
+from tests.kernels.test_paged_decode import Case, make_case  # noqa: E402
+
+EMULATION = Path(__file__).parent / "emulation"
+KERNEL = (
+    "decode_line.cuh",
+    "decode_tile.cuh",
+    "decoder.cuh",
+    "fp8_layout.cuh",
+    "paged_decode.cuh",
+)
+MAX_ROWS = 32
+POINTERS = (
+    *("out", "q", "k_cache", "v_cache", "seq_lens", "cu_queries", "blocks"),
+    *("k_scale", "v_scale", "alibi_slopes", "arrivals", "tile_ends"),
+    *("partial_out", "partial_stats"),
+)
+INTS = (
+    *("batch", "table_width", "block_size", "kv_heads", "parts", "group", "columns"),
+    *("head_dim", "max_rows", "spans", "window"),
+)
+
+
+class Call(ctypes.Structure):
+    _fields_ = (
+        [(name, ctypes.c_void_p) for name in POINTERS]
+        + [(name, ctypes.c_int) for name in INTS]
+        + [("scale", ctypes.c_float), ("soft_cap", ctypes.c_float)]
+    )
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not installed")
+    folder: Path = tmp_path_factory.mktemp("decode")
+    for name in KERNEL:
+        shutil.copy(build.SOURCES / name, folder)
+    for path in EMULATION.iterdir():
+        shutil.copy(path, folder)
+    built = folder / "decode.so"
+    options = ["-x", "c++", "-std=c++20", "-O1", "-shared", "-Xcompiler", "-fPIC,-w"]
+    command = [build.find_nvcc(), *options, str(folder / "decode.cpp"), "-o", str(built)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return ctypes.CDLL(str(built))
+
+
+def decode(
+    library: ctypes.CDLL,
+    case: Case,
+    spans: int,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The kernel's answer; what nobody wrote is NaN."""
+    batch, (_, heads, dim) = len(case.seq_lens), case.q.shape
+    _, block_size, kv_heads, _ = case.k_cache.shape
+    group = heads // kv_heads
+    columns = max(n for n in range(1, 9) if kv_heads % n == 0)
+    out = torch.full_like(case.q, float("nan"))
+    ints = torch.zeros(2, batch * kv_heads, dtype=torch.int32)
+    slots = spans * columns * 2 * MAX_ROWS
+    partial = torch.full((slots * (dim + 2),), float("nan"))
+    tensors = {
+        "out": out,
+        "q": case.q,
+        "k_cache": case.k_cache,
+        "v_cache": case.v_cache,
+        "seq_lens": case.seq_lens,
+        "cu_queries": case.cu_queries,
+        "blocks": case.block_table,
+        "alibi_slopes": alibi_slopes,
+        "arrivals": ints[0],
+        "tile_ends": ints[1],
+        "partial_out": partial,
+        "partial_stats": partial[slots * dim :],
+        **case.scales,
+    }
+    pointers = {name: t.data_ptr() for name, t in tensors.items() if t is not None}
+    numbers = {
+        "batch": batch,
+        "table_width": case.block_table.stride(0),
+        "block_size": block_size,
+        "kv_heads": kv_heads,
+        "parts": 1,
+        "group": group,
+        "columns": columns,
+        "head_dim": dim,
+        "max_rows": group * case.max_queries,
+        "spans": spans,
+        "window": window,
+        "scale": dim**-0.5,
+        "soft_cap": soft_cap,
+    }
+    library.decode(ctypes.byref(Call(**pointers, **numbers)))
+    assert not ints[0].any(), "the counters of arrivals must be zero again"
+    return out
+
+
+def check(case: Case, out: torch.Tensor) -> None:
+    live = torch.repeat_interleave(case.seq_lens > 0, case.cu_queries.diff().long())
+    error = (out[live].double() - case.expected[live]).norm() / case.expected[live].norm()
+    assert error < 4e-3, f"relative error {error:.2e}"
+    assert torch.isnan(out[~live]).all(), "padding rows must stay untouched"
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("dim", [96, 128])
+@pytest.mark.parametrize("spans", [1, 4, 20])
+def test_ragged_lengths(library: ctypes.CDLL, spans: int, dim: int, fp8: bool) -> None:
+    """Spans of many items, of a part of one, and so short that the ring is never full."""
+    case = make_case(
+        [1, 17, 64, 300, 0], [1] * 5, heads=8, kv_heads=2, dim=dim, fp8=fp8, device="cpu"
+    )
+    check(case, decode(library, case, spans))
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("block_size", [16, 48])
+def test_several_query_tokens(library: ctypes.CDLL, block_size: int, fp8: bool) -> None:
+    case = make_case(
+        [4, 130, 67], [4, 1, 3], heads=8, kv_heads=2, block_size=block_size, fp8=fp8, device="cpu"
+    )
+    check(case, decode(library, case, 3))
+
+
+@pytest.mark.parametrize("window", [1, 100])
+def test_sliding_window(library: ctypes.CDLL, window: int) -> None:
+    case = make_case([5, 300], [2, 1], heads=8, kv_heads=2, window=window, device="cpu")
+    check(case, decode(library, case, 4, window=window))
+
+
+def test_soft_cap_and_alibi(library: ctypes.CDLL) -> None:
+    options = {"soft_cap": 5.0, "alibi_slopes": torch.logspace(-1, -3, 8)}
+    case = make_case([5, 200], [2, 1], heads=8, kv_heads=2, device="cpu", **options)
+    check(case, decode(library, case, 3, **options))
+
+
+def test_a_result_does_not_depend_on_the_run(library: ctypes.CDLL) -> None:
+    case = make_case([300, 77], [1, 1], heads=8, kv_heads=2, device="cpu")
+    first, second = (decode(library, case, 6) for _ in range(2))
+    assert torch.equal(first, second)
