@@ -28,10 +28,11 @@ _KINDS: dict[Kind, tuple[str, ...]] = {
 
 # Whose separators are what they are told to be, everywhere.
 _COMPACT = ("llguidance",)
-# What takes time in proportion to the schema as it is lowered, where that merges nothing; and how
-# much of it that may be.
+# What takes time in proportion to the schema as it is lowered, where that merges nothing, and to
+# the automata of its divisors; and how much of them there may be.
 _LINEAR = ("llguidance",)
-_LIGHT_CHARS = 16_384
+_LIGHT_CHARS = 8_192
+_LIGHT_DIVISOR_STATES = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class Candidate:
     unenforced: tuple[Finding, ...] = ()
     """What was left out of them."""
     is_light: bool = False
-    """Whether it compiles within 50 ms whatever it says: it is short, and multiplies nothing."""
+    """Whether it compiles within 0.1 s and 50 MB whatever it says: it is short, and multiplies
+    nothing."""
 
 
 def plan(spec: GrammarSpec, backends: Sequence[str]) -> Iterator[Candidate]:
@@ -103,7 +105,9 @@ def _candidate(spec: GrammarSpec, backend: str) -> Candidate:
             raise InvalidGrammar(part.path, "nothing can satisfy the schema")
         return schema
 
-    multiplies = any(each.merges for each in lowered.values())
+    multiplies = any(each.merges for each in lowered.values()) or (
+        sum(each.num_divisor_states for each in lowered.values()) > _LIGHT_DIVISOR_STATES
+    )
     if spec.kind == "json_schema":
         document: Schema = of(structural_tag.JsonSchema(True, ROOT))
     else:

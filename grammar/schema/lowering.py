@@ -40,6 +40,8 @@ class Lowered(NamedTuple):
     findings: tuple[Finding, ...]
     merges: bool
     """Whether the engine has to make one schema of several, which can multiply them."""
+    num_divisor_states: int
+    """Of the automata by which the engine follows ``multipleOf``, all together."""
 
     @property
     def unenforced(self) -> tuple[Finding, ...]:
@@ -56,7 +58,13 @@ _FAMILIES = tuple(
 def lower(document: Document, dialect: Dialect) -> Lowered:
     """Raises ``InvalidGrammar`` for a reference that leads nowhere."""
     lowering = Lowering(document, dialect)
-    return Lowered(lowering.run(), tuple(lowering.findings), document.merges)
+    schema = lowering.run()
+    return Lowered(
+        schema,
+        tuple(lowering.findings),
+        document.merges or lowering.merges,
+        sum(numbers.num_states([divisor]) for divisor in lowering.divisors),
+    )
 
 
 class Lowering:
@@ -67,6 +75,8 @@ class Lowering:
         self.dialect = dialect
         self.findings: list[Finding] = []
         self.divisors: list[Fraction] = []
+        self.merges = False
+        """Whether the backend is told several schemas for one value, beyond what the author did."""
         self._names: dict[str, str] = {}
         self._pending: list[tuple[str, Schema, str]] = []
 

@@ -74,16 +74,16 @@ def _lower_divisor(scope: Scope) -> None:
         scope.drop("multipleOf", reason)
         return
     divisors = [*scope.lowering.divisors, Fraction(value)]
-    if _states([Fraction(value)]) > _MAX_STATES:
+    if num_states([Fraction(value)]) > _MAX_STATES:
         scope.drop("multipleOf", f"a divisor of more than {_MAX_STATES} units")
-    elif scope.document.merges and _states(divisors) > _MAX_STATES:
+    elif scope.document.merges and num_states(divisors) > _MAX_STATES:
         scope.drop("multipleOf", "too large a common multiple with other divisors")
     else:
         scope.lowering.divisors = divisors
         scope.keep("multipleOf", int(value) if value == int(value) else value)
 
 
-def _states(divisors: list[Fraction]) -> int:
+def num_states(divisors: list[Fraction]) -> int:
     """The least common multiple in units of the finest last decimal digit."""
     # Binary fractions of 2**n take n decimals.
     decimals = max(divisor.denominator.bit_length() - 1 for divisor in divisors)

@@ -129,6 +129,8 @@ class _Members:
             if not scope.document.is_valid(name, names):
                 self._properties[name] = False
         if self._rest is not False:
+            # What a name has of its own is merged with what its pattern says.
+            scope.lowering.merges |= bool(self._properties)
             self._patterns = {_anchored(expression): self._rest}
             self._rest = False
         scope.enforce("propertyNames")

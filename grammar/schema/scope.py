@@ -80,6 +80,7 @@ class Scope:
     def also(self, schema: Schema) -> None:
         """Tells the backend a schema that must hold besides; for a dialect that merges."""
         assert self.dialect.merges
+        self.lowering.merges = True
         self._also.append(schema)
 
     def settle(self, schema: Schema) -> None:

@@ -97,6 +97,36 @@ def test_what_may_take_long_is_not_light() -> None:
     assert not is_light({"anyOf": [wide, wide | {"minLength": 3}]})
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "dependentRequired": {"a": ["b"]}},
+        {"type": "string", "format": "email", "pattern": "a"},
+        {
+            "type": "object",
+            "properties": {"a": {"type": "object"}},
+            "propertyNames": {"minLength": 1},
+        },
+    ],
+)
+def test_what_lowering_itself_merges_is_not_light(schema: dict[str, Any]) -> None:
+    """Nested, each of these takes time exponential in its depth."""
+    assert not is_light(schema)
+    assert not is_light({"type": "array", "items": schema})
+
+
+def test_divisors_weigh_as_much_as_their_automata() -> None:
+    assert is_light({"type": "integer", "multipleOf": 4_999})
+    both = [{"type": "integer", "multipleOf": divisor} for divisor in (4_999, 4_997)]
+    assert not is_light({"type": "array", "prefixItems": both})
+    parts = [{"type": "json_schema", "json_schema": schema} for schema in both]
+    for elements, light in ((parts, False), (parts[:1], True)):
+        source = json.dumps(
+            {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+        )
+        assert next(plan(GrammarSpec("structural_tag", source), ALL)).is_light == light
+
+
 def test_only_what_has_no_expression_in_it_is_light_in_other_kinds() -> None:
     content = {"type": "json_schema", "json_schema": {"type": "integer"}}
     for part, light in ((content, True), ({"type": "regex", "pattern": "a+"}, False)):
