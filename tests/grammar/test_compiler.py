@@ -260,8 +260,8 @@ def test_what_looks_light_and_is_refused_here_is_the_workers_to_judge(
 ) -> None:
     compiler = GrammarCompiler(vocabulary, backends=["llguidance", "xgrammar"])
     compiler.start().result()
-    long = {"type": "integer", "multipleOf": 4_987, "minimum": 123_456_789_012_345}
-    refused = long | {"maximum": 987_654_321_012_345}
+    bounded = {"type": "integer", "minimum": 12_345_678_901, "maximum": 123_456_789_012_347}
+    refused = {"anyOf": [bounded | {"multipleOf": 33 + i} for i in range(60)]}
     assert next(plan(GrammarSpec.from_schema(refused), ["llguidance"])).is_light
     with pytest.raises(InvalidGrammar, match="too many expressions"):
         compiler.compile(GrammarSpec.from_schema(refused))

@@ -35,6 +35,14 @@ def test_messages_say_what_and_not_our_own_text(
         assert ours not in str(caught.value)
 
 
+def test_what_was_computed_counts_as_memory(backend: LLGuidanceBackend) -> None:
+    """A short source can hold 40 MB, and a cache by bytes must know."""
+    divisors = [{"type": "integer", "multipleOf": 9_973 - i} for i in range(10)]
+    spec = GrammarSpec.from_schema({"type": "array", "prefixItems": divisors})
+    assert backend.compile(spec).memory_bytes > 10_000_000
+    assert backend.compile(GrammarSpec.from_schema({"type": "integer"})).memory_bytes < 5_000_000
+
+
 def test_too_large_a_grammar_is_told_from_a_wrong_one(backend: LLGuidanceBackend) -> None:
     branches = [{"anyOf": [{"required": [f"{i}{j}"]} for j in range(4)]} for i in range(12)]
     with pytest.raises(GrammarTooLarge):
