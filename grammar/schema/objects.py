@@ -128,12 +128,31 @@ class _Members:
         for name in self._properties:
             if not scope.document.is_valid(name, names):
                 self._properties[name] = False
-        if self._rest is not False:
-            # What a name has of its own is merged with what its pattern says.
-            scope.lowering.merges |= bool(self._properties)
+        own = [name for name, sub in self._properties.items() if sub is not False]
+        listed = _listed(names) if own else None
+        if self._rest is False:
+            pass
+        elif listed is not None:
+            # An engine that has used up the names of a pattern would still write a comma.
+            for name in listed:
+                self._properties.setdefault(name, self._rest)
+            self._rest = False
+        elif own and self._rest != {}:
+            reason = "a pattern of names would also hold for the properties that have a name"
+            scope.drop("propertyNames", reason)
+            return
+        else:
             self._patterns = {_anchored(expression): self._rest}
             self._rest = False
         scope.enforce("propertyNames")
+
+
+def _listed(names: Schema) -> list[str] | None:
+    """The names that ``propertyNames`` of a simple form lists, if it does."""
+    if isinstance(names, bool) or names.keys().isdisjoint({"enum", "const"}):
+        return None
+    values = names["enum"] if "enum" in names else [names["const"]]
+    return [value for value in values if isinstance(value, str) and is_plain(value)]
 
 
 def _both(first: Schema, second: Schema) -> Schema:

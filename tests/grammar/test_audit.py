@@ -99,6 +99,14 @@ UNENFORCED: list[tuple[Any, str]] = [
     ({"type": "object", "patternProperties": {"a$": {}}}, "$.patternProperties"),
     ({"patternProperties": {"^a": {}, "^ab": {}}}, "$.patternProperties"),
     ({"propertyNames": {"pattern": "a", "maxLength": 3}}, "$.propertyNames"),
+    (
+        {
+            "propertyNames": {"minLength": 1},
+            "properties": {"a": {"type": "null"}},
+            "additionalProperties": {"type": "integer"},
+        },
+        "$.propertyNames",
+    ),
     ({"anyOf": [{}], "unevaluatedProperties": False}, "$.unevaluatedProperties"),
     ({"dependentRequired": {str(i): ["a"] for i in range(9)}}, "$.dependentRequired"),
     ({"items": {"$id": "https://example.com/x"}}, "$.items.$id"),

@@ -50,12 +50,24 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
             {"type": "object", "unevaluatedProperties": {"type": "null"}},
             {"type": "object", "additionalProperties": {"type": "null"}},
         ),
-        # Names under a rule are names that match a pattern.
+        # Names under a rule are names that match a pattern,
         (
-            {"propertyNames": {"enum": ["a", "b"]}, "properties": {"c": {}, "a": {}}},
+            {"propertyNames": {"enum": ["a", "b"]}, "properties": {"c": {}}},
             {
-                "properties": {"c": False, "a": {}},
+                "properties": {"c": False},
                 "patternProperties": {"^(?:a|b)$": {}},
+                "additionalProperties": False,
+            },
+        ),
+        # or, where they are listed beside others, just these.
+        (
+            {
+                "propertyNames": {"enum": ["a", "b"]},
+                "properties": {"c": {}, "a": {}},
+                "additionalProperties": {"type": "null"},
+            },
+            {
+                "properties": {"c": False, "a": {}, "b": {"type": "null"}},
                 "additionalProperties": False,
             },
         ),
