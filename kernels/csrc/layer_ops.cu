@@ -30,10 +30,13 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(T* out, const T* x, T* r
                                                         const T* weight, int width,
                                                         int64_t x_stride, float eps) {
   using V = Vector<T>;
+  const int vectors = width / V::kSize;
+  constexpr bool kEarly = kVectors == 1;  // more would not fit into registers
+  V early;                                // a weight comes from memory, and no kernel makes it
+  if (kEarly && threadIdx.x < vectors) early = reinterpret_cast<const V*>(weight)[threadIdx.x];
   wait_for_inputs();
   allow_next();
   const int64_t row = blockIdx.x;
-  const int vectors = width / V::kSize;
   const V* src = reinterpret_cast<const V*>(x + row * x_stride);
   V* sum = residual ? reinterpret_cast<V*>(residual + row * width) : nullptr;
   V values[kVectors];
@@ -62,7 +65,7 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(T* out, const T* x, T* r
   for (int j = 0; j < kVectors; ++j) {
     const int i = j * blockDim.x + threadIdx.x;
     if (i >= vectors) break;
-    const V w = reinterpret_cast<const V*>(weight)[i];
+    const V w = kEarly ? early : reinterpret_cast<const V*>(weight)[i];
 #pragma unroll
     for (int e = 0; e < V::kSize; ++e) {
       const float normal = rounded<T>(to_float(values[j].x[e]) * scale);

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from kernels import ops, quantized, reference
+from tests.kernels.interpreter import interpret
 
 pytest.importorskip("triton")
 from kernels.triton import fp8_linear, quantize
@@ -70,19 +68,12 @@ def check(rows: int, features: int, k: int, block: Block | None, device: str) ->
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves run here")
 def test_interpreted_it_equals_the_reference() -> None:
-    """In a process of its own: Triton decides when it is imported."""
     code = (
         "from tests.kernels.test_fp8_linear import *\n"
         "for shape in SHAPES:\n"
         "    check(*shape, 'cpu')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    interpret(code)
 
 
 @pytest.mark.gpu

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,6 +9,7 @@ import torch
 
 from kernels import reference
 from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts
+from tests.kernels.interpreter import interpret
 
 pytest.importorskip("triton")
 from kernels.triton import grouped_gemm
@@ -90,7 +88,6 @@ def check(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself runs here")
 def test_interpreted_it_equals_the_reference() -> None:
-    """In a process of its own: Triton decides when it is imported."""
     code = (
         "import torch\n"
         "from tests.kernels.test_grouped_gemm import KINDS, SHAPES, check\n"
@@ -98,13 +95,7 @@ def test_interpreted_it_equals_the_reference() -> None:
         "    for kind in KINDS:\n"
         "        check(*shape, torch.float32, 'cpu', kind)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    interpret(code)
 
 
 def test_every_pair_is_in_one_tile_of_its_expert() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +21,7 @@ from kernels.low_rank import (
     tile_table,
 )
 from tests.kernels.ahead_of_time import Recorded
+from tests.kernels.interpreter import interpret
 
 PARTS = (96, 40, 8)
 RANKS = ((8, 8, 8), (64, 0, 16), (1, 33, 64), (0, 0, 0))
@@ -106,7 +104,6 @@ def test_the_reference(num_tokens: int, in_features: int) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself runs here")
 def test_interpreted_it_equals_the_products() -> None:
-    """In a process of its own: Triton decides when it is imported."""
     pytest.importorskip("triton")
     code = (
         "import torch\n"
@@ -114,13 +111,7 @@ def test_interpreted_it_equals_the_products() -> None:
         "for shape in SHAPES:\n"
         "    check(*shape, torch.float32, 'cpu')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    interpret(code)
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")

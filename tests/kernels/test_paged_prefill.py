@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.kernels.interpreter import interpret  # noqa: E402
 from tests.kernels.test_paged_decode import Case, make_case  # noqa: E402
 
 gpu = pytest.mark.gpu
@@ -201,7 +199,6 @@ def test_fp8_cache(index: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself runs here")
 def test_interpreted_it_equals_float64() -> None:
-    """In a process of its own: Triton decides when it is imported."""
     code = (
         "import torch\n"
         "from tests.kernels.test_paged_prefill import *\n"
@@ -214,10 +211,4 @@ def test_interpreted_it_equals_float64() -> None:
         "    check_fp8(index, torch.float32, 'cpu')\n"
         "check_fp8(0, torch.bfloat16, 'cpu')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    interpret(code)

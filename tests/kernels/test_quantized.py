@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from kernels import ops, quantized, reference
+from tests.kernels.interpreter import interpret
 
 pytest.importorskip("triton")
 from kernels.triton import fp8_linear, quantize
@@ -92,14 +90,7 @@ def check_triton(device: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves run here")
 def test_interpreted_the_kernels_equal_the_reference() -> None:
-    """In a process of its own: Triton decides when it is imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from tests.kernels.test_quantized import *; check_triton('cpu')"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    interpret("from tests.kernels.test_quantized import *; check_triton('cpu')")
 
 
 @pytest.mark.gpu
