@@ -27,8 +27,8 @@ def write_down(reports: Path) -> None:
     file = os.open(reports, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     deliver = RequestStream._deliver
 
-    def reported(self: RequestStream, output: RequestOutput) -> None:
-        deliver(self, output)
+    def reported(self: RequestStream, output: RequestOutput, now: float) -> None:
+        deliver(self, output, now)
         os.write(file, f"{self.request_id} {len(output.new_token_ids)}\n".encode())
 
     RequestStream._deliver = reported  # type: ignore[method-assign]

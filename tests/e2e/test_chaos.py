@@ -16,6 +16,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -343,8 +344,8 @@ async def check_the_books(here: Site) -> int:
 async def chaos(
     folder: Path, num_requests: int, *, num_clients: int, pause_s: tuple[float, float], seed: int
 ) -> collections.Counter[str]:
-    folder = folder / str(num_requests)
-    folder.mkdir(mode=0o755)
+    folder = Path(tempfile.mkdtemp(dir=folder))  # one of its own when it is run once more, too
+    folder.chmod(0o755)
     async with site(folder, num_workers=2, num_tenants=3) as here:
         began = time.monotonic()
         await here.urls()
