@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import ops, quantized, reference
+from kernels import quantized, reference
 from tests.kernels.interpreter import interpret
 
 pytest.importorskip("triton")
-from kernels.triton import fp8_linear, quantize
+from kernels.triton import fp8_linear
 
 Block = tuple[int, int]
 FP8 = torch.float8_e4m3fn
@@ -97,17 +95,8 @@ WIDE = [(576, 7168), (4096, 4096), (28672, 4096), (4096, 14336)]
 LIMIT = {torch.bfloat16: 4e-3, torch.float16: 6e-4}
 
 
-@pytest.fixture
-def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ops, "_registry", dict(ops._registry))
-    fp8_linear.register()
-    quantize.register()
-    yield
-    ops.resolve.cache_clear()
-
-
 @pytest.mark.gpu
-@pytest.mark.usefixtures("_registered")
+@pytest.mark.usefixtures("triton_products")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 9, 16, 17, 64, 100, 700])
 @pytest.mark.parametrize(("features", "k"), WIDE)

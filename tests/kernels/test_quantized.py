@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -12,7 +10,9 @@ from kernels import ops, quantized, reference
 from tests.kernels.interpreter import interpret
 
 pytest.importorskip("triton")
-from kernels.triton import fp8_linear, quantize
+from kernels.triton import quantize
+
+pytestmark = pytest.mark.usefixtures("triton_products")
 
 LIMIT = {torch.bfloat16: 4e-3, torch.float16: 6e-4}
 
@@ -96,16 +96,6 @@ def test_interpreted_the_kernels_equal_the_reference() -> None:
 @pytest.mark.gpu
 def test_on_a_gpu_the_kernels_equal_the_reference() -> None:
     check_triton("cuda")
-
-
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Triton's products, as an engine on a GPU has them."""
-    monkeypatch.setattr(ops, "_registry", dict(ops._registry))
-    fp8_linear.register()
-    quantize.register()
-    yield
-    ops.resolve.cache_clear()
 
 
 SHAPES = [(16, 128), (48, 384), (4096, 4096), (28672, 4096), (4096, 14336)]
