@@ -1,7 +1,8 @@
 """Products with quantized weights on a GPU.
 
 Few rows go through our own kernels, which read the weights as they are stored and compute in 16
-bits; more rows through the library's, in FP8 or with dequantized weights, or Triton's.
+bits; on Hopper so do dozens of rows, by tiles, where FP8 weights meet x in FP8. More rows go through
+the library's products, in FP8 or with dequantized weights. Triton's serve what is left.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _FEW_ROWS = 64
 """Up to so many, Triton's product with FP8 weights is faster than the library's."""
 _TILED_FP8_ROWS = 128
 """Up to so many, our product with FP8 weights is faster than either."""
-_TILED_INT4_ROWS = 512
+_SKINNY_INT4_ROWS = 8
+"""For more, tiles are faster."""
+_TILED_INT4_ROWS = 2048
 """More share the cost of widening INT4 weights once."""
 
 
@@ -138,11 +141,13 @@ def _int4(
     group_size = k // num_groups
     weight = matrix.packed, matrix.groups
     whole = group_size % 32 == 0
-    if whole and _is_served(x, features, k, 128):
+    if whole and _is_served(x, features, k, 128, _SKINNY_INT4_ROWS):
         return cuda_quantized.skinny_int4_linear(x, *weight, bias, gated=gated)
     regular = group_size in (32, 64) or group_size % 128 == 0
     if regular and _is_tiled(x, features, k, _TILED_INT4_ROWS):
         return cuda_quantized.tiled_int4_linear(x, *weight, bias, gated=gated)
+    if whole and _is_served(x, features, k, 128):
+        return cuda_quantized.skinny_int4_linear(x, *weight, bias, gated=gated)
     # Reading four bits twice takes less time than widening them all once.
     if whole and _is_served(x, features, k, 128, 2 * cuda.MAX_SKINNY_TOKENS):
         halves = torch.split(x, cuda.MAX_SKINNY_TOKENS)
