@@ -8,8 +8,9 @@
     6 close        the background tasks, the grammar compiler, the engine, the store
 
 ``drain`` is 1 to 4 and ``close`` 5 and 6. Each acts once: the server calls ``drain`` before it
-closes connections, the ASGI lifespan calls both for servers that know nothing of this. Going up is
-``start``: settlements of dead processes are queued and the background tasks begin.
+closes connections, the ASGI lifespan calls both for servers that know nothing of this. Between the
+two every reader lets go of its request: ``close`` settles what was closed, and counts no more.
+Going up is ``start``: settlements of dead processes are queued and the background tasks begin.
 """
 
 from __future__ import annotations
@@ -136,6 +137,7 @@ class Lifecycle:
         logger.info("shutdown: settle")
         await self._generations.drain(deadline - time.monotonic())
         await self._ledger.drain(max(0.0, deadline - time.monotonic()))
+        await self._ledger.close()
         logger.info("shutdown: close")
         await self._background.stop()  # until here leases had to be renewed
         self._journal.close()
