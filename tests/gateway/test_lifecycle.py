@@ -22,7 +22,7 @@ from tenants.errors import StoreUnavailable
 from tenants.journal import SUFFIX, Journal
 from tenants.memory import MemoryStore
 from tenants.types import Principal, UsageEvent
-from tests.gateway.engine_double import Play
+from tests.gateway.engine_double import Life, Play
 from tests.gateway.parts import Parts, parts
 from tests.gateway.serving import until
 from tests.tenants.samples import make_event, make_key
@@ -264,6 +264,35 @@ async def test_what_the_store_does_not_take_is_kept_for_the_next_start(
 
 def _files(folder: Path) -> list[str]:
     return [path.suffix for path in folder.iterdir()]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("reads", [True, False])
+async def test_an_engine_that_hangs_takes_no_token_with_it(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    """It never says what became of an aborted request: what is known is charged, now or later."""
+    monkeypatch.setattr(lifecycle, "ABORT_S", 0.1)
+    monkeypatch.setattr(Life, "_abort", lambda *_: None)
+    store = WatchedStore()
+    async with parts(model_dir, tmp_path, store=store, shutdown_timeout_s=0.05) as here:
+        generations = await begin(here, Play(text="x" * 1000, interval_s=0.02))
+        answers = read_all(here, generations) if reads else []
+        await here.services.lifecycle.drain()
+        assert len(here.services.generations) == 1
+        await here.services.lifecycle.close()
+        await asyncio.gather(*answers, return_exceptions=True)
+    assert store.num_closed == 1
+    async with parts(model_dir, tmp_path, store=store, tenant_name="globex") as after:
+        after.services.lifecycle.start()
+
+        async def settled() -> bool:
+            return (await store.usage_totals(here.principal.tenant.id)).requests == 1
+
+        await until(settled)
+    totals = await store.usage_totals(here.principal.tenant.id)
+    assert totals.completion_tokens == sum(here.double.generated.values())
+    assert not _files(tmp_path)
 
 
 # -- starting
