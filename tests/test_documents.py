@@ -59,7 +59,7 @@ def names() -> set[str]:
 @documents
 def test_files_that_are_named_exist(document: Path, names: set[str]) -> None:
     text = document.read_text()
-    for path in re.findall(rf"`((?:{'|'.join(PACKAGES)})/[\w./-]*)`", text):
+    for path in re.findall(rf"(?<![\w./])(?:{'|'.join(PACKAGES)})/[\w./-]*\w", text):
         assert (ROOT / path).exists(), path
     for name in re.findall(r"`(\w+\.(?:py|sql|cu|cuh|cpp|jinja))`", text):
         assert name in names, name
