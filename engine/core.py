@@ -499,7 +499,7 @@ class EngineCore:
             spec_decode_num_drafts=totals.drafts.num_drafts,
             spec_decode_num_draft_tokens=totals.drafts.num_draft_tokens,
             spec_decode_num_accepted_tokens=totals.drafts.num_accepted_tokens,
-            spec_decode_num_accepted_tokens_per_pos=list(totals.drafts.num_accepted_tokens_per_pos),
+            spec_decode_num_accepted_tokens_per_pos=totals.drafts.num_accepted_tokens_per_pos,
             tenants=scheduler.tenants.stats(scheduler.running.values(), scheduler.queue.by_tenant),
         )
 
