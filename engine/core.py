@@ -383,6 +383,8 @@ class EngineCore:
     def _prepare_drafts(self) -> None:
         running = self.scheduler.running.values()
         self._speculator.begin(goes_on=self._goes_on)
+        if self._speculator.rests(len(running)):
+            return
         if self.scheduler.num_in_flight and (
             self.scheduler.drafts_in_flight or self._speculator.foresees_drafts(running)
         ):

@@ -33,7 +33,7 @@ def judge_drafts(
 
     Right guesses behind a stop are no part of the output, and do not count as accepted.
     """
-    num_drafts = chunk.num_draft_tokens
+    num_drafts = len(chunk.draft_token_ids)
     num_rejected = num_drafts + 1 - num_sampled
     num_accepted = min(num_drafts - num_rejected, num_taken)
     request.num_drafts_in_flight = 0

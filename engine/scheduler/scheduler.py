@@ -506,7 +506,7 @@ class Scheduler:
                 num_wrong, num_right = judge_drafts(
                     request, chunk, len(token_ids), len(taken), tenant
                 )
-                self.stats.drafts.observe(chunk.num_draft_tokens, num_right)
+                self.stats.drafts.observe(len(chunk.draft_token_ids), num_right)
                 num_written -= num_wrong
             # A request that ended may have dropped tokens this chunk computed.
             num_written = min(num_written, len(request.token_ids))

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from engine.spec.costs import StepCosts
 
 # Steps without drafts for which a judgement holds: they teach little.
-_HOLDS = 8
+HOLDS = 8
+# And steps with drafts.
+_HOLDS_DRAFTING = 4
 # What probes may cost of the time spent without drafts, and how many steps' time they may save up.
 _PROBE_SHARE, _MAX_SAVED_STEPS = 0.005, 2.0
 # What a probe is taken to lose of a step, at least.
@@ -98,9 +100,12 @@ class _Choice:
 class AdaptiveLength:
     """Learns while it decides. Without ``costs`` every draft pays."""
 
-    def __init__(self, costs: StepCosts | None) -> None:
-        self._costs = None if costs is None else LearnedCosts(costs)
-        self._acceptance = None if costs is None else Acceptance(costs.lengths[-1])
+    def __init__(self, costs: StepCosts | None, *, by_request: bool = True) -> None:
+        """by_request: what was right is remembered for each request, too."""
+        self._costs = self._acceptance = None
+        if costs is not None:
+            self._costs = LearnedCosts(costs)
+            self._acceptance = Acceptance(costs.lengths[-1], by_request=by_request)
         self._saved_s = 0.0
         """Seconds that probes may cost now."""
         self._has_begun = False
@@ -150,17 +155,12 @@ class AdaptiveLength:
         many of them were right."""
         if self._costs is None or self._acceptance is None or step.batch == 0:
             return
-        if self._plain.batch != step.batch or step.num_drafts:
-            self._observe_plain()
-        plain = self._plain
         step.is_typical &= not step.is_last
         if step.is_typical and not (step.num_drafts or step.is_probe or self._num_drafting):
             # Most steps, where drafts do not pay: the host has better things to do.
-            plain.batch = step.batch
-            plain.seconds.append(seconds)
-            if len(plain.seconds) == _HOLDS:
-                self._observe_plain()
+            self.observe_rest(step.batch, [seconds])
             return
+        self._observe_plain()
         self._acceptance.observe(outcomes)
         kind = step.batch, step.length, step.num_drafts
         # Others take longer, if anything.
@@ -169,7 +169,9 @@ class AdaptiveLength:
             self._costs.observe(*kind, seconds)
         self._count(step)
         if step.length or self._num_drafting:
-            self._forget_choices()
+            is_due = self._num_drafting % _HOLDS_DRAFTING == 0
+            if is_due or step.is_probe or self._num_drafting >= self._plain_interval:
+                self._forget_choices()
         plain_s = self._begin_saving(step.batch)
         num_tokens = step.batch + sum(num_right for _, _, num_right in outcomes)
         gained_s = num_tokens / step.batch * plain_s - seconds
@@ -185,9 +187,19 @@ class AdaptiveLength:
             self._saved_s += _PROBE_SHARE * min(seconds, 2 * plain_s)
         self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
 
+    def observe_rest(self, batch: int, seconds: Sequence[float]) -> None:
+        """Steps of ``rest_length`` are over, or others like them."""
+        if self._plain.batch != batch:
+            self._observe_plain()
+            self._plain.batch = batch
+        self._plain.seconds += seconds
+        if len(self._plain.seconds) >= HOLDS:
+            self._observe_plain()
+
     def _observe_plain(self) -> None:
         """Learn from steps without drafts that were put together."""
         plain, num_steps = self._plain, len(self._plain.seconds)
+        self._plain = _Plain()
         if num_steps == 0 or self._costs is None or self._acceptance is None:
             return
         self._acceptance.rest(num_steps)
@@ -197,7 +209,6 @@ class AdaptiveLength:
         plain_s = self._begin_saving(plain.batch)
         self._saved_s += _PROBE_SHARE * num_steps * seconds
         self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
-        self._plain = _Plain()
 
     def _forget_choices(self) -> None:
         self._even.clear()
@@ -254,6 +265,14 @@ class AdaptiveLength:
         """Whether what is known of steps without drafts will do to judge by."""
         return gain > _CLOSE or self._num_drafting < self._plain_interval
 
+    def rest_length(self, batch: int, *, overlaps: bool) -> int:
+        """How many steps nobody need ask for drafts, where they do not pay now: of ``batch``
+        requests that compute one token each, and all overlap, or none does."""
+        before = self._before
+        if before is None or self._num_drafting or not before.is_typical or before.num_drafts:
+            return 0
+        return HOLDS if (before.batch, before.overlaps) == (batch, overlaps) else 0
+
     def may_wait(self) -> bool:
         """Whether to wait for a step in flight where drafts are foreseen. If they do not come, the
         host's work was not hidden for nothing; so where they seldom do, it is like a probe."""
@@ -304,7 +323,8 @@ class AdaptiveLength:
         those pay that are not 0."""
         if self._costs is None or self._acceptance is None:
             return dict(found)
-        chances = {request: self._acceptance.of(request.request_id) for request in found}
+        request_ids = [request.request_id for request in found]
+        chances = dict(zip(found, self._acceptance.of_each(request_ids), strict=True))
         choice = _Choice(_MARGIN * batch / self._costs.even(batch, 0), dict.fromkeys(found, 0))
         self._try_even(choice, found, chances, batch)
         if batch > 1 and not self._costs.table.is_padded:
@@ -325,14 +345,24 @@ class AdaptiveLength:
             most = max(found.values(), default=0)
         else:
             most = min(found.values(), default=0) if len(found) == batch else 0
+        # What the drafts at each place give, of all requests together, and how many these are.
+        gains, counts = [0.0] * (most + 1), [0] * (most + 1)
+        for request, limit in found.items():
+            chance, later = chances[request]
+            for place in range(1, min(limit, most) + 1):
+                gains[place] += chance
+                counts[place] += 1
+                chance *= later
+        best, tokens, num_drafts = 0, float(batch), 0
         for length in range(1, most + 1):
-            if length < most and length not in self._costs.table.choices:
-                continue
-            lengths = {request: min(length, limit) for request, limit in found.items()}
-            gain = sum(_gain(*chances[request], limit) for request, limit in lengths.items())
-            speed = (batch + gain) / self._costs.seconds(batch, length, sum(lengths.values()))
-            if speed > choice.speed:
-                choice.speed, choice.lengths = speed, lengths
+            tokens += gains[length]
+            num_drafts += counts[length]
+            if length == most or length in self._costs.table.choices:
+                speed = tokens / self._costs.seconds(batch, length, num_drafts)
+                if speed > choice.speed:
+                    choice.speed, best = speed, length
+        if best:
+            choice.lengths = {request: min(best, limit) for request, limit in found.items()}
 
     def _try_uneven(
         self,
@@ -379,7 +409,8 @@ class AdaptiveLength:
         costs: LearnedCosts, acceptance: Acceptance, requests: Collection[Request], batch: int
     ) -> bool:
         most = costs.table.lengths[-1]
-        gains = [_gain(*acceptance.of(r.request_id), most) for r in requests]
+        chances = acceptance.of_each(request.request_id for request in requests)
+        gains = [_gain(first, later, most) for first, later in chances]
         plain_speed = _MARGIN * batch / costs.even(batch, 0)
         first = costs.table.choices[0]
         return (batch + sum(gains)) / costs.even(batch, first) > plain_speed or (

@@ -160,7 +160,8 @@ def test_no_other_choice_of_one_length_is_faster(batch: int) -> None:
     length, group = AdaptiveLength(COSTS), requests(batch)
     teach(length, {request: 0.2 + 0.7 * (i % 5) / 4 for i, request in enumerate(group)})
     assert length._acceptance is not None
-    chances = {request: length._acceptance.of(request.request_id) for request in group}
+    known = length._acceptance.of_each(request.request_id for request in group)
+    chances = dict(zip(group, known, strict=True))
 
     def goodput(lengths: dict[Request, int]) -> float:
         tokens = batch + sum(
