@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import pytest
 
@@ -295,13 +294,18 @@ def start(
     )
     asked: list[int] = []
     adaptive = core._speculator._adaptive
-    for name in ("even_length", "may_pay"):
+    even_length, may_pay = adaptive.even_length, adaptive.may_pay
 
-        def spy(first: object, second: int, judge: Any = getattr(adaptive, name)) -> Any:
-            asked.append(first if isinstance(first, int) else second)
-            return judge(first, second)
+    def even_length_asked(batch: int, most: int) -> int:
+        asked.append(batch)
+        return even_length(batch, most)
 
-        setattr(adaptive, name, spy)
+    def may_pay_asked(requests: Collection[Request], batch: int) -> bool:
+        asked.append(batch)
+        return may_pay(requests, batch)
+
+    adaptive.even_length = even_length_asked  # type: ignore[method-assign]
+    adaptive.may_pay = may_pay_asked  # type: ignore[method-assign]
     for index in range(batch):
         params = SamplingParams(max_tokens=60_000 // batch, ignore_eos=True)
         core.add_request(
