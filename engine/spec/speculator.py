@@ -7,10 +7,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.spec.adaptive import HOLDS, AdaptiveLength, PlannedStep
+from engine.spec.adaptive import HOLDS, AdaptiveLength
 from engine.spec.config import NETWORK_METHODS
 from engine.spec.network import NetworkProposer
 from engine.spec.ngram import NgramProposer
+from engine.spec.planned_step import PlannedStep
 from engine.spec.suffix import SuffixProposer
 
 if TYPE_CHECKING:
@@ -204,9 +205,11 @@ class Speculator:
             num_drafts,
             self._began_s,
             self._is_probe,
-            num_tokens == batch + num_drafts,
+            num_tokens == batch + num_drafts and not plan.admissions,
             overlaps,
             was_awaited=self._waited,
+            num_new=len(plan.admissions),
+            exposed_s=0.0 if overlaps else self._clock() - max(self._began_s, self._collected_s),
         )
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))

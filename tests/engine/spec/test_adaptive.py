@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import pytest
 
 from engine.request import Request
-from engine.spec.adaptive import AdaptiveLength, PlannedStep
+from engine.spec.adaptive import AdaptiveLength
 from engine.spec.costs import StepCosts
+from engine.spec.planned_step import PlannedStep
 from tests.engine.scheduler.making import make_request
 from tests.engine.spec.simulation import (
     BATCHES,
