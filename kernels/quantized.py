@@ -1,8 +1,8 @@
 """Products with quantized weights on a GPU.
 
 Few rows go through our own kernels, which read the weights as they are stored and compute in 16
-bits; on Hopper so do dozens of rows, by tiles, where FP8 weights meet x in FP8. More rows go through
-the library's products, in FP8 or with dequantized weights. Triton's serve what is left.
+bits. So do dozens of rows on Hopper, by tiles, where x is rounded to meet FP8 weights. More rows go
+through the library's products, in FP8 or with dequantized weights; Triton's serve what is left.
 """
 
 from __future__ import annotations
