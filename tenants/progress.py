@@ -90,13 +90,16 @@ class Progress:
 
     def free(self, number: int) -> None:
         """For ``Running.end``."""
+        if self.file.closed:
+            return  # whoever took the file over settles it again, which changes nothing
         _LENGTH.pack_into(self.memory, number * SLOT_BYTES, 0)
         self._free.append(number)
 
     def close(self) -> None:
-        """Remove the file: nothing runs any more, or what does is settled. Idempotent."""
+        """Let go of the file; it stays for others if something in it has not ended. Idempotent."""
         if not self.file.closed:
-            self.path.unlink(missing_ok=True)
+            if len(self._free) == self._num_slots:
+                self.path.unlink(missing_ok=True)
             self.memory.close()
             self.file.close()
 
