@@ -27,6 +27,7 @@ _PREFERENCE: dict[str, tuple[str, ...]] = {
 OPS = (
     "rms_norm",
     "silu_mul",
+    "gelu_tanh_mul",
     "rope_and_cache",
     "route_experts",
     "group_pairs",
@@ -85,14 +86,24 @@ def resolve(
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    inner: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    out: torch.Tensor = resolve("rms_norm", x.device.type, x.dtype)(x, weight, eps, residual)
+    made = resolve("rms_norm", x.device.type, x.dtype)
+    out: torch.Tensor = made(x, weight, eps, residual, inner)
     return out
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out: torch.Tensor = resolve("silu_mul", gate_up.device.type, gate_up.dtype)(gate_up)
+    return out
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = resolve("gelu_tanh_mul", gate_up.device.type, gate_up.dtype)(gate_up)
     return out
 
 

@@ -18,23 +18,39 @@ _NEG_INF = float("-inf")
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    inner: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """RMSNorm (arXiv 1910.07467) of x: [num_tokens, width], the mean square taken in float32.
 
-    With ``residual`` of that shape: add x to it in place, then norm the sum.
+    weight: of x's dtype, or of float32, which is then applied before rounding to x's dtype. With
+    ``residual``, of x's shape: add x to it in place, then norm the sum. With ``inner``, like
+    weight: norm x with it first.
     """
+    if inner is not None:
+        x = rms_norm(x, inner, eps)
     if residual is not None:
         x = residual.add_(x)
     x32 = x.float()
-    scale = x32.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    return (x32 * scale).to(x.dtype).mul_(weight)
+    normed = x32 * x32.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    if weight.dtype != x.dtype:
+        return (normed * weight).to(x.dtype)
+    return normed.to(x.dtype).mul_(weight)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """``silu(gate) * up`` of [num_tokens, 2 * intermediate], gate first."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """``gelu(gate) * up``, the tanh approximation, of what ``silu_mul`` takes."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
 
 
 def rope_and_cache(
@@ -59,8 +75,8 @@ def rope_and_cache(
     [num_blocks, block_size, num_kv_heads, head_dim]; one tensor for both stores k alone (a latent
     cache). cos_sin: [max_positions, rotary_dim] float32, cosines then sines; dimension i turns with
     i + rotary_dim / 2, those past rotary_dim stay. positions, slots: [num_tokens] int64; slot =
-    block * block_size + offset, -1 stores nothing. q_norm, k_norm: [head_dim] weights of an RMSNorm
-    of each head before the rotation. k_scale, v_scale: of caches in FP8, see ``quantize_heads``.
+    block * block_size + offset, -1 stores nothing. q_norm, k_norm: [head_dim], weights of an
+    ``rms_norm`` of each head before the rotation. k_scale, v_scale: of caches in FP8, see ``quantize_heads``.
     """
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)
     if q_norm is not None:
