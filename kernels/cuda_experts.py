@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from kernels import ops
+from kernels import ops, reference
 from kernels.experts import ExpertMatrices, PairTiles, max_tiles
 
 HALVES = frozenset({torch.bfloat16, torch.float16})
 FLOATS = HALVES | {torch.float32}
 MAX_EXPERTS = 512
-TILE_ROWS = 16
-"""Pairs of one expert that a CTA multiplies at once."""
-MAX_SHARE = 16
-"""Pairs an expert gets on average, up to which these products serve."""
-MAX_LOOSE_TOKENS = 1
-"""Tokens whose pairs are not sorted by expert, and whose experts are summed up on the way."""
+MAX_CHOSEN = 32
+"""Experts of a token, and groups of experts."""
 _SHORT = 1024
 """Inputs of a matrix that four warps of a CTA share, in place of eight."""
 
@@ -38,7 +34,18 @@ def route_experts(
     num_groups: int = 1,
     top_k_groups: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See ``reference.route_experts``. Up to 512 experts, of which up to 32 are chosen."""
+    """See ``reference.route_experts``, which serves what is too large for the kernel."""
+    if logits.shape[1] > MAX_EXPERTS or max(top_k, num_groups) > MAX_CHOSEN:
+        return reference.route_experts(
+            logits,
+            bias,
+            top_k=top_k,
+            sigmoid=sigmoid,
+            renormalize=renormalize,
+            scale=scale,
+            num_groups=num_groups,
+            top_k_groups=top_k_groups,
+        )
     shape, device = (len(logits), top_k), logits.device
     experts = torch.empty(shape, dtype=torch.int64, device=device)
     weights = torch.empty(shape, dtype=torch.float32, device=device)
@@ -49,7 +56,10 @@ def route_experts(
 
 
 def group_pairs(experts: torch.Tensor, num_experts: int, rows: int) -> PairTiles:
-    """See ``reference.group_pairs``; pairs of one expert come in any order. Up to 512 experts."""
+    """See ``reference.group_pairs``, which serves more experts than the kernel; pairs of one expert
+    come in any order."""
+    if num_experts > MAX_EXPERTS or experts.shape[1] > MAX_CHOSEN:
+        return reference.group_pairs(experts, num_experts, rows)
     num_pairs = experts.numel()
     order = torch.empty(num_pairs, dtype=torch.int32, device=experts.device)
     tiles = order.new_empty(3, max_tiles(num_pairs, num_experts, rows))
@@ -64,29 +74,32 @@ def apply_experts(
     experts: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """See ``reference.apply_experts``; ``experts`` and ``weights`` are those of ``route_experts``,
-    which ran right before. Many tokens and quantized weights are for the backend behind."""
-    if (
-        not isinstance(gate_up, torch.Tensor)
-        or not isinstance(down, torch.Tensor)
-        or experts.numel() > MAX_SHARE * len(gate_up)
-        or not _is_whole(gate_up)
-        or not _is_whole(down)
-    ):
+    """See ``reference.apply_experts``. More tokens than ``serves`` says, and quantized weights, are
+    for the backend behind."""
+    if not serves(x, gate_up, down, experts):
         behind = ops.resolve("apply_experts", "cuda", x.dtype, behind="cuda")
         made: torch.Tensor = behind(x, gate_up, down, experts, weights)
         return made
-    num_tokens, top_k = experts.shape
-    loose = num_tokens <= MAX_LOOSE_TOKENS
-    tiles = None if loose else ops.group_pairs(experts, len(gate_up), TILE_ROWS)
-    inner = linear(x, gate_up, experts, tiles, pairs_per_row=top_k, gated=True)
-    out = x.new_empty(num_tokens, down.shape[1])
-    if loose:
-        torch.ops.sluice_cuda.expert_sum(out, inner, down, experts, weights)
-    else:
-        each = linear(inner, down, experts, tiles, routed=True)
-        torch.ops.sluice_cuda.combine_experts(out, each, weights)
+    assert isinstance(gate_up, torch.Tensor)
+    assert isinstance(down, torch.Tensor)
+    inner = linear(x, gate_up, experts, None, pairs_per_row=experts.shape[1], gated=True)
+    out = x.new_empty(len(x), down.shape[1])
+    torch.ops.sluice_cuda.expert_sum(out, inner, down, experts, weights)
     return out
+
+
+def serves(
+    x: torch.Tensor, gate_up: ExpertMatrices, down: ExpertMatrices, experts: torch.Tensor
+) -> bool:
+    """Where tokens are so few that they hardly meet at an expert."""
+    return (
+        isinstance(gate_up, torch.Tensor)
+        and isinstance(down, torch.Tensor)
+        and (len(x) == 1 or 2 * experts.numel() <= len(gate_up))
+        and experts.shape[1] <= MAX_CHOSEN
+        and _is_whole(gate_up)
+        and _is_whole(down)
+    )
 
 
 def linear(
@@ -102,8 +115,8 @@ def linear(
 ) -> torch.Tensor:
     """Of each pair: its expert's matrix times its row of x, [num_pairs, features].
 
-    x: [num_pairs / pairs_per_row, k]; matrices: [num_experts, features, k]. tiles: of
-    ``TILE_ROWS`` rows at most; None: every pair is multiplied alone. gated: features are
+    x: [num_pairs / pairs_per_row, k]; matrices: [num_experts, features, k]. tiles: of 16
+    rows at most; None: every pair is multiplied alone. gated: features are
     [gate | up], and the result is ``silu(gate) * up``. routed: what made x began only after
     ``experts`` and ``tiles`` were complete.
     """

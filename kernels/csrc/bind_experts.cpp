@@ -54,7 +54,7 @@ void route_experts(Tensor experts, Tensor weights, const Tensor& logits,
   TORCH_CHECK(num_experts <= sluice::kMaxRoutedExperts && experts.size(1) <= num_experts,
               "at most ", sluice::kMaxRoutedExperts, " experts, of which top_k are chosen");
   TORCH_CHECK(num_groups >= 1 && num_groups <= sluice::kMaxChosenExperts &&
-                  num_experts % num_groups == 0 && top_k_groups <= num_groups,
+                  num_experts % num_groups == 0 && (num_groups == 1 || top_k_groups <= num_groups),
               "groups must be as large as each other, and at most ", sluice::kMaxChosenExperts);
   TORCH_CHECK(!bias || (bias->is_cuda() && bias->scalar_type() == at::kFloat &&
                         bias->is_contiguous() && bias->numel() == num_experts),
