@@ -64,6 +64,7 @@ def register() -> None:
         silu_mul,
         gelu_tanh_mul,
         rope_and_cache,
+        store_latents,
         cuda_sampling.apply_token_bitmask,
         cuda_sampling.sample,
         cuda_sampling.token_logprobs,
@@ -368,6 +369,26 @@ def rope_and_cache(
     """
     torch.ops.sluice_cuda.rope_and_cache(
         q, k, v, k_cache, v_cache, cos_sin, positions, slots, q_norm, k_norm, eps, k_scale, v_scale
+    )
+
+
+def store_latents(
+    q: torch.Tensor,
+    q_turned: torch.Tensor,
+    kv: torch.Tensor,
+    norm: torch.Tensor,
+    cache: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    eps: float,
+    interleaved: bool,
+    scale: torch.Tensor | None = None,
+) -> None:
+    """See ``reference.store_latents``; q and kv are contiguous."""
+    torch.ops.sluice_cuda.store_latents(
+        q, q_turned, kv, norm, cache, cos_sin, positions, slots, eps, interleaved, scale
     )
 
 

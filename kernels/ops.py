@@ -1,6 +1,7 @@
 """The public ops. Each call runs the best implementation registered for its device and dtype.
 
-Contracts (shapes, dtypes, sources) are those of the functions of the same name in ``reference``.
+Contracts (shapes, dtypes, sources) are those of the functions of the same name in ``reference`` and
+``reference_experts``.
 A backend joins with ``register``; the reference serves every device and dtype.
 """
 
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kernels import reference
+from kernels import reference, reference_experts
 from kernels.experts import ExpertMatrices, PairTiles
 from kernels.low_rank import AdapterTiles, LowRankMatrices
 
@@ -29,9 +30,11 @@ OPS = (
     "silu_mul",
     "gelu_tanh_mul",
     "rope_and_cache",
+    "store_latents",
     "route_experts",
     "group_pairs",
     "apply_experts",
+    "combine_experts",
     "shrink_low_rank",
     "expand_low_rank",
     "quantize_rows",
@@ -52,8 +55,9 @@ class _Registered:
     """None: all."""
 
 
+_ORACLES = {**vars(reference), **vars(reference_experts)}
 _registry: dict[tuple[str, str], _Registered] = {
-    (op, "reference"): _Registered(getattr(reference, op), None) for op in OPS
+    (op, "reference"): _Registered(_ORACLES[op], None) for op in OPS
 }
 
 
@@ -140,6 +144,35 @@ def rope_and_cache(
     )
 
 
+def store_latents(
+    q: torch.Tensor,
+    q_turned: torch.Tensor,
+    kv: torch.Tensor,
+    norm: torch.Tensor,
+    cache: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    eps: float,
+    interleaved: bool,
+    scale: torch.Tensor | None = None,
+) -> None:
+    resolve("store_latents", q.device.type, q.dtype)(
+        q,
+        q_turned,
+        kv,
+        norm,
+        cache,
+        cos_sin,
+        positions,
+        slots,
+        eps=eps,
+        interleaved=interleaved,
+        scale=scale,
+    )
+
+
 def route_experts(
     logits: torch.Tensor,
     bias: torch.Tensor | None,
@@ -183,6 +216,11 @@ def apply_experts(
     out: torch.Tensor = resolve("apply_experts", x.device.type, x.dtype)(
         x, gate_up, down, experts, weights
     )
+    return out
+
+
+def combine_experts(each: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = resolve("combine_experts", each.device.type, each.dtype)(each, weights)
     return out
 
 
