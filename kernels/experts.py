@@ -63,9 +63,10 @@ class PairTiles:
 
 
 def tile_rows(num_pairs: int, num_experts: int) -> int:
-    """About what an expert gets, between the least and the most that a tile can be."""
+    """Between the least and the most that a tile can be, what an expert gets as a rule: some get
+    twice the average, and each tile reads the expert's matrix."""
     share = -(-num_pairs // num_experts)
-    return 16 if share <= 16 else 32 if share <= 32 else 64
+    return 16 if share <= 8 else 32 if share <= 16 else 64
 
 
 def max_tiles(num_pairs: int, num_experts: int, rows: int) -> int:

@@ -70,8 +70,10 @@ class Gemma2DecoderLayer(llama.LlamaDecoderLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         normed = self.input_layernorm(x, residual)
         residual = x if residual is None else residual
-        attended = self.post_attention_layernorm(self.self_attn(normed, cos_sin, step))
-        fed = self.feed_forward(self.pre_feedforward_layernorm(attended, residual))
+        attended = self.self_attn(normed, cos_sin, step)
+        fed = self.feed_forward(
+            self.pre_feedforward_layernorm(attended, residual, self.post_attention_layernorm)
+        )
         return self.post_feedforward_layernorm(fed), residual
 
 
