@@ -165,6 +165,9 @@ __device__ void produce(const WideLinear& p, const Maps& maps, Shared<kWidth>& s
     }
   }
   allow_next();
+  for (int i = 0; i < kStages; ++i, place.advance()) {  // until nobody arrives here any more
+    mbarrier_wait(address(&sm.empty[place.stage]), place.parity);
+  }
 }
 
 template <typename T>
@@ -192,6 +195,13 @@ __device__ __forceinline__ uint32_t gate(uint32_t gates, uint32_t ups) {
   return packed<T>(y[0], y[1]);
 }
 
+template <typename T>
+__device__ __forceinline__ uint32_t added(uint32_t x, uint32_t y) {
+  const auto& a = reinterpret_cast<const Two<T>&>(x);
+  const auto& b = reinterpret_cast<const Two<T>&>(y);
+  return packed<T>(to_float(a.x[0]) + to_float(b.x[0]), to_float(a.x[1]) + to_float(b.x[1]));
+}
+
 // Accumulators 4 * group .. of a thread are of tokens t and t + 8, features f and f + 1 of eight.
 template <typename T, int kWidth>
 __device__ __forceinline__ void add_bias(const T* bias, float (&sum)[kWidth / 2], int second,
@@ -217,21 +227,37 @@ __device__ __forceinline__ void leave(const WideLinear& p, uint16_t* staged, int
                                       int outputs, Value&& value) {
   using Memory = Shared<kWidth>;
   const int lane = threadIdx.x % 32;
+  constexpr int kVectors = Memory::kHalf / 8;  // of a row
+  constexpr int kOwn = kVectors / 2;           // of 16 rows, for each thread
+  const auto row = [lane](int i) { return (i * 32 + lane) / kVectors; };
+  const auto at = [lane](int i) { return (i * 32 + lane) % kVectors * 8; };
+  const auto inside = [&](int i) { return token + row(i) < p.tokens && column + at(i) < outputs; };
+  const int64_t first = static_cast<int64_t>(token) * outputs + column;
+  uint4 before[kOwn];
+  if (p.residual) {
+    const T* residual = static_cast<const T*>(p.residual) + first;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const T* from = residual + row(i) * outputs + at(i);
+      if (inside(i)) before[i] = *reinterpret_cast<const uint4*>(from);
+    }
+  }
   const uint32_t to = address(staged + lane % 16 * Memory::kPitch + lane / 16 * 8);
 #pragma unroll
   for (int i = 0; i < Memory::kHalf / 2; i += 8) {
     store_matrices(to + i / 8 * 32, value(i), value(i + 2), value(i + 4), value(i + 6));
   }
   __syncwarp();
-  constexpr int kVectors = Memory::kHalf / 8;
+  T* out = static_cast<T*>(p.out) + first;
 #pragma unroll
-  for (int i = 0; i < kVectors / 2; ++i) {
-    const int row = (i * 32 + lane) / kVectors, at = (i * 32 + lane) % kVectors * 8;
-    if (token + row < p.tokens && column + at < outputs) {
-      T* out = static_cast<T*>(p.out) + static_cast<int64_t>(token + row) * outputs + column + at;
-      *reinterpret_cast<uint4*>(out) =
-          *reinterpret_cast<const uint4*>(staged + row * Memory::kPitch + at);
+  for (int i = 0; i < kOwn; ++i) {
+    if (!inside(i)) continue;
+    auto y = *reinterpret_cast<const uint4*>(staged + row(i) * Memory::kPitch + at(i));
+    if (p.residual) {
+      const uint4 b = before[i];
+      y = {added<T>(y.x, b.x), added<T>(y.y, b.y), added<T>(y.z, b.z), added<T>(y.w, b.w)};
     }
+    *reinterpret_cast<uint4*>(out + row(i) * outputs + at(i)) = y;
   }
   __syncwarp();
 }
@@ -277,10 +303,16 @@ template <typename T, int kWidth>
 __device__ __forceinline__ uint2 summed(const WideLinear& p, const Shared<kWidth>& sm,
                                         const Seat& seat, int row, int column, int feature) {
   const uint32_t at = address(&sm.sums[row][column]);
-  float4 sum = load_from(seat.member, at);
-  for (int part = 1; part < p.split; ++part) {
-    const float4 more = load_from(part * kPair + seat.member, at);
-    sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
+  float4 parts[kMaxWideSplit];  // all on their way at once
+#pragma unroll
+  for (int part = 0; part < kMaxWideSplit; ++part) {
+    if (part < p.split) parts[part] = load_from(part * kPair + seat.member, at);
+  }
+  float4 sum = parts[0];
+#pragma unroll
+  for (int part = 1; part < kMaxWideSplit; ++part) {
+    const float4 more = parts[part];
+    if (part < p.split) sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
   }
   if (p.bias) {
     const T* bias = static_cast<const T*>(p.bias) + feature;
@@ -307,8 +339,12 @@ __device__ void merge(const WideLinear& p, const Shared<kWidth>& sm, const Seat&
       const uint2 up = summed<T>(p, sm, seat, row, column + kHalf, feature + outputs);
       y = {gate<T>(y.x, up.x), gate<T>(y.y, up.y)};
     }
-    T* out = static_cast<T*>(p.out) + static_cast<int64_t>(token) * outputs + feature;
-    *reinterpret_cast<uint2*>(out) = y;
+    const int64_t to = static_cast<int64_t>(token) * outputs + feature;
+    if (p.residual) {
+      const auto before = *reinterpret_cast<const uint2*>(static_cast<const T*>(p.residual) + to);
+      y = {added<T>(y.x, before.x), added<T>(y.y, before.y)};
+    }
+    *reinterpret_cast<uint2*>(static_cast<T*>(p.out) + to) = y;
   }
 }
 
@@ -323,6 +359,7 @@ __device__ void consume(const WideLinear& p, Shared<kWidth>& sm, const Seat& sea
     if (lane < kPair) mbarrier_arrive_at(seat.pair() + lane, address(&sm.empty[stage]));
   };
   float sum[kWidth / 2];
+  if (p.residual) wait_for_inputs();
   while (work.next()) {
     for (int chunk = seat.begin; chunk < seat.end; ++chunk) {
       mbarrier_wait(address(&sm.full[place.stage]), place.parity);
@@ -383,8 +420,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (p.split > 1) {
     sync_cluster();
     if (threadIdx.x < kConsumers) merge<T, kWidth, kShareWeight>(p, sm, seat);
+    meet_cluster();  // nobody reads this CTA's sums any more
   }
-  meet_cluster();  // nobody copies into or reads from the memory of this CTA any more
 #endif
 }
 

@@ -6,11 +6,14 @@
 
 namespace sluice {
 
+constexpr int kMaxWideSplit = 4;
+
 struct WideLinear {
   void* out;             // [tokens, outputs], contiguous
   const void* x;         // [tokens, k], rows x_stride elements apart
   const void* weight;    // [features, k], contiguous
   const void* bias;      // [features] or null
+  const void* residual;  // like out, which it may be, or null; not if gated
   int64_t x_stride;
   int tokens;
   int features;  // a multiple of 16
@@ -20,7 +23,8 @@ struct WideLinear {
   int split;     // so many parts of k (1, 2 or 4, at most k / 64) are summed side by side
 };
 
-// out = x weight^T + bias, rounded where the library's product and silu_mul round. sm_90 only.
+// out = x weight^T + bias (+ residual), rounded where the library's product, silu_mul and an addition
+// after them round. sm_90 only.
 cudaError_t wide_linear(const WideLinear& linear, bool bf16, cudaStream_t stream);
 
 }  // namespace sluice

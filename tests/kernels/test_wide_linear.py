@@ -44,7 +44,7 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, limit: float) -> None:
 def test_linear(
     features: int, k: int, tokens: int, dtype: torch.dtype, width: int, split: int
 ) -> None:
-    split = min(split, k // 64)
+    split = max(s for s in cuda_wide.SPLITS if s <= min(split, k // 64))
     x = randn(tokens, k, dtype=dtype, seed=1)
     weight = randn(features, k, dtype=dtype, seed=2)
     bias = randn(features, dtype=dtype, seed=3)
@@ -63,7 +63,7 @@ def test_linear(
 def test_gated(
     features: int, k: int, tokens: int, dtype: torch.dtype, width: int, split: int
 ) -> None:
-    split = min(split, k // 64)
+    split = max(s for s in cuda_wide.SPLITS if s <= min(split, k // 64))
     x = randn(tokens, k, dtype=dtype, seed=1)
     weight = (randn(features, k, dtype=dtype, seed=2) * k**-0.5).to(dtype)
     bias = randn(features, dtype=dtype, seed=3)
@@ -84,6 +84,25 @@ def test_gating_rounds_where_the_kernel_of_its_own_does(width: int, split: int) 
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("width", "split"), TILES)
+@pytest.mark.parametrize("tokens", [70, 300])
+def test_a_residual_is_added_where_a_norm_after_it_adds(
+    tokens: int, width: int, split: int
+) -> None:
+    cuda.register()
+    x = randn(tokens, 512, dtype=torch.bfloat16, seed=1)
+    weight = randn(1040, 512, dtype=torch.bfloat16, seed=2)
+    bias, norm = (randn(1040, dtype=torch.bfloat16, seed=seed) for seed in (3, 4))
+    residual = randn(tokens, 1040, dtype=torch.bfloat16, seed=5)
+    apart = residual.clone()
+    product = cuda_wide.wide_linear(x, weight, bias, width=width, split=split)
+    ops.rms_norm(product, norm, 1e-5, apart)
+    out = cuda_wide.wide_linear(x, weight, bias, residual=residual, width=width, split=split)
+    assert out.data_ptr() == residual.data_ptr()
+    assert torch.equal(residual, apart)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("tokens", [100, 200, 900])
 def test_nothing_is_read_or_written_beside_the_rows(tokens: int, gated: bool) -> None:
@@ -93,7 +112,7 @@ def test_nothing_is_read_or_written_beside_the_rows(tokens: int, gated: bool) ->
     weight = randn(368, 128, dtype=torch.bfloat16, seed=2)
     outputs = 184 if gated else 368
     around = torch.full((tokens + 2, outputs), float("nan"), device="cuda", dtype=torch.bfloat16)
-    torch.ops.sluice_cuda.wide_linear(around[1:-1], x, weight, None, gated, 224, 2)
+    torch.ops.sluice_cuda.wide_linear(around[1:-1], x, weight, None, None, gated, 224, 2)
     want = x.double() @ weight.double().T
     if gated:
         gate, up = want.chunk(2, -1)
@@ -155,6 +174,8 @@ def test_what_does_not_fit_is_refused() -> None:
         cuda_wide.wide_linear(x[:, :64], weight[:8])
     with pytest.raises(RuntimeError, match="bias must have 16 elements"):
         cuda_wide.wide_linear(x[:, :64], weight, weight[0])
+    with pytest.raises(RuntimeError, match="residual must be like out"):
+        cuda_wide.wide_linear(x[:, :64], weight, residual=randn(19, 16, dtype=x.dtype, seed=3))
 
 
 def test_rows_that_the_copy_engine_cannot_read_are_known() -> None:
