@@ -9,9 +9,11 @@
 #include <cstdint>
 #include <type_traits>
 
+#define SLUICE_ACC4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SLUICE_ACC8(d, i)                                                                    \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
+#define SLUICE_ACC16(d, i) SLUICE_ACC8(d, i), SLUICE_ACC8(d, i + 8)
 #define SLUICE_ACC32(d, i) \
   SLUICE_ACC8(d, i), SLUICE_ACC8(d, i + 8), SLUICE_ACC8(d, i + 16), SLUICE_ACC8(d, i + 24)
 #define SLUICE_ACC64(d, i) SLUICE_ACC32(d, i), SLUICE_ACC32(d, i + 32)
@@ -19,6 +21,10 @@
 #define SLUICE_ACC112(d, i) SLUICE_ACC96(d, i), SLUICE_ACC8(d, i + 96), SLUICE_ACC8(d, i + 104)
 #define SLUICE_ACC128(d, i) SLUICE_ACC64(d, i), SLUICE_ACC64(d, i + 64)
 
+#define SLUICE_REGS4 "%0, %1, %2, %3"
+#define SLUICE_REGS8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SLUICE_REGS16 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define SLUICE_REGS32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -72,6 +78,9 @@
 
 namespace sluice {
 
+SLUICE_WGMMA(8, 4, "%4", "%5", "%6", "%7", "%8")
+SLUICE_WGMMA(16, 8, "%8", "%9", "%10", "%11", "%12")
+SLUICE_WGMMA(32, 16, "%16", "%17", "%18", "%19", "%20")
 SLUICE_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36")
 SLUICE_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68")
 SLUICE_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100")
