@@ -36,6 +36,13 @@ class StepContext:
     """Some tokens have an adapter, which the linear layers apply."""
     by_layer: Mapping[int, tuple[torch.Tensor, StepAttention]] = field(default_factory=dict)
     """``slots`` and ``attend`` of the layers whose keys are in blocks of their own."""
+    wanted: torch.Tensor | None = None
+    """[num_wanted] int64, not empty: the tokens whose hidden states are wanted; None: all of them.
+    A last layer needs no others once their keys are stored."""
+
+    def kept(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [num_tokens, ...]; returns those of the wanted tokens."""
+        return x if self.wanted is None else x.index_select(0, self.wanted)
 
     def of(self, layer: int) -> tuple[torch.Tensor, StepAttention]:
         """``slots`` and ``attend`` for a layer."""
@@ -107,7 +114,7 @@ class SelfAttention(Module):
         return self.window is None and self.softcap is None and self.q_norm is None
 
     def __call__(self, x: torch.Tensor, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """x: [num_tokens, hidden]; cos_sin: see ``ops.rope_and_cache``."""
+        """x: [num_tokens, hidden]; cos_sin: see ``ops.rope_and_cache``. Of the wanted tokens."""
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         k_cache, v_cache = step.kv_cache[self.layer]
@@ -138,4 +145,4 @@ class SelfAttention(Module):
             softcap=self.softcap,
             kv_scales=scales,
         )
-        return self.o_proj(attended.view(x.shape[0], -1))
+        return self.o_proj(step.kept(attended.view(x.shape[0], -1)))

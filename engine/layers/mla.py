@@ -113,7 +113,8 @@ class LatentAttention(Module):
         )
 
     def __call__(self, x: torch.Tensor, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """x: [num_tokens, hidden]; cos_sin: [max_positions, qk_rope_head_dim]."""
+        """x: [num_tokens, hidden]; cos_sin: [max_positions, qk_rope_head_dim]. Of the wanted
+        tokens."""
         config, num_tokens, rotary_dim = self._config, x.shape[0], self._config.qk_rope_head_dim
         # [num_heads, nope + v, rank]
         up = self.kv_b_proj.weight.data.view(self.num_heads, -1, config.kv_lora_rank)
@@ -141,7 +142,7 @@ class LatentAttention(Module):
 
         attended = step.attend(q, cache, cache, self.scale, kv_scales=scales)[..., rotary_dim:]
         values = torch.bmm(attended.transpose(0, 1), to_values.transpose(1, 2))
-        return self.o_proj(values.transpose(0, 1).reshape(num_tokens, -1))
+        return self.o_proj(step.kept(values.transpose(0, 1).reshape(num_tokens, -1)))
 
     def _queries(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, num_heads, qk_nope_head_dim + qk_rope_head_dim]"""

@@ -44,6 +44,12 @@ class StepInputs:
     logits_index: torch.Tensor | None
     """[num_sampled] int64: the tokens whose logits are needed; None: all of them."""
 
+    @property
+    def wanted(self) -> torch.Tensor | None:
+        """``logits_index``, or any token where no logits are needed: a layer takes at least one."""
+        index = self.logits_index
+        return index if index is None or len(index) else index.new_zeros(1)
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkFields:

@@ -191,6 +191,8 @@ class TorchRunner:
         self, plan: StepPlan, fields: ChunkFields, *, adapted: bool = False
     ) -> _Launched:
         inputs = build_inputs(fields, self._table, self._block_size)
+        # Adapters and the logprobs of prompts go by all tokens.
+        needs_all = adapted or self._logprobs.wants_prompts(fields)
         step = StepContext(
             inputs.positions,
             inputs.slots,
@@ -198,6 +200,7 @@ class TorchRunner:
             self._cache.layers,
             adapted=adapted,
             by_layer=self._by_layer(fields),
+            wanted=None if needs_all else inputs.wanted,
         )
         hidden = self._model.hidden_states(inputs.token_ids, step)
         prompt_logprobs = self._logprobs.of_prompts(
@@ -205,7 +208,7 @@ class TorchRunner:
         )
         logits = None
         if len(inputs.sampled_chunks):
-            if inputs.logits_index is not None:
+            if step.wanted is None and inputs.logits_index is not None:
                 hidden = hidden.index_select(0, inputs.logits_index)
             logits = self._model.logits(hidden)
         return _Launched(plan, inputs, logits, prompt_logprobs)
