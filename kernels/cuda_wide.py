@@ -6,9 +6,6 @@ import torch
 
 WIDTHS = (192, 224, 256)
 """Features of a tile. Narrower ones leave less over where few tiles fill the GPU unevenly."""
-SPLITS = (1, 2, 4)
-"""Into how many parts k may be cut, which other parts of the GPU sum up side by side."""
-TILE_TOKENS = 128
 
 
 def has_wide(device: torch.device) -> bool:
@@ -27,23 +24,15 @@ def wide_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    residual: torch.Tensor | None = None,
     gated: bool = False,
     width: int = 256,
-    split: int = 1,
 ) -> torch.Tensor:
     """``x @ weight.T + bias``; gated: the features are [gate | up], the result silu(gate) * up.
 
-    residual: contiguous [tokens, features], to which the result is added; it is then returned. Not
-    together with gated.
-
     x: [tokens, k] bfloat16 or float16 that ``takes`` accepts; weight: [features, k] of the same
-    dtype, k a multiple of 64, features of 16. width: of ``WIDTHS``; split: of ``SPLITS``, at most
-    k / 64. ``cuda.load`` comes before.
+    dtype, k a multiple of 64, features of 16; width: of ``WIDTHS``. ``cuda.load`` comes before.
     """
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = residual
-    if out is None:
-        out = torch.empty(x.shape[0], outputs, dtype=x.dtype, device=x.device)
-    torch.ops.sluice_cuda.wide_linear(out, x, weight, bias, residual, gated, width, split)
+    out = torch.empty(x.shape[0], outputs, dtype=x.dtype, device=x.device)
+    torch.ops.sluice_cuda.wide_linear(out, x, weight, bias, gated, width)
     return out

@@ -54,21 +54,12 @@ void skinny_linear(Tensor out, const Tensor& x, const Tensor& weight,
 }
 
 void wide_linear(Tensor out, const Tensor& x, const Tensor& weight,
-                 const std::optional<Tensor>& bias, const std::optional<Tensor>& residual, bool gated,
-                 int64_t width, int64_t split) {
+                 const std::optional<Tensor>& bias, bool gated, int64_t width) {
   auto p = common<sluice::WideLinear>(out, x, weight, bias, gated);
   TORCH_CHECK(width == 192 || width == 224 || width == 256, "width must be 192, 224 or 256, got ",
               width);
-  TORCH_CHECK((split == 1 || split == 2 || split == 4) && split <= p.k / 64,
-              "split must be 1, 2 or 4 and at most k / 64, got ", split);
   TORCH_CHECK(reinterpret_cast<uintptr_t>(p.x) % 16 == 0, "x must start at a multiple of 16 bytes");
-  TORCH_CHECK(!residual || (!gated && residual->sizes() == out.sizes() && residual->is_cuda() &&
-                            residual->is_contiguous() &&
-                            residual->scalar_type() == out.scalar_type()),
-              "residual must be like out, and out not gated");
-  p.residual = residual ? residual->data_ptr() : nullptr;
   p.width = width;
-  p.split = split;
   const c10::cuda::CUDAGuard guard(x.device());
   check(sluice::wide_linear(p, is_bf16(x), c10::cuda::getCurrentCUDAStream()), "wide_linear");
 }
@@ -79,8 +70,8 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
   m.def(
       "skinny_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, bool gated) -> ()");
   m.def(
-      "wide_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, Tensor? residual, "
-      "bool gated, int width, int split) -> ()");
+      "wide_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, bool gated, "
+      "int width) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {

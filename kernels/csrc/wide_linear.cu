@@ -3,12 +3,11 @@
 // A tile is 128 tokens by up to 256 features, of which each of two warpgroups holds 64 tokens in its
 // registers; a thread keeps the copy engine some stages of 64 elements of k ahead of them, also while
 // they finish a tile. Pairs of CTAs work side by side and share one operand, of which each copies half
-// to both: with many tokens the weight, with up to 128 the tokens. Gated, the first half of a tile's
-// features are gates and the second their ups, so both are in the same thread.
+// to both: the weight, or where an odd number of tiles holds all tokens, the tokens. Gated, the first half
+// of a tile's features are gates and the second their ups, so both are in the same thread.
 //
 // CTAs stay and take tile after tile. All pairs together work on a patch that is about as many tokens
-// high as features wide, so that what they read twice comes from the L2. Where tiles are few, a cluster
-// of pairs shares the sum over k of one tile, and adds its parts up through shared memory.
+// high as features wide, so that what they read twice comes from the L2.
 
 #include <algorithm>
 
@@ -30,6 +29,7 @@ constexpr int kWarps = kConsumers / 32;
 constexpr int kThreads = kConsumers + 128;  // registers move between whole warpgroups
 constexpr int kChunk = 64;  // elements of k at a time: rows of 128 bytes
 constexpr int kPair = 2;
+constexpr int kBand = 8;  // rows of tiles that are worked on side by side
 
 template <int kWidth>
 struct Shared {
@@ -40,11 +40,7 @@ struct Shared {
     uint8_t x[2][kGroupTokens * kChunk * 2];
     uint8_t weight[2][kHalf * kChunk * 2];
   };
-  static constexpr int kSumPitch = kWidth + 8;
-  union {
-    Stage stages[kStages];
-    float sums[kTileTokens][kSumPitch];
-  };
+  Stage stages[kStages];
   uint16_t out[kWarps][16 * kPitch];
   uint64_t full[kStages], empty[kStages];
 };
@@ -68,36 +64,17 @@ __host__ __device__ int columns_of(const WideLinear& p) {
 
 #ifdef SLUICE_HOPPER
 
-constexpr int kMultiplied = 1;  // the named barrier of the warpgroups
-constexpr int kBand = 8;  // tiles of tokens that are worked on side by side
 
-// What a CTA is in its cluster.
-struct Seat {
-  int member;        // of its pair
-  int part;          // of k
-  int begin, end;    // chunks of it
-
-  explicit __device__ Seat(const WideLinear& p) {
-    const int rank = blockIdx.x % (kPair * p.split), chunks = p.k / kChunk;
-    member = rank % kPair;
-    part = rank / kPair;
-    begin = chunks * part / p.split;
-    end = chunks * (part + 1) / p.split;
-  }
-
-  __device__ int pair() const { return part * kPair; }  // rank of its first member
-};
-
-// The tiles of a cluster, one after the other: where each of its CTAs has its tokens and features.
+// The tiles of a pair, one after the other: where each of its CTAs has its tokens and features.
 template <int kWidth, bool kShareWeight>
 class Work {
  public:
   int token, feature;  // first of the tile; of a gated one's gates
 
-  __device__ Work(const WideLinear& p, const Seat& seat)
-      : member(seat.member), stride(gridDim.x / (kPair * p.split)),
-        columns(columns_of<kWidth, kShareWeight>(p)), rows(rows_of<kShareWeight>(p)),
-        width(p.gated ? kWidth / 2 : kWidth), index(blockIdx.x / (kPair * p.split)) {}
+  __device__ Work(const WideLinear& p, int member)
+      : member(member), columns(columns_of<kWidth, kShareWeight>(p)),
+        rows(rows_of<kShareWeight>(p)), width(p.gated ? kWidth / 2 : kWidth),
+        index(blockIdx.x / kPair) {}
 
   __device__ bool next() {
     if (index >= rows * columns) return false;
@@ -106,22 +83,22 @@ class Work {
     const int row = band * kBand + at % height, column = at / height;
     token = (kShareWeight ? row * kPair + member : row) * kTileTokens;
     feature = (kShareWeight ? column : column * kPair + member) * width;
-    index += stride;
+    index += gridDim.x / kPair;
     return true;
   }
 
  private:
-  const int member, stride, columns, rows, width;
+  const int member, columns, rows, width;
   int index;
 };
 
 // Starts copies of the two boxes of an operand; of a shared one, of half of it to both of the pair.
 template <bool kIsShared, int kBytes>
 __device__ __forceinline__ void bring(uint8_t (&to)[2][kBytes], const CUtensorMap& map, uint64_t& full,
-                                      const Seat& seat, int k, int first, int second) {
+                                      int member, int k, int first, int second) {
   if constexpr (kIsShared) {
-    copy_box_to(static_cast<uint16_t>(3 << seat.pair()), address(to[seat.member]), map,
-                address(&full), k, seat.member ? second : first);
+    constexpr uint16_t kBoth = 3;
+    copy_box_to(kBoth, address(to[member]), map, address(&full), k, member ? second : first);
   } else {
     copy_box(address(to[0]), map, address(&full), k, first);
     copy_box(address(to[1]), map, address(&full), k, second);
@@ -130,36 +107,36 @@ __device__ __forceinline__ void bring(uint8_t (&to)[2][kBytes], const CUtensorMa
 
 // One thread.
 template <int kWidth, bool kShareWeight>
-__device__ void produce(const WideLinear& p, const Maps& maps, Shared<kWidth>& sm,
-                        const Seat& seat) {
+__device__ void produce(const WideLinear& p, const Maps& maps, Shared<kWidth>& sm, int member) {
   using Memory = Shared<kWidth>;
   constexpr int kStages = Memory::kStages;
-  Work<kWidth, kShareWeight> work(p, seat);
+  Work<kWidth, kShareWeight> work(p, member);
   Place<kStages> place;
   place.parity = 1;  // of a fresh barrier, this phase counts as ended
   auto bring_weight = [&](const Place<kStages>& to, int chunk) {
     mbarrier_wait(address(&sm.empty[to.stage]), to.parity);
     mbarrier_expect(address(&sm.full[to.stage]), sizeof(typename Memory::Stage));
     const int second = work.feature + (p.gated ? p.features / 2 : Memory::kHalf);
-    bring<kShareWeight>(sm.stages[to.stage].weight, maps.weight, sm.full[to.stage], seat,
+    bring<kShareWeight>(sm.stages[to.stage].weight, maps.weight, sm.full[to.stage], member,
                         chunk * kChunk, work.feature, second);
   };
   auto bring_x = [&](const Place<kStages>& to, int chunk) {
-    bring<!kShareWeight>(sm.stages[to.stage].x, maps.x, sm.full[to.stage], seat, chunk * kChunk,
+    bring<!kShareWeight>(sm.stages[to.stage].x, maps.x, sm.full[to.stage], member, chunk * kChunk,
                          work.token, work.token + kGroupTokens);
   };
+  const int chunks = p.k / kChunk;
   bool waited = false;
   while (work.next()) {
-    int chunk = seat.begin;
+    int chunk = 0;
     if (!waited) {  // the first weights, while the kernel that makes x ends
-      const int ahead = min(seat.begin + kStages, seat.end);
+      const int ahead = min(chunks, kStages);
       Place<kStages> early = place;
-      for (int i = chunk; i < ahead; ++i, early.advance()) bring_weight(early, i);
+      for (int i = 0; i < ahead; ++i, early.advance()) bring_weight(early, i);
       wait_for_inputs();
       for (; chunk < ahead; ++chunk, place.advance()) bring_x(place, chunk);
       waited = true;
     }
-    for (; chunk < seat.end; ++chunk, place.advance()) {
+    for (; chunk < chunks; ++chunk, place.advance()) {
       bring_weight(place, chunk);
       bring_x(place, chunk);
     }
@@ -195,13 +172,6 @@ __device__ __forceinline__ uint32_t gate(uint32_t gates, uint32_t ups) {
   return packed<T>(y[0], y[1]);
 }
 
-template <typename T>
-__device__ __forceinline__ uint32_t added(uint32_t x, uint32_t y) {
-  const auto& a = reinterpret_cast<const Two<T>&>(x);
-  const auto& b = reinterpret_cast<const Two<T>&>(y);
-  return packed<T>(to_float(a.x[0]) + to_float(b.x[0]), to_float(a.x[1]) + to_float(b.x[1]));
-}
-
 // Accumulators 4 * group .. of a thread are of tokens t and t + 8, features f and f + 1 of eight.
 template <typename T, int kWidth>
 __device__ __forceinline__ void add_bias(const T* bias, float (&sum)[kWidth / 2], int second,
@@ -232,32 +202,18 @@ __device__ __forceinline__ void leave(const WideLinear& p, uint16_t* staged, int
   const auto row = [lane](int i) { return (i * 32 + lane) / kVectors; };
   const auto at = [lane](int i) { return (i * 32 + lane) % kVectors * 8; };
   const auto inside = [&](int i) { return token + row(i) < p.tokens && column + at(i) < outputs; };
-  const int64_t first = static_cast<int64_t>(token) * outputs + column;
-  uint4 before[kOwn];
-  if (p.residual) {
-    const T* residual = static_cast<const T*>(p.residual) + first;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const T* from = residual + row(i) * outputs + at(i);
-      if (inside(i)) before[i] = *reinterpret_cast<const uint4*>(from);
-    }
-  }
   const uint32_t to = address(staged + lane % 16 * Memory::kPitch + lane / 16 * 8);
 #pragma unroll
   for (int i = 0; i < Memory::kHalf / 2; i += 8) {
     store_matrices(to + i / 8 * 32, value(i), value(i + 2), value(i + 4), value(i + 6));
   }
   __syncwarp();
-  T* out = static_cast<T*>(p.out) + first;
+  T* out = static_cast<T*>(p.out) + static_cast<int64_t>(token) * outputs + column;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     if (!inside(i)) continue;
-    auto y = *reinterpret_cast<const uint4*>(staged + row(i) * Memory::kPitch + at(i));
-    if (p.residual) {
-      const uint4 b = before[i];
-      y = {added<T>(y.x, b.x), added<T>(y.y, b.y), added<T>(y.z, b.z), added<T>(y.w, b.w)};
-    }
-    *reinterpret_cast<uint4*>(out + row(i) * outputs + at(i)) = y;
+    *reinterpret_cast<uint4*>(out + row(i) * outputs + at(i)) =
+        *reinterpret_cast<const uint4*>(staged + row(i) * Memory::kPitch + at(i));
   }
   __syncwarp();
 }
@@ -286,82 +242,19 @@ __device__ __forceinline__ void finish(const WideLinear& p, Shared<kWidth>& sm,
   }
 }
 
-// One warpgroup: its sums over a part of k, to where all of the cluster can read them.
-template <int kWidth>
-__device__ __forceinline__ void set_aside(Shared<kWidth>& sm, const float (&sum)[kWidth / 2]) {
-  sync_named(kMultiplied, kConsumers);  // they take the place of the stages
-  const int lane = threadIdx.x % 32, token = threadIdx.x / 32 * 16 + lane / 4;
-#pragma unroll
-  for (int i = 0; i < kWidth / 2; i += 2) {
-    float* to = &sm.sums[token + i % 4 / 2 * 8][i / 4 * 8 + lane % 4 * 2];
-    *reinterpret_cast<float2*>(to) = make_float2(sum[i], sum[i + 1]);
-  }
-}
-
-// Four features of a token, over all parts in their order, with the bias.
-template <typename T, int kWidth>
-__device__ __forceinline__ uint2 summed(const WideLinear& p, const Shared<kWidth>& sm,
-                                        const Seat& seat, int row, int column, int feature) {
-  const uint32_t at = address(&sm.sums[row][column]);
-  float4 parts[kMaxWideSplit];  // all on their way at once
-#pragma unroll
-  for (int part = 0; part < kMaxWideSplit; ++part) {
-    if (part < p.split) parts[part] = load_from(part * kPair + seat.member, at);
-  }
-  float4 sum = parts[0];
-#pragma unroll
-  for (int part = 1; part < kMaxWideSplit; ++part) {
-    const float4 more = parts[part];
-    if (part < p.split) sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
-  }
-  if (p.bias) {
-    const T* bias = static_cast<const T*>(p.bias) + feature;
-    sum = {sum.x + to_float(bias[0]), sum.y + to_float(bias[1]), sum.z + to_float(bias[2]),
-           sum.w + to_float(bias[3])};
-  }
-  return {packed<T>(sum.x, sum.y), packed<T>(sum.z, sum.w)};
-}
-
-// The warpgroups: this CTA's share of the tile's tokens, once all parts have been set aside.
-template <typename T, int kWidth, bool kShareWeight>
-__device__ void merge(const WideLinear& p, const Shared<kWidth>& sm, const Seat& seat) {
-  constexpr int kHalf = kWidth / 2;
-  Work<kWidth, kShareWeight> work(p, seat);
-  work.next();
-  const int outputs = p.gated ? p.features / 2 : p.features;
-  const int quads = (p.gated ? kHalf : kWidth) / 4, tokens = kTileTokens / p.split;
-  for (int i = threadIdx.x; i < tokens * quads; i += kConsumers) {
-    const int row = seat.part * tokens + i / quads, column = i % quads * 4;
-    const int token = work.token + row, feature = work.feature + column;
-    if (token >= p.tokens || feature >= outputs) continue;
-    uint2 y = summed<T>(p, sm, seat, row, column, feature);
-    if (p.gated) {
-      const uint2 up = summed<T>(p, sm, seat, row, column + kHalf, feature + outputs);
-      y = {gate<T>(y.x, up.x), gate<T>(y.y, up.y)};
-    }
-    const int64_t to = static_cast<int64_t>(token) * outputs + feature;
-    if (p.residual) {
-      const auto before = *reinterpret_cast<const uint2*>(static_cast<const T*>(p.residual) + to);
-      y = {added<T>(y.x, before.x), added<T>(y.y, before.y)};
-    }
-    *reinterpret_cast<uint2*>(static_cast<T*>(p.out) + to) = y;
-  }
-}
-
 // One warpgroup.
 template <typename T, int kWidth, bool kShareWeight>
-__device__ void consume(const WideLinear& p, Shared<kWidth>& sm, const Seat& seat) {
+__device__ void consume(const WideLinear& p, Shared<kWidth>& sm, int member) {
   constexpr int kStages = Shared<kWidth>::kStages;
-  const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
-  Work<kWidth, kShareWeight> work(p, seat);
+  const int group = threadIdx.x / 128, lane = threadIdx.x % 32, chunks = p.k / kChunk;
+  Work<kWidth, kShareWeight> work(p, member);
   Place<kStages> place, last;
   auto release = [&](int stage) {  // to both of the pair: each copies to both
-    if (lane < kPair) mbarrier_arrive_at(seat.pair() + lane, address(&sm.empty[stage]));
+    if (lane < kPair) mbarrier_arrive_at(lane, address(&sm.empty[stage]));
   };
   float sum[kWidth / 2];
-  if (p.residual) wait_for_inputs();
   while (work.next()) {
-    for (int chunk = seat.begin; chunk < seat.end; ++chunk) {
+    for (int chunk = 0; chunk < chunks; ++chunk) {
       mbarrier_wait(address(&sm.full[place.stage]), place.parity);
       const uint32_t x = address(sm.stages[place.stage].x[group]);
       const uint32_t weight = address(sm.stages[place.stage].weight);
@@ -370,10 +263,10 @@ __device__ void consume(const WideLinear& p, Shared<kWidth>& sm, const Seat& sea
 #pragma unroll
       for (int step = 0; step < kChunk / 16; ++step) {
         wgmma<T>(sum, tile_descriptor(x + step * 32, 16), tile_descriptor(weight + step * 32, 16),
-                 chunk == seat.begin && step == 0);
+                 chunk == 0 && step == 0);
       }
       wgmma_commit();
-      if (chunk > seat.begin) {
+      if (chunk > 0) {
         wgmma_wait<1>();
         release(last.stage);
       }
@@ -383,11 +276,7 @@ __device__ void consume(const WideLinear& p, Shared<kWidth>& sm, const Seat& sea
     wgmma_wait<0>();
     pin(sum);
     release(last.stage);
-    if (p.split > 1) {
-      set_aside<kWidth>(sm, sum);
-    } else {
-      finish<T, kWidth>(p, sm, sum, work.token, work.feature);
-    }
+    finish<T, kWidth>(p, sm, sum, work.token, work.feature);
   }
 }
 
@@ -399,7 +288,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #ifdef SLUICE_HOPPER
   extern __shared__ __align__(1024) uint8_t raw[];
   auto& sm = *reinterpret_cast<Shared<kWidth>*>(raw);
-  const Seat seat(p);
+  const int member = blockIdx.x % kPair;
   if (threadIdx.x == kConsumers) {
     prefetch_map(maps.weight);
     prefetch_map(maps.x);
@@ -412,15 +301,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   meet_cluster();
   if (threadIdx.x < kConsumers) {
     take_registers<224>();
-    consume<T, kWidth, kShareWeight>(p, sm, seat);
+    consume<T, kWidth, kShareWeight>(p, sm, member);
   } else {
     give_up_registers<56>();
-    if (threadIdx.x == kConsumers) produce<kWidth, kShareWeight>(p, maps, sm, seat);
-  }
-  if (p.split > 1) {
-    sync_cluster();
-    if (threadIdx.x < kConsumers) merge<T, kWidth, kShareWeight>(p, sm, seat);
-    meet_cluster();  // nobody reads this CTA's sums any more
+    if (threadIdx.x == kConsumers) produce<kWidth, kShareWeight>(p, maps, sm, member);
   }
 #endif
 }
@@ -441,24 +325,24 @@ cudaError_t describe(CUtensorMap& map, const void* matrix, int64_t rows, int k, 
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// How many clusters of so many CTAs the device works on at a time; none: it cannot.
+// How many pairs of CTAs the device works on at a time; none: it cannot.
 template <typename Kernel>
-int most_clusters(Kernel* kernel, int smem, unsigned size) {
+int most_pairs(Kernel* kernel, int smem) {
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem) !=
       cudaSuccess) {
     return 0;
   }
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {size, 1, 1};
+  attribute.val.clusterDim = {kPair, 1, 1};
   cudaLaunchConfig_t config = {};
-  config.gridDim = size;
+  config.gridDim = kPair;
   config.blockDim = kThreads;
   config.dynamicSmemBytes = smem;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  int clusters = 0;
-  return cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess ? clusters : 0;
+  int pairs = 0;
+  return cudaOccupancyMaxActiveClusters(&pairs, kernel, &config) == cudaSuccess ? pairs : 0;
 }
 
 template <typename T, int kWidth, bool kShareWeight>
@@ -466,7 +350,7 @@ cudaError_t launch(const WideLinear& p, cudaStream_t stream) {
   constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
   const auto kernel = wide_linear_kernel<T, kWidth, kShareWeight>;
   const int smem = sizeof(Shared<kWidth>);
-  static const int most = most_clusters(kernel, smem, kPair);
+  static const int most = most_pairs(kernel, smem);
   if (most == 0) return cudaErrorInvalidConfiguration;
   Maps maps;
   cudaError_t error = describe(maps.x, p.x, p.tokens, p.k, p.x_stride, kGroupTokens, kBf16);
@@ -475,14 +359,15 @@ cudaError_t launch(const WideLinear& p, cudaStream_t stream) {
   }
   if (error != cudaSuccess) return error;
   const int tiles = rows_of<kShareWeight>(p) * columns_of<kWidth, kShareWeight>(p);
-  const unsigned clusters = p.split > 1 ? tiles : std::min(most, tiles), size = kPair * p.split;
-  return launch_dependent_clusters(kernel, clusters * size, kThreads, smem, stream, size, p, maps);
+  const unsigned pairs = std::min(most, tiles);
+  return launch_dependent_clusters(kernel, pairs * kPair, kThreads, smem, stream, kPair, p, maps);
 }
 
 template <typename T, int kWidth>
 cudaError_t dispatch(const WideLinear& p, cudaStream_t stream) {
-  return p.tokens > kTileTokens ? launch<T, kWidth, true>(p, stream)
-                                : launch<T, kWidth, false>(p, stream);
+  const int rows = blocks(p.tokens, kTileTokens);
+  const bool share_weight = rows % kPair == 0 || rows > kBand;  // of many, one half tile is little
+  return share_weight ? launch<T, kWidth, true>(p, stream) : launch<T, kWidth, false>(p, stream);
 }
 
 template <typename T>

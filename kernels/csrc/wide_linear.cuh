@@ -6,25 +6,20 @@
 
 namespace sluice {
 
-constexpr int kMaxWideSplit = 4;
-
 struct WideLinear {
-  void* out;             // [tokens, outputs], contiguous
-  const void* x;         // [tokens, k], rows x_stride elements apart
-  const void* weight;    // [features, k], contiguous
-  const void* bias;      // [features] or null
-  const void* residual;  // like out, which it may be, or null; not if gated
+  void* out;           // [tokens, outputs], contiguous
+  const void* x;       // [tokens, k], rows x_stride elements apart
+  const void* weight;  // [features, k], contiguous
+  const void* bias;    // [features] or null
   int64_t x_stride;
   int tokens;
   int features;  // a multiple of 16
   int k;         // a multiple of 64
   bool gated;    // features = [gate | up], out = silu(gate) * up, outputs = features / 2
   int width;     // features of a tile: 192, 224 or 256
-  int split;     // so many parts of k (1, 2 or 4, at most k / 64) are summed side by side
 };
 
-// out = x weight^T + bias (+ residual), rounded where the library's product, silu_mul and an addition
-// after them round. sm_90 only.
+// out = x weight^T + bias, rounded where the library's product and silu_mul round. sm_90 only.
 cudaError_t wide_linear(const WideLinear& linear, bool bf16, cudaStream_t stream);
 
 }  // namespace sluice

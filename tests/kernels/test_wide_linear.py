@@ -13,8 +13,7 @@ from kernels import cuda, cuda_wide, ops  # noqa: E402
 LIMIT = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 SHAPES = [(16, 64), (48, 192), (512, 256), (1184, 320), (4096, 4096)]
 GATED = [(32, 64), (176, 128), (1184, 320), (28672, 4096)]
-TOKENS = [1, 64, 100, 128, 129, 256, 300, 1000]
-TILES = [(width, 1) for width in cuda_wide.WIDTHS] + [(256, 2), (224, 4)]
+TOKENS = [1, 100, 128, 129, 256, 300, 1000]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,69 +36,44 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, limit: float) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("width", "split"), TILES)
+@pytest.mark.parametrize("width", cuda_wide.WIDTHS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize(("features", "k"), SHAPES)
-def test_linear(
-    features: int, k: int, tokens: int, dtype: torch.dtype, width: int, split: int
-) -> None:
-    split = max(s for s in cuda_wide.SPLITS if s <= min(split, k // 64))
+def test_linear(features: int, k: int, tokens: int, dtype: torch.dtype, width: int) -> None:
     x = randn(tokens, k, dtype=dtype, seed=1)
     weight = randn(features, k, dtype=dtype, seed=2)
     bias = randn(features, dtype=dtype, seed=3)
     want = x.double() @ weight.double().T
-    plain = cuda_wide.wide_linear(x, weight, width=width, split=split)
+    plain = cuda_wide.wide_linear(x, weight, width=width)
     assert_close(plain, want, LIMIT[dtype])
-    with_bias = cuda_wide.wide_linear(x, weight, bias, width=width, split=split)
+    with_bias = cuda_wide.wide_linear(x, weight, bias, width=width)
     assert_close(with_bias, want + bias.double(), LIMIT[dtype])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("width", "split"), TILES)
+@pytest.mark.parametrize("width", cuda_wide.WIDTHS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize(("features", "k"), GATED)
-def test_gated(
-    features: int, k: int, tokens: int, dtype: torch.dtype, width: int, split: int
-) -> None:
-    split = max(s for s in cuda_wide.SPLITS if s <= min(split, k // 64))
+def test_gated(features: int, k: int, tokens: int, dtype: torch.dtype, width: int) -> None:
     x = randn(tokens, k, dtype=dtype, seed=1)
     weight = (randn(features, k, dtype=dtype, seed=2) * k**-0.5).to(dtype)
     bias = randn(features, dtype=dtype, seed=3)
     gate, up = (x.double() @ weight.double().T + bias.double()).chunk(2, -1)
-    out = cuda_wide.wide_linear(x, weight, bias, gated=True, width=width, split=split)
+    out = cuda_wide.wide_linear(x, weight, bias, gated=True, width=width)
     assert_close(out, F.silu(gate) * up, 3 * LIMIT[dtype])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("width", "split"), TILES)
-def test_gating_rounds_where_the_kernel_of_its_own_does(width: int, split: int) -> None:
+@pytest.mark.parametrize("width", cuda_wide.WIDTHS)
+def test_gating_rounds_where_the_kernel_of_its_own_does(width: int) -> None:
     cuda.register()
     x = randn(300, 512, dtype=torch.bfloat16, seed=1)
     weight = randn(1024, 512, dtype=torch.bfloat16, seed=2)
-    apart = ops.silu_mul(cuda_wide.wide_linear(x, weight, width=width, split=split))
-    gated = cuda_wide.wide_linear(x, weight, gated=True, width=width, split=split)
+    apart = ops.silu_mul(cuda_wide.wide_linear(x, weight, width=width))
+    gated = cuda_wide.wide_linear(x, weight, gated=True, width=width)
     assert torch.equal(gated, apart)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("width", "split"), TILES)
-@pytest.mark.parametrize("tokens", [70, 300])
-def test_a_residual_is_added_where_a_norm_after_it_adds(
-    tokens: int, width: int, split: int
-) -> None:
-    cuda.register()
-    x = randn(tokens, 512, dtype=torch.bfloat16, seed=1)
-    weight = randn(1040, 512, dtype=torch.bfloat16, seed=2)
-    bias, norm = (randn(1040, dtype=torch.bfloat16, seed=seed) for seed in (3, 4))
-    residual = randn(tokens, 1040, dtype=torch.bfloat16, seed=5)
-    apart = residual.clone()
-    product = cuda_wide.wide_linear(x, weight, bias, width=width, split=split)
-    ops.rms_norm(product, norm, 1e-5, apart)
-    out = cuda_wide.wide_linear(x, weight, bias, residual=residual, width=width, split=split)
-    assert out.data_ptr() == residual.data_ptr()
-    assert torch.equal(residual, apart)
 
 
 @pytest.mark.gpu
@@ -112,7 +86,7 @@ def test_nothing_is_read_or_written_beside_the_rows(tokens: int, gated: bool) ->
     weight = randn(368, 128, dtype=torch.bfloat16, seed=2)
     outputs = 184 if gated else 368
     around = torch.full((tokens + 2, outputs), float("nan"), device="cuda", dtype=torch.bfloat16)
-    torch.ops.sluice_cuda.wide_linear(around[1:-1], x, weight, None, None, gated, 224, 2)
+    torch.ops.sluice_cuda.wide_linear(around[1:-1], x, weight, None, gated, 224)
     want = x.double() @ weight.double().T
     if gated:
         gate, up = want.chunk(2, -1)
@@ -123,13 +97,13 @@ def test_nothing_is_read_or_written_beside_the_rows(tokens: int, gated: bool) ->
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("width", "split"), TILES)
-def test_a_row_does_not_depend_on_its_neighbours(width: int, split: int) -> None:
+@pytest.mark.parametrize("width", cuda_wide.WIDTHS)
+def test_a_row_does_not_depend_on_its_neighbours(width: int) -> None:
     x = randn(700, 1024, dtype=torch.bfloat16, seed=1)
     weight = randn(2048, 1024, dtype=torch.bfloat16, seed=2)
-    whole = cuda_wide.wide_linear(x, weight, width=width, split=split)
+    whole = cuda_wide.wide_linear(x, weight, width=width)
     for rows in (1, 70, 128, 200, 512):
-        some = cuda_wide.wide_linear(x[:rows], weight, width=width, split=split)
+        some = cuda_wide.wide_linear(x[:rows], weight, width=width)
         assert torch.equal(some, whole[:rows])
 
 
@@ -142,9 +116,9 @@ def test_a_chain_is_the_same_every_time(tokens: int) -> None:
     ends = []
     for _ in range(3):
         x = randn(tokens, 1024, dtype=torch.bfloat16, seed=3)
-        for width, split in TILES * 2:
-            inner = cuda_wide.wide_linear(x, up, gated=True, width=width, split=split)
-            down_made = cuda_wide.wide_linear(inner, down, width=width, split=split)
+        for width in cuda_wide.WIDTHS * 2:
+            inner = cuda_wide.wide_linear(x, up, gated=True, width=width)
+            down_made = cuda_wide.wide_linear(inner, down, width=width)
             x = F.layer_norm(down_made, (1024,))
         ends.append(x)
     assert torch.isfinite(ends[0]).all()
@@ -166,16 +140,12 @@ def test_what_does_not_fit_is_refused() -> None:
     )
     with pytest.raises(RuntimeError, match="width must be 192, 224 or 256, got 128"):
         cuda_wide.wide_linear(x[:, :64], weight, width=128)
-    with pytest.raises(RuntimeError, match="split must be 1, 2 or 4 and at most k / 64, got 2"):
-        cuda_wide.wide_linear(x[:, :64], weight, split=2)
     with pytest.raises(RuntimeError, match="x must start at a multiple of 16 bytes"):
         cuda_wide.wide_linear(x[:, 4:68], weight)
     with pytest.raises(RuntimeError, match="features must be a multiple of 16 and k of 64"):
         cuda_wide.wide_linear(x[:, :64], weight[:8])
     with pytest.raises(RuntimeError, match="bias must have 16 elements"):
         cuda_wide.wide_linear(x[:, :64], weight, weight[0])
-    with pytest.raises(RuntimeError, match="residual must be like out"):
-        cuda_wide.wide_linear(x[:, :64], weight, residual=randn(19, 16, dtype=x.dtype, seed=3))
 
 
 def test_rows_that_the_copy_engine_cannot_read_are_known() -> None:
