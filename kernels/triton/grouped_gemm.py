@@ -38,15 +38,15 @@ def apply_experts(
     experts: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """See ``reference.apply_experts``. INT4: groups of a multiple of 32 inputs."""
+    """See ``reference_experts.apply_experts``. INT4: groups of a multiple of 32 inputs."""
     num_tokens, top_k = experts.shape
     rows = tile_rows(experts.numel(), len(gate_up))
     groups = ops.group_pairs(experts, len(gate_up), rows)
     inner = x.new_empty(num_tokens * top_k, features_of(gate_up))
     product(inner, x, gate_up, groups, pairs_per_row=top_k)
     out = x.new_empty(num_tokens * top_k, features_of(down))
-    product(out, ops.silu_mul(inner), down, groups, scales=weights.reshape(-1))
-    return out.view(num_tokens, top_k, -1).sum(1)
+    product(out, ops.silu_mul(inner), down, groups)
+    return ops.combine_experts(out, weights)
 
 
 def product(
@@ -56,9 +56,8 @@ def product(
     groups: PairTiles,
     *,
     pairs_per_row: int = 1,
-    scales: torch.Tensor | None = None,
 ) -> None:
-    """out[pair] = scale[pair] * (matrix[expert of pair] @ x[pair // pairs_per_row]).
+    """out[pair] = matrix[expert of pair] @ x[pair // pairs_per_row].
 
     All contiguous; pairs of the expert ``num_experts``, which is none, are left alone.
     """
@@ -87,7 +86,6 @@ def product(
         factors,
         groups.order,
         groups.tiles,
-        scales,
         groups.tiles.shape[1],
         features,
         width,
@@ -95,7 +93,6 @@ def product(
         pairs_per_row,
         group_size,
         block_rows,
-        SCALED=scales is not None,
         ROWS=groups.rows,
         COLUMNS=columns,
         DEPTH=depth,
@@ -104,6 +101,13 @@ def product(
         num_warps=4,
         num_stages=3,
     )
+
+
+@triton.jit
+def _int4_order(place):
+    """Which of a row's inputs stands at a place of its words, nibble by nibble of both halves."""
+    word, pair = place // 8, place // 2 % 4
+    return word // 4 * 32 + pair * 8 + word % 4 * 2 + place % 2
 
 
 @triton.jit
@@ -118,7 +122,8 @@ def _int4_block(
     DEPTH: tl.constexpr,
     like,
 ):
-    """Inputs [start, start + DEPTH) of some features, of one group, dequantized."""
+    """Inputs [start, start + DEPTH) of some features, of one group, dequantized, as ``_int4_order``
+    has them."""
     place = tl.arange(0, 8)
     shift = (place % 2 * 16 + place // 2 * 4)[None, None, :]
     word = tl.arange(0, DEPTH // 8)
@@ -140,7 +145,6 @@ def _kernel(
     factors,
     order,
     tiles,
-    scales,
     max_tiles,
     features,
     width,
@@ -148,7 +152,6 @@ def _kernel(
     pairs_per_row,
     group_size,
     block_rows,
-    SCALED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -165,6 +168,8 @@ def _kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     in_features = column < features
     depth = tl.arange(0, DEPTH)
+    if KIND == "int4":
+        depth = _int4_order(depth)  # a sum does not mind, and x is quicker to shuffle
     x_at = x + (pair // pairs_per_row)[:, None] * width + depth[None, :]
     feature = expert.to(tl.int64) * features + column
     w_at = weight + feature[:, None] * width + depth[None, :]
@@ -192,7 +197,5 @@ def _kernel(
             acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
     if KIND == "fp8":
         acc *= tl.load(factors + feature, mask=in_features, other=0.0)[None, :]
-    if SCALED:
-        acc *= tl.load(scales + pair, mask=real, other=0.0)[:, None]
     at = out + pair[:, None] * features + column[None, :]
     tl.store(at, acc.to(out.dtype.element_ty), mask=real[:, None] & in_features[None, :])
