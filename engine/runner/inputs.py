@@ -44,12 +44,6 @@ class StepInputs:
     logits_index: torch.Tensor | None
     """[num_sampled] int64: the tokens whose logits are needed; None: all of them."""
 
-    @property
-    def wanted(self) -> torch.Tensor | None:
-        """``logits_index``, or any token where no logits are needed: a layer takes at least one."""
-        index = self.logits_index
-        return index if index is None or len(index) else index.new_zeros(1)
-
 
 @dataclass(frozen=True, slots=True)
 class ChunkFields:
@@ -76,6 +70,15 @@ class ChunkFields:
             np.int64,
         )
         return cls(*np.ascontiguousarray(fields.T))
+
+    def of_places(self) -> ChunkFields:
+        """The places to sample at, as the chunks that they end; or the first token where there are
+        none."""
+        places, ends = self.num_places, self.computed + self.query_lens
+        some = places > 0
+        if not some.any():
+            return ChunkFields(self.rows[:1], self.computed[:1], np.ones(1, np.int64), places[:1])
+        return ChunkFields(self.rows[some], (ends - places)[some], places[some], places[some])
 
 
 def build_inputs(fields: ChunkFields, table: RowTable, block_size: int) -> StepInputs:
