@@ -18,6 +18,7 @@ from kernels import cuda, cuda_wide, ops
 
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, *range(128, 513, 64), 640, 768, 896, 1024)
 """Of more, a product is as long as its energy allows, and the library's take no more of it."""
+_LOADED_EVERY = 8
 _REPEATS = 5
 _MAX_DISTINCT = 8
 _DISTINCT_BYTES = 1 << 30
@@ -126,7 +127,9 @@ def measure(uses: Iterable[Use]) -> None:
     for kind, some in new.items():
         choice = _chosen[kind] = _Choice()
         weights = [use.weight for use in some]
-        for rows in _up_to(max(use.max_rows for use in some)):
+        sizes = _up_to(max(use.max_rows for use in some))
+        _load_library(weights[0], sizes[-1])
+        for rows in sizes:
             candidates = list(_candidates(rows, device))
             choice.add(rows, _fastest(candidates, rows, kind, weights, flushed))
 
@@ -135,6 +138,17 @@ def _up_to(max_rows: int) -> Sequence[int]:
     """The numbers of rows to be measured for steps of at most ``max_rows``."""
     most = min(max_rows, _ROWS[-1])
     return [*(rows for rows in _ROWS if rows < most), most]
+
+
+def _load_library(weight: torch.Tensor, max_rows: int) -> None:
+    """Have the library load its kernels now, of which it has some for almost each number of rows.
+
+    At its first use a kernel waits until the GPU has nothing else to do: in a step that grows by a
+    request, for as long as the step takes.
+    """
+    x = torch.zeros(max_rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    for rows in range(_LOADED_EVERY, max_rows + 1, _LOADED_EVERY):
+        F.linear(x[:rows], weight)
 
 
 def _candidates(rows: int, device: torch.device) -> Iterator[_Product]:

@@ -81,6 +81,15 @@ def test_what_is_faster_by_the_median_and_not_by_noise_is_chosen(
     assert products._fastest([LIBRARY], 64, KIND, [weight], flushed) == LIBRARY
 
 
+def test_the_library_multiplies_every_eighth_number_of_rows_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[int, ...]] = []
+    monkeypatch.setattr(F, "linear", lambda x, weight: seen.append((*x.shape, len(weight))))
+    products._load_library(torch.randn(KIND.shape), 30)
+    assert seen == [(8, 64, 32), (16, 64, 32), (24, 64, 32)]
+
+
 def test_few_rows_may_be_skinny_and_more_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     few, more = (list(products._candidates(rows, torch.device("cuda"))) for rows in (16, 17))
