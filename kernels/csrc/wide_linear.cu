@@ -2,9 +2,9 @@
 //
 // A tile is 128 tokens by up to 256 features, of which each of two warpgroups holds 64 tokens in its
 // registers; a thread keeps the copy engine some stages of 64 elements of k ahead of them, also while
-// they finish a tile. Pairs of CTAs work side by side and share one operand, of which each copies half
-// to both: the weight, or where an odd number of tiles holds all tokens, the tokens. Gated, the first half
-// of a tile's features are gates and the second their ups, so both are in the same thread.
+// they finish a tile. Pairs of CTAs work side by side and share one operand, of which each copies
+// half to both: the weight, or where an odd number of tiles holds all tokens, the tokens. Gated, the
+// first half of a tile's features are gates and the second their ups, so both are in one thread.
 //
 // CTAs stay and take tile after tile. All pairs together work on a patch that is about as many tokens
 // high as features wide, so that what they read twice comes from the L2.
@@ -63,7 +63,6 @@ __host__ __device__ int columns_of(const WideLinear& p) {
 }
 
 #ifdef SLUICE_HOPPER
-
 
 // The tiles of a pair, one after the other: where each of its CTAs has its tokens and features.
 template <int kWidth, bool kShareWeight>
