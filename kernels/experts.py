@@ -63,8 +63,10 @@ class PairTiles:
 
 
 def tile_rows(num_pairs: int, num_experts: int) -> int:
-    """The least that a tile can be while experts get few pairs; else enough for nearly all of them:
-    each tile reads its expert's matrix."""
+    """The least a tile can be while experts get few pairs; else enough for what nearly all get.
+
+    Each tile reads its expert's matrix.
+    """
     return 16 if num_pairs <= 8 * num_experts else 64
 
 
