@@ -48,6 +48,16 @@ __device__ __forceinline__ void copy_box(uint32_t smem, const CUtensorMap& map, 
       : "memory");
 }
 
+// The same of five dimensions, from the beginning of the first three.
+__device__ __forceinline__ void copy_deep_box(uint32_t smem, const CUtensorMap& map, uint32_t barrier,
+                                              int x3, int x4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %2, %2, %3, %4}], [%5];" ::"r"(smem),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(0), "r"(x3), "r"(x4), "r"(barrier)
+      : "memory");
+}
+
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(&map)) : "memory");
 }
