@@ -51,9 +51,7 @@ struct Shared {
   Tile tiles[kQueryStages];
 };
 
-// Other architectures get an empty kernel, which is never launched.
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define SLUICE_HOPPER
+#ifdef SLUICE_HOPPER
 
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr int kFilled = 1;  // the named barrier of the warpgroups that multiply
@@ -117,20 +115,6 @@ class Work {
   int turn = 0;
 };
 
-// A place in a ring of stages.
-template <int kSize>
-struct Place {
-  int stage = 0, parity = 0;
-  __device__ void advance() {
-    stage = stage + 1 == kSize ? 0 : stage + 1;
-    parity ^= stage == 0;
-  }
-};
-
-__device__ __forceinline__ uint32_t address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
 template <int D, bool kShared>
 class Producer {
   using Memory = Shared<D>;
@@ -193,8 +177,8 @@ class Producer {
     if (lane == 0) mbarrier_expect(arrived, boxes * Memory::kBoxBytes);
     __syncwarp();
     if (box >= 0) {
-      copy_deep_box(address(to) + lane * Memory::kBoxBytes, map, arrived, tile.head,
-                    box * (kBoxTokens / 8));
+      copy_box(address(to) + lane * Memory::kBoxBytes, map, arrived, 0, 0, 0, tile.head,
+               box * (kBoxTokens / 8));
     }
     place.advance();
   }
