@@ -7,9 +7,9 @@
 // take tiles in turn, longest first, back and forth over the grid, so that all end together. Keys
 // are visited from the newest to the oldest: those that need a mask come first.
 //
-// The scores of block i + 1 are multiplied together with block i's values, and one warpgroup's softmax
-// hides behind the other's products. (Measured: no gain from making them take turns, nor from keeping
-// the exponentials before the wait for the values.)
+// The scores of block i + 1 are multiplied together with block i's values. A warpgroup's softmax begins
+// while its values are multiplied, and hides behind the other warpgroup's products, too. (Measured:
+// slower if all of it must come before the wait for the values, or if the warpgroups take turns.)
 //
 // A block of the cache has 16 tokens or a multiple: a copy takes a head of 16 tokens, 128-byte rows
 // swizzled as wgmma wants them. Keys and values past a sequence's end are never read; their
@@ -81,6 +81,7 @@ class Consumer {
         pin(s);
         release(sm.k_empty, k_place);
         soften(tile, block, fade);
+        hold(fade[0] + fade[1]);
         wgmma_wait<0>();
         pin(o);
         release(sm.v_empty, v_place);

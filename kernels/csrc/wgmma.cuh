@@ -125,6 +125,12 @@ __device__ __forceinline__ void pin(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// Has the arithmetic that leads to x, which is not negative, done before what follows: the assembler
+// likes to begin with the waits, which leaves nothing to do beside the products. Nobody ever sleeps.
+__device__ __forceinline__ void hold(float x) {
+  asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p nanosleep.u32 0;}" ::"f"(x) : "memory");
+}
+
 // Describes tiles in shared memory whose rows are 128 bytes, swizzled as the copy engine does it
 // (CU_TENSOR_MAP_SWIZZLE_128B). K-major: 8 rows of a tile follow after `kGroup` bytes. MN-major:
 // 8 steps along k follow after `kGroup` bytes, 64 elements along n after `panel` bytes.
