@@ -127,12 +127,34 @@ __device__ __forceinline__ void pin(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Describes a tile in shared memory whose rows are 128 bytes, swizzled as the copy engine does it
-// (CU_TENSOR_MAP_SWIZZLE_128B). K-major: 8 rows of the tile follow after 1024 bytes. MN-major:
-// 8 steps along k follow after 1024 bytes, 64 elements along n after `panel` bytes.
+// Has the arithmetic that leads to x, which is not negative, done before what follows: the assembler
+// likes to begin with the waits, which leaves nothing to do beside the products. Nobody ever sleeps.
+__device__ __forceinline__ void hold(float x) {
+  asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p nanosleep.u32 0;}" ::"f"(x) : "memory");
+}
+
+// Describes tiles in shared memory whose rows are 128 bytes, swizzled as the copy engine does it
+// (CU_TENSOR_MAP_SWIZZLE_128B). K-major: 8 rows of a tile follow after `kGroup` bytes. MN-major:
+// 8 steps along k follow after `kGroup` bytes, 64 elements along n after `panel` bytes.
+//
+// Of tiles cut out of one another the descriptors differ by one addition. To work each out by itself
+// takes ten instructions, longer than a product.
+template <int kGroup = 1024>
+struct TileDescriptor {
+  uint32_t low;
+
+  __device__ __forceinline__ TileDescriptor(uint32_t smem, uint32_t panel)
+      : low((smem & 0x3FFFF) >> 4 | (panel >> 4) << 16) {}
+
+  // Of the tile that begins `bytes` further.
+  __device__ __forceinline__ uint64_t at(uint32_t bytes) const {
+    constexpr uint32_t kSwizzle128 = 1u << 30, kHigh = kSwizzle128 | kGroup >> 4;
+    return static_cast<uint64_t>(kHigh) << 32 | (low + (bytes >> 4));
+  }
+};
+
 __device__ __forceinline__ uint64_t tile_descriptor(uint32_t smem, uint32_t panel) {
-  constexpr uint64_t kSwizzle128 = 1ull << 62, kGroup = 1024 >> 4;
-  return (smem & 0x3FFFF) >> 4 | static_cast<uint64_t>(panel >> 4) << 16 | kGroup << 32 | kSwizzle128;
+  return TileDescriptor<>(smem, panel).at(0);
 }
 
 }  // namespace sluice
