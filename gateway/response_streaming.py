@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from starlette.types import Send
-
 from gateway.assembler import Delta
 from gateway.errors import ApiError
-from gateway.reading import Sink
+from gateway.reading import Sink, TextSink
 from gateway.response_events import as_sse
 from gateway.response_run import ResponseRun
 from gateway.streaming import EventResponse
@@ -27,9 +25,12 @@ class ResponseEventStream(EventResponse):
         if events := self._run.told(delta):
             self._write(b"".join(map(as_sse, events)))
 
-    async def _beat(self, send: Send) -> None:
-        body = as_sse(self._run.heartbeat())
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+    def text_sink(self, index: int) -> TextSink | None:
+        return None
+
+    def _beat(self) -> None:
+        if self.is_free:
+            self._write(as_sse(self._run.heartbeat()))
 
 
 async def record(streams: Streams, run: ResponseRun, *, is_detached: bool) -> Reader:

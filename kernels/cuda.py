@@ -444,49 +444,13 @@ def skinny_linear(
     x: [tokens, k] bfloat16 or float16; weight: [features, k], k a multiple of 64, features of 16.
     gated: the features are [gate | up], and the result is ``silu(gate) * up``.
     """
-    out = _skinny_output(x, weight, gated)
+    out = product_output(x, weight, gated)
     torch.ops.sluice_cuda.skinny_linear(out, x, weight, bias, gated)
     return out
 
 
-def skinny_fp8_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    gated: bool = False,
-    block: tuple[int, int] | None = None,
-) -> torch.Tensor:
-    """As ``skinny_linear``, with the weight of ``reference.dequantize_fp8``.
-
-    weight: [features, k] float8_e4m3fn; scale: [features, 1] float32. block: as there, columns a
-    multiple of 64; any number of rows.
-    """
-    out = _skinny_output(x, weight, gated)
-    rows, columns = block or (0, 0)
-    torch.ops.sluice_cuda.skinny_fp8_linear(out, x, weight, scale, bias, gated, rows, columns)
-    return out
-
-
-def skinny_int4_linear(
-    x: torch.Tensor,
-    packed: torch.Tensor,
-    groups: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    gated: bool = False,
-) -> torch.Tensor:
-    """As ``skinny_linear``, with the weight of ``reference.dequantize_int4``.
-
-    k is a multiple of 128, a group has a multiple of 32 elements.
-    """
-    out = _skinny_output(x, packed, gated)
-    torch.ops.sluice_cuda.skinny_int4_linear(out, x, packed, groups, bias, gated)
-    return out
-
-
-def _skinny_output(x: torch.Tensor, weight: torch.Tensor, gated: bool) -> torch.Tensor:
+def product_output(x: torch.Tensor, weight: torch.Tensor, gated: bool) -> torch.Tensor:
+    """Memory for the result of a product."""
     features = weight.shape[0] // 2 if gated else weight.shape[0]
     return torch.empty(x.shape[0], features, dtype=x.dtype, device=x.device)
 

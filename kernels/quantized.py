@@ -1,7 +1,8 @@
 """Products with quantized weights on a GPU.
 
 Few rows go through our own kernels, which read the weights as they are stored and compute in 16
-bits; more rows through the library's, in FP8 or with dequantized weights, or Triton's.
+bits. So do dozens of rows on Hopper, by tiles, where x is rounded to meet FP8 weights. More rows go
+through the library's products, in FP8 or with dequantized weights; Triton's serve what is left.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, ops, reference
+from kernels import cuda, cuda_quantized, ops, reference
 
-_NIBBLE_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbours is in each nibble of a word, from the lowest."""
+INT4_INPUTS = 32
+"""Whose four bits share four words."""
 _COLUMNS = 128
 """Of a block of FP8 weights that share a scale."""
 _FEW_ROWS = 64
 """Up to so many, Triton's product with FP8 weights is faster than the library's."""
+_TILED_FP8_ROWS = 128
+"""Up to so many, our product with FP8 weights is faster than either."""
+_SKINNY_INT4_ROWS = 8
+"""For more, tiles are faster."""
+_TILED_INT4_ROWS = 2048
+"""More share the cost of widening INT4 weights once."""
 
 
 def serves(tensor: torch.Tensor) -> bool:
@@ -46,8 +53,10 @@ def fp8_linear(
     With blocks of a layout that is served. round_x: more rows than a few may be rounded to FP8.
     """
     (rows, k), features = x.shape, weight.shape[0]
-    if _is_skinny(x, features, k, 64):
-        return cuda.skinny_fp8_linear(x, weight, scale, bias, block=block)
+    if _is_served(x, features, k, 64):
+        return cuda_quantized.skinny_fp8_linear(x, weight, scale, bias, block=block)
+    if block is None and round_x and _is_tiled(x, features, k, _TILED_FP8_ROWS):
+        return _tiled_fp8(x, weight, scale, bias)
     scaled = round_x and block is None and features % 16 == 0 == k % 16
     if scaled and rows > _FEW_ROWS and _multiplies_fp8(x.device):
         return _scaled_product(x, weight, scale, bias)
@@ -67,8 +76,11 @@ def fp8_gated_linear(
     round_x: bool = True,
 ) -> torch.Tensor:
     """``silu_mul`` of ``fp8_linear``: the features are [gate | up]."""
-    if _is_skinny(x, weight.shape[0], x.shape[1], 64):
-        return cuda.skinny_fp8_linear(x, weight, scale, bias, gated=True, block=block)
+    (_, k), features = x.shape, weight.shape[0]
+    if _is_served(x, features, k, 64):
+        return cuda_quantized.skinny_fp8_linear(x, weight, scale, bias, gated=True, block=block)
+    if block is None and round_x and _is_tiled(x, features, k, _TILED_FP8_ROWS):
+        return _tiled_fp8(x, weight, scale, bias, gated=True)
     return ops.silu_mul(fp8_linear(x, weight, scale, bias, block=block, round_x=round_x))
 
 
@@ -89,13 +101,16 @@ class Int4Matrix:
         zeros: torch.Tensor,
         order: torch.Tensor | None,
     ) -> Int4Matrix:
-        """nibbles: [features, k] uint8; scales, zeros: [features, num_groups]."""
-        packed = torch.zeros(
-            len(nibbles), nibbles.shape[1] // 8, dtype=torch.int32, device=nibbles.device
-        )
-        eights = nibbles.reshape(len(nibbles), -1, 8)
-        for nibble, neighbour in enumerate(_NIBBLE_ORDER):
-            packed |= eights[..., neighbour].to(torch.int32) << 4 * nibble
+        """nibbles: [features, k] uint8, k a multiple of ``INT4_INPUTS``; scales, zeros: [features,
+        num_groups]."""
+        features, k = nibbles.shape
+        packed = torch.zeros(features, k // 8, dtype=torch.int32, device=nibbles.device)
+        pairs = nibbles.reshape(features, -1, 4, 4, 2)  # by block, eight of it, word, half
+        words = packed.view(features, -1, 4)
+        for eight in range(4):
+            for half in range(2):
+                shift = 16 * half + 4 * eight
+                words |= pairs[:, :, eight, :, half].to(torch.int32) << shift
         groups = torch.stack((scales, zeros.to(scales.dtype)), -1).contiguous()
         return cls(packed, groups, order)
 
@@ -107,44 +122,43 @@ class Int4Matrix:
 
 def int4_linear(x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:
     """``ops.linear_int4`` plus ``bias``; x: [rows, k]."""
-    x = _ordered(x, matrix)
-    if _serves_int4(x, matrix):
-        return _skinny_int4(x, matrix, bias)
-    out = ops.linear_int4(x, matrix.packed, matrix.groups)
-    return out if bias is None else out.add_(bias)
+    return _int4(x, matrix, bias, gated=False)
 
 
 def int4_gated_linear(
     x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """``silu_mul`` of ``int4_linear``: the features are [gate | up]."""
-    if _serves_int4(x, matrix):
-        return _skinny_int4(_ordered(x, matrix), matrix, bias, gated=True)
-    return ops.silu_mul(int4_linear(x, matrix, bias))
+    return _int4(x, matrix, bias, gated=True)
 
 
-def _ordered(x: torch.Tensor, matrix: Int4Matrix) -> torch.Tensor:
-    return x if matrix.order is None else x.index_select(1, matrix.order)
-
-
-def _skinny_int4(
-    x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None, *, gated: bool = False
+def _int4(
+    x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None, *, gated: bool
 ) -> torch.Tensor:
-    made = [
-        cuda.skinny_int4_linear(part, matrix.packed, matrix.groups, bias, gated=gated)
-        for part in torch.split(x, cuda.MAX_SKINNY_TOKENS)
-    ]
-    return made[0] if len(made) == 1 else torch.cat(made)
-
-
-def _serves_int4(x: torch.Tensor, matrix: Int4Matrix) -> bool:
+    x = x if matrix.order is None else x.index_select(1, matrix.order)
     features, num_groups, _ = matrix.groups.shape
-    whole = x.shape[1] // num_groups % 32 == 0
+    k = x.shape[1]
+    group_size = k // num_groups
+    weight = matrix.packed, matrix.groups
+    whole = group_size % 32 == 0
+    if whole and _is_served(x, features, k, 128, _SKINNY_INT4_ROWS):
+        return cuda_quantized.skinny_int4_linear(x, *weight, bias, gated=gated)
+    regular = group_size in (32, 64) or group_size % 128 == 0
+    if regular and _is_tiled(x, features, k, _TILED_INT4_ROWS):
+        return cuda_quantized.tiled_int4_linear(x, *weight, bias, gated=gated)
+    if whole and _is_served(x, features, k, 128):
+        return cuda_quantized.skinny_int4_linear(x, *weight, bias, gated=gated)
     # Reading four bits twice takes less time than widening them all once.
-    return whole and _is_skinny(x, features, x.shape[1], 128, 2 * cuda.MAX_SKINNY_TOKENS)
+    if whole and _is_served(x, features, k, 128, 2 * cuda.MAX_SKINNY_TOKENS):
+        halves = torch.split(x, cuda.MAX_SKINNY_TOKENS)
+        parts = [cuda_quantized.skinny_int4_linear(h, *weight, bias, gated=gated) for h in halves]
+        return torch.cat(parts)
+    out = ops.linear_int4(x, *weight)
+    out = out if bias is None else out.add_(bias)
+    return ops.silu_mul(out) if gated else out
 
 
-def _is_skinny(
+def _is_served(
     x: torch.Tensor,
     features: int,
     k: int,
@@ -156,6 +170,29 @@ def _is_skinny(
         and x.dtype in cuda.DECODE_DTYPES
         and features % 16 == 0 == k % k_multiple
         and cuda.available()
+    )
+
+
+def _is_tiled(x: torch.Tensor, features: int, k: int, max_rows: int) -> bool:
+    return _is_served(x, features, k, 128, max_rows) and _has_tiled(x.device)
+
+
+@functools.cache
+def _has_tiled(device: torch.device) -> bool:
+    return cuda_quantized.has_tiled(device)
+
+
+def _tiled_fp8(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    gated: bool = False,
+) -> torch.Tensor:
+    rounded, x_scale = ops.quantize_rows(x)
+    return cuda_quantized.tiled_fp8_linear(
+        rounded, x_scale, weight, scale, bias, dtype=x.dtype, gated=gated
     )
 
 

@@ -258,12 +258,15 @@ def linear_fp8(
 def dequantize_int4(packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     """``(nibble - zero) * scale``, the product rounded once.
 
-    packed: [features, k / 8] int32, of eight neighbours the even ones in the low nibbles 0 to 3,
-    the odd ones in 4 to 7; groups: [features, num_groups, 2], scale and zero of each k / num_groups
-    neighbours. Returns [features, k] of groups' dtype.
+    packed: [features, k / 8] int32, k a multiple of 32: of 32 neighbours, word t = 0..3 holds
+    8 i + 2 t in its nibble i = 0..3, and 8 i + 2 t + 1 in nibble i + 4. groups: [features,
+    num_groups, 2], scale and zero of each k / num_groups neighbours. Returns [features, k] of
+    groups' dtype.
     """
-    shifts = torch.tensor([0, 16, 4, 20, 8, 24, 12, 28], device=packed.device, dtype=torch.int32)
-    nibbles = ((packed.unsqueeze(-1) >> shifts) & 15).view(*groups.shape[:2], -1)
+    shifts = torch.tensor([[0, 16], [4, 20], [8, 24], [12, 28]], device=packed.device)
+    words = packed.view(len(packed), -1, 1, 4, 1)
+    nibbles = (words >> shifts.to(torch.int32)[:, None]) & 15
+    nibbles = nibbles.reshape(*groups.shape[:2], -1)
     scale, zero = groups.float().unsqueeze(-1).unbind(2)
     return ((nibbles - zero) * scale).to(groups.dtype).flatten(1)
 

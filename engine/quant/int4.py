@@ -59,7 +59,8 @@ class Int4Weight(QuantizedWeight):
         """The checkpoint's tensors, which are given up with this call."""
 
     def prepare(self) -> bool:
-        if not quantized.serves(next(self.named_weights())[1].data):
+        data = next(self.named_weights())[1].data
+        if self.in_features % quantized.INT4_INPUTS or not quantized.serves(data):
             return False
         unpacked = self.unpack()
         self._packed = [self._matrix(unpacked, *part) for part in self._ordered_parts(unpacked)]

@@ -11,17 +11,16 @@ using sluice::check;
 sluice::QuantizedLinear common(const Tensor& out, const Tensor& x, const Tensor& weight,
                                const Tensor& scales, const std::optional<Tensor>& bias, bool gated,
                                int64_t k_multiple) {
-  const auto dtype = x.scalar_type();
+  const auto dtype = out.scalar_type();
   const int64_t tokens = x.size(0), k = x.size(1), features = weight.size(0);
-  TORCH_CHECK(dtype == at::kBFloat16 || dtype == at::kHalf, "x must be bfloat16 or float16");
+  TORCH_CHECK(dtype == at::kBFloat16 || dtype == at::kHalf, "out must be bfloat16 or float16");
   for (const Tensor& t : {out, x, weight, scales}) TORCH_CHECK(t.is_cuda(), "not on a GPU");
-  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.stride(0) % 8 == 0 && weight.is_contiguous() &&
-                  scales.is_contiguous() && out.is_contiguous() && out.scalar_type() == dtype &&
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.stride(0) * x.element_size() % 16 == 0 &&
+                  weight.is_contiguous() && scales.is_contiguous() && out.is_contiguous() &&
                   out.size(0) == tokens && out.size(1) == (gated ? features / 2 : features),
               "x must be [tokens, k], out [tokens, features] (or half)");
-  TORCH_CHECK(tokens <= sluice::kMaxSkinnyTokens && features % 16 == 0 && k % k_multiple == 0,
-              "at most ", sluice::kMaxSkinnyTokens, " tokens, features a multiple of 16 and k of ",
-              k_multiple, ", got ", tokens, ", ", features, " and ", k);
+  TORCH_CHECK(features % 16 == 0 && k % k_multiple == 0, "features must be a multiple of 16 and k of ",
+              k_multiple, ", got ", features, " and ", k);
   TORCH_CHECK(!bias || (bias->numel() == features && bias->is_contiguous() &&
                         bias->scalar_type() == dtype && bias->is_cuda()),
               "bias must have ", features, " elements");
@@ -39,10 +38,24 @@ sluice::QuantizedLinear common(const Tensor& out, const Tensor& x, const Tensor&
   return p;
 }
 
+bool is_bf16(const Tensor& t) { return t.scalar_type() == at::kBFloat16; }
+
+void check_skinny(const sluice::QuantizedLinear& p, const Tensor& out, const Tensor& x) {
+  TORCH_CHECK(x.scalar_type() == out.scalar_type() && p.tokens <= sluice::kMaxSkinnyTokens,
+              "x must be of out's dtype, with at most ", sluice::kMaxSkinnyTokens, " tokens, got ",
+              p.tokens);
+}
+
+void check_split(const sluice::QuantizedLinear& p, int64_t split) {
+  TORCH_CHECK(split >= 0 && split <= 8 && split <= p.k / 128,
+              "split must be 0 to 8 and at most k / 128, got ", split);
+}
+
 void skinny_fp8_linear(Tensor out, const Tensor& x, const Tensor& weight, const Tensor& scale,
                        const std::optional<Tensor>& bias, bool gated, int64_t block_rows,
                        int64_t block_columns) {
   auto p = common(out, x, weight, scale, bias, gated, 64);
+  check_skinny(p, out, x);
   TORCH_CHECK(weight.scalar_type() == at::kFloat8_e4m3fn && weight.size(1) == p.k,
               "weight must be [features, k] float8_e4m3fn");
   if (block_rows == 0) {
@@ -59,26 +72,61 @@ void skinny_fp8_linear(Tensor out, const Tensor& x, const Tensor& weight, const 
                 "scale must be [features / block_rows, k / block_columns] float32");
   }
   const c10::cuda::CUDAGuard guard(x.device());
-  check(sluice::skinny_fp8_linear(p, x.scalar_type() == at::kBFloat16,
-                                  c10::cuda::getCurrentCUDAStream()),
+  check(sluice::skinny_fp8_linear(p, is_bf16(out), c10::cuda::getCurrentCUDAStream()),
         "skinny_fp8_linear");
+}
+
+sluice::QuantizedLinear int4(const Tensor& out, const Tensor& x, const Tensor& packed,
+                             const Tensor& groups, const std::optional<Tensor>& bias, bool gated) {
+  auto p = common(out, x, packed, groups, bias, gated, 128);
+  TORCH_CHECK(packed.scalar_type() == at::kInt && packed.size(1) * 8 == p.k,
+              "packed must be [features, k / 8] int32");
+  TORCH_CHECK(x.scalar_type() == out.scalar_type() && groups.scalar_type() == x.scalar_type() &&
+                  groups.dim() == 3 && groups.size(0) == p.features && groups.size(2) == 2,
+              "groups must be [features, num_groups, 2], of the dtype of x and out");
+  p.group_size = p.k / groups.size(1);
+  TORCH_CHECK(p.group_size % 32 == 0 && p.group_size * groups.size(1) == p.k,
+              "groups must be of a multiple of 32 elements");
+  return p;
 }
 
 void skinny_int4_linear(Tensor out, const Tensor& x, const Tensor& packed, const Tensor& groups,
                         const std::optional<Tensor>& bias, bool gated) {
-  auto p = common(out, x, packed, groups, bias, gated, 128);
-  TORCH_CHECK(packed.scalar_type() == at::kInt && packed.size(1) * 8 == p.k,
-              "packed must be [features, k / 8] int32");
-  TORCH_CHECK(groups.scalar_type() == x.scalar_type() && groups.dim() == 3 &&
-                  groups.size(0) == p.features && groups.size(2) == 2,
-              "groups must be [features, num_groups, 2] of x's dtype");
-  p.group_size = p.k / groups.size(1);
-  TORCH_CHECK(p.group_size % 32 == 0 && p.group_size * groups.size(1) == p.k,
-              "groups must be of a multiple of 32 elements");
+  const auto p = int4(out, x, packed, groups, bias, gated);
+  check_skinny(p, out, x);
   const c10::cuda::CUDAGuard guard(x.device());
-  check(sluice::skinny_int4_linear(p, x.scalar_type() == at::kBFloat16,
-                                   c10::cuda::getCurrentCUDAStream()),
+  check(sluice::skinny_int4_linear(p, is_bf16(out), c10::cuda::getCurrentCUDAStream()),
         "skinny_int4_linear");
+}
+
+void tiled_int4_linear(Tensor out, const Tensor& x, const Tensor& packed, const Tensor& groups,
+                       const std::optional<Tensor>& bias, bool gated, int64_t split) {
+  const auto p = int4(out, x, packed, groups, bias, gated);
+  check_split(p, split);
+  TORCH_CHECK(p.group_size == 32 || p.group_size == 64 || p.group_size % 128 == 0,
+              "groups must be of 32, 64 or a multiple of 128 elements, got ", p.group_size);
+  const c10::cuda::CUDAGuard guard(x.device());
+  check(sluice::tiled_int4_linear(p, split, is_bf16(out), c10::cuda::getCurrentCUDAStream()),
+        "tiled_int4_linear");
+}
+
+void tiled_fp8_linear(Tensor out, const Tensor& x, const Tensor& x_scale, const Tensor& weight,
+                      const Tensor& scale, const std::optional<Tensor>& bias, bool gated,
+                      int64_t split) {
+  auto p = common(out, x, weight, scale, bias, gated, 128);
+  check_split(p, split);
+  TORCH_CHECK(x.scalar_type() == at::kFloat8_e4m3fn &&
+                  weight.scalar_type() == at::kFloat8_e4m3fn && weight.size(1) == p.k,
+              "x must be [tokens, k] and weight [features, k], both float8_e4m3fn");
+  TORCH_CHECK(scale.scalar_type() == at::kFloat && scale.numel() == p.features,
+              "scale must be [features] float32");
+  TORCH_CHECK(x_scale.scalar_type() == at::kFloat && x_scale.numel() == p.tokens &&
+                  x_scale.is_contiguous() && x_scale.is_cuda(),
+              "x_scale must be [tokens] float32");
+  p.x_scales = x_scale.data_ptr<float>();
+  const c10::cuda::CUDAGuard guard(x.device());
+  check(sluice::tiled_fp8_linear(p, split, is_bf16(out), c10::cuda::getCurrentCUDAStream()),
+        "tiled_fp8_linear");
 }
 
 }  // namespace
@@ -90,9 +138,17 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
   m.def(
       "skinny_int4_linear(Tensor(a!) out, Tensor x, Tensor packed, Tensor groups, Tensor? bias, "
       "bool gated) -> ()");
+  m.def(
+      "tiled_int4_linear(Tensor(a!) out, Tensor x, Tensor packed, Tensor groups, Tensor? bias, "
+      "bool gated, int split) -> ()");
+  m.def(
+      "tiled_fp8_linear(Tensor(a!) out, Tensor x, Tensor x_scale, Tensor weight, Tensor scale, "
+      "Tensor? bias, bool gated, int split) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
   m.impl("skinny_fp8_linear", &skinny_fp8_linear);
   m.impl("skinny_int4_linear", &skinny_int4_linear);
+  m.impl("tiled_int4_linear", &tiled_int4_linear);
+  m.impl("tiled_fp8_linear", &tiled_fp8_linear);
 }

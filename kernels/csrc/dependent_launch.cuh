@@ -37,20 +37,31 @@ inline bool device_has_dependent_launch() {
   return has;
 }
 
+// cluster: neighbouring CTAs that are on SMs close to each other at the same time.
 template <typename... Parameters, typename... Arguments>
-cudaError_t launch_dependent(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t smem,
-                             cudaStream_t stream, Arguments&&... arguments) {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+cudaError_t launch_dependent_clusters(void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                                      size_t smem, cudaStream_t stream, unsigned cluster,
+                                      Arguments&&... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster, 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = smem;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = device_has_dependent_launch() ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = !device_has_dependent_launch() ? 0 : cluster > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+}
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_dependent(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t smem,
+                             cudaStream_t stream, Arguments&&... arguments) {
+  return launch_dependent_clusters(kernel, grid, block, smem, stream, 1,
+                                   std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace sluice

@@ -5,6 +5,11 @@
 #include <cuda.h>
 #include <cstdint>
 
+// Other architectures get empty kernels, which are never launched.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define SLUICE_HOPPER
+#endif
+
 namespace sluice {
 
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
@@ -48,6 +53,15 @@ __device__ __forceinline__ void copy_box(uint32_t smem, const CUtensorMap& map, 
       : "memory");
 }
 
+__device__ __forceinline__ void copy_box(uint32_t smem, const CUtensorMap& map, uint32_t barrier,
+                                         int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3}], [%4];" ::"r"(smem),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+}
+
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(&map)) : "memory");
 }
@@ -70,6 +84,42 @@ __device__ __forceinline__ void give_up_registers() {
 template <int N>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// A place in a ring of stages.
+template <int kSize>
+struct Place {
+  int stage = 0, parity = 0;
+  __device__ void advance() {
+    stage = stage + 1 == kSize ? 0 : stage + 1;
+    parity ^= stage == 0;
+  }
+};
+
+__device__ __forceinline__ uint32_t address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// All threads of all CTAs of the cluster; what they wrote to shared memory can then be seen.
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Likewise, but says nothing of what they wrote, which takes less time.
+__device__ __forceinline__ void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
+}
+
+// From the shared memory of a CTA of the cluster.
+__device__ __forceinline__ float4 load_from(int rank, uint32_t smem) {
+  float4 v;
+  asm volatile(
+      "{.reg .b32 a; mapa.shared::cluster.u32 a, %4, %5; ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, "
+      "[a];}"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(smem), "r"(rank)
+      : "memory");
+  return v;
 }
 
 }  // namespace sluice

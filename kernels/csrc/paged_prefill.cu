@@ -15,10 +15,9 @@
 // rows swizzled as wgmma wants them. Keys and values past a sequence's end are never read; their
 // places are zeroed for the values, since 0 * NaN would survive.
 
-#include <cudaTypedefs.h>
-
 #include "dependent_launch.cuh"
 #include "prefill_loads.cuh"
+#include "tensor_map.cuh"
 #include "wgmma.cuh"
 
 namespace sluice {
@@ -308,18 +307,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     Consumer<T, D, kSoftCap, kShared>(params, sm).run();
   }
 #endif
-}
-
-PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
-  static const auto encode = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion(
-        "cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-    const bool ok = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
-    return ok ? reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found) : nullptr;
-  }();
-  return encode;
 }
 
 // The cache as [tokens, heads, D], to be copied in boxes of 16 tokens x 64 elements of one head.

@@ -46,9 +46,7 @@ struct Shared {
   Tile tiles[kQueryStages];
 };
 
-// Other architectures get an empty kernel, which is never launched.
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define SLUICE_HOPPER
+#ifdef SLUICE_HOPPER
 
 inline constexpr int kBoxBytes = kBoxTokens * kPanelBytes;
 inline constexpr float kLog2e = 1.4426950408889634f;
@@ -106,20 +104,6 @@ class Work {
   const int count;
   int turn = 0;
 };
-
-// A place in a ring of stages.
-template <int kSize>
-struct Place {
-  int stage = 0, parity = 0;
-  __device__ void advance() {
-    stage = stage + 1 == kSize ? 0 : stage + 1;
-    parity ^= stage == 0;
-  }
-};
-
-__device__ __forceinline__ uint32_t address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 
 template <int D, bool kShared>
 class Producer {

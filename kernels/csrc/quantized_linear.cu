@@ -1,63 +1,20 @@
 // Matrix products of few tokens with weights of eight or four bits: skinny_linear.cu, with a step
 // between the load of a weight and the instruction that uses it.
 //
-// A thread takes 16 bytes in a row of a feature, 16 or 32 weights, and the same elements of x. The
-// weights become 16-bit floats two at a time, by moving bits into place: exponents come out too
-// small by a constant factor (FP8), or integers as the mantissa of a power of two (INT4).
+// A thread takes 16 bytes in a row of a feature, 16 or 32 weights, and the same elements of x.
 
 #include "dependent_launch.cuh"
 #include "mma.cuh"
 #include "quantized_linear.cuh"
 #include "skinny_output.cuh"
 #include "vector.cuh"
+#include "widen.cuh"
 
 namespace sluice {
 namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
-
-template <typename T>
-struct Pair;  // two 16-bit floats in a word
-
-template <>
-struct Pair<__nv_bfloat16> {
-  static constexpr int kFp8Shift = 4;
-  static constexpr uint32_t kFp8Bits = 0x07f007f0;
-  static constexpr uint32_t kFp8Factor = 0x7b807b80;  // 2^120
-  static constexpr uint32_t kInteger = 0x43004300;    // 128, whose last bit is worth 1
-  using Two = __nv_bfloat162;
-};
-
-template <>
-struct Pair<__half> {
-  static constexpr int kFp8Shift = 1;
-  static constexpr uint32_t kFp8Bits = 0x3f803f80;
-  static constexpr uint32_t kFp8Factor = 0x5c005c00;  // 2^8
-  static constexpr uint32_t kInteger = 0x64006400;    // 1024
-  using Two = __half2;
-};
-
-template <typename T>
-__device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
-  using Two = typename Pair<T>::Two;
-  Two v = __hmul2(reinterpret_cast<Two&>(a), reinterpret_cast<Two&>(b));
-  return reinterpret_cast<uint32_t&>(v);
-}
-
-template <typename T>
-__device__ __forceinline__ uint32_t plus(uint32_t a, uint32_t b) {
-  using Two = typename Pair<T>::Two;
-  Two v = __hadd2(reinterpret_cast<Two&>(a), reinterpret_cast<Two&>(b));
-  return reinterpret_cast<uint32_t&>(v);
-}
-
-template <typename T>
-__device__ __forceinline__ uint32_t minus(uint32_t a, uint32_t b) {
-  using Two = typename Pair<T>::Two;
-  Two v = __hsub2(reinterpret_cast<Two&>(a), reinterpret_cast<Two&>(b));
-  return reinterpret_cast<uint32_t&>(v);
-}
 
 __device__ __forceinline__ uint32_t word(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
@@ -85,10 +42,7 @@ struct Fp8 {
   static __device__ __forceinline__ void widen(uint32_t (&out)[4], const uint4& v, int i, Group) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      // Bytes 0 and 1, or 2 and 3, into the upper bytes of the two halves.
-      const uint32_t spread = __byte_perm(word(v, 2 * i + j / 2), 0, j % 2 ? 0x3424 : 0x1404);
-      const uint32_t small = (spread & 0x80008000) | ((spread >> Pair<T>::kFp8Shift) & Pair<T>::kFp8Bits);
-      out[j] = times<T>(small, Pair<T>::kFp8Factor);
+      out[j] = widen_fp8<T>(word(v, 2 * i + j / 2), j % 2);
     }
   }
 
@@ -132,16 +86,12 @@ struct Int4 {
     return __ldg(static_cast<const uint32_t*>(p.scales) + row + k / p.group_size);
   }
 
-  // Eight elements, the i-th eight of a thread's 32: one word.
+  // Eight elements, the i-th eight of a thread's 32: a pair of each word.
   static __device__ __forceinline__ void widen(uint32_t (&out)[4], const uint4& v, int i,
                                                Group group) {
-    const uint32_t scale = __byte_perm(group, group, 0x1010);
-    const uint32_t zero = plus<T>(__byte_perm(group, group, 0x3232), Pair<T>::kInteger);
+    const Int4Group<T> of(group);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const uint32_t whole = ((word(v, i) >> 4 * j) & 0x000f000f) | Pair<T>::kInteger;
-      out[j] = times<T>(minus<T>(whole, zero), scale);
-    }
+    for (int j = 0; j < 4; ++j) out[j] = of.widen(word(v, j), i);
   }
 
   static __device__ __forceinline__ float scale(const QuantizedLinear&, int) { return 1.f; }

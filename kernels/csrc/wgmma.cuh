@@ -9,14 +9,20 @@
 #include <cstdint>
 #include <type_traits>
 
+#define SLUICE_ACC4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SLUICE_ACC8(d, i)                                                                    \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
+#define SLUICE_ACC16(d, i) SLUICE_ACC8(d, i), SLUICE_ACC8(d, i + 8)
 #define SLUICE_ACC32(d, i) \
   SLUICE_ACC8(d, i), SLUICE_ACC8(d, i + 8), SLUICE_ACC8(d, i + 16), SLUICE_ACC8(d, i + 24)
 #define SLUICE_ACC64(d, i) SLUICE_ACC32(d, i), SLUICE_ACC32(d, i + 32)
 #define SLUICE_ACC128(d, i) SLUICE_ACC64(d, i), SLUICE_ACC64(d, i + 64)
 
+#define SLUICE_REGS4 "%0, %1, %2, %3"
+#define SLUICE_REGS8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SLUICE_REGS16 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define SLUICE_REGS32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -44,13 +50,20 @@
       : SLUICE_ACC##count(d, 0)                                                          \
       : "l"(a), "l"(b), "r"(static_cast<int>(!fresh)))
 
-// d += a * b with a in registers and b in shared memory, MN-major.
-#define SLUICE_WGMMA_RS(n, count, type, a0, a1, a2, a3, b_at)                            \
+// d += a * b with a in registers and b in shared memory, MN-major (major 1) or K-major (0).
+#define SLUICE_WGMMA_RS(n, count, type, major, a0, a1, a2, a3, b_at)                     \
   asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n" #n \
                "k16.f32." type "." type " {" SLUICE_REGS##count "}, {" a0 "," a1 "," a2  \
-               "," a3 "}, " b_at ", p, 1, 1, 1;}"                                        \
+               "," a3 "}, " b_at ", p, 1, 1, " #major ";}"                               \
                : SLUICE_ACC##count(d, 0)                                                 \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+// d += a * b in e4m3, both K-major, 32 elements of k at once.
+#define SLUICE_WGMMA_FP8(n, count, a_at, b_at)                                               \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n" #n    \
+               "k32.f32.e4m3.e4m3 {" SLUICE_REGS##count "}, " a_at ", " b_at ", p, 1, 1;}"   \
+               : SLUICE_ACC##count(d, 0)                                                     \
+               : "l"(a), "l"(b))
 
 #define SLUICE_WGMMA(n, count, i0, i1, i2, i3, i4)                                              \
   template <typename T>                                                                         \
@@ -64,14 +77,29 @@
   template <typename T>                                                                         \
   __device__ __forceinline__ void wgmma(float (&d)[count], const uint32_t (&a)[4], uint64_t b) { \
     if constexpr (std::is_same_v<T, __half>) {                                                  \
-      SLUICE_WGMMA_RS(n, count, "f16", i0, i1, i2, i3, i4);                                     \
+      SLUICE_WGMMA_RS(n, count, "f16", 1, i0, i1, i2, i3, i4);                                  \
     } else {                                                                                    \
-      SLUICE_WGMMA_RS(n, count, "bf16", i0, i1, i2, i3, i4);                                    \
+      SLUICE_WGMMA_RS(n, count, "bf16", 1, i0, i1, i2, i3, i4);                                 \
     }                                                                                           \
+  }                                                                                             \
+  template <typename T>                                                                         \
+  __device__ __forceinline__ void wgmma_rows(float (&d)[count], const uint32_t (&a)[4],         \
+                                             uint64_t b) {                                      \
+    if constexpr (std::is_same_v<T, __half>) {                                                  \
+      SLUICE_WGMMA_RS(n, count, "f16", 0, i0, i1, i2, i3, i4);                                  \
+    } else {                                                                                    \
+      SLUICE_WGMMA_RS(n, count, "bf16", 0, i0, i1, i2, i3, i4);                                 \
+    }                                                                                           \
+  }                                                                                             \
+  __device__ __forceinline__ void wgmma_fp8(float (&d)[count], uint64_t a, uint64_t b) {        \
+    SLUICE_WGMMA_FP8(n, count, i0, i1);                                                         \
   }
 
 namespace sluice {
 
+SLUICE_WGMMA(8, 4, "%4", "%5", "%6", "%7", "%8")
+SLUICE_WGMMA(16, 8, "%8", "%9", "%10", "%11", "%12")
+SLUICE_WGMMA(32, 16, "%16", "%17", "%18", "%19", "%20")
 SLUICE_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36")
 SLUICE_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68")
 SLUICE_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132")
@@ -108,5 +136,6 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t smem, uint32_t pane
 }  // namespace sluice
 
 #undef SLUICE_WGMMA
+#undef SLUICE_WGMMA_FP8
 #undef SLUICE_WGMMA_RS
 #undef SLUICE_WGMMA_SS

@@ -104,6 +104,13 @@ def product(
 
 
 @triton.jit
+def _int4_order(place):
+    """Which of a row's inputs stands at a place of its words, nibble by nibble of both halves."""
+    word, pair = place // 8, place // 2 % 4
+    return word // 4 * 32 + pair * 8 + word % 4 * 2 + place % 2
+
+
+@triton.jit
 def _int4_block(
     packed,
     groups,
@@ -115,7 +122,8 @@ def _int4_block(
     DEPTH: tl.constexpr,
     like,
 ):
-    """Inputs [start, start + DEPTH) of some features, of one group, dequantized."""
+    """Inputs [start, start + DEPTH) of some features, of one group, dequantized, as ``_int4_order``
+    has them."""
     place = tl.arange(0, 8)
     shift = (place % 2 * 16 + place // 2 * 4)[None, None, :]
     word = tl.arange(0, DEPTH // 8)
@@ -160,6 +168,8 @@ def _kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     in_features = column < features
     depth = tl.arange(0, DEPTH)
+    if KIND == "int4":
+        depth = _int4_order(depth)  # a sum does not mind, and x is quicker to shuffle
     x_at = x + (pair // pairs_per_row)[:, None] * width + depth[None, :]
     feature = expert.to(tl.int64) * features + column
     w_at = weight + feature[:, None] * width + depth[None, :]

@@ -71,12 +71,17 @@ def _dequantize(out, packed, groups, words, num_groups, group_size, BLOCK: tl.co
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < words
-    place = tl.arange(0, 8)
     word = tl.load(packed + row * words + at, mask=inside, other=0)
-    nibble = (word[:, None] >> (place % 2 * 16 + place // 2 * 4)[None, :]) & 15
-    group = groups + (row * num_groups + at * 8 // group_size) * 2
+    # [block, eight, word, half]: the order of the inputs.
+    word = tl.reshape(word, (BLOCK // 4, 1, 4, 1))
+    shift = 4 * tl.arange(0, 4)[None, :, None, None] + 16 * tl.arange(0, 2)[None, None, None, :]
+    nibble = (word >> shift) & 15
+    group = groups + (row * num_groups + at * 8 // group_size) * 2  # each eight lies within one
     scale = tl.load(group, mask=inside, other=0.0).to(tl.float32)
     zero = tl.load(group + 1, mask=inside, other=0.0).to(tl.float32)
-    value = (nibble.to(tl.float32) - zero[:, None]) * scale[:, None]
-    to = out + (row * words + at)[:, None] * 8 + place[None, :]
-    tl.store(to, value.to(out.dtype.element_ty), mask=inside[:, None])
+    zero = tl.reshape(zero, (BLOCK // 4, 4, 1, 1))
+    value = (nibble.to(tl.float32) - zero) * tl.reshape(scale, (BLOCK // 4, 4, 1, 1))
+    column = tl.program_id(1) * 8 * BLOCK + tl.arange(0, 8 * BLOCK)
+    to = out + row * words * 8 + column
+    value = tl.reshape(value, (8 * BLOCK,)).to(out.dtype.element_ty)
+    tl.store(to, value, mask=column < words * 8)

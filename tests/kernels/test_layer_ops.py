@@ -208,7 +208,9 @@ def test_wrong_arguments_are_refused_by_name() -> None:
     cuda.load()
     x = randn(2, 64, dtype=torch.bfloat16)
     with pytest.raises(RuntimeError, match="weight must be"):
-        cuda.rms_norm(x, randn(64, dtype=torch.float32), 1e-5)
+        cuda.rms_norm(x, randn(64, dtype=torch.float16), 1e-5)
+    with pytest.raises(RuntimeError, match="inner must be like weight"):
+        cuda.rms_norm(x, x[0], 1e-5, None, randn(64, dtype=torch.float32))
     with pytest.raises(RuntimeError, match="multiples of 16 bytes"):
         cuda.rms_norm(x[:, :6].contiguous(), x[0, :6].contiguous(), 1e-5)
     with pytest.raises(RuntimeError, match="must be float32, float16 or bfloat16"):

@@ -1,0 +1,90 @@
+// From weights of eight or four bits to 16-bit floats, two at a time, by moving bits into place:
+// exponents come out too small by a constant factor (FP8), or integers as the mantissa of a power of
+// two (INT4).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cstdint>
+
+namespace sluice {
+
+template <typename T>
+struct Pair;  // two 16-bit floats in a word
+
+template <>
+struct Pair<__nv_bfloat16> {
+  static constexpr int kFp8Shift = 4;
+  static constexpr uint32_t kFp8Bits = 0x07f007f0;
+  static constexpr uint32_t kFp8Factor = 0x7b807b80;  // 2^120
+  static constexpr uint32_t kInteger = 0x43004300;    // 128, whose last bit is worth 1
+  using Two = __nv_bfloat162;
+};
+
+template <>
+struct Pair<__half> {
+  static constexpr int kFp8Shift = 1;
+  static constexpr uint32_t kFp8Bits = 0x3f803f80;
+  static constexpr uint32_t kFp8Factor = 0x5c005c00;  // 2^8
+  static constexpr uint32_t kInteger = 0x64006400;    // 1024
+  using Two = __half2;
+};
+
+template <typename T>
+__device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
+  using Two = typename Pair<T>::Two;
+  Two v = __hmul2(reinterpret_cast<Two&>(a), reinterpret_cast<Two&>(b));
+  return reinterpret_cast<uint32_t&>(v);
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t plus(uint32_t a, uint32_t b) {
+  using Two = typename Pair<T>::Two;
+  Two v = __hadd2(reinterpret_cast<Two&>(a), reinterpret_cast<Two&>(b));
+  return reinterpret_cast<uint32_t&>(v);
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t minus(uint32_t a, uint32_t b) {
+  using Two = typename Pair<T>::Two;
+  Two v = __hsub2(reinterpret_cast<Two&>(a), reinterpret_cast<Two&>(b));
+  return reinterpret_cast<uint32_t&>(v);
+}
+
+// Bytes 0 and 1, or 2 and 3, of a word in e4m3.
+template <typename T>
+__device__ __forceinline__ uint32_t widen_fp8(uint32_t word, bool upper) {
+  // Into the upper bytes of the two halves.
+  const uint32_t spread = __byte_perm(word, 0, upper ? 0x3424 : 0x1404);
+  const uint32_t small =
+      (spread & 0x80008000) | ((spread >> Pair<T>::kFp8Shift) & Pair<T>::kFp8Bits);
+  return times<T>(small, Pair<T>::kFp8Factor);
+}
+
+// What weights of four bits share: a scale and a zero point, as they are stored in one word.
+//
+// Of 32 inputs that follow each other, word t = 0..3 holds 8 i + 2 t in its i-th nibble and
+// 8 i + 2 t + 1 in the i-th of its upper half. So a thread with all four words has 32 inputs in a
+// row, and a quad of threads with a word each has what tensor cores want of 16 at a time.
+template <typename T>
+class Int4Group {
+ public:
+  explicit __device__ __forceinline__ Int4Group(uint32_t stored) {
+    scale = __byte_perm(stored, stored, 0x1010);
+    zero = plus<T>(__byte_perm(stored, stored, 0x3232), Pair<T>::kInteger);
+  }
+
+  // The i-th pair of a word, as dequantized weights, rounded once.
+  __device__ __forceinline__ uint32_t widen(uint32_t word, int i) const {
+    uint32_t whole;  // (word >> 4 * i & 0x000f000f) | kInteger, of which compilers make two
+    asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;"
+        : "=r"(whole)
+        : "r"(word >> 4 * i), "r"(Pair<T>::kInteger));
+    return times<T>(minus<T>(whole, zero), scale);
+  }
+
+ private:
+  uint32_t scale, zero;
+};
+
+}  // namespace sluice

@@ -1,0 +1,94 @@
+"""The CUDA products with quantized weights.
+
+out is [tokens, features], or gated, where the features are [gate | up], ``silu(gate) * up`` of half
+the width; features are a multiple of 16. ``cuda.available`` comes before.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.cuda import product_output
+
+
+def has_tiled(device: torch.device) -> bool:
+    """Whether the products by tiles serve this GPU."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def skinny_fp8_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+    block: tuple[int, int] | None = None,
+) -> torch.Tensor:
+    """As ``cuda.skinny_linear``, with the weight of ``reference.dequantize_fp8``.
+
+    weight: [features, k] float8_e4m3fn; scale: [features, 1] float32. block: as there, columns a
+    multiple of 64; any number of rows.
+    """
+    out = product_output(x, weight, gated)
+    rows, columns = block or (0, 0)
+    torch.ops.sluice_cuda.skinny_fp8_linear(out, x, weight, scale, bias, gated, rows, columns)
+    return out
+
+
+def skinny_int4_linear(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    groups: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+) -> torch.Tensor:
+    """As ``cuda.skinny_linear``, with the weight of ``reference.dequantize_int4``.
+
+    k is a multiple of 128, a group has a multiple of 32 elements.
+    """
+    out = product_output(x, packed, gated)
+    torch.ops.sluice_cuda.skinny_int4_linear(out, x, packed, groups, bias, gated)
+    return out
+
+
+def tiled_int4_linear(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    groups: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+    split: int = 0,
+) -> torch.Tensor:
+    """As ``skinny_int4_linear`` on Hopper, for any number of rows, best some dozens.
+
+    A group has 32, 64 or a multiple of 128 elements. split: CTAs that share the sum over k, at most
+    8 and k / 128; 0: as many as seem best.
+    """
+    out = product_output(x, packed, gated)
+    torch.ops.sluice_cuda.tiled_int4_linear(out, x, packed, groups, bias, gated, split)
+    return out
+
+
+def tiled_fp8_linear(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+    gated: bool = False,
+    split: int = 0,
+) -> torch.Tensor:
+    """``(x * x_scale) @ (weight * scale).T + bias`` in ``dtype``, as ``tiled_int4_linear``.
+
+    x: [tokens, k] and weight: [features, k], float8_e4m3fn, k a multiple of 128; x_scale: [tokens,
+    1], scale: [features, 1], float32.
+    """
+    features = weight.shape[0] // 2 if gated else weight.shape[0]
+    out = torch.empty(x.shape[0], features, dtype=dtype, device=x.device)
+    torch.ops.sluice_cuda.tiled_fp8_linear(out, x, x_scale, weight, scale, bias, gated, split)
+    return out
