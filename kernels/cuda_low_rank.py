@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from kernels import cuda
@@ -9,10 +11,9 @@ from kernels.low_rank import AdapterTiles, LowRankMatrices
 
 HALVES = frozenset({torch.bfloat16, torch.float16})
 MAX_TOKENS = 16
-MAX_RANK = 64
 
 
-def serves(x: torch.Tensor, weight: torch.Tensor, matrices: LowRankMatrices) -> bool:
+def serves(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether ``linear`` can compute this."""
     features, k = weight.shape
     return (
@@ -22,7 +23,6 @@ def serves(x: torch.Tensor, weight: torch.Tensor, matrices: LowRankMatrices) -> 
         and weight.dtype == x.dtype
         and features % 16 == 0
         and k % 64 == 0
-        and matrices.up.shape[2] <= MAX_RANK
         and cuda.available()
     )
 
@@ -36,17 +36,34 @@ def linear(
     *,
     gated: bool = False,
 ) -> torch.Tensor:
-    """``x @ weight.T + bias`` with what each token's adapter adds to it, in two launches.
+    """``x @ weight.T + bias`` with what each token's adapter adds to it, in one launch.
 
     x: [num_tokens, k], what ``serves`` says; weight: [features, k]. gated: features are
     [gate | up], and the result is ``silu(gate) * up``. See ``reference.shrink_low_rank`` and
     ``reference.expand_low_rank``.
     """
     features = weight.shape[0]
-    made = x.new_empty(len(x), features)
+    out = x.new_empty(len(x), features // 2 if gated else features)
     low = x.new_empty(len(x), matrices.down.shape[1] * matrices.down.shape[2])
-    adapters = matrices.down, matrices.up, matrices.ranks, matrices.ends, tiles.slots, tiles.tokens
-    torch.ops.sluice_cuda.low_rank_linear(made, low, x, weight, bias, *adapters)
-    out = x.new_empty(len(x), features // 2) if gated else made
-    torch.ops.sluice_cuda.expand_low_rank(out, made, low, *adapters, gated)
+    torch.ops.sluice_cuda.low_rank_linear(
+        out,
+        low,
+        _counters(x.device),
+        x,
+        weight,
+        bias,
+        matrices.down,
+        matrices.up,
+        matrices.ranks,
+        matrices.ends,
+        tiles.slots,
+        tiles.tokens,
+        gated,
+    )
     return out
+
+
+@functools.cache
+def _counters(device: torch.device) -> torch.Tensor:
+    """0 between launches, which follow one another on one stream."""
+    return torch.zeros(2, dtype=torch.int32, device=device)

@@ -66,7 +66,7 @@ class LowRankAddition:
         tiles = self._step.tiles
         if tiles is None:
             out = product(x)
-        elif weight is not None and cuda_low_rank.serves(x, weight, self._matrices):
+        elif weight is not None and cuda_low_rank.serves(x, weight):
             return cuda_low_rank.linear(x, weight, bias, self._matrices, tiles, gated=gated)
         else:
             out = self._beside(x, product, tiles)

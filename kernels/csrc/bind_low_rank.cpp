@@ -23,8 +23,7 @@ sluice::LowRank adapters_of(const Tensor& x, const Tensor& down, const Tensor& u
   TORCH_CHECK(down.dim() == 4 && up.dim() == 3 && down.size(0) == up.size(0) &&
                   down.size(1) == parts && down.size(2) == max_rank && up.size(1) == features,
               "down must be [slots, parts, rank, k] and up [slots, ", features, ", rank]");
-  TORCH_CHECK(max_rank % 16 == 0 && max_rank <= sluice::kMaxLowRank,
-              "rank must be a multiple of 16 and at most ", sluice::kMaxLowRank);
+  TORCH_CHECK(max_rank % 16 == 0, "rank must be a multiple of 16, got ", max_rank);
   TORCH_CHECK(ranks.is_cuda() && ranks.scalar_type() == at::kInt && ranks.dim() == 2 &&
                   ranks.stride(1) == 1 && ranks.size(0) == up.size(0) && ranks.size(1) == parts,
               "ranks must be int32 [slots, ", parts, "]");
@@ -50,36 +49,35 @@ sluice::LowRank adapters_of(const Tensor& x, const Tensor& down, const Tensor& u
   return a;
 }
 
-void check_low(const Tensor& low, const Tensor& x, const Tensor& down) {
-  TORCH_CHECK(low.is_cuda() && low.is_contiguous() && low.scalar_type() == x.scalar_type() &&
-                  low.dim() == 2 && low.size(0) == x.size(0) &&
-                  low.size(1) == down.size(1) * down.size(2),
-              "low must be contiguous [tokens, parts * rank], of x's type");
-}
-
-void low_rank_linear(Tensor out, Tensor low, const Tensor& x, const Tensor& weight,
-                     const std::optional<Tensor>& bias, const Tensor& down, const Tensor& up,
-                     const Tensor& ranks, const Tensor& ends, const Tensor& slots,
-                     const Tensor& tokens) {
+void low_rank_linear(Tensor out, Tensor low, Tensor counters, const Tensor& x,
+                     const Tensor& weight, const std::optional<Tensor>& bias, const Tensor& down,
+                     const Tensor& up, const Tensor& ranks, const Tensor& ends,
+                     const Tensor& slots, const Tensor& tokens, bool gated) {
   const int64_t num_tokens = x.size(0), features = weight.size(0), k = weight.size(1);
   sluice::LowRankLinear p = {};
   p.adapters = adapters_of(x, down, up, ranks, ends, slots, tokens, features);
-  check_low(low, x, down);
   TORCH_CHECK(x.dim() == 2 && x.size(1) == k && x.stride(1) == 1 && x.stride(0) % 8 == 0 &&
                   num_tokens <= sluice::kLowRankTokens && down.size(3) == k,
               "x must be [at most ", sluice::kLowRankTokens, ", ", k, "]");
-  for (const Tensor& t : {out, weight}) {
+  for (const Tensor& t : {out, low, weight}) {
     TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == x.scalar_type(),
-                "out and weight must be contiguous and of x's type");
+                "out, low and weight must be contiguous and of x's type");
   }
-  TORCH_CHECK(out.dim() == 2 && out.size(0) == num_tokens && out.size(1) == features &&
-                  features % 16 == 0 && k % 64 == 0,
-              "out must be [tokens, features], features a multiple of 16 and k of 64");
+  TORCH_CHECK(out.dim() == 2 && out.size(0) == num_tokens &&
+                  out.size(1) == (gated ? features / 2 : features) && features % 16 == 0 &&
+                  k % 64 == 0,
+              "out must be [tokens, features] (or half), features a multiple of 16 and k of 64");
+  TORCH_CHECK(low.dim() == 2 && low.size(0) == num_tokens &&
+                  low.size(1) == down.size(1) * down.size(2),
+              "low must be [tokens, parts * rank]");
   TORCH_CHECK(!bias || (bias->numel() == features && bias->is_contiguous() &&
                         bias->scalar_type() == x.scalar_type() && bias->is_cuda()),
               "bias must have ", features, " elements");
+  check_int32(counters, "counters");
+  TORCH_CHECK(counters.numel() == 2, "counters must be [2]");
   p.out = out.data_ptr();
   p.low = low.data_ptr();
+  p.counters = counters.data_ptr<int>();
   p.x = x.data_ptr();
   p.weight = weight.data_ptr();
   p.bias = bias ? bias->data_ptr() : nullptr;
@@ -87,50 +85,20 @@ void low_rank_linear(Tensor out, Tensor low, const Tensor& x, const Tensor& weig
   p.tokens = num_tokens;
   p.features = features;
   p.k = k;
+  p.gated = gated;
   const c10::cuda::CUDAGuard guard(x.device());
   check(sluice::low_rank_linear(p, x.scalar_type() == at::kBFloat16,
                                 c10::cuda::getCurrentCUDAStream()),
         "low_rank_linear");
 }
 
-void expand_low_rank(Tensor out, const Tensor& made, const Tensor& low, const Tensor& down,
-                     const Tensor& up, const Tensor& ranks, const Tensor& ends,
-                     const Tensor& slots, const Tensor& tokens, bool gated) {
-  const int64_t num_tokens = made.size(0), features = made.size(1);
-  sluice::ExpandLowRank p = {};
-  p.adapters = adapters_of(made, down, up, ranks, ends, slots, tokens, features);
-  check_low(low, made, down);
-  TORCH_CHECK(made.is_cuda() && made.is_contiguous() && made.dim() == 2 &&
-                  num_tokens <= sluice::kLowRankTokens,
-              "made must be contiguous [at most ", sluice::kLowRankTokens, ", features]");
-  TORCH_CHECK(out.is_cuda() && out.is_contiguous() && out.scalar_type() == made.scalar_type() &&
-                  out.dim() == 2 && out.size(0) == num_tokens &&
-                  out.size(1) == (gated ? features / 2 : features),
-              "out must be contiguous [tokens, features] (or half)");
-  p.out = out.data_ptr();
-  p.made = made.data_ptr();
-  p.low = low.data_ptr();
-  p.tokens = num_tokens;
-  p.features = features;
-  p.gated = gated;
-  const c10::cuda::CUDAGuard guard(made.device());
-  check(sluice::expand_low_rank(p, made.scalar_type() == at::kBFloat16,
-                                c10::cuda::getCurrentCUDAStream()),
-        "expand_low_rank");
-}
-
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
   m.def(
-      "low_rank_linear(Tensor(a!) out, Tensor(b!) low, Tensor x, Tensor weight, Tensor? bias, "
-      "Tensor down, Tensor up, Tensor ranks, Tensor ends, Tensor slots, Tensor tokens) -> ()");
-  m.def(
-      "expand_low_rank(Tensor(a!) out, Tensor made, Tensor low, Tensor down, Tensor up, "
-      "Tensor ranks, Tensor ends, Tensor slots, Tensor tokens, bool gated) -> ()");
+      "low_rank_linear(Tensor(a!) out, Tensor(b!) low, Tensor(c!) counters, Tensor x, "
+      "Tensor weight, Tensor? bias, Tensor down, Tensor up, Tensor ranks, Tensor ends, "
+      "Tensor slots, Tensor tokens, bool gated) -> ()");
 }
 
-TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
-  m.impl("low_rank_linear", &low_rank_linear);
-  m.impl("expand_low_rank", &expand_low_rank);
-}
+TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) { m.impl("low_rank_linear", &low_rank_linear); }
