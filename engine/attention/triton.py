@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch, KVScales
+from engine.attention.base import (
+    AttentionBatch,
+    AttentionShape,
+    DeviceBatch,
+    KVScales,
+    StepAttention,
+)
 from kernels import cuda
 from kernels.tiles import tile_list
 from kernels.transfer import to_device
@@ -60,7 +66,7 @@ class TritonAttention:
 
     def prepare_decode(
         self, batch: DeviceBatch, block_size: int, num_queries: int = 1
-    ) -> TritonStepAttention:
+    ) -> StepAttention:
         from kernels.triton import paged_prefill
 
         num_rows = self._group * num_queries
@@ -68,7 +74,10 @@ class TritonAttention:
         sequences = torch.arange(len(batch.seq_lens), dtype=torch.int32, device=self._device)
         num_tiles = -(-num_rows // how.rows)
         tiles = torch.arange(num_tiles, dtype=torch.int32, device=self._device)
-        return TritonStepAttention(batch, torch.cartesian_prod(sequences, tiles), how)
+        general = TritonStepAttention(batch, torch.cartesian_prod(sequences, tiles), how)
+        if self._shape.num_kv_heads > 1:
+            return general
+        return LatentStepAttention(general, num_queries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +135,44 @@ class TritonStepAttention:
             k_scale=None if kv_scales is None else kv_scales.k,
             v_scale=None if kv_scales is None else kv_scales.v,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LatentStepAttention:
+    """Decoding where one head's keys may be its values, which are then read once, and by many
+    programs."""
+
+    general: TritonStepAttention
+    num_queries: int
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+        kv_scales: KVScales | None = None,
+    ) -> torch.Tensor:
+        if v_cache is not k_cache or window or softcap:
+            return self.general(
+                q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
+            )
+        from kernels.triton.latent_decode import LatentWork, latent_decode
+
+        batch = self.general.batch
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        latent_decode(
+            out,
+            q,
+            k_cache,
+            batch.block_table,
+            batch.seq_lens,
+            batch.cu_queries,
+            LatentWork.of(len(batch.seq_lens), q.shape[1], self.num_queries),
+            scale=scale,
+            k_scale=None if kv_scales is None else kv_scales.k,
+        )
+        return out
