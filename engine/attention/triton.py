@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.attention.base import (
-    AttentionBatch,
-    AttentionShape,
-    DeviceBatch,
-    KVScales,
-    StepAttention,
-)
+from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch, KVScales
 from kernels import cuda
 from kernels.tiles import tile_list
 from kernels.transfer import to_device
@@ -66,7 +60,7 @@ class TritonAttention:
 
     def prepare_decode(
         self, batch: DeviceBatch, block_size: int, num_queries: int = 1
-    ) -> StepAttention:
+    ) -> TritonStepAttention:
         from kernels.triton import paged_prefill
 
         num_rows = self._group * num_queries
@@ -74,10 +68,7 @@ class TritonAttention:
         sequences = torch.arange(len(batch.seq_lens), dtype=torch.int32, device=self._device)
         num_tiles = -(-num_rows // how.rows)
         tiles = torch.arange(num_tiles, dtype=torch.int32, device=self._device)
-        general = TritonStepAttention(batch, torch.cartesian_prod(sequences, tiles), how)
-        if self._shape.num_kv_heads > 1:
-            return general
-        return LatentStepAttention(general, num_queries)
+        return TritonStepAttention(batch, torch.cartesian_prod(sequences, tiles), how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +108,23 @@ class TritonStepAttention:
         kv_scales: KVScales | None = None,
     ) -> None:
         """Write the tokens of the sequences being served, and no others."""
-        from kernels.triton import paged_prefill
+        from kernels.triton import latent_attention, paged_prefill
 
+        k_scale = None if kv_scales is None else kv_scales.k
+        plain = window is None and softcap is None
+        if plain and v_cache is k_cache and self.how.rows == latent_attention.ROWS:
+            latent_attention.latent_attention(
+                out,
+                q,
+                k_cache,
+                self.batch.block_table,
+                self.batch.seq_lens,
+                self.batch.cu_queries,
+                self.tiles,
+                scale=scale,
+                k_scale=k_scale,
+            )
+            return
         paged_prefill.paged_prefill(
             out,
             q,
@@ -132,47 +138,6 @@ class TritonStepAttention:
             scale=scale,
             window=window or 0,
             soft_cap=softcap or 0.0,
-            k_scale=None if kv_scales is None else kv_scales.k,
+            k_scale=k_scale,
             v_scale=None if kv_scales is None else kv_scales.v,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class LatentStepAttention:
-    """Decoding where one head's keys may be its values, which are then read once, and by many
-    programs."""
-
-    general: TritonStepAttention
-    num_queries: int
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        kv_scales: KVScales | None = None,
-    ) -> torch.Tensor:
-        if v_cache is not k_cache or window or softcap:
-            return self.general(
-                q, k_cache, v_cache, scale, window=window, softcap=softcap, kv_scales=kv_scales
-            )
-        from kernels.triton.latent_decode import LatentWork, latent_decode
-
-        batch = self.general.batch
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        latent_decode(
-            out,
-            q,
-            k_cache,
-            batch.block_table,
-            batch.seq_lens,
-            batch.cu_queries,
-            LatentWork.of(len(batch.seq_lens), q.shape[1], self.num_queries),
-            scale=scale,
-            k_scale=None if kv_scales is None else kv_scales.k,
-        )
-        return out

@@ -1,16 +1,14 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""Attention of a few query tokens over one head of keys that are their own values (DeepSeek's
-latents, arXiv 2405.04434): every query head reads the same keys, and each only once.
+"""Causal attention over one head of keys that are their own values (DeepSeek's latents, arXiv
+2405.04434): all query heads read the same keys, and each key once.
 
-A head is cut into its largest power of two and the rest, so that nothing is padded: 576 dimensions
-are 512 and 64. The keys of a sequence are split among programs, whose results the last launch
-merges by their maxima and sums (Flash-Decoding); how long a split is follows on the device from the
-sequence's length, so a CUDA graph can hold it.
+A head is cut into its largest power of two and the rest, so that little is padded: 576 dimensions
+are 512 and 64. Where there are few tiles of queries, their keys are split among programs, whose
+results a second launch merges by their maxima and sums (Flash-Decoding); how long a split is
+follows on the device from the sequence's length, so a CUDA graph can hold it.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -26,67 +24,61 @@ _PROGRAMS = 264
 _MIN_SPLIT_KEYS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class LatentWork:
-    """How a step of ``num_queries`` tokens at most of each sequence is cut."""
-
-    tiles: int
-    """Of ``ROWS`` rows, of a sequence."""
-    splits: int
-
-    @classmethod
-    def of(cls, batch: int, num_heads: int, num_queries: int) -> LatentWork:
-        tiles = triton.cdiv(num_queries * num_heads, ROWS)
-        splits = max(1, min(_MAX_SPLITS, _PROGRAMS // max(1, batch * tiles)))
-        return cls(tiles, splits)
+def num_splits(num_tiles: int) -> int:
+    return max(1, min(_MAX_SPLITS, _PROGRAMS // max(1, num_tiles)))
 
 
-def latent_decode(
+def latent_attention(
     out: torch.Tensor,
     q: torch.Tensor,
     cache: torch.Tensor,
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
     cu_queries: torch.Tensor,
-    work: LatentWork,
+    tiles: torch.Tensor,
     *,
     scale: float,
     k_scale: torch.Tensor | None = None,
+    splits: int | None = None,
 ) -> None:
-    """Causal attention of the last tokens of each sequence, into ``out``.
+    """Attention of the sequences in ``tiles``, into their rows of ``out``.
 
-    q, out: [num_tokens, num_heads, head_dim] of one dtype, heads contiguous; cache: [num_blocks,
-    block_size, 1, head_dim], contiguous; the rest as in ``paged_prefill``, k_scale of keys that are
-    values, too. work: of at least as many queries as any sequence has.
+    As ``paged_prefill``, without a window or a soft cap, where one tensor is both caches, of one
+    head: [num_blocks, block_size, 1, head_dim]. tiles: of ``ROWS`` rows. k_scale: of keys that are
+    values, too. splits: programs that share a tile's keys; None: as many as keep a GPU busy.
     """
     num_tokens, num_heads, head_dim = q.shape
-    batch, main = len(seq_lens), 1 << (head_dim.bit_length() - 1)
-    partial = q.new_empty(work.splits, num_tokens * num_heads, head_dim, dtype=torch.float32)
-    stats = q.new_empty(work.splits, num_tokens * num_heads, 2, dtype=torch.float32)
+    num_tiles, main = len(tiles), 1 << (head_dim.bit_length() - 1)
+    if num_tiles == 0:
+        return
+    splits = num_splits(num_tiles) if splits is None else splits
+    partial = q.new_empty(splits, num_tokens * num_heads, head_dim, dtype=torch.float32)
+    stats = q.new_empty(splits, num_tokens * num_heads, 2, dtype=torch.float32)
     sizes = {
         "HEADS": num_heads,
         "HEAD_DIM": head_dim,
         "MAIN": main,
         "REST": max(16, triton.next_power_of_2(head_dim - main)),
         "KEYS": 16 if q.dtype == torch.float32 else 32,
-        "SPLITS": work.splits,
+        "SPLITS": splits,
         "MIN_SPLIT": _MIN_SPLIT_KEYS,
+        "TILE_ROWS": ROWS,
     }
-    _attend[(batch * work.tiles, work.splits)](
-        partial,
+    _attend[(num_tiles, splits)](
+        out if splits == 1 else partial,
         stats,
         q,
         cache if k_scale is None else cache.view(torch.uint8),
         block_table,
         seq_lens,
         cu_queries,
+        tiles,
         k_scale,
         scale,
         q.stride(0),
+        out.stride(0),
         block_table.stride(0),
         num_tokens,
-        TILES=work.tiles,
-        TILE_ROWS=ROWS,
         BLOCK_SIZE=cache.shape[1],
         FP8=k_scale is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
@@ -94,18 +86,19 @@ def latent_decode(
         num_warps=4,
         num_stages=2,
     )
-    _merge[(batch * work.tiles * ROWS,)](
-        out,
-        partial,
-        stats,
-        seq_lens,
-        cu_queries,
-        out.stride(0),
-        num_tokens,
-        TILE_ROWS=work.tiles * ROWS,
-        **sizes,
-        num_warps=4,
-    )
+    if splits > 1:
+        _merge[(num_tiles * ROWS,)](
+            out,
+            partial,
+            stats,
+            seq_lens,
+            cu_queries,
+            tiles,
+            out.stride(0),
+            num_tokens,
+            **sizes,
+            num_warps=4,
+        )
 
 
 @triton.jit
@@ -116,16 +109,18 @@ def _split_keys(seq_len, KEYS: tl.constexpr, SPLITS: tl.constexpr, MIN_SPLIT: tl
 
 @triton.jit
 def _attend(
-    partial,
+    made,
     stats,
     q,
     cache,
     block_table,
     seq_lens,
     cu_queries,
+    tiles,
     k_scale,
     scale,
     q_stride,
+    out_stride,
     table_stride,
     num_tokens,
     HEADS: tl.constexpr,
@@ -135,13 +130,13 @@ def _attend(
     KEYS: tl.constexpr,
     SPLITS: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
-    TILES: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     FP8: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    sequence = tl.program_id(0) // TILES
+    """made: ``out``, or with more than one split what ``_merge`` merges."""
+    sequence = tl.load(tiles + 2 * tl.program_id(0))
     seq_len = tl.load(seq_lens + sequence)
     length = _split_keys(seq_len, KEYS, SPLITS, MIN_SPLIT)
     begin = tl.program_id(1) * length
@@ -151,10 +146,13 @@ def _attend(
     query_start = tl.load(cu_queries + sequence)
     num_queries = tl.load(cu_queries + sequence + 1) - query_start
 
-    row = tl.program_id(0) % TILES * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    first_row = tl.load(tiles + 2 * tl.program_id(0) + 1) * TILE_ROWS
+    row = first_row + tl.arange(0, TILE_ROWS)
     token = row // HEADS
     position = seq_len - num_queries + token
     real = token < num_queries
+    if SPLITS == 1:  # what comes behind the last query is hidden; a split must not be missing
+        end = min(end, seq_len - num_queries + (first_row + TILE_ROWS - 1) // HEADS + 1)
     main = tl.arange(0, MAIN)
     rest = MAIN + tl.arange(0, REST)
     in_rest = rest < HEAD_DIM
@@ -198,12 +196,19 @@ def _attend(
         acc_rest = tl.dot(p, k_rest, acc_rest * fade[:, None], input_precision=PRECISION)
         best = new_best
 
-    to = tl.program_id(1).to(tl.int64) * num_tokens * HEADS + query_start * HEADS + row
-    tl.store(stats + to * 2, best, mask=real)
-    tl.store(stats + to * 2 + 1, total, mask=real)
-    to = to[:, None] * HEAD_DIM
-    tl.store(partial + to + main[None, :], acc_main * factor, mask=real[:, None])
-    tl.store(partial + to + rest[None, :], acc_rest * factor, mask=real[:, None] & in_rest[None, :])
+    if SPLITS == 1:
+        divisor = tl.where(real, total, 1.0)[:, None]
+        acc_main, acc_rest = acc_main / divisor, acc_rest / divisor
+        to = (query_start + token).to(tl.int64) * out_stride + row % HEADS * HEAD_DIM
+    else:
+        to = tl.program_id(1).to(tl.int64) * num_tokens * HEADS + query_start * HEADS + row
+        tl.store(stats + to * 2, best, mask=real)
+        tl.store(stats + to * 2 + 1, total, mask=real)
+        to *= HEAD_DIM
+    kind = made.dtype.element_ty
+    in_rest = real[:, None] & in_rest[None, :]
+    tl.store(made + to[:, None] + main[None, :], (acc_main * factor).to(kind), mask=real[:, None])
+    tl.store(made + to[:, None] + rest[None, :], (acc_rest * factor).to(kind), mask=in_rest)
 
 
 @triton.jit
@@ -213,6 +218,7 @@ def _merge(
     stats,
     seq_lens,
     cu_queries,
+    tiles,
     out_stride,
     num_tokens,
     HEADS: tl.constexpr,
@@ -225,8 +231,9 @@ def _merge(
     TILE_ROWS: tl.constexpr,
 ):
     """A program merges one row."""
-    sequence = tl.program_id(0) // TILE_ROWS
-    row = tl.program_id(0) % TILE_ROWS
+    tile = tl.program_id(0) // TILE_ROWS
+    sequence = tl.load(tiles + 2 * tile)
+    row = tl.load(tiles + 2 * tile + 1) * TILE_ROWS + tl.program_id(0) % TILE_ROWS
     seq_len = tl.load(seq_lens + sequence)
     query_start = tl.load(cu_queries + sequence)
     num_queries = tl.load(cu_queries + sequence + 1) - query_start

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kernels.triton import latent_decode as module  # noqa: E402
-from kernels.triton.latent_decode import LatentWork, latent_decode  # noqa: E402
+from kernels.tiles import tile_list  # noqa: E402
+from kernels.triton import latent_attention as module  # noqa: E402
 from tests.kernels.ahead_of_time import Recorded  # noqa: E402
 from tests.kernels.interpreter import interpret  # noqa: E402
 
@@ -21,6 +22,7 @@ SHAPES: list[tuple[list[int], list[int]]] = [
     ([5], [1]),
     ([300, 0, 64, 65], [1, 1, 1, 1]),
     ([40, 700, 33], [3, 1, 2]),
+    ([90, 50, 200], [90, 1, 70]),
 ]
 """Lengths of sequences, the queries included, and queries; a length of 0 is padding."""
 
@@ -79,18 +81,21 @@ def make(
     )
 
 
-def run(case: Case, work: LatentWork) -> torch.Tensor:
+def run(case: Case, query_lens: list[int], splits: int | None = None) -> torch.Tensor:
     out = torch.full_like(case.q, float("nan"))
-    latent_decode(
+    seq_lens = case.seq_lens.cpu().numpy().astype(np.int64)
+    tiles = tile_list(np.array(query_lens), seq_lens, case.q.shape[1], module.ROWS)
+    module.latent_attention(
         out,
         case.q,
         case.cache,
         case.block_table,
         case.seq_lens,
         case.cu_queries,
-        work,
+        torch.from_numpy(tiles).to(case.q.device),
         scale=SCALE,
         k_scale=case.k_scale,
+        splits=splits,
     )
     return out
 
@@ -107,10 +112,7 @@ def check(
     fp8: bool = False,
 ) -> None:
     case = make(lens, query_lens, heads=heads, dim=dim, dtype=dtype, device=device, fp8=fp8)
-    work = LatentWork.of(len(lens), heads, max(query_lens))
-    if splits is not None:
-        work = LatentWork(work.tiles, splits)
-    out = run(case, work).double().cpu()
+    out = run(case, query_lens, splits).double().cpu()
     token = 0
     for length, num_queries in zip(lens, query_lens, strict=True):
         rows = slice(token, token + num_queries)
@@ -126,9 +128,9 @@ def check(
 def test_interpreted_it_equals_float64() -> None:
     code = (
         "import torch\n"
-        "from tests.kernels.test_latent_decode import *\n"
+        "from tests.kernels.test_latent_attention import *\n"
         "for lens, queries in SHAPES:\n"
-        "    for splits in (1, 3):\n"
+        "    for splits in (1, 3, None):\n"
         "        check(lens, queries, torch.float32, 'cpu', heads=6, dim=40, splits=splits)\n"
         "check(*SHAPES[1], torch.float32, 'cpu', heads=6, dim=40, fp8=True)\n"
         "check(*SHAPES[2], torch.float32, 'cpu', heads=20, dim=64)\n"
@@ -148,11 +150,8 @@ def test_it_equals_float64(
         check(*shape, dtype, "cuda", heads=heads, dim=dim, splits=splits, fp8=fp8)
 
 
-def test_few_sequences_are_split_among_more_programs_than_many() -> None:
-    assert LatentWork.of(1, 16, 1) == LatentWork(1, 32)
-    assert LatentWork.of(64, 16, 1) == LatentWork(1, 4)
-    assert LatentWork.of(64, 16, 5) == LatentWork(5, 1)
-    assert LatentWork.of(4000, 128, 1).splits == 1
+def test_few_tiles_are_split_among_more_programs_than_many() -> None:
+    assert [module.num_splits(tiles) for tiles in (1, 8, 64, 264, 9999)] == [32, 32, 4, 1, 1]
 
 
 @pytest.mark.slow
@@ -166,7 +165,7 @@ def test_it_compiles_for_hopper_and_fits_its_shared_memory(
     for name, one in recorded.items():
         monkeypatch.setattr(module, name, one)
     case = make([64, 64], [1, 1], heads=16, dim=576, dtype=dtype, device="cpu", fp8=fp8)
-    run(case, LatentWork.of(2, 16, 1))
+    run(case, [1, 1])
     for one in recorded.values():
         for made in one.compile(90):
             assert made.metadata.shared <= 227 * 1024
