@@ -241,7 +241,7 @@ def _merge(
         return
     used = tl.cdiv(seq_len, _split_keys(seq_len, KEYS, SPLITS, MIN_SPLIT))
     first = (query_start * HEADS + row).to(tl.int64)
-    stride = num_tokens.to(tl.int64) * HEADS
+    stride = num_tokens * HEADS
     main = tl.arange(0, MAIN)
     rest = MAIN + tl.arange(0, REST)
     in_rest = rest < HEAD_DIM
