@@ -139,14 +139,14 @@ def test_interpreted_it_equals_float64() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [*SHAPES, ([9000, 1, 4097], [1, 1, 1])])
 @pytest.mark.parametrize(("heads", "dim"), [(16, 576), (128, 576), (4, 64)])
 @pytest.mark.parametrize("fp8", [False, True])
 def test_it_equals_float64(
     shape: tuple[list[int], list[int]], heads: int, dim: int, dtype: torch.dtype, *, fp8: bool
 ) -> None:
-    for splits in (None, 1, 8):
+    for splits in (None, 1):
         check(*shape, dtype, "cuda", heads=heads, dim=dim, splits=splits, fp8=fp8)
 
 
