@@ -26,8 +26,6 @@ from kernels.transfer import to_device
 
 MAX_QUERIES = 8
 """The longest chunk that counts as few tokens."""
-MIN_EARLY_BATCH = 8
-"""Sequences from which on decode gains by starting before the kernel in front of it has ended."""
 
 
 class CudaAttention:
@@ -176,7 +174,7 @@ class _ShortStepAttention:
             window=window or 0,
             soft_cap=softcap or 0.0,
             shared=batch.shared,
-            wait_first=fresh or len(batch.seq_lens) < MIN_EARLY_BATCH,
+            wait_first=fresh,
             k_scale=None if kv_scales is None else kv_scales.k,
             v_scale=None if kv_scales is None else kv_scales.v,
         )

@@ -19,6 +19,10 @@
 // S^T = K Q^T, O^T = V^T P^T. Eight columns hold the query heads of most models, where rows would
 // be padded to sixteen; that halves the products and the registers of the output.
 //
+// Order. What an SM loads arrives in the order in which it asks, so what a warp must wait for comes after
+// all keys that are in flight. Queries are therefore asked for together with the first keys of their
+// item, and cache blocks for 32 tiles at once, one a lane: where registers suffice for that.
+//
 // Code. In a model the kernel comes cold into the instruction caches for every layer, and with few
 // keys that is most of its time: every instruction counts once, whether it is in a loop or not. So
 // there is one place that loads, one that multiplies and one that merges.
@@ -69,6 +73,9 @@ class Decoder {
   static constexpr int kSteps = D / 16;            // MMA steps along the head dimension
   static constexpr int kLoads = kWarpTokens * kPieces / 32;  // per lane, for K and for V
   static constexpr unsigned kQuads = D / 4;                  // float4s of a row
+  // Whether there are registers for what is asked for ahead of time.
+  static constexpr bool kRoom = !Tile::kFp8 && kRowTiles < 4;
+  static constexpr bool kEarlyQueries = kRoom || kRowTiles == 1;
 
  public:
   __device__ Decoder(const DecodeParams& params, Memory& shared)
@@ -89,27 +96,43 @@ class Decoder {
       return;
     }
     if (threadIdx.x == 0) prefetch_l2(arrivals(load));
+    block_seq = -1;
 
     // Tile i is computed while i + kStages is loaded; the first rounds only load.
     int stage = 0;
+    int asked = -1;  // the tile whose item's queries are under way
 #pragma unroll 1
     for (int i = begin - kStages; i < end; ++i) {
       const int ahead = i + kStages;
       int block = 0;
       if (ahead < end) {
         const int nth = ahead - begin;
-        block = nth < kEarlyTiles ? __shfl_sync(~0u, early, nth)
-                                  : block_of(p.table, load, token0(load));
+        if (kRoom && span > kEarlyTiles) look_up_blocks(load);
+        if (nth < kEarlyTiles) {
+          block = __shfl_sync(~0u, early, nth);
+        } else if constexpr (kRoom) {
+          block = __shfl_sync(~0u, blocks, load.tile % 32);
+        } else {
+          block = block_of(p.table, load, token0(load));
+        }
       }
       Cursor work;
       if (i >= begin) {
         __syncwarp();  // one lane wrote it
         work = sm.tiles[warp][stage];
-        if (i == begin || work.tile == 0) open_item(work);
+        if (i == begin || work.tile == 0) {
+          if (asked != i) load_queries(work);
+          asked = -1;
+          open_item();
+        }
         consume(work, stage);
       }
       if (ahead < end) {
         refill(load, block, stage);
+        if ((kEarlyQueries && ahead == begin) || (kRoom && load.tile == 0 && asked < 0)) {
+          load_queries(load);
+          asked = ahead;
+        }
         if (ahead + 1 < end) advance(p.line_shape, load);
       }
       cp_async_commit();  // an empty group counts too
@@ -126,10 +149,13 @@ class Decoder {
   const int warp, lane;
   uint32_t ring;
   uint32_t q[kRowTiles][kSteps][2];
+  uint32_t next_q[kRowTiles][kSteps][2];  // of an item whose keys are loaded, with kRoom
   float o[kRowTiles][kSteps][4];
   float row_max[kRowTiles][2];  // of rows lane % 4 * 2 and the next, times log2(e)
   float row_sum[kRowTiles][2];  // likewise, over this lane's keys
   float key_scale, value_scale;  // of the item, in FP8
+  int blocks;                    // of tile block_tile + lane of the sequence block_seq
+  int block_seq, block_tile;
 
   __device__ int token0(const Cursor& c) const {
     return (c.first_tile + c.tile) * kTile + warp * kWarpTokens;
@@ -143,6 +169,15 @@ class Decoder {
 
   __device__ int* arrivals(const Cursor& c) const {
     return &p.arrivals[c.seq * p.num_kv_items + head_of(c)];
+  }
+
+  // The cache blocks of the sequence's tiles around c, if they are not known.
+  __device__ void look_up_blocks(const Cursor& c) {
+    const int tile = c.tile / 32 * 32;
+    if (c.seq == block_seq && tile == block_tile) return;
+    block_seq = c.seq;
+    block_tile = tile;
+    blocks = block_of(p.table, c, token0(c) + (tile + lane - c.tile) * kTile);
   }
 
   // Where row r begins in the queries or the output.
@@ -185,8 +220,9 @@ class Decoder {
     }
   }
 
-  __device__ void open_item(const Cursor& c) {
+  __device__ void load_queries(const Cursor& c) {
     wait_for_inputs();
+    auto& to = kRoom ? next_q : q;
     if constexpr (Tile::kFp8) {
       key_scale = p.k_scale[kv_head(c)];
       value_scale = p.v_scale[kv_head(c)];
@@ -204,8 +240,19 @@ class Decoder {
         for (int high = 0; high < 2; ++high) {
           // Lanes add to the dim, whatever the step.
           const auto* pair = reinterpret_cast<const uint32_t*>(src + Tile::query_dim(s, high, 0));
-          q[m][s][high] = Tile::query(*pair);
+          to[m][s][high] = Tile::query(*pair);
         }
+      }
+    }
+  }
+
+  __device__ void open_item() {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+        for (int high = 0; kRoom && high < 2; ++high) q[m][s][high] = next_q[m][s][high];
 #pragma unroll
         for (int e = 0; e < 4; ++e) o[m][s][e] = 0.f;
       }

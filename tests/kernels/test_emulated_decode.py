@@ -134,6 +134,15 @@ def test_ragged_lengths(library: ctypes.CDLL, spans: int, dim: int, fp8: bool) -
 
 
 @pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("spans", [1, 5])
+def test_more_than_one_look_up(library: ctypes.CDLL, spans: int, fp8: bool) -> None:
+    """More sequences, padding among them, and more tiles of one than are looked up at once."""
+    lens = [*range(1, 40), 0, 0, *range(60, 100), 2300, 5]
+    case = make_case(lens, [1] * len(lens), heads=2, kv_heads=1, dim=96, fp8=fp8, device="cpu")
+    check(case, decode(library, case, spans))
+
+
+@pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("block_size", [16, 48])
 def test_several_query_tokens(library: ctypes.CDLL, block_size: int, fp8: bool) -> None:
     case = make_case(
