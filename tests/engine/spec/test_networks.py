@@ -106,11 +106,12 @@ def test_outputs_are_those_without_drafts(
         assert rate > 0.9
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("method", [*METHODS, "draft_model"])
 def test_outputs_are_the_same_when_the_engine_decides_how_many(
-    folder: Path, heads: Heads, plain: list[list[int]], method: str
+    folder: Path, heads: Heads, plain: list[list[int]], method: str, overlap: bool
 ) -> None:
-    llm = engine(folder, method, adaptive=True)
+    llm = engine(folder, method, adaptive=True, async_scheduling=overlap)
     costs = llm._core._runner.step_costs
     assert list(costs.lengths) == [0, 1, 3]
     # Drafting is a part of what was measured.
