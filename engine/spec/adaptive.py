@@ -160,7 +160,7 @@ class AdaptiveLength:
             self.observe_rest(step.batch, [seconds])
             return
         self._observe_plain()
-        if step.is_typical and step.num_drafts and not (step.is_probe or step.was_awaited):
+        if step.is_typical and step.num_drafts and not step.is_probe:
             kind = step.batch, step.length, step.num_drafts
             if self._costs.num_seen(*kind) >= _NUM_FAMILIAR:
                 self._put_together(step, seconds, outcomes)
@@ -185,15 +185,14 @@ class AdaptiveLength:
         gained_s = num_tokens / step.batch * plain_s - seconds
         if step.was_awaited and step.only_decodes:
             gained_s = max(gained_s, -plain_s)
-            self._patience_s += _PATIENCE_SHARE * (gained_s - self._patience_s)
+            self._observe_patience(gained_s, plain_s)
         if step.is_probe or (step.was_awaited and self._patience_s < 0):
-            self._saved_s += gained_s
+            self._save(gained_s, plain_s)
         elif step.follows_probe:
             # There was nothing in flight that could have hidden the host's work.
-            self._saved_s -= min(max(0.0, seconds - plain_s), plain_s)
+            self._save(-min(max(0.0, seconds - plain_s), plain_s), plain_s)
         elif step.length == 0 and step.is_typical:
-            self._saved_s += _PROBE_SHARE * min(seconds, 2 * plain_s)
-        self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
+            self._save(_PROBE_SHARE * min(seconds, 2 * plain_s), plain_s)
 
     def _put_together(
         self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]
@@ -225,7 +224,21 @@ class AdaptiveLength:
             self._count(each)
         self._hysteresis.drafted(num_steps)
         self._forget_choices()
-        self._begin_saving(step.batch)
+        plain_s = self._begin_saving(step.batch)
+        if step.was_awaited:
+            gained_s = (1 + num_right / (num_steps * step.batch)) * plain_s - seconds
+            self._observe_patience(gained_s, plain_s, num_steps)
+            if self._patience_s < 0:
+                self._save(num_steps * gained_s, plain_s)
+
+    def _observe_patience(self, gained_s: float, plain_s: float, num_steps: int = 1) -> None:
+        """Of steps that were awaited, what each of them gained."""
+        share = 1 - (1 - _PATIENCE_SHARE) ** num_steps
+        self._patience_s += share * (max(gained_s, -plain_s) - self._patience_s)
+
+    def _save(self, seconds: float, plain_s: float) -> None:
+        """For probes, or of what they may cost."""
+        self._saved_s = min(self._saved_s + seconds, _MAX_SAVED_STEPS * plain_s)
 
     def _observe_newcomers(
         self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]
@@ -266,8 +279,7 @@ class AdaptiveLength:
         self._costs.observe(plain.batch, 0, 0, seconds, num_steps)
         self._forget_choices()
         plain_s = self._begin_saving(plain.batch)
-        self._saved_s += _PROBE_SHARE * num_steps * seconds
-        self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
+        self._save(_PROBE_SHARE * num_steps * seconds, plain_s)
 
     def _forget_choices(self) -> None:
         self._even.clear()

@@ -118,11 +118,18 @@ class LearnedCosts:
         self._num_steps = 0
         self._by_length: dict[int, list[float]] = {}
         """What the table says of batches seen: it is asked many times in a step."""
+        self._known: dict[tuple[int, int, int], float] = {}
+        """Likewise, what steps take, until more is learned."""
 
     def seconds(self, batch: int, longest: int, num_drafts: int) -> float:
         """As ``StepCosts.seconds``."""
-        kind, length = self.table.kind(batch, longest, num_drafts)
-        return self._expected(batch, length) * self._ratio(batch, kind)
+        asked = batch, longest, num_drafts
+        seconds = self._known.get(asked)
+        if seconds is None:
+            kind, length = self.table.kind(*asked)
+            seconds = self._expected(batch, length) * self._ratio(batch, kind)
+            self._known[asked] = seconds
+        return seconds
 
     def even(self, batch: int, length: int) -> float:
         return self.seconds(batch, length, batch * length)
@@ -143,6 +150,7 @@ class LearnedCosts:
         self, batch: int, longest: int, num_drafts: int, seconds: float, num_steps: int = 1
     ) -> None:
         """So many steps took so long each."""
+        self._known.clear()
         self._num_steps += num_steps
         kind, length = self.table.kind(batch, longest, num_drafts)
         known = self._ratio(batch, kind)
