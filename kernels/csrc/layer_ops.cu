@@ -1,6 +1,8 @@
 // Memory-bound row operations: every element is read and written once, 16 bytes at a time, with
 // fp32 arithmetic that rounds exactly where the reference does.
 
+#include <type_traits>
+
 #include "dependent_launch.cuh"
 #include "fp8.cuh"
 #include "layer_ops.cuh"
@@ -24,59 +26,78 @@ __device__ __forceinline__ float block_sum(float x) {
   return warp_sum(x);
 }
 
-// One CTA per row; a thread keeps its kVectors vectors in registers between the two passes.
-template <typename T, int kVectors>
-__global__ void __launch_bounds__(1024) rms_norm_kernel(T* out, const T* x, T* residual,
-                                                        const T* weight, int width,
-                                                        int64_t x_stride, float eps) {
+// One CTA per row; a thread keeps its kVectors vectors in registers between the passes.
+template <typename T, int kVectors, bool kWide>
+__global__ void __launch_bounds__(1024) rms_norm_kernel(const RmsNorm p) {
   using V = Vector<T>;
-  const int vectors = width / V::kSize;
+  using W = VectorWeights<T, kWide>;
+  const int vectors = p.width / V::kSize;
   constexpr bool kEarly = kVectors == 1;  // more would not fit into registers
-  V early;                                // a weight comes from memory, and no kernel makes it
-  if (kEarly && threadIdx.x < vectors) early = reinterpret_cast<const V*>(weight)[threadIdx.x];
+  W early;                                // a weight comes from memory, and no kernel makes it
+  if (kEarly && threadIdx.x < vectors) early = W::load(p.weight, threadIdx.x);
   wait_for_inputs();
   allow_next();
   const int64_t row = blockIdx.x;
-  const V* src = reinterpret_cast<const V*>(x + row * x_stride);
-  V* sum = residual ? reinterpret_cast<V*>(residual + row * width) : nullptr;
+  const V* src = reinterpret_cast<const V*>(static_cast<const T*>(p.x) + row * p.x_stride);
+  V* sum = p.residual ? static_cast<V*>(p.residual) + row * vectors : nullptr;
   V values[kVectors];
-  float squares = 0.f;
+  auto each = [&](auto&& work) {
 #pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-    const int i = j * blockDim.x + threadIdx.x;
-    if (i >= vectors) break;
-    values[j] = src[i];
+    for (int j = 0; j < kVectors; ++j) {
+      const int i = j * blockDim.x + threadIdx.x;
+      if (i < vectors) work(values[j], i);
+    }
+  };
+  float squares = 0.f;
+  auto add_squares = [&](const V& value) {
+#pragma unroll
+    for (int e = 0; e < V::kSize; ++e) {
+      const float f = to_float(value.x[e]);
+      squares += f * f;
+    }
+  };
+  auto multiply = [&](V& value, float scale, const W& w) {
+#pragma unroll
+    for (int e = 0; e < V::kSize; ++e) {
+      value.x[e] = from_float<T>(weighted<T, kWide>(to_float(value.x[e]), scale, w[e]));
+    }
+  };
+  each([&](V& value, int i) { value = src[i]; });
+  if (p.inner) {
+    each([&](V& value, int) { add_squares(value); });
+    const float scale = rsqrtf(block_sum(squares) / p.width + p.eps);
+    each([&](V& value, int i) { multiply(value, scale, W::load(p.inner, i)); });
+    squares = 0.f;
+    __syncthreads();  // all have read the first sum
+  }
+  each([&](V& value, int i) {
     if (sum) {
       const V before = sum[i];
 #pragma unroll
       for (int e = 0; e < V::kSize; ++e) {
-        values[j].x[e] = from_float<T>(to_float(values[j].x[e]) + to_float(before.x[e]));
+        value.x[e] = from_float<T>(to_float(value.x[e]) + to_float(before.x[e]));
       }
-      sum[i] = values[j];
+      sum[i] = value;
     }
-#pragma unroll
-    for (int e = 0; e < V::kSize; ++e) {
-      const float f = to_float(values[j].x[e]);
-      squares += f * f;
-    }
-  }
-  const float scale = rsqrtf(block_sum(squares) / width + eps);
-#pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-    const int i = j * blockDim.x + threadIdx.x;
-    if (i >= vectors) break;
-    const V w = kEarly ? early : reinterpret_cast<const V*>(weight)[i];
-#pragma unroll
-    for (int e = 0; e < V::kSize; ++e) {
-      const float normal = rounded<T>(to_float(values[j].x[e]) * scale);
-      values[j].x[e] = from_float<T>(normal * to_float(w.x[e]));
-    }
-    reinterpret_cast<V*>(out + row * width)[i] = values[j];
-  }
+    add_squares(value);
+  });
+  const float scale = rsqrtf(block_sum(squares) / p.width + p.eps);
+  each([&](V& value, int i) {
+    multiply(value, scale, kEarly ? early : W::load(p.weight, i));
+    static_cast<V*>(p.out)[row * vectors + i] = value;
+  });
 }
 
-template <typename T>
-__global__ void __launch_bounds__(256) silu_mul_kernel(T* out, const T* x, int rows, int width) {
+template <Activation kActivation>
+__device__ __forceinline__ float activated(float x) {
+  if constexpr (kActivation == Activation::kSilu) return x / (1.f + __expf(-x));
+  // x / 2 * (1 + tanh(y)) is x * sigmoid(2 y).
+  const float y = 0.7978845608f * (x + 0.044715f * x * x * x);
+  return x / (1.f + __expf(-2.f * y));
+}
+
+template <typename T, Activation kActivation>
+__global__ void __launch_bounds__(256) gated_mul_kernel(T* out, const T* x, int rows, int width) {
   using V = Vector<T>;
   wait_for_inputs();
   allow_next();
@@ -90,9 +111,8 @@ __global__ void __launch_bounds__(256) silu_mul_kernel(T* out, const T* x, int r
     V y;
 #pragma unroll
     for (int e = 0; e < V::kSize; ++e) {
-      const float g = to_float(gate.x[e]);
-      const float silu = rounded<T>(g / (1.f + __expf(-g)));
-      y.x[e] = from_float<T>(silu * to_float(up.x[e]));
+      const float active = rounded<T>(activated<kActivation>(to_float(gate.x[e])));
+      y.x[e] = from_float<T>(active * to_float(up.x[e]));
     }
     reinterpret_cast<V*>(out)[i] = y;
   }
@@ -100,7 +120,7 @@ __global__ void __launch_bounds__(256) silu_mul_kernel(T* out, const T* x, int r
 
 // A thread turns one pair of vectors of a head, `pairs` neighbouring threads (a power of two, at most
 // a warp) the whole head; the heads are those of q, then k, then v. For rotary_dim == head_dim.
-template <typename T, bool kFp8>
+template <typename T, bool kFp8, bool kWide>
 __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, int pairs) {
   using V = Vector<T>;
   wait_for_inputs();
@@ -122,7 +142,7 @@ __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, i
   V a = vectors[pair], b = vectors[pair + pairs];
 
   if (!is_v) {
-    const T* norm = static_cast<const T*>(is_q ? p.q_norm : p.k_norm);
+    const void* norm = is_q ? p.q_norm : p.k_norm;
     if (norm) {
       float squares = 0.f;
 #pragma unroll
@@ -133,12 +153,12 @@ __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, i
       const unsigned group = (pairs == 32 ? ~0u : (1u << pairs) - 1) << (lane / pairs * pairs);
       for (int d = pairs / 2; d > 0; d /= 2) squares += __shfl_xor_sync(group, squares, d);
       const float scale = rsqrtf(squares / D + p.eps);
-      const V wa = reinterpret_cast<const V*>(norm)[pair];
-      const V wb = reinterpret_cast<const V*>(norm)[pair + pairs];
+      const auto wa = VectorWeights<T, kWide>::load(norm, pair);
+      const auto wb = VectorWeights<T, kWide>::load(norm, pair + pairs);
 #pragma unroll
       for (int e = 0; e < V::kSize; ++e) {
-        a.x[e] = from_float<T>(rounded<T>(to_float(a.x[e]) * scale) * to_float(wa.x[e]));
-        b.x[e] = from_float<T>(rounded<T>(to_float(b.x[e]) * scale) * to_float(wb.x[e]));
+        a.x[e] = from_float<T>(weighted<T, kWide>(to_float(a.x[e]), scale, wa[e]));
+        b.x[e] = from_float<T>(weighted<T, kWide>(to_float(b.x[e]), scale, wb[e]));
       }
     }
     const float* cos = p.cos_sin + p.positions[token] * D + pair * V::kSize;
@@ -169,7 +189,7 @@ __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, i
 }
 
 // Any rotary_dim. One warp per token and head.
-template <typename T, bool kFp8>
+template <typename T, bool kFp8, bool kWide>
 __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p) {
   wait_for_inputs();
   allow_next();
@@ -211,7 +231,8 @@ __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p)
     return;
   }
 
-  const T* norm = static_cast<const T*>(is_q ? p.q_norm : p.k_norm);
+  using Norm = std::conditional_t<kWide, float, T>;
+  const Norm* norm = static_cast<const Norm*>(is_q ? p.q_norm : p.k_norm);
   float scale = 1.f;
   if (norm) {
     float squares = 0.f;
@@ -220,7 +241,7 @@ __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p)
   }
   auto load = [&](int i) {
     const float x = to_float(src[i]);
-    return norm ? rounded<T>(rounded<T>(x * scale) * to_float(norm[i])) : x;
+    return norm ? rounded<T>(weighted<T, kWide>(x, scale, to_float(norm[i]))) : x;
   };
   const int half = p.rotary_dim / 2;
   const float* cos = p.cos_sin + p.positions[token] * p.rotary_dim;
@@ -232,62 +253,69 @@ __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p)
   for (int i = p.rotary_dim + lane; i < D; i += 32) store(i, load(i));
 }
 
-template <typename T>
-cudaError_t rms_norm_typed(void* out, const void* x, void* residual, const void* weight, int rows,
-                           int width, int64_t x_stride, float eps, cudaStream_t stream) {
-  const int vectors = width / Vector<T>::kSize;
+template <typename T, bool kWide>
+cudaError_t launch_norm(const RmsNorm& p, cudaStream_t stream) {
+  const int vectors = p.width / Vector<T>::kSize;
   const int threads = min(1024, (vectors + 31) / 32 * 32);
-  auto run = [&](auto kernel) {
-    return launch_dependent(kernel, rows, threads, 0, stream, static_cast<T*>(out),
-                            static_cast<const T*>(x), static_cast<T*>(residual),
-                            static_cast<const T*>(weight), width, x_stride, eps);
-  };
-  if (vectors <= threads) return run(rms_norm_kernel<T, 1>);
-  if (vectors <= 4 * threads) return run(rms_norm_kernel<T, 4>);
+  auto run = [&](auto kernel) { return launch_dependent(kernel, p.rows, threads, 0, stream, p); };
+  if (vectors <= threads) return run(rms_norm_kernel<T, 1, kWide>);
+  if (vectors <= 4 * threads) return run(rms_norm_kernel<T, 4, kWide>);
   return cudaErrorInvalidValue;
 }
 
 template <typename T>
-cudaError_t silu_mul_typed(void* out, const void* x, int rows, int width, cudaStream_t stream) {
+cudaError_t rms_norm_typed(const RmsNorm& p, cudaStream_t stream) {
+  if constexpr (std::is_same_v<T, float>) return launch_norm<T, false>(p, stream);
+  return p.wide ? launch_norm<T, true>(p, stream) : launch_norm<T, false>(p, stream);
+}
+
+template <typename T>
+cudaError_t gated_mul_typed(void* out, const void* x, int rows, int width, Activation activation,
+                            cudaStream_t stream) {
   const int64_t total = static_cast<int64_t>(rows) * (width / Vector<T>::kSize);
   const int blocks = static_cast<int>(min((total + 255) / 256, static_cast<int64_t>(132 * 16)));
-  return launch_dependent(silu_mul_kernel<T>, blocks, 256, 0, stream, static_cast<T*>(out),
+  auto kernel = activation == Activation::kSilu ? gated_mul_kernel<T, Activation::kSilu>
+                                                : gated_mul_kernel<T, Activation::kGeluTanh>;
+  return launch_dependent(kernel, blocks, 256, 0, stream, static_cast<T*>(out),
                           static_cast<const T*>(x), rows, width);
 }
 
-template <typename T, bool kFp8>
+template <typename T, bool kFp8, bool kWide>
 cudaError_t launch_rope(const RopeParams& p, cudaStream_t stream) {
   const int64_t items = static_cast<int64_t>(p.tokens) * (p.q_heads + 2 * p.kv_heads);
   const int pairs = p.head_dim / 2 / Vector<T>::kSize;
   const bool whole = p.rotary_dim == p.head_dim && p.head_dim == 2 * pairs * Vector<T>::kSize;
   if (whole && pairs > 0 && pairs <= 32 && (pairs & (pairs - 1)) == 0) {
-    return launch_dependent(rope_vectors_kernel<T, kFp8>, (items * pairs + 255) / 256, 256, 0, stream, p,
-                            pairs);
+    return launch_dependent(rope_vectors_kernel<T, kFp8, kWide>,
+                            (items * pairs + 255) / 256, 256, 0, stream, p, pairs);
   }
-  return launch_dependent(rope_and_cache_kernel<T, kFp8>, (items + 7) / 8, 256, 0, stream, p);
+  return launch_dependent(rope_and_cache_kernel<T, kFp8, kWide>, (items + 7) / 8, 256, 0,
+                          stream, p);
 }
 
 template <typename T>
 cudaError_t rope_typed(const RopeParams& p, cudaStream_t stream) {
-  return p.k_scale ? launch_rope<T, true>(p, stream) : launch_rope<T, false>(p, stream);
+  auto run = [&](auto wide) {
+    constexpr bool kWide = decltype(wide)::value && !std::is_same_v<T, float>;
+    return p.k_scale ? launch_rope<T, true, kWide>(p, stream) : launch_rope<T, false, kWide>(p, stream);
+  };
+  return p.wide_norms ? run(std::true_type{}) : run(std::false_type{});
 }
 
 }  // namespace
 
-cudaError_t rms_norm(void* out, const void* x, void* residual, const void* weight, int rows,
-                     int width, int64_t x_stride, float eps, Dtype dtype, cudaStream_t stream) {
-  if (rows == 0) return cudaSuccess;
+cudaError_t rms_norm(const RmsNorm& norm, Dtype dtype, cudaStream_t stream) {
+  if (norm.rows == 0) return cudaSuccess;
   return with_type(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    return rms_norm_typed<T>(out, x, residual, weight, rows, width, x_stride, eps, stream);
+    return rms_norm_typed<typename decltype(type)::type>(norm, stream);
   });
 }
 
-cudaError_t silu_mul(void* out, const void* x, int rows, int width, Dtype dtype,
-                     cudaStream_t stream) {
+cudaError_t gated_mul(void* out, const void* x, int rows, int width, Activation activation,
+                      Dtype dtype, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
   return with_type(dtype, [&](auto type) {
-    return silu_mul_typed<typename decltype(type)::type>(out, x, rows, width, stream);
+    return gated_mul_typed<typename decltype(type)::type>(out, x, rows, width, activation, stream);
   });
 }
 
