@@ -60,8 +60,8 @@ class Hysteresis:
 
     def _give_up(self) -> None:
         self.is_drafting = False
-        in_vain = self._num_drafted < _SHORT
-        self._num_needed = (
-            min(2 * self._num_needed, _MAX_CONVINCING) if in_vain else _NUM_CONVINCING
-        )
+        if self._num_drafted >= _SHORT:
+            self._num_needed = _NUM_CONVINCING
+        elif self._num_drafted:
+            self._num_needed = min(2 * self._num_needed, _MAX_CONVINCING)
         self._num_drafted = 0

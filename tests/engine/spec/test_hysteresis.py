@@ -38,7 +38,6 @@ def test_steps_that_have_no_room_for_drafts_are_no_reason_to_give_up() -> None:
 
 def test_they_must_pay_in_several_steps_in_a_row() -> None:
     hysteresis = Hysteresis()
-    hysteresis.drafted(100)
     give_up(hysteresis)
     for _ in range(20):
         assert not hysteresis.allows_drafts()
