@@ -316,6 +316,7 @@ class AdaptiveLength:
             self._even.clear()
 
     def drop(self, request: Request) -> None:
+        self._observe_drafted()  # It may have been among them.
         if self._acceptance is not None:
             self._acceptance.drop(request.request_id)
 
