@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Drafts must be faster by so much where they are made, as what is spared without them is certain;
 # and where they are not, as going to and fro costs more than either.
-MARGIN, _MARGIN_TO_BEGIN = 1.005, 1.03
+MARGIN, _MARGIN_TO_BEGIN = 1.02, 1.04
 # Where they are not, they must pay in so many steps in a row: a batch that is smaller for a moment,
 # until the next request is let in, is no reason. Twice as many each time that they were given up
 # after fewer steps than that.
