@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 HOLDS = 8
 # And steps with them, or others; the former once so many of their kind were seen.
 _HOLDS_DRAFTING, _NUM_FAMILIAR = 4, 32
+# What questions that nobody has an answer to may take of the time, and for how many steps they are
+# put off at most.
+_ASKING_SHARE, _MAX_REST = 0.02, 16
 # What probes may cost of the time spent without drafts, and how many steps' time they may save up.
 _PROBE_SHARE, _MAX_SAVED_STEPS = 0.005, 2.0
 # What a probe is taken to lose of a step, at least.
@@ -353,15 +356,20 @@ class AdaptiveLength:
         """Whether what is known of steps without drafts will do to judge by."""
         return gain > _CLOSE or self._num_drafting < self._plain_interval
 
-    def rest_length(self, batch: int, *, overlaps: bool) -> int:
-        """How many steps nobody need ask for drafts, where they do not pay now: of ``batch``
-        requests that compute one token each, and all overlap, or none does."""
+    def rest_length(self, batch: int, asked_s: float | None = None, *, overlaps: bool) -> int:
+        """How many steps nobody need ask for drafts: of ``batch`` requests that compute one token
+        each, and all overlap, or none does. They do not pay now; or nobody had an idea, and to ask
+        took ``asked_s``."""
         before = self._before
-        if before is None or self._num_drafting or self._hysteresis.is_tempted:
+        if self._costs is None or before is None or self._num_drafting:
             return 0
-        if before.num_drafts or not before.is_typical:
+        if before.num_drafts or not before.is_typical or self._hysteresis.is_tempted:
             return 0
-        return HOLDS if (before.batch, before.overlaps) == (batch, overlaps) else 0
+        if (before.batch, before.overlaps) != (batch, overlaps):
+            return 0
+        if asked_s is None:
+            return HOLDS
+        return min(_MAX_REST, int(asked_s / (_ASKING_SHARE * self._costs.even(batch, 0))))
 
     def may_wait(self) -> bool:
         """Whether to wait for a step in flight where drafts are foreseen. If they do not come, the

@@ -105,12 +105,20 @@ class Speculator:
             self._rest.num_steps = 0
         return self._rest.num_steps > 0
 
-    def _begin_rest(self, requests: Collection[Request], batch: int, *, overlaps: bool) -> None:
-        """No drafts pay of these requests of a batch. Neither do questions."""
+    def _begin_rest(
+        self,
+        requests: Collection[Request],
+        batch: int,
+        *,
+        overlaps: bool,
+        asked_s: float | None = None,
+    ) -> None:
+        """No drafts pay of these requests of a batch, so neither do questions. asked_s: nobody had
+        an idea, and to ask took so long."""
         if len(requests) == batch and not any(request.constrained for request in requests):
             self._observe_rest()
             rest = self._rest
-            rest.num_steps = self._adaptive.rest_length(batch, overlaps=overlaps)
+            rest.num_steps = self._adaptive.rest_length(batch, asked_s, overlaps=overlaps)
             rest.batch, rest.overlaps = batch, overlaps
 
     def _observe_rest(self) -> None:
@@ -156,6 +164,7 @@ class Speculator:
             if not (probe_length or self._paid or adaptive.may_pay(asked, batch)):
                 self._begin_rest(asked, batch, overlaps=False)
                 return
+            began_s = self._clock()
             self._draft(proposer, asked)
             found = {r: len(r.draft_token_ids) for r in asked if r.draft_token_ids}
             lengths = adaptive.lengths(found, batch)
@@ -166,6 +175,9 @@ class Speculator:
                 lengths |= dict.fromkeys(adaptive.probed(found), probe_length)
             for request, length in lengths.items():
                 del request.draft_token_ids[length:]
+            if not found:
+                asked_s = self._clock() - began_s
+                self._begin_rest(asked, batch, overlaps=False, asked_s=asked_s)
             return
         length = adaptive.even_length(batch, max(asked.values()))
         if length == 0 and probe_length:
@@ -274,9 +286,14 @@ class Speculator:
             return False
         if not adaptive.may_wait():
             return False
+        began_s = self._clock()
         foreseen = [request for request in able if self._foresees(self._proposer, request)]
+        if not foreseen:
+            asked_s = self._clock() - began_s
+            self._begin_rest(running, batch, overlaps=True, asked_s=asked_s)
+            return False
         lengths = adaptive.lengths(dict.fromkeys(foreseen, self._max_tokens), batch)
-        self._waited = any(lengths.values()) or (is_probe and bool(foreseen))
+        self._waited = any(lengths.values()) or is_probe
         return self._waited
 
     def _foresees(self, proposer: Proposer, request: Request) -> bool:
