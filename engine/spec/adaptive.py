@@ -102,7 +102,7 @@ class AdaptiveLength:
         self._saved_s = 0.0
         """Seconds that probes may cost now."""
         self._has_begun = False
-        self._even: dict[tuple[int, int], int] = {}
+        self._even: dict[tuple[int, int], tuple[int, float]] = {}
         """What ``even_length`` found out lately."""
         self._probes: dict[tuple[int, int], tuple[int, float]] = {}
         """Likewise, the cheapest probe: its length, and what it would lose."""
@@ -132,7 +132,9 @@ class AdaptiveLength:
         """To be followed by ``observe`` once it is over; others may be planned between the two."""
         before, self._before = self._before, step if step.only_decodes else None
         self._overlaps |= step.overlaps
-        self._hysteresis.planned(has_drafts=step.num_drafts > 0 and not step.is_probe)
+        self._hysteresis.planned(
+            has_drafts=step.num_drafts > 0 and not step.is_probe, has_newcomers=step.num_new > 0
+        )
         step.follows_others = before is None
         if before is not None:
             step.follows_probe = before.is_probe and not step.is_probe
@@ -251,7 +253,8 @@ class AdaptiveLength:
         drafting, newcomers = self._hysteresis.is_drafting, self._newcomers
         newcomers.observe(step.num_new, step.batch + num_right, drafting=drafting)
         if not step.only_decodes:
-            if drafting and self._overlaps:
+            # Where there is nobody else, there would be nothing to hide behind either.
+            if drafting and self._overlaps and step.batch > step.num_new:
                 newcomers.lose(step.exposed_s - (self._exposed_s if step.num_drafts else 0.0))
         elif step.num_drafts and not step.is_probe:
             if step.follows_others:
@@ -333,13 +336,15 @@ class AdaptiveLength:
         if found is None:
             found = self._best_even(batch, most, self._acceptance.survival())
             self._even[batch, most] = found
-        if found:
-            return found if self._hysteresis.allows_drafts() else 0
+        length, gain = found
+        if length:
+            return length if self._hysteresis.allows_drafts(is_clear=gain > _CLOSE) else 0
         if self._num_drafting < self._plain_interval:  # They are not only measured.
             self._hysteresis.refuse()
         return 0
 
-    def _best_even(self, batch: int, most: int, survival: Sequence[float]) -> int:
+    def _best_even(self, batch: int, most: int, survival: Sequence[float]) -> tuple[int, float]:
+        """It, and how much faster it is than none."""
         assert self._costs is not None
         plain_speed, lost_s = 1 / self._costs.even(batch, 0), self._newcomers.s_per_token
         best, best_speed = 0, self._hysteresis.margin * plain_speed
@@ -350,7 +355,8 @@ class AdaptiveLength:
             step_s = self._costs.even(batch, length) + batch * tokens * lost_s
             if (speed := tokens / step_s) > best_speed:
                 best, best_speed = length, speed
-        return best if self._is_clear(best_speed / plain_speed) else 0
+        gain = best_speed / plain_speed
+        return (best if self._is_clear(gain) else 0), gain
 
     def _is_clear(self, gain: float) -> bool:
         """Whether what is known of steps without drafts will do to judge by."""
