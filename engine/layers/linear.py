@@ -23,9 +23,18 @@ class Addition(Protocol):
     def is_active(self) -> bool: ...
 
     def __call__(
-        self, x: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        x: torch.Tensor,
+        product: Callable[[torch.Tensor], torch.Tensor],
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        *,
+        gated: bool = False,
     ) -> torch.Tensor:
-        """``product(x)``, with the addition for the inputs ``x`` made in place."""
+        """``product(x)`` and what is added to it for the inputs ``x``; gated: ``silu_mul`` of that.
+
+        weight, bias: what ``product`` multiplies with, where it is plain.
+        """
 
 
 class QuantizedWeight(Module, ABC):
@@ -101,7 +110,7 @@ class Linear(Module):
             self.weight.data = self.weight.data.new_empty(0)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product(x) if self.addition is None else self.addition(x, self._product)
+        return self._product(x) if self.addition is None else self._with(self.addition, x)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed is not None:
@@ -113,12 +122,17 @@ class Linear(Module):
     def gated(self, x: torch.Tensor) -> torch.Tensor:
         """``silu(gate) * up`` of an output that is [gate | up]."""
         if self.addition is not None and self.addition.is_active:
-            return ops.silu_mul(self(x))
+            return self._with(self.addition, x, gated=True)
         if self.packed is not None:
             return ops.silu_mul(self.packed(x))
         if self.quantized is not None:
             return self.quantized.gated_linear(x, self._bias())
         return products.gated_linear(x, self.weight.data, self._bias())
+
+    def _with(self, addition: Addition, x: torch.Tensor, *, gated: bool = False) -> torch.Tensor:
+        if self.packed is not None or self.quantized is not None:
+            return addition(x, self._product, gated=gated)
+        return addition(x, self._product, self.weight.data, self._bias(), gated=gated)
 
     def _bias(self) -> torch.Tensor | None:
         return None if self.bias is None else self.bias.data
