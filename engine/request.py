@@ -222,6 +222,15 @@ class Request:
         self.enter(RequestState.FINISHED)
         self.finish_reason = reason
 
+    def extend(self, token_ids: list[int]) -> bool:
+        """Take sampled tokens, none of which can end the request; False for others."""
+        if len(self.token_ids) + len(token_ids) >= self.max_total_tokens:
+            return False
+        if not self.stop_token_ids.isdisjoint(token_ids):
+            return False
+        self.token_ids += token_ids
+        return True
+
     def append(self, token_id: int) -> FinishReason | None:
         """Take a sampled token; the reason if the request ends with it."""
         self.token_ids.append(token_id)

@@ -31,9 +31,12 @@ class DraftedSlots:
         """Rows and blocks change hands; slots that the plan's chunks compute are not made yet."""
         if plan.admissions:
             self._admit(plan)
-        for row, block_ids in plan.new_blocks:
-            self._filled[block_ids] = 0
-            self._blocks[row] += block_ids
+        if plan.new_blocks:
+            fresh: list[int] = []
+            for row, block_ids in plan.new_blocks:
+                fresh += block_ids
+                self._blocks[row] += block_ids
+            self._filled[fresh] = 0
         if not self._changed:
             return
         for chunk in plan.chunks:

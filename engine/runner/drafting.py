@@ -142,6 +142,9 @@ class ChainDrafting(Drafting):
     def draft(
         self, asked: Sequence[tuple[int, int]], num_tokens: int
     ) -> list[list[int]] | torch.Tensor:
+        if self._graphs is not None and num_tokens and self._all_fit(self._graphs, asked):
+            rows, known = np.array(asked, np.int64).T
+            return self._replay(self._graphs, rows, known, num_tokens)
         drafts: list[list[int]] = [[] for _ in asked]
         # Without a slot for the last known token there is nowhere to begin.
         able = [i for i, (row, known) in enumerate(asked) if self._drafted.room(row) >= known]
@@ -152,8 +155,6 @@ class ChainDrafting(Drafting):
         rest = np.ones(len(rows), np.bool_)
         if self._graphs is not None:
             rest = ~self._fits(self._graphs, rows, known)
-            if len(able) == len(asked) and not rest.any():
-                return self._replay(self._graphs, rows, known, num_tokens)
             if not rest.all():
                 found = self._replay(self._graphs, rows[~rest], known[~rest], num_tokens)
                 for index, draft in zip(members[~rest].tolist(), found.tolist(), strict=True):
@@ -209,6 +210,14 @@ class ChainDrafting(Drafting):
         width = self._table.tokens.shape[1]
         return np.array([min(self._drafted.room(row), width - 1) for row in rows.tolist()])
 
+    def _all_fit(self, graphs: DraftGraphs, asked: Sequence[tuple[int, int]]) -> bool:
+        """As ``_fits``, of all: what most steps ask, in fewer microseconds."""
+        room, limit, ahead = self._drafted.room, self._table.tokens.shape[1] - 1, graphs.num_drafts
+        return len(asked) <= graphs.max_batch and all(
+            known >= graphs.window and known + ahead - 1 <= min(room(row), limit)
+            for row, known in asked
+        )
+
     def _fits(self, graphs: DraftGraphs, rows: Ints, known: Ints) -> npt.NDArray[np.bool_]:
         """[num_rows]: which of the rows a graph can draft for."""
         enough = known + graphs.num_drafts - 1 <= self._room(rows)
@@ -220,9 +229,10 @@ class ChainDrafting(Drafting):
     def _replay(
         self, graphs: DraftGraphs, rows: Ints, known: Ints, num_tokens: int
     ) -> torch.Tensor:
-        starts = np.array([self._drafted.start(row) for row in rows.tolist()])
-        behind = starts < known - graphs.window
-        if behind.any():
+        start, window = self._drafted.start, graphs.window
+        places = enumerate(zip(rows.tolist(), known.tolist(), strict=True))
+        behind = [index for index, (row, end) in places if start(row) < end - window]
+        if behind:
             self._catch_up(rows[behind], known[behind])
         self._drafted.fill(rows, known)
         return graphs.run(rows, known, num_tokens)[:, :num_tokens]

@@ -176,7 +176,9 @@ class TorchRunner:
         """Fill ``step_costs``. Before the first plan."""
         nothing = StepPlan(-1)
         graphs, drafting = self._verify_graphs, self._drafting
-        lengths = [1, 3, num_drafts] if graphs is None else graphs.lengths
+        # No request has room for more.
+        num_drafts = min(num_drafts, self.max_model_len - 1)
+        lengths = [1, 3, num_drafts] if graphs is None else [*graphs.lengths, num_drafts]
         self.step_costs = measure_step_costs(
             lambda fields: self._compute(nothing, fields),
             None if drafting is None else drafting.rehearse,

@@ -543,11 +543,12 @@ class Scheduler:
     ) -> tuple[list[int], FinishReason | None]:
         """The tokens taken, all or those up to a stop, and the reason if the request ends there."""
         reason: FinishReason | None = None
-        for count, token_id in enumerate(token_ids, 1):
-            reason = request.append(token_id)
-            if reason is not None:
-                token_ids = token_ids[:count]
-                break
+        if not request.extend(token_ids):
+            for count, token_id in enumerate(token_ids, 1):
+                reason = request.append(token_id)
+                if reason is not None:
+                    token_ids = token_ids[:count]
+                    break
         self.policy.charge_output(request, len(token_ids))
         self.tenants.of(request.fair_key).generation_tokens += len(token_ids)
         return token_ids, reason

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 HOLDS = 8
 # And steps with them, or others; the former once so many of their kind were seen.
 _HOLDS_DRAFTING, _NUM_FAMILIAR = 4, 32
+# What questions that nobody has an answer to may take of the time, and for how many steps they are
+# put off at most.
+_ASKING_SHARE, _MAX_REST = 0.02, 16
 # What probes may cost of the time spent without drafts, and how many steps' time they may save up.
 _PROBE_SHARE, _MAX_SAVED_STEPS = 0.005, 2.0
 # What a probe is taken to lose of a step, at least.
@@ -99,7 +102,7 @@ class AdaptiveLength:
         self._saved_s = 0.0
         """Seconds that probes may cost now."""
         self._has_begun = False
-        self._even: dict[tuple[int, int], int] = {}
+        self._even: dict[tuple[int, int], tuple[int, float]] = {}
         """What ``even_length`` found out lately."""
         self._probes: dict[tuple[int, int], tuple[int, float]] = {}
         """Likewise, the cheapest probe: its length, and what it would lose."""
@@ -129,7 +132,9 @@ class AdaptiveLength:
         """To be followed by ``observe`` once it is over; others may be planned between the two."""
         before, self._before = self._before, step if step.only_decodes else None
         self._overlaps |= step.overlaps
-        self._hysteresis.planned(has_drafts=step.num_drafts > 0 and not step.is_probe)
+        self._hysteresis.planned(
+            has_drafts=step.num_drafts > 0 and not step.is_probe, has_newcomers=step.num_new > 0
+        )
         step.follows_others = before is None
         if before is not None:
             step.follows_probe = before.is_probe and not step.is_probe
@@ -160,7 +165,7 @@ class AdaptiveLength:
             self.observe_rest(step.batch, [seconds])
             return
         self._observe_plain()
-        if step.is_typical and step.num_drafts and not (step.is_probe or step.was_awaited):
+        if step.is_typical and step.num_drafts and not step.is_probe:
             kind = step.batch, step.length, step.num_drafts
             if self._costs.num_seen(*kind) >= _NUM_FAMILIAR:
                 self._put_together(step, seconds, outcomes)
@@ -185,15 +190,14 @@ class AdaptiveLength:
         gained_s = num_tokens / step.batch * plain_s - seconds
         if step.was_awaited and step.only_decodes:
             gained_s = max(gained_s, -plain_s)
-            self._patience_s += _PATIENCE_SHARE * (gained_s - self._patience_s)
+            self._observe_patience(gained_s, plain_s)
         if step.is_probe or (step.was_awaited and self._patience_s < 0):
-            self._saved_s += gained_s
+            self._save(gained_s, plain_s)
         elif step.follows_probe:
             # There was nothing in flight that could have hidden the host's work.
-            self._saved_s -= min(max(0.0, seconds - plain_s), plain_s)
+            self._save(-min(max(0.0, seconds - plain_s), plain_s), plain_s)
         elif step.length == 0 and step.is_typical:
-            self._saved_s += _PROBE_SHARE * min(seconds, 2 * plain_s)
-        self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
+            self._save(_PROBE_SHARE * min(seconds, 2 * plain_s), plain_s)
 
     def _put_together(
         self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]
@@ -225,7 +229,21 @@ class AdaptiveLength:
             self._count(each)
         self._hysteresis.drafted(num_steps)
         self._forget_choices()
-        self._begin_saving(step.batch)
+        plain_s = self._begin_saving(step.batch)
+        if step.was_awaited:
+            gained_s = (1 + num_right / (num_steps * step.batch)) * plain_s - seconds
+            self._observe_patience(gained_s, plain_s, num_steps)
+            if self._patience_s < 0:
+                self._save(num_steps * gained_s, plain_s)
+
+    def _observe_patience(self, gained_s: float, plain_s: float, num_steps: int = 1) -> None:
+        """Of steps that were awaited, what each of them gained."""
+        share = 1 - (1 - _PATIENCE_SHARE) ** num_steps
+        self._patience_s += share * (max(gained_s, -plain_s) - self._patience_s)
+
+    def _save(self, seconds: float, plain_s: float) -> None:
+        """For probes, or of what they may cost."""
+        self._saved_s = min(self._saved_s + seconds, _MAX_SAVED_STEPS * plain_s)
 
     def _observe_newcomers(
         self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]
@@ -235,7 +253,8 @@ class AdaptiveLength:
         drafting, newcomers = self._hysteresis.is_drafting, self._newcomers
         newcomers.observe(step.num_new, step.batch + num_right, drafting=drafting)
         if not step.only_decodes:
-            if drafting and self._overlaps:
+            # Where there is nobody else, there would be nothing to hide behind either.
+            if drafting and self._overlaps and step.batch > step.num_new:
                 newcomers.lose(step.exposed_s - (self._exposed_s if step.num_drafts else 0.0))
         elif step.num_drafts and not step.is_probe:
             if step.follows_others:
@@ -266,8 +285,7 @@ class AdaptiveLength:
         self._costs.observe(plain.batch, 0, 0, seconds, num_steps)
         self._forget_choices()
         plain_s = self._begin_saving(plain.batch)
-        self._saved_s += _PROBE_SHARE * num_steps * seconds
-        self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
+        self._save(_PROBE_SHARE * num_steps * seconds, plain_s)
 
     def _forget_choices(self) -> None:
         self._even.clear()
@@ -304,6 +322,7 @@ class AdaptiveLength:
             self._even.clear()
 
     def drop(self, request: Request) -> None:
+        self._observe_drafted()  # It may have been among them.
         if self._acceptance is not None:
             self._acceptance.drop(request.request_id)
 
@@ -317,13 +336,15 @@ class AdaptiveLength:
         if found is None:
             found = self._best_even(batch, most, self._acceptance.survival())
             self._even[batch, most] = found
-        if found:
-            return found if self._hysteresis.allows_drafts() else 0
+        length, gain = found
+        if length:
+            return length if self._hysteresis.allows_drafts(is_clear=gain > _CLOSE) else 0
         if self._num_drafting < self._plain_interval:  # They are not only measured.
             self._hysteresis.refuse()
         return 0
 
-    def _best_even(self, batch: int, most: int, survival: Sequence[float]) -> int:
+    def _best_even(self, batch: int, most: int, survival: Sequence[float]) -> tuple[int, float]:
+        """It, and how much faster it is than none."""
         assert self._costs is not None
         plain_speed, lost_s = 1 / self._costs.even(batch, 0), self._newcomers.s_per_token
         best, best_speed = 0, self._hysteresis.margin * plain_speed
@@ -334,21 +355,27 @@ class AdaptiveLength:
             step_s = self._costs.even(batch, length) + batch * tokens * lost_s
             if (speed := tokens / step_s) > best_speed:
                 best, best_speed = length, speed
-        return best if self._is_clear(best_speed / plain_speed) else 0
+        gain = best_speed / plain_speed
+        return (best if self._is_clear(gain) else 0), gain
 
     def _is_clear(self, gain: float) -> bool:
         """Whether what is known of steps without drafts will do to judge by."""
         return gain > _CLOSE or self._num_drafting < self._plain_interval
 
-    def rest_length(self, batch: int, *, overlaps: bool) -> int:
-        """How many steps nobody need ask for drafts, where they do not pay now: of ``batch``
-        requests that compute one token each, and all overlap, or none does."""
+    def rest_length(self, batch: int, asked_s: float | None = None, *, overlaps: bool) -> int:
+        """How many steps nobody need ask for drafts: of ``batch`` requests that compute one token
+        each, and all overlap, or none does. They do not pay now; or nobody had an idea, and to ask
+        took ``asked_s``."""
         before = self._before
-        if before is None or self._num_drafting or self._hysteresis.is_tempted:
+        if self._costs is None or before is None or self._num_drafting:
             return 0
-        if before.num_drafts or not before.is_typical:
+        if before.num_drafts or not before.is_typical or self._hysteresis.is_tempted:
             return 0
-        return HOLDS if (before.batch, before.overlaps) == (batch, overlaps) else 0
+        if (before.batch, before.overlaps) != (batch, overlaps):
+            return 0
+        if asked_s is None:
+            return HOLDS
+        return min(_MAX_REST, int(asked_s / (_ASKING_SHARE * self._costs.even(batch, 0))))
 
     def may_wait(self) -> bool:
         """Whether to wait for a step in flight where drafts are foreseen. If they do not come, the

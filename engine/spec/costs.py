@@ -23,6 +23,9 @@ _DECAY, _OVERALL_DECAY = 0.95, 0.98
 # And how fast it is forgotten where none of its kind follow: by this in every other step.
 _AGEING = 0.99
 _PRIOR_WEIGHT = 2.0
+# Of steps without drafts so many will do to know without what others take; nor is that forgotten,
+# as they are measured anew from time to time.
+_SURE = 4
 # A step that takes this many times what was expected, or longer, counts as if it took just that:
 # something else had the processor.
 OUTLIER = 1.3
@@ -96,6 +99,11 @@ class _Ratio:
             ageing * self.weight + _PRIOR_WEIGHT
         )
 
+    @property
+    def mean(self) -> float:
+        """Of what was seen alone."""
+        return self.total / self.weight
+
     def observe(self, ratio: float, decay: float, num_steps: int = 1) -> None:
         """The same so many times."""
         kept = decay**num_steps
@@ -118,11 +126,18 @@ class LearnedCosts:
         self._num_steps = 0
         self._by_length: dict[int, list[float]] = {}
         """What the table says of batches seen: it is asked many times in a step."""
+        self._known: dict[tuple[int, int, int], float] = {}
+        """Likewise, what steps take, until more is learned."""
 
     def seconds(self, batch: int, longest: int, num_drafts: int) -> float:
         """As ``StepCosts.seconds``."""
-        kind, length = self.table.kind(batch, longest, num_drafts)
-        return self._expected(batch, length) * self._ratio(batch, kind)
+        asked = batch, longest, num_drafts
+        seconds = self._known.get(asked)
+        if seconds is None:
+            kind, length = self.table.kind(*asked)
+            seconds = self._expected(batch, length) * self._ratio(batch, kind)
+            self._known[asked] = seconds
+        return seconds
 
     def even(self, batch: int, length: int) -> float:
         return self.seconds(batch, length, batch * length)
@@ -143,6 +158,7 @@ class LearnedCosts:
         self, batch: int, longest: int, num_drafts: int, seconds: float, num_steps: int = 1
     ) -> None:
         """So many steps took so long each."""
+        self._known.clear()
         self._num_steps += num_steps
         kind, length = self.table.kind(batch, longest, num_drafts)
         known = self._ratio(batch, kind)
@@ -162,8 +178,15 @@ class LearnedCosts:
         return _interpolate(self.table.lengths, row, length)
 
     def _ratio(self, batch: int, kind: int) -> float:
-        overall = (self._drafted if kind else self._plain).value(1.0)
-        of_kind = self._kinds.get(((batch - 1).bit_length(), kind))
+        size = (batch - 1).bit_length()
+        plain, of_kind = self._kinds.get((size, 0)), self._kinds.get((size, kind))
+        knows_plain = plain is not None and plain.num_steps >= _SURE
+        if kind == 0 and plain is not None and knows_plain:
+            return plain.mean
+        prior = (self._drafted if kind else self._plain).value(1.0)
+        if kind and plain is not None and knows_plain:
+            # Longer texts, say, make all steps of such a batch longer.
+            prior = max(prior, plain.mean)
         if of_kind is None:
-            return overall
-        return of_kind.value(overall, _AGEING ** (self._num_steps - of_kind.seen))
+            return prior
+        return of_kind.value(prior, _AGEING ** (self._num_steps - of_kind.seen))

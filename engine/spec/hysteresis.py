@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Drafts must be faster by so much where they are made, as what is spared without them is certain;
 # and where they are not, as going to and fro costs more than either.
-MARGIN, _MARGIN_TO_BEGIN = 1.005, 1.03
+MARGIN, _MARGIN_TO_BEGIN = 1.02, 1.04
 # Where they are not, they must pay in so many steps in a row: a batch that is smaller for a moment,
 # until the next request is let in, is no reason. Twice as many each time that they were given up
 # after fewer steps than that.
@@ -34,20 +34,23 @@ class Hysteresis:
     def is_tempted(self) -> bool:
         return self._is_tempted
 
-    def allows_drafts(self) -> bool:
-        """They pay in the step that is planned now: whether to make them."""
+    def allows_drafts(self, *, is_clear: bool = False) -> bool:
+        """They pay in the step that is planned now: whether to make them. is_clear: they pay so
+        well that it does not matter how it was last time."""
         if self.is_drafting:
             return True
         self._is_tempted = True
-        return self._num_tempted >= self._num_needed
+        return self._num_tempted >= (_NUM_CONVINCING if is_clear else self._num_needed)
 
     def refuse(self) -> None:
         """They do not pay in the step that is planned now."""
         self._is_refused = True
 
-    def planned(self, *, has_drafts: bool) -> None:
-        """A step was. Without drafts, though they pay, it had no room for them."""
-        self._num_tempted = self._num_tempted + 1 if self._is_tempted else 0
+    def planned(self, *, has_drafts: bool, has_newcomers: bool = False) -> None:
+        """A step was. Without drafts, though they pay, it had no room for them. Where newcomers
+        make the batch another one, what would pay convinces nobody."""
+        if not has_newcomers:
+            self._num_tempted = self._num_tempted + 1 if self._is_tempted else 0
         if self._is_refused and self.is_drafting and not has_drafts:
             self._give_up()
         self._is_tempted = self._is_refused = False
@@ -60,8 +63,8 @@ class Hysteresis:
 
     def _give_up(self) -> None:
         self.is_drafting = False
-        in_vain = self._num_drafted < _SHORT
-        self._num_needed = (
-            min(2 * self._num_needed, _MAX_CONVINCING) if in_vain else _NUM_CONVINCING
-        )
+        if self._num_drafted >= _SHORT:
+            self._num_needed = _NUM_CONVINCING
+        elif self._num_drafted:
+            self._num_needed = min(2 * self._num_needed, _MAX_CONVINCING)
         self._num_drafted = 0

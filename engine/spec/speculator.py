@@ -96,6 +96,7 @@ class Speculator:
         last result: where nothing overlaps, the host's work is a part of what drafts cost."""
         if not goes_on:
             self._began_s = self._clock()
+            self._rest.num_steps = 0
         self._waited = False
 
     def rests(self, batch: int) -> bool:
@@ -105,12 +106,20 @@ class Speculator:
             self._rest.num_steps = 0
         return self._rest.num_steps > 0
 
-    def _begin_rest(self, requests: Collection[Request], batch: int, *, overlaps: bool) -> None:
-        """No drafts pay of these requests of a batch. Neither do questions."""
+    def _begin_rest(
+        self,
+        requests: Collection[Request],
+        batch: int,
+        *,
+        overlaps: bool,
+        asked_s: float | None = None,
+    ) -> None:
+        """No drafts pay of these requests of a batch, so neither do questions. asked_s: nobody had
+        an idea, and to ask took so long."""
         if len(requests) == batch and not any(request.constrained for request in requests):
             self._observe_rest()
             rest = self._rest
-            rest.num_steps = self._adaptive.rest_length(batch, overlaps=overlaps)
+            rest.num_steps = self._adaptive.rest_length(batch, asked_s, overlaps=overlaps)
             rest.batch, rest.overlaps = batch, overlaps
 
     def _observe_rest(self) -> None:
@@ -146,35 +155,46 @@ class Speculator:
             else:
                 asked[request] = min(self._max_tokens, room)
         if asked and self._proposer is not None:
-            self._ask(self._proposer, asked, len(running))
+            ask = self._ask_text if self._proposer.is_free else self._ask_network
+            ask(self._proposer, asked, len(running))
             self._drafted += [request for request in asked if request.draft_token_ids]
 
-    def _ask(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
-        adaptive = self._adaptive
-        probe_length = adaptive.probe_length(batch, max(asked.values()))
-        if proposer.is_free:
-            if not (probe_length or self._paid or adaptive.may_pay(asked, batch)):
-                self._begin_rest(asked, batch, overlaps=False)
-                return
-            self._draft(proposer, asked)
-            found = {r: len(r.draft_token_ids) for r in asked if r.draft_token_ids}
-            lengths = adaptive.lengths(found, batch)
-            self._paid = any(lengths.values())
-            if found and probe_length and not self._paid:
-                self._is_probe = True
-                lengths = dict.fromkeys(found, 0)
-                lengths |= dict.fromkeys(adaptive.probed(found), probe_length)
-            for request, length in lengths.items():
-                del request.draft_token_ids[length:]
-            return
-        length = adaptive.even_length(batch, max(asked.values()))
+    def _ask_network(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
+        """As many drafts for all, before there are any: they cost time."""
+        most = max(asked.values())
+        probe_length = self._adaptive.probe_length(batch, most)
+        length = self._adaptive.even_length(batch, most)
         if length == 0 and probe_length:
             self._is_probe = True
-            length, asked = probe_length, adaptive.probed(asked)
+            length, asked = probe_length, self._adaptive.probed(asked)
         if length:
             self._draft(proposer, {r: min(limit, length) for r, limit in asked.items()})
         else:
             self._begin_rest(asked, batch, overlaps=False)
+
+    def _ask_text(self, proposer: Proposer, asked: dict[Request, int], batch: int) -> None:
+        """Of the drafts that are found those that pay."""
+        adaptive = self._adaptive
+        probe_length = adaptive.probe_length(batch, max(asked.values()))
+        if not (probe_length or self._paid or adaptive.may_pay(asked, batch)):
+            self._begin_rest(asked, batch, overlaps=False)
+            return
+        began_s = self._clock()
+        self._draft(proposer, asked)
+        found = {r: len(r.draft_token_ids) for r in asked if r.draft_token_ids}
+        if not found:
+            self._paid = False
+            asked_s = self._clock() - began_s
+            self._begin_rest(asked, batch, overlaps=False, asked_s=asked_s)
+            return
+        lengths = adaptive.lengths(found, batch)
+        self._paid = any(lengths.values())
+        if probe_length and not self._paid:
+            self._is_probe = True
+            lengths = dict.fromkeys(found, 0)
+            lengths |= dict.fromkeys(adaptive.probed(found), probe_length)
+        for request, length in lengths.items():
+            del request.draft_token_ids[length:]
 
     def _draft(self, proposer: Proposer, asked: dict[Request, int]) -> None:
         drafts = proposer.propose(list(asked.items()))
@@ -274,9 +294,14 @@ class Speculator:
             return False
         if not adaptive.may_wait():
             return False
+        began_s = self._clock()
         foreseen = [request for request in able if self._foresees(self._proposer, request)]
+        if not foreseen:
+            asked_s = self._clock() - began_s
+            self._begin_rest(running, batch, overlaps=True, asked_s=asked_s)
+            return False
         lengths = adaptive.lengths(dict.fromkeys(foreseen, self._max_tokens), batch)
-        self._waited = any(lengths.values()) or (is_probe and bool(foreseen))
+        self._waited = any(lengths.values()) or is_probe
         return self._waited
 
     def _foresees(self, proposer: Proposer, request: Request) -> bool:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.messages import AdapterRef, GenerateRequest, SamplingParams, StructuredOutputs
 from engine.request import Request, RequestState
@@ -98,6 +100,30 @@ def test_the_length_ends_it_whatever_min_tokens_says() -> None:
 def test_a_stop_on_the_last_token_is_a_stop() -> None:
     request = make(max_total_tokens=4)
     assert request.append(7) == "stop"
+
+
+@given(
+    token_ids=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    max_total_tokens=st.integers(4, 9),
+    min_tokens=st.integers(0, 3),
+    ignore_eos=st.booleans(),
+)
+def test_many_tokens_at_once_are_as_one_after_another(
+    token_ids: list[int], max_total_tokens: int, min_tokens: int, ignore_eos: bool
+) -> None:
+    def request() -> Request:
+        return make(
+            max_total_tokens, min_tokens=min_tokens, ignore_eos=ignore_eos, stop_token_ids=(5,)
+        )
+
+    at_once, one_by_one = request(), request()
+    took = at_once.extend(token_ids)
+    reasons = [one_by_one.append(token_id) for token_id in token_ids]
+    assert took or at_once.token_ids == [1, 2, 3]
+    if took:
+        assert set(reasons) == {None}
+        assert at_once.token_ids == one_by_one.token_ids
+    assert took or any(reasons) or {5, 7} & set(token_ids)
 
 
 def test_planned_tokens_include_those_in_flight() -> None:

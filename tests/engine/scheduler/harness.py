@@ -14,6 +14,7 @@ from engine.errors import AdapterLoadError
 from engine.messages import AdapterRef, GenerateRequest, Grant, RequestOutput, SamplingParams
 from engine.spec.base import TextProposer
 from engine.spec.config import SpeculativeConfig
+from engine.spec.costs import StepCosts
 from tests.engine.scheduler.toy_runner import ToyRunner, alone, toy_logprobs
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class Harness:
         grammar: GrammarCompiler | None = None,
         clock: Callable[[], float] | None = None,
         draft_hits: float | None = None,
+        step_costs: StepCosts | None = None,
         num_swap_blocks: int = 0,
         swap_s_per_block: float = 0.0,
         windows: Sequence[int | None] = (None,),
@@ -139,6 +141,7 @@ class Harness:
             windows=windows,
             window_step=window_step,
         )
+        self.runner.step_costs = step_costs
         self.adapters = ToyMemory()
         self.runner.adapters = self.adapters.kept
         extra = {} if clock is None else {"clock": clock}

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 from engine.cache.manager import NO_BLOCK
 from engine.messages import AdapterRef
 from engine.request import Request, RequestState
+from engine.spec.costs import StepCosts
 from tests.engine.scheduler.harness import Harness
 
 TICK_S = 1e-4
@@ -56,6 +57,13 @@ ENGINES = st.fixed_dictionaries(
 )
 
 
+# Drafts pay hardly ever, or in small batches; so at times nobody is asked for any.
+STEP_COSTS = [
+    StepCosts([1, 4], [0, 1, 5], [[3 * TICK_S] * 2, [s * TICK_S] * 2, [s * 2 * TICK_S] * 2], padded)
+    for s, padded in [(2.9, True), (3.1, False), (5.0, True)]
+]
+
+
 class EngineMachine(RuleBasedStateMachine):
     """The harness checks every invariant after every step; the toy runner checks every plan."""
 
@@ -70,6 +78,7 @@ class EngineMachine(RuleBasedStateMachine):
         options=ENGINES,
         spare_budget=st.integers(0, 14),
         draft_hits=st.sampled_from([None, 0.0, 0.8, 1.0]),
+        step_costs=st.sampled_from([None, *STEP_COSTS]),
     )
     def start(
         self,
@@ -77,6 +86,7 @@ class EngineMachine(RuleBasedStateMachine):
         options: dict[str, Any],
         spare_budget: int,
         draft_hits: float | None,
+        step_costs: StepCosts | None,
     ) -> None:
         budget = options["max_num_seqs"] + spare_budget
         # Real time would make runs differ, and examples must be reproducible.
@@ -87,9 +97,19 @@ class EngineMachine(RuleBasedStateMachine):
             window_step=data.draw(self.window_steps),
             max_num_batched_tokens=budget,
             draft_hits=draft_hits,
+            step_costs=step_costs,
             clock=lambda: next(ticks) * TICK_S,
             **options,
         )
+        speculator = self.harness.core._speculator
+        rests = speculator.rests
+
+        def rested(batch: int) -> bool:
+            rests_now = rests(batch)
+            self.seen["rested from drafts"] += rests_now
+            return rests_now
+
+        speculator.rests = rested  # type: ignore[method-assign]
         followers = self.harness.scheduler._followers
         hold = followers.hold
 
@@ -264,6 +284,7 @@ SITUATIONS = (
     "request cancelled while parked",
     "granted while running",
     "granted while waiting",
+    "rested from drafts",
 )
 
 

@@ -16,6 +16,7 @@ from zlib import crc32
 from engine.cache.manager import NO_BLOCK
 from engine.messages import TokenLogprobs
 from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
+from engine.spec.costs import StepCosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,7 +132,7 @@ class ToyRunner:
         self.group_windows = tuple(windows)
         self.window_step = window_step
         self.num_lookahead_tokens = 0
-        self.step_costs = None
+        self.step_costs: StepCosts | None = None
         self.num_swap_blocks = num_swap_blocks
         self.swap_s_per_block = swap_s_per_block
         self.vocab_size = vocab_size

@@ -219,3 +219,19 @@ def test_other_work_teaches_nothing() -> None:
     step = PlannedStep(1, 4, 4, 0.0)
     length.planned(step)
     assert step.is_typical
+
+
+@pytest.mark.parametrize("num_steps", [40, 41, 43])
+def test_nothing_is_kept_of_requests_that_are_over(num_steps: int) -> None:
+    """Though steps are put together before they are learned from."""
+    length, (request, other) = AdaptiveLength(COSTS), requests(2)
+    for _ in range(num_steps):
+        step = PlannedStep(2, 4, 8, 0.0)
+        length.planned(step)
+        length.observe(step, 14.0, [(request.request_id, 4, 2), (other.request_id, 4, 0)])
+    assert length._acceptance is not None
+    length.drop(request)
+    assert set(length._acceptance._requests) == {other.request_id}
+    length.drop(other)
+    length.observe(PlannedStep(1, 0, 0, 0.0, only_decodes=False), 10.0, [])
+    assert not length._acceptance._requests

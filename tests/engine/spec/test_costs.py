@@ -63,3 +63,17 @@ def test_an_interruption_hardly_counts() -> None:
     for _ in range(500):
         costs.observe(1, 0, 0, 1000.0 if rng.random() < 0.01 else 10.0)
         assert 10.0 <= costs.even(1, 0) < 11.6
+
+
+@pytest.mark.parametrize(("full", "less", "other"), [(8, 7, 9), (32, 31, 33), (1, 1, 2)])
+def test_a_full_batch_and_one_that_lacks_a_request_are_of_one_kind(
+    full: int, less: int, other: int
+) -> None:
+    """Where requests come and go, both are seen; they must not be judged apart."""
+    costs = LearnedCosts(TABLE)
+    before = costs.even(less, 0)
+    for _ in range(10):
+        costs.observe(full, 0, 0, 3 * TABLE.seconds(full, 0, 0), num_steps=5)
+    assert costs.num_seen(less, 0, 0) == 50
+    assert costs.num_seen(other, 0, 0) == costs.num_seen(full, 1, full) == 0
+    assert costs.even(less, 0) == pytest.approx(3 * before, rel=0.05)

@@ -38,7 +38,6 @@ def test_steps_that_have_no_room_for_drafts_are_no_reason_to_give_up() -> None:
 
 def test_they_must_pay_in_several_steps_in_a_row() -> None:
     hysteresis = Hysteresis()
-    hysteresis.drafted(100)
     give_up(hysteresis)
     for _ in range(20):
         assert not hysteresis.allows_drafts()
@@ -55,6 +54,21 @@ def test_who_gives_up_soon_thinks_twice_as_long_next_time() -> None:
         give_up(hysteresis)
         waited.append(num_steps_until_drafts(hysteresis))
     assert waited == [6, 12, 24, 48, 96, 96, 96, 96]
+    hysteresis.drafted(5)
+    give_up(hysteresis)
+    for count in range(4):
+        assert not hysteresis.allows_drafts()
+        assert hysteresis.allows_drafts(is_clear=True) == (count >= 3)
+        hysteresis.planned(has_drafts=False)
     hysteresis.drafted(40)
     give_up(hysteresis)
+    assert num_steps_until_drafts(hysteresis) == 3
+
+
+def test_while_newcomers_come_nothing_is_taken_up() -> None:
+    hysteresis = Hysteresis()
+    give_up(hysteresis)
+    for _ in range(10):
+        assert not hysteresis.allows_drafts(is_clear=True)
+        hysteresis.planned(has_drafts=False, has_newcomers=True)
     assert num_steps_until_drafts(hysteresis) == 3

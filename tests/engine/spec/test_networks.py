@@ -106,11 +106,12 @@ def test_outputs_are_those_without_drafts(
         assert rate > 0.9
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("method", [*METHODS, "draft_model"])
 def test_outputs_are_the_same_when_the_engine_decides_how_many(
-    folder: Path, heads: Heads, plain: list[list[int]], method: str
+    folder: Path, heads: Heads, plain: list[list[int]], method: str, overlap: bool
 ) -> None:
-    llm = engine(folder, method, adaptive=True)
+    llm = engine(folder, method, adaptive=True, async_scheduling=overlap)
     costs = llm._core._runner.step_costs
     assert list(costs.lengths) == [0, 1, 3]
     # Drafting is a part of what was measured.
@@ -156,3 +157,18 @@ def test_drafts_are_those_of_the_trained_network(
     llm.generate([TokensPrompt(prompt_token_ids=[*first[:18], 5, 6])], params)
     assert llm._core.stats().prefix_cache_hits > 10
     assert checked > 15
+
+
+@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
+def test_more_drafts_than_any_request_has_room_for(folder: Path, heads: Heads, method: str) -> None:
+    options = {"max_model_len": 9, "num_threads": 1}
+    prompt = TokensPrompt(prompt_token_ids=[5, 6, 7])
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    said = []
+    for num_tokens, adaptive in ((2, False), (20, False), (20, True)):
+        llm = engine(folder, method, num_tokens, adaptive=adaptive, **options)
+        (result,) = llm.generate([prompt], params)
+        said.append(result.outputs[0].token_ids)
+        llm._core.check_integrity()
+    assert said[0] == said[1] == said[2]
+    assert len(said[0]) == 6

@@ -108,8 +108,12 @@ def test_the_same_however_it_is_scheduled(
     assert "num_gpu_blocks_override" not in options or stats.num_preemptions > 0
 
 
-def test_the_same_when_it_decides_itself_how_many(model: Path, plain: list[Output]) -> None:
-    llm = engine(model, speculative_config={**NGRAM, "adaptive": True, "num_speculative_tokens": 5})
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_same_when_it_decides_itself_how_many(
+    model: Path, plain: list[Output], overlap: bool
+) -> None:
+    config = {**NGRAM, "adaptive": True, "num_speculative_tokens": 5}
+    llm = engine(model, speculative_config=config, async_scheduling=overlap)
     assert outputs(llm) == plain
 
 

@@ -348,3 +348,33 @@ def test_a_rest_ends_with_the_batch_that_it_was_for() -> None:
     core.abort(["0"])
     run(core, runner, 3)
     core.check_integrity()
+
+
+class Slow(Guesses):
+    """Thinks for a while, and has no idea."""
+
+    def __init__(self, runner: TimedRunner, seconds: float) -> None:
+        super().__init__(0.0)
+        self._runner = runner
+        self._seconds = seconds
+        self.num_asked = 0
+
+    def continue_text(self, request: Request, max_tokens: int) -> list[int]:
+        self.num_asked += 1
+        self._runner.now += self._seconds
+        return super().continue_text(request, max_tokens)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("seconds", "often"), [(1e-6, 1.0), (4e-5, 0.2)])
+def test_who_has_no_idea_is_asked_the_less_the_longer_that_takes(
+    overlap: bool, seconds: float, often: float
+) -> None:
+    batch, num_steps = 16, 300
+    runner = TimedRunner(padded(H200), 0.9)
+    proposer = Slow(runner, seconds)
+    core, _ = start(runner, batch, overlap=overlap, proposer=proposer)
+    run(core, runner, 40)
+    proposer.num_asked = 0
+    run(core, runner, num_steps)
+    assert proposer.num_asked == pytest.approx(often * batch * num_steps, rel=0.3)
