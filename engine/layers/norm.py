@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
-from kernels import ops
+from kernels import ops, rounded
+from kernels.rounded import Activations
 
 
 class RMSNorm(Module):
@@ -20,6 +22,14 @@ class RMSNorm(Module):
         """The norm of x, or of residual + x, which residual then holds."""
         return ops.rms_norm(x, self.weight.data, self.eps, residual)
 
+    def into(
+        self, reader: Linear | None, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> Activations:
+        """The norm as above, which ``reader``, if any, alone reads: rounded where it would be."""
+        if reader is None or not reader.rounds(x.shape[0]):
+            return self(x, residual)
+        return rounded.rms_norm(x, self.weight.data, self.eps, residual)
+
 
 class OffsetRMSNorm(RMSNorm):
     """Gemma's: the checkpoint holds the distance of the weight from 1."""
@@ -29,6 +39,11 @@ class OffsetRMSNorm(RMSNorm):
     ) -> None:
         super().__init__(hidden_size, eps, dtype=dtype, device=device)
         self._ones = torch.ones(hidden_size, dtype=dtype, device=device)
+
+    def into(
+        self, reader: Linear | None, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> Activations:
+        return self(x, residual)
 
     @property
     def folds(self) -> bool:

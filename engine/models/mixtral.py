@@ -9,6 +9,7 @@ import torch
 from engine.layers.moe import RouterConfig, SparseMoE
 from engine.models import llama, mistral
 from engine.models.base import ModelConfig, MoEConfig
+from kernels.rounded import Activations
 
 
 class ConfigFile(mistral.ConfigFile, kw_only=True):
@@ -40,7 +41,11 @@ class MixtralDecoderLayer(llama.LlamaDecoderLayer):
             device=self._device,
         )
 
-    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def feed_forward_reader(self) -> None:
+        return None
+
+    def feed_forward(self, x: Activations) -> torch.Tensor:
         return self.block_sparse_moe(x)
 
 

@@ -13,19 +13,7 @@ namespace {
 using at::Tensor;
 using sluice::check;
 using sluice::check_int32;
-
-sluice::Dtype dtype_of(const Tensor& t, const char* name) {
-  switch (t.scalar_type()) {
-    case at::kFloat:
-      return sluice::Dtype::kFloat32;
-    case at::kHalf:
-      return sluice::Dtype::kFloat16;
-    case at::kBFloat16:
-      return sluice::Dtype::kBfloat16;
-    default:
-      TORCH_CHECK(false, name, " must be float32, float16 or bfloat16, got ", t.scalar_type());
-  }
-}
+using sluice::dtype_of;
 
 void check_like(const Tensor& t, const Tensor& model, const char* name) {
   TORCH_CHECK(t.is_cuda() && t.scalar_type() == model.scalar_type(), name,

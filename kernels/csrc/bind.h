@@ -7,6 +7,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include "vector.cuh"
+
 namespace sluice {
 
 inline void check(cudaError_t error, const char* what) {
@@ -16,6 +18,19 @@ inline void check(cudaError_t error, const char* what) {
 inline void check_int32(const at::Tensor& t, const char* name) {
   TORCH_CHECK(t.is_cuda() && t.scalar_type() == at::kInt && t.is_contiguous(), name,
               " must be a contiguous int32 CUDA tensor");
+}
+
+inline Dtype dtype_of(const at::Tensor& t, const char* name) {
+  switch (t.scalar_type()) {
+    case at::kFloat:
+      return Dtype::kFloat32;
+    case at::kHalf:
+      return Dtype::kFloat16;
+    case at::kBFloat16:
+      return Dtype::kBfloat16;
+    default:
+      TORCH_CHECK(false, name, " must be float32, float16 or bfloat16, got ", t.scalar_type());
+  }
 }
 
 // Whether a cache is in FP8, which it is if there are scales; both are checked.

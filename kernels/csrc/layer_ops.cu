@@ -4,74 +4,22 @@
 #include "dependent_launch.cuh"
 #include "fp8.cuh"
 #include "layer_ops.cuh"
+#include "rows.cuh"
 
 namespace sluice {
 namespace {
 
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(~0u, x, d);
-  return x;
-}
-
-__device__ __forceinline__ float block_sum(float x) {
-  __shared__ float sums[32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  x = warp_sum(x);
-  if (lane == 0) sums[warp] = x;
-  __syncthreads();
-  x = lane < blockDim.x / 32 ? sums[lane] : 0.f;
-  return warp_sum(x);
-}
-
-// One CTA per row; a thread keeps its kVectors vectors in registers between the two passes.
 template <typename T, int kVectors>
-__global__ void __launch_bounds__(1024) rms_norm_kernel(T* out, const T* x, T* residual,
-                                                        const T* weight, int width,
-                                                        int64_t x_stride, float eps) {
-  using V = Vector<T>;
-  const int vectors = width / V::kSize;
-  constexpr bool kEarly = kVectors == 1;  // more would not fit into registers
-  V early;                                // a weight comes from memory, and no kernel makes it
-  if (kEarly && threadIdx.x < vectors) early = reinterpret_cast<const V*>(weight)[threadIdx.x];
-  wait_for_inputs();
-  allow_next();
-  const int64_t row = blockIdx.x;
-  const V* src = reinterpret_cast<const V*>(x + row * x_stride);
-  V* sum = residual ? reinterpret_cast<V*>(residual + row * width) : nullptr;
-  V values[kVectors];
-  float squares = 0.f;
+__global__ void __launch_bounds__(1024) rms_norm_kernel(const Norm<T> norm, T* out) {
+  Vector<T> values[kVectors];
+  norm.make(values, blockIdx.x);
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
     const int i = j * blockDim.x + threadIdx.x;
-    if (i >= vectors) break;
-    values[j] = src[i];
-    if (sum) {
-      const V before = sum[i];
-#pragma unroll
-      for (int e = 0; e < V::kSize; ++e) {
-        values[j].x[e] = from_float<T>(to_float(values[j].x[e]) + to_float(before.x[e]));
-      }
-      sum[i] = values[j];
+    if (i < norm.vectors()) {
+      reinterpret_cast<Vector<T>*>(out + static_cast<int64_t>(blockIdx.x) * norm.width)[i] =
+          values[j];
     }
-#pragma unroll
-    for (int e = 0; e < V::kSize; ++e) {
-      const float f = to_float(values[j].x[e]);
-      squares += f * f;
-    }
-  }
-  const float scale = rsqrtf(block_sum(squares) / width + eps);
-#pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-    const int i = j * blockDim.x + threadIdx.x;
-    if (i >= vectors) break;
-    const V w = kEarly ? early : reinterpret_cast<const V*>(weight)[i];
-#pragma unroll
-    for (int e = 0; e < V::kSize; ++e) {
-      const float normal = rounded<T>(to_float(values[j].x[e]) * scale);
-      values[j].x[e] = from_float<T>(normal * to_float(w.x[e]));
-    }
-    reinterpret_cast<V*>(out + row * width)[i] = values[j];
   }
 }
 
@@ -83,18 +31,9 @@ __global__ void __launch_bounds__(256) silu_mul_kernel(T* out, const T* x, int r
   const int vectors = width / V::kSize;
   const int64_t total = static_cast<int64_t>(rows) * vectors;
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < total; i += gridDim.x * 256ll) {
-    const int64_t row = i / vectors;
-    const int64_t gate_at = row * 2 * vectors + i % vectors;
-    const V gate = reinterpret_cast<const V*>(x)[gate_at];
-    const V up = reinterpret_cast<const V*>(x)[gate_at + vectors];
-    V y;
-#pragma unroll
-    for (int e = 0; e < V::kSize; ++e) {
-      const float g = to_float(gate.x[e]);
-      const float silu = rounded<T>(g / (1.f + __expf(-g)));
-      y.x[e] = from_float<T>(silu * to_float(up.x[e]));
-    }
-    reinterpret_cast<V*>(out)[i] = y;
+    const int64_t gate_at = i / vectors * 2 * vectors + i % vectors;
+    const V* gate = reinterpret_cast<const V*>(x) + gate_at;
+    reinterpret_cast<V*>(out)[i] = silu_mul(gate[0], gate[vectors]);
   }
 }
 
@@ -233,17 +172,14 @@ __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p)
 }
 
 template <typename T>
-cudaError_t rms_norm_typed(void* out, const void* x, void* residual, const void* weight, int rows,
-                           int width, int64_t x_stride, float eps, cudaStream_t stream) {
-  const int vectors = width / Vector<T>::kSize;
-  const int threads = min(1024, (vectors + 31) / 32 * 32);
-  auto run = [&](auto kernel) {
-    return launch_dependent(kernel, rows, threads, 0, stream, static_cast<T*>(out),
-                            static_cast<const T*>(x), static_cast<T*>(residual),
-                            static_cast<const T*>(weight), width, x_stride, eps);
-  };
-  if (vectors <= threads) return run(rms_norm_kernel<T, 1>);
-  if (vectors <= 4 * threads) return run(rms_norm_kernel<T, 4>);
+cudaError_t rms_norm_typed(T* out, const Norm<T>& norm, int rows, cudaStream_t stream) {
+  const int threads = row_threads(norm.vectors());
+  if (norm.vectors() <= threads) {
+    return launch_dependent(rms_norm_kernel<T, 1>, rows, threads, 0, stream, norm, out);
+  }
+  if (norm.vectors() <= kRowVectors * threads) {
+    return launch_dependent(rms_norm_kernel<T, kRowVectors>, rows, threads, 0, stream, norm, out);
+  }
   return cudaErrorInvalidValue;
 }
 
@@ -279,7 +215,9 @@ cudaError_t rms_norm(void* out, const void* x, void* residual, const void* weigh
   if (rows == 0) return cudaSuccess;
   return with_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    return rms_norm_typed<T>(out, x, residual, weight, rows, width, x_stride, eps, stream);
+    const Norm<T> norm = {static_cast<const T*>(x), static_cast<T*>(residual),
+                          static_cast<const T*>(weight), width, x_stride, eps};
+    return rms_norm_typed(static_cast<T*>(out), norm, rows, stream);
   });
 }
 
