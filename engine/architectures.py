@@ -63,8 +63,6 @@ FALLBACK_TESTED = (
 )
 """Served by transformers' own code on our cache, and tested so. Others may run as well."""
 
-FALLBACK_IN_GRAPHS = tuple(
-    name for name in FALLBACK_TESTED if name not in ("GPT2LMHeadModel", "OlmoeForCausalLM")
-)
-"""Of these, those whose decode steps CUDA graphs hold, as was tried out with each. GPT-2 waits for
-its input, to warn of padding; how mixtures pick experts cannot be repeated without the host."""
+FALLBACK_IN_GRAPHS = tuple(name for name in FALLBACK_TESTED if name != "OlmoeForCausalLM")
+"""Of these, those whose decode steps CUDA graphs hold, as was tried out with each. How transformers
+picks experts cannot be repeated without the host."""

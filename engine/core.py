@@ -383,6 +383,8 @@ class EngineCore:
     def _prepare_drafts(self) -> None:
         running = self.scheduler.running.values()
         self._speculator.begin(goes_on=self._goes_on)
+        if self._speculator.rests(len(running)):
+            return
         if self.scheduler.num_in_flight and (
             self.scheduler.drafts_in_flight or self._speculator.foresees_drafts(running)
         ):
@@ -499,7 +501,7 @@ class EngineCore:
             spec_decode_num_drafts=totals.drafts.num_drafts,
             spec_decode_num_draft_tokens=totals.drafts.num_draft_tokens,
             spec_decode_num_accepted_tokens=totals.drafts.num_accepted_tokens,
-            spec_decode_num_accepted_tokens_per_pos=list(totals.drafts.num_accepted_tokens_per_pos),
+            spec_decode_num_accepted_tokens_per_pos=totals.drafts.num_accepted_tokens_per_pos,
             tenants=scheduler.tenants.stats(scheduler.running.values(), scheduler.queue.by_tenant),
         )
 

@@ -37,6 +37,11 @@ class Detokenizer:
         self.num_tokens = 0
         """Tokens pushed, up to the one with the end of the stop string."""
 
+    @property
+    def is_settled(self) -> bool:
+        """What the next token adds does not depend on those before it."""
+        return not self._stops and self._decoder.is_settled
+
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that is safe to emit now, possibly empty."""
         if not self._stops:  # then no token counts more than another

@@ -19,6 +19,7 @@ from engine.adapters import LoadedAdapter
 from engine.chat_template import ChatTemplate
 from engine.config import EngineConfig
 from engine.errors import AdapterLoadError, ConfigError, EngineError, InvalidRequest, QueueFull
+from engine.field_hints import explain
 from engine.interrupts import interrupts_held_back
 from engine.lora.request import LoRARequest
 from engine.messages import (
@@ -360,7 +361,7 @@ def _config(model: str, options: dict[str, object]) -> EngineConfig:
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
-        raise ConfigError(str(error)) from None
+        raise ConfigError(explain(error, EngineConfig)) from None
 
 
 def _broadcast(

@@ -1,11 +1,13 @@
 """``python -m engine.speculation_bench``: what speculation gains.
 
-``synthetic``: a shape with random weights, an EAGLE-3 head of its size and drafts accepted by
-chance, against plain decoding; the ideal is the tokens a step, as if drafts cost nothing.
+``synthetic``: drafts of an EAGLE-3 head that are right by chance, on a shape with random weights
+or on the demo model, against plain decoding; the ideal is the tokens a step, as if drafts cost
+nothing.
 ``copy``: the demo model repeats what it was told, with and without prompt lookup.
 ``chat``: the demo model answers held-out prompts, with and without one of its heads.
 
-One JSON line a measurement. EOS is ignored in ``synthetic``; the better of two runs counts.
+One JSON line a measurement. Engines take turns, and the median counts. EOS is ignored in
+``synthetic``.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import argparse
 import gc
 import json
 import random
+import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -47,51 +50,97 @@ LLAMA_3_8B: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 EAGLE_3_8B = {**LLAMA_3_8B, "num_hidden_layers": 1, "draft_vocab_size": 32000}
-REPEATS = 2
 
 
-def decode(llm: LLM, batch: int, isl: int, osl: int) -> float:
-    """Output tokens a second of ``batch`` requests at once."""
-    vocab_size, best = llm.info.vocab_size, 0.0
-    for repeat in range(REPEATS + 1):
-        rng = random.Random(repeat)
+def race(
+    engines: Mapping[str, LLM], work: Callable[[LLM], int], turns: int
+) -> dict[str, dict[str, float]]:
+    """Of each engine its tokens a second, against those of the first one, and what it drafted.
+
+    ``work`` returns how many tokens it made. Its first turn warms up.
+    """
+    rates: dict[str, list[float]] = {name: [] for name in engines}
+    before = {}
+    for turn in range(turns + 1):
+        for name, llm in engines.items():
+            if turn == 1:
+                before[name] = llm.stats()
+            start = time.perf_counter()
+            rate = work(llm) / (time.perf_counter() - start)
+            if turn:
+                rates[name].append(rate)
+    medians = {name: statistics.median(found) for name, found in rates.items()}
+    first = next(iter(medians.values()))
+    return {
+        name: {
+            "tok_s": round(rate, 1),
+            "speed_up": round(rate / first, 3),
+            **_drafted(engines[name], before[name]),
+        }
+        for name, rate in medians.items()
+    }
+
+
+def _drafted(llm: LLM, before: Stats) -> dict[str, float]:
+    """What an engine drafted since ``before``."""
+    after = llm.stats()
+    drafts = after.spec_decode_num_drafts - before.spec_decode_num_drafts
+    num_tokens = after.spec_decode_num_draft_tokens - before.spec_decode_num_draft_tokens
+    accepted = after.spec_decode_num_accepted_tokens - before.spec_decode_num_accepted_tokens
+    return {
+        "ideal": round(1 + accepted / max(drafts, 1), 2),
+        "num_drafts": drafts,
+        "mean_drafts": round(num_tokens / max(drafts, 1), 2),
+        "num_steps": after.num_steps - before.num_steps,
+    }
+
+
+def _decode(batch: int, isl: int, osl: int, seed: int) -> Callable[[LLM], int]:
+    """Work: so many requests at once, with prompts that nobody has seen."""
+    rng = random.Random(seed)
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=osl)
+
+    def work(llm: LLM) -> int:
+        vocab_size = llm.info.vocab_size
         prompts = [
             TokensPrompt(prompt_token_ids=[rng.randrange(vocab_size) for _ in range(isl)])
             for _ in range(batch)
         ]
-        length = osl if repeat else 8
-        params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=length)
-        start = time.perf_counter()
-        llm.generate(prompts, params)
-        rate = batch * length / (time.perf_counter() - start)
-        best = max(best, rate if repeat else 0.0)
-    return best
+        return sum(len(result.outputs[0].token_ids) for result in llm.generate(prompts, params))
+
+    return work
 
 
 def synthetic(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as directory:
-        target, head = Path(directory) / "target", Path(directory) / "head"
-        for folder, config in ((target, LLAMA_3_8B), (head, EAGLE_3_8B)):
-            folder.mkdir()
-            (folder / "config.json").write_text(json.dumps(config))
+        target, head = MODEL_DIR, HEADS_DIR / "eagle3"
+        how: dict[str, Any] = {"kv_cache_memory_bytes": 2 << 30, "max_model_len": 1024}
+        if options.shape == "Llama-3-8B":
+            target, head = Path(directory) / "target", Path(directory) / "head"
+            for folder, config in ((target, LLAMA_3_8B), (head, EAGLE_3_8B)):
+                folder.mkdir()
+                (folder / "config.json").write_text(json.dumps(config))
+            how = {
+                "load_format": "dummy",
+                "kv_cache_memory_bytes": 16 << 30,
+                "max_model_len": 2048,
+            }
 
         def load(**speculative: Any) -> LLM:
             gc.collect()
-            how: dict[str, Any] = {"speculative_config": speculative} if speculative else {}
+            if speculative:
+                how["speculative_config"] = speculative
             return LLM(
                 target,
-                load_format="dummy",
+                device=options.device,
+                num_threads=options.num_threads,
                 skip_tokenizer_init=True,
                 max_num_seqs=max(options.batches),
-                max_model_len=2048,
-                kv_cache_memory_bytes=16 << 30,
                 enable_prefix_caching=False,
                 **how,
             )
 
-        llm = load()
-        plain = {n: decode(llm, n, options.input_len, options.output_len) for n in options.batches}
-        del llm
+        plain = load()
         for num_tokens, length, adaptive in product(
             options.drafts, options.lengths, options.adaptive
         ):
@@ -105,23 +154,11 @@ def synthetic(options: argparse.Namespace) -> None:
             )
             kind = {"num_speculative_tokens": num_tokens, "length": length, "adaptive": adaptive}
             for batch in options.batches:
-                _compare(llm, batch, plain[batch], options, kind)
+                work = _decode(batch, options.input_len, options.output_len, batch)
+                found = race({"plain": plain, "drafting": llm}, work, options.turns)
+                plain_rate = found["plain"]["tok_s"]
+                _say(**kind, batch=batch, plain_tok_s=plain_rate, **found["drafting"])
             del llm
-
-
-def _compare(
-    llm: LLM, batch: int, plain: float, options: argparse.Namespace, kind: dict[str, Any]
-) -> None:
-    before = llm.stats()
-    rate = decode(llm, batch, options.input_len, options.output_len)
-    _say(
-        **kind,
-        batch=batch,
-        plain_tok_s=round(plain, 1),
-        tok_s=round(rate, 1),
-        speed_up=round(rate / plain, 3),
-        **_drafted(llm, before),
-    )
 
 
 def _load_demo(options: argparse.Namespace, **speculative: Any) -> LLM:
@@ -150,37 +187,16 @@ def chat(options: argparse.Namespace) -> None:
     prompts = [TokensPrompt(prompt_token_ids=prompt.token_ids) for prompt in drawn]
     params = SamplingParams(temperature=0.0, max_tokens=128)
     for batch in options.batches:
-        best = dict.fromkeys(engines, 0.0)
-        before = {name: llm.stats() for name, llm in engines.items()}
-        for _ in range(REPEATS + 1):
-            for name, llm in engines.items():
-                start, count = time.perf_counter(), 0
-                for first in range(0, len(prompts), batch):
-                    results = llm.generate(prompts[first : first + batch], params)
-                    count += sum(len(result.outputs[0].token_ids) for result in results)
-                best[name] = max(best[name], count / (time.perf_counter() - start))
-        for name, rate in best.items():
-            _say(
-                engine=name,
-                batch=batch,
-                tok_s=round(rate, 1),
-                speed_up=round(rate / best["plain"], 2),
-                **_drafted(engines[name], before[name]),
-            )
 
+        def work(llm: LLM, batch: int = batch) -> int:
+            count = 0
+            for first in range(0, len(prompts), batch):
+                results = llm.generate(prompts[first : first + batch], params)
+                count += sum(len(result.outputs[0].token_ids) for result in results)
+            return count
 
-def _drafted(llm: LLM, before: Stats) -> dict[str, float]:
-    """What an engine drafted since ``before``."""
-    after = llm.stats()
-    drafts = after.spec_decode_num_drafts - before.spec_decode_num_drafts
-    num_tokens = after.spec_decode_num_draft_tokens - before.spec_decode_num_draft_tokens
-    accepted = after.spec_decode_num_accepted_tokens - before.spec_decode_num_accepted_tokens
-    return {
-        "ideal": round(1 + accepted / max(drafts, 1), 2),
-        "num_drafts": drafts,
-        "mean_drafts": round(num_tokens / max(drafts, 1), 2),
-        "num_steps": after.num_steps - before.num_steps,
-    }
+        for name, found in race(engines, work, options.turns).items():
+            _say(engine=name, batch=batch, **found)
 
 
 def copy(options: argparse.Namespace) -> None:
@@ -201,21 +217,13 @@ def copy(options: argparse.Namespace) -> None:
             if len(prompts) == options.prompts:
                 break
     params = SamplingParams(temperature=0.0, max_tokens=256)
-    best = dict.fromkeys(engines, 0.0)
-    before = {name: llm.stats() for name, llm in engines.items()}
-    for _ in range(REPEATS + 1):  # the first warms up; engines take turns
-        for name, llm in engines.items():
-            start, count = time.perf_counter(), 0
-            for prompt in prompts:
-                count += len(llm.generate(prompt, params)[0].outputs[0].token_ids)
-            best[name] = max(best[name], count / (time.perf_counter() - start))
-    for name, rate in best.items():
-        _say(
-            engine=name,
-            tok_s=round(rate, 1),
-            speed_up=round(rate / best["plain"], 2),
-            **_drafted(engines[name], before[name]),
-        )
+
+    def work(llm: LLM) -> int:
+        results = (llm.generate(prompt, params)[0] for prompt in prompts)
+        return sum(len(result.outputs[0].token_ids) for result in results)
+
+    for name, found in race(engines, work, options.turns).items():
+        _say(engine=name, **found)
 
 
 def _say(**figures: Any) -> None:
@@ -230,6 +238,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m engine.speculation_bench", description=__doc__)
     kinds = parser.add_subparsers(required=True)
     chance = kinds.add_parser("synthetic")
+    chance.add_argument("--shape", choices=("Llama-3-8B", "demo"), default="Llama-3-8B")
     chance.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
     chance.add_argument("--drafts", type=int, nargs="+", default=[3, 4, 5])
     chance.add_argument("--lengths", type=float, nargs="+", default=[2.8])
@@ -250,8 +259,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="prompt_lookup_min and _max",
     )
     repeating.add_argument("--prompts", type=int, default=30)
-    repeating.add_argument("--device", default="auto")
-    repeating.add_argument("--num-threads", type=int)
     repeating.set_defaults(run=copy)
     answering = kinds.add_parser("chat")
     answering.add_argument("--method", choices=("eagle3", "eagle", "medusa"), default="eagle3")
@@ -259,9 +266,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     answering.add_argument("--adaptive", type=_switch, nargs="+", default=[True], metavar="BOOL")
     answering.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
     answering.add_argument("--prompts", type=int, default=64)
-    answering.add_argument("--device", default="auto")
-    answering.add_argument("--num-threads", type=int)
     answering.set_defaults(run=chat)
+    for kind in (chance, repeating, answering):
+        kind.add_argument("--turns", type=int, default=3)
+        kind.add_argument("--device", default="auto")
+        kind.add_argument("--num-threads", type=int)
     options = parser.parse_args(argv)
     options.run(options)
 

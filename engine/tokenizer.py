@@ -109,7 +109,7 @@ class TextDecoder:
         self._spaces_to_strip = decoding.strip_leading
         self._backend = tokenizer._backend if decoding.first_drops_metaspace else None
         self._is_settled = self._backend is None and self._spaces_to_strip == 0
-        """What a token adds does not depend on those before it: the usual case."""
+        """The usual case."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that became certain; an unfinished UTF-8 sequence is held back."""
@@ -129,6 +129,11 @@ class TextDecoder:
         if was_settled and self._is_settled and len(known) == 1:
             self._texts[known[0]] = text
         return text
+
+    @property
+    def is_settled(self) -> bool:
+        """What a token adds does not depend on those before it."""
+        return self._is_settled
 
     def finish(self) -> str:
         """The rest: U+FFFD where the last token left a UTF-8 sequence unfinished."""

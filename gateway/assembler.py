@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
@@ -53,6 +53,13 @@ class Delta(msgspec.Struct, gc=False):
             or self.reasoning
             or self.logprobs
         )
+
+
+class Around(NamedTuple):
+    """What stands before and behind the text within a JSON string, in an event that holds it."""
+
+    head: bytes
+    tail: bytes
 
 
 class StreamEnds:
@@ -136,6 +143,12 @@ class ChatChunks(StreamEnds):
         if delta.finish_reason is not None:
             events.append(self._last(delta))
         return b"".join(map(obfuscated, events) if self._is_obfuscated else events)
+
+    def around_text(self, index: int) -> Around | None:
+        """What ``delta`` puts around a choice's content; None where it is not always the same."""
+        if self._is_obfuscated:
+            return None
+        return Around(self._content_heads[index] + b'"', b'"' + self._content_tail)
 
     def _is_plain(self, delta: Delta) -> bool:
         """Whether there is nothing but content: the usual case, and the fast one."""
@@ -324,6 +337,10 @@ class TurnFrames:
         if delta.tool_calls:
             frame += f',"tool_calls":{_encode(_merged(delta.tool_calls)).decode()}'
         return frame + "}"
+
+    def text(self, piece: bytes) -> str:
+        """``delta`` of content alone: ``piece``, as it stands within a JSON string."""
+        return f'{self._head}{self._next()},"content":"{piece.decode()}"}}'
 
     def done(
         self, finish_reason: DoneReason, usage: Usage, *, compliance: Compliance | None = None

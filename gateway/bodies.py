@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from engine.field_hints import one_of
 from gateway.errors import ApiError, InvalidRequestError
 from tenants.errors import InvalidValue
 
@@ -33,7 +34,7 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes, *, what: str = "body")
         return decoder.decode(data)
     except msgspec.ValidationError as exc:
         cause = exc.__cause__ if isinstance(exc.__cause__, InvalidValue) else None
-        raise _invalid(str(exc), what, cause, data) from None
+        raise _invalid(str(exc), what, cause, data, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise InvalidRequestError(
             f"The {what} is not valid JSON: {exc}", code="invalid_json"
@@ -44,10 +45,12 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes, *, what: str = "body")
         ) from None
 
 
-def _invalid(message: str, what: str, cause: InvalidValue | None, data: bytes) -> ApiError:
+def _invalid(
+    message: str, what: str, cause: InvalidValue | None, data: bytes, kind: Any
+) -> ApiError:
     """msgspec writes ``<rule> - at `$.path```, without the latter at the root.
 
-    ``cause``: the struct at that path refused one of its own fields.
+    ``cause``: the struct at that path refused one of its own fields. ``kind``: what was expected.
     """
     rule, _, at = message.partition(" - at `$")
     path = at.rstrip("`").lstrip(".")
@@ -68,7 +71,8 @@ def _invalid(message: str, what: str, cause: InvalidValue | None, data: bytes) -
             code="missing_required_parameter",
         )
     return InvalidRequestError(
-        f"Invalid value for {path or f'the {what}'}: {rule[:1].lower()}{rule[1:]}.",
+        f"Invalid value for {path or f'the {what}'}: {rule[:1].lower()}{rule[1:]}"
+        f"{one_of(kind, path)}.",
         param=path or None,
         code="invalid_value",
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import orjson
+
 from engine.client import RequestStream
 from engine.detokenize import Detokenizer
 from engine.messages import RequestOutput, TokenLogprobs
@@ -29,10 +31,19 @@ class Choice:
     """One of a request's answers: token ids in, text and tool calls out."""
 
     def __init__(
-        self, index: int, stream: RequestStream, admitted: Admitted, tokenizer: Tokenizer
+        self,
+        index: int,
+        stream: RequestStream,
+        admitted: Admitted,
+        tokenizer: Tokenizer,
+        pieces: dict[int, bytes],
     ) -> None:
+        """``pieces``: of all choices, whose token ids are of one tokenizer."""
         self.index = index
         self.stream = stream
+        self.pieces = pieces
+        """What a token adds to the content of a choice that ``is_settled``, as it stands within a
+        JSON string; of the tokens that have come and add the same wherever they stand."""
         self.finish_reason: str | None = None
         self.num_reasoning_tokens = 0
         self.text: list[str] | None = [] if admitted.unenforced is not None else None
@@ -71,8 +82,7 @@ class Choice:
             and output.logprobs is None
             and output.prompt_logprobs is None
         ):
-            text = self._detokenizer.push(output.new_token_ids)
-            return Delta(self.index, self._graphemes.push(text))
+            return Delta(self.index, self._plain_text(output.new_token_ids))
         if output.finish_reason == "error":
             raise engine_error(output)
         delta = Delta(self.index)
@@ -88,6 +98,23 @@ class Choice:
         if self.text is not None:
             self.text.append(delta.content)
         return delta
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the next token's text is its own, whatever came before: see ``pieces``."""
+        return self._is_plain and self._detokenizer.is_settled and not self._graphemes.is_holding
+
+    def _plain_text(self, token_ids: list[int]) -> str:
+        was_settled = self.is_settled
+        text = self._graphemes.push(self._detokenizer.push(token_ids))
+        if was_settled and text and len(token_ids) == 1 and self.is_settled:
+            self._learn(token_ids[0], text)
+        return text
+
+    def _learn(self, token_id: int, text: str) -> None:
+        """Not of special tokens: other choices may hide them."""
+        if token_id not in self._tokenizer.special_ids:
+            self.pieces[token_id] = orjson.dumps(text)[1:-1]
 
     @property
     def calls(self) -> list[Call]:

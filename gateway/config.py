@@ -8,13 +8,13 @@ meaning; the README's table is checked against it.
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import os
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -22,6 +22,7 @@ import msgspec
 from engine import hub
 from engine.config import EngineConfig, Policy
 from engine.errors import ConfigError as EngineConfigError
+from engine.field_hints import explain, hint
 from gateway.errors import ConfigError
 from tenants.limits import MAX_PRICE, Price
 
@@ -279,40 +280,54 @@ def load(path: Path, *, env: Mapping[str, str] = os.environ) -> Config:
     except tomllib.TOMLDecodeError as exc:
         raise ConfigError(f"{path}: not valid TOML: {exc}") from None
     _refuse_unknown(document, where=str(path))
-    _overlay(document, env)
-    return _resolve(parse(document, where=str(path)), path.parent)
+    variables = _overlay(document, env)
+    return _resolve(parse(document, where=str(path), variables=variables), path.parent)
 
 
-def parse(document: Mapping[str, Any], *, where: str = "config") -> Config:
-    """Check ``document``, sections of keys. Raises ``ConfigError``, which begins with ``where``."""
+def parse(
+    document: Mapping[str, Any],
+    *,
+    where: str = "config",
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Config:
+    """Check ``document``, sections of keys.
+
+    Raises ``ConfigError``, which begins with ``where``, or with the variable that the key is from:
+    ``variables``, by ``section.key``.
+    """
     _refuse_unknown(document, where=where)
     if "model" not in document.get("engine", {}):
         raise ConfigError(f"{where}: engine.model is missing; set it to a folder or hub id")
     try:
         return msgspec.convert(document, Config)
     except msgspec.ValidationError as exc:
-        rule, _, at = str(exc).partition(" - at `$.")
-        raise ConfigError(f"{where}: {at.rstrip('`') or 'the file'}: {rule}") from None
+        fault = explain(exc, Config)
     except ConfigError as exc:
-        raise ConfigError(f"{where}: {exc}") from None
+        fault = str(exc)
     except EngineConfigError as exc:
-        raise ConfigError(f"{where}: engine.{exc}") from None
+        fault = f"engine.{exc}"
+    key = fault.partition(" ")[0].rstrip(":")
+    raise ConfigError(f"{variables.get(key, where)}: {fault}")
 
 
 def _refuse_unknown(document: Mapping[str, Any], *, where: str) -> None:
     for section, table in document.items():
         if section not in _SECTIONS:
-            raise ConfigError(f"{where}: unknown section [{section}]{_hint(section, _SECTIONS)}")
+            raise ConfigError(f"{where}: unknown section [{section}]{hint(section, _SECTIONS)}")
         if not isinstance(table, Mapping):
             raise ConfigError(f"{where}: {section} must be a section, written as [{section}]")
         fields = _SECTIONS[section].__struct_fields__
         for key in table:
             if key not in fields:
-                raise ConfigError(f"{where}: unknown key {section}.{key}{_hint(key, fields)}")
+                raise ConfigError(f"{where}: unknown key {section}.{key}{hint(key, fields)}")
 
 
-def _overlay(document: dict[str, Any], env: Mapping[str, str]) -> None:
-    """Lay the environment over ``document``. Values are written as in TOML; a word is a string."""
+def _overlay(document: dict[str, Any], env: Mapping[str, str]) -> dict[str, str]:
+    """Lay the environment over ``document``. Values are written as in TOML; a word is a string.
+
+    Returns the variables by the ``section.key`` that each has set.
+    """
+    used: dict[str, str] = {}
     for variable, text in env.items():
         section, _, key = variable.removeprefix(ENV_PREFIX).lower().partition("_")
         if not variable.startswith(ENV_PREFIX) or section not in _SECTIONS:
@@ -320,12 +335,14 @@ def _overlay(document: dict[str, Any], env: Mapping[str, str]) -> None:
         fields = _SECTIONS[section].__struct_fields__
         if key not in fields:
             known = [f"{ENV_PREFIX}{section}_{field}".upper() for field in fields]
-            raise ConfigError(f"unknown variable {variable}{_hint(variable, known)}")
+            raise ConfigError(f"unknown variable {variable}{hint(variable, known)}")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
         document.setdefault(section, {})[key] = value
+        used[f"{section}.{key}"] = variable
+    return used
 
 
 def _model(model: str, folder: Path) -> str:
@@ -358,11 +375,6 @@ def _resolve(config: Config, folder: Path) -> Config:
             journal_dir=_path(tenants.journal_dir, folder),
         ),
     )
-
-
-def _hint(word: str, known: Mapping[str, Any] | tuple[str, ...] | list[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
 
 
 def settings() -> Iterator[Setting]:

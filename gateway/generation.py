@@ -36,6 +36,7 @@ from gateway.errors import (
     to_api_error,
 )
 from gateway.grants import Grants
+from gateway.meter import Meter
 from gateway.metrics import Metrics
 from gateway.public_prefixes import PublicPrefixes
 from gateway.reading import Reader, Sink
@@ -46,7 +47,6 @@ from gateway.schemas.common import (
     Usage,
 )
 from tenants.errors import LedgerFull, TenantsError
-from tenants.progress import Running
 from tenants.quota import Hold, Quota
 from tenants.types import Principal, UsageEvent, UsageStatus
 from tenants.usage import Ledger
@@ -86,12 +86,11 @@ class Generation:
         self._grants = grants
         self._began_at = time.monotonic()
         self._heard: RequestOutput | None = None  # by first_word, of choice 0
-        self._num_counted = 0
-        self._num_cached_counted = 0
+        self._has_tokens = False
         self._cancelled = False
         self._failure: ApiError | None = None
         self._closed = False
-        self._running: Running | None = None
+        self._meter: Meter | None = None
 
     @property
     def num_choices(self) -> int:
@@ -197,37 +196,28 @@ class Generation:
 
     def count_in(self, ledger: Ledger) -> None:
         """From here on every token is charged, even if this process is killed."""
-        self._running = ledger.begin(
-            self._event("error", self.admitted.num_prompt_tokens, 0, 0), self.admitted.price
-        )
+        event = self._event("error", self.admitted.num_prompt_tokens, 0, 0)
+        running = ledger.begin(event, self.admitted.price)
+        self._meter = Meter(running, self._grants, self._look)
+        self._hold.watch(self._meter.generated)
         for choice in self._choices:
-            choice.stream.on_count = self._count
+            choice.stream.on_count = self._meter.count
         if self._grants is not None:
             self._grants.begin([choice.stream for choice in self._choices])
 
-    def _count(self, num_tokens: int) -> None:
-        """As tokens arrive, not as they are read: a budget waits for no reader."""
-        if self._num_counted == 0 or len(self._choices) > 1:
-            self._begin_counting(num_tokens)
-        self._num_counted += num_tokens
-        if self._running is not None:
-            self._running.count(self._num_counted, self._num_cached_counted)
-        self._hold.note(self._num_counted)
-        if self._grants is not None:
-            self._grants.count(num_tokens)
-
-    def _begin_counting(self, num_tokens: int) -> None:
-        """What a choice's first output tells."""
-        self._num_cached_counted = self._num_cached_tokens
-        if self._num_counted == 0 and num_tokens:
+    def _look(self, num_tokens: int) -> tuple[int, bool]:
+        """What a choice's first output tells: cached tokens, and whether others' are to come."""
+        if not self._has_tokens and num_tokens:
+            self._has_tokens = True
             self._owner.metrics.observe_first_token(time.monotonic() - self._began_at)
+        return self._num_cached_tokens, not self._has_tokens or len(self._choices) > 1
 
     def stop_counting(self) -> None:
         """The settlement is kept elsewhere."""
         for choice in self._choices:
             choice.stream.on_count = None
-        if self._running is not None:
-            self._running.end()
+        if self._meter is not None:
+            self._meter.end()
 
     async def usage_event(self, status: UsageStatus) -> UsageEvent:
         """The ledger's row. A request that failed before its first token costs nothing."""
@@ -318,6 +308,8 @@ class Generations:
         self._tokenizer = tokenizer
         self._ledger = ledger
         self._quota = quota
+        self._pieces: dict[int, bytes] = {}
+        """As ``Choice`` learns and uses them."""
         self._live: set[Generation] = set()
         self._idle = asyncio.Event()
         self._settlements: set[asyncio.Task[None]] = set()
@@ -410,7 +402,8 @@ class Generations:
             num_granted_tokens=None if grants is None else grants.first(index),
             max_cached_blocks=principal.max_cached_blocks,
         )
-        return Choice(index, self._engine.submit(request), admitted, self._tokenizer)
+        stream = self._engine.submit(request)
+        return Choice(index, stream, admitted, self._tokenizer, self._pieces)
 
     def _num_public_tokens(self, principal: Principal, prompt: list[int]) -> int:
         if self._public_prefixes is None:

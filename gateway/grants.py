@@ -22,6 +22,8 @@ from tenants.quota import Hold
 class Grants:
     """For one request. Made by ``of``; ``begin`` comes once its streams are there."""
 
+    __slots__ = ("_ended", "_granted", "_hold", "_margin", "_max_tokens", "_slack", "_streams")
+
     def __init__(self, hold: Hold, num_answers: int, max_tokens: int) -> None:
         self._hold = hold
         self._max_tokens = max_tokens

@@ -26,6 +26,11 @@ class GraphemeGate:
     def __init__(self) -> None:
         self._held = ""
 
+    @property
+    def is_holding(self) -> bool:
+        """Something is held back."""
+        return bool(self._held)
+
     def push(self, text: str) -> str:
         """All but a last cluster that may grow."""
         if not self._held and text[-1:] < _FIRST_TO_GROW:

@@ -5,7 +5,7 @@
     3 wait         running requests end by themselves, up to the deadline
     4 abort        what still runs ends with an error event
     5 settle       usage of all of them reaches the ledger, or its journal
-    6 close        the background tasks, the grammar compiler, the engine, the store
+    6 close        the background tasks, the grammar compiler, the engine, the journal, the store
 
 ``drain`` is 1 to 4 and ``close`` 5 and 6. Each acts once: the server calls ``drain`` before it
 closes connections, the ASGI lifespan calls both for servers that know nothing of this. Going up is
@@ -138,10 +138,14 @@ class Lifecycle:
         await self._ledger.drain(max(0.0, deadline - time.monotonic()))
         logger.info("shutdown: close")
         await self._background.stop()  # until here leases had to be renewed
-        self._journal.close()
         if self._warm_up is not None:
             self._warm_up.cancel()
         await asyncio.to_thread(self._compiler.close)
         self._admission.prompts.close()
         await self._engine.close()
+        # Requests that a hanging engine did not answer about have their last word only now.
+        await self._generations.wait_idle(ABORT_S)
+        await self._generations.drain(ABORT_S)
+        await self._ledger.close()
+        self._journal.close()
         await self._store.close()

@@ -23,12 +23,16 @@ class Outlet(Generic[T]):
     What sending raises, ``send`` and ``wait`` raise; until then the outlet is not free.
     """
 
+    __slots__ = ("_error", "_rest", "_send", "_write", "is_free", "put_at")
+
     def __init__(
         self, send: Callable[[T], Awaitable[None]], write: Callable[[T], bool] | None = None
     ) -> None:
         """``write`` takes a message at once, or leaves it (False) to ``send``."""
         self.is_free = True
         """Nothing waits for the reader."""
+        self.put_at = 0.0
+        """For whoever puts to note when."""
         self._send = send
         self._write = write
         self._rest: asyncio.Task[None] | None = None

@@ -149,12 +149,13 @@ class Peers:
             await asyncio.to_thread(sweep, Path(tempfile.gettempdir()))
             folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # its owner's only
             path = folder / _SOCKET
-            server = await asyncio.start_unix_server(self._serve, path)
+            server = await asyncio.start_unix_server(self._serve, path, start_serving=False)
             address = f"{_UNIX}{path}"
         else:
-            server = await asyncio.start_server(self._serve, self._host, 0)
+            server = await asyncio.start_server(self._serve, self._host, 0, start_serving=False)
             address = f"{self._host}:{server.sockets[0].getsockname()[1]}"
         try:
+            await server.start_serving()  # in here: cancelled before, it would leave its socket
             yield address
         finally:
             server.close()

@@ -19,7 +19,6 @@ from websockets.protocol import State
 from gateway import extensions
 from gateway.config import ServerConfig
 from gateway.errors import ApiError, HeadersTooLarge, InvalidRequestError, Overloaded
-from gateway.extensions import Writer
 
 MAX_HEADERS = 100
 
@@ -56,6 +55,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._bytes_waiting = 0  # received of headers that are not complete yet
         self._bytes_parsed = 0  # found in them by the parser
         self._refusal: ApiError | None = None
+        self.writer: BodyWriter | None = None
+        """Of the answer that is under way, once it may write."""
         if len(self.connections) > self.limits.max_connections:
             self._refusal = Overloaded("The server has too many connections.", retry_after_s=1)
             self.send_400_response("")
@@ -65,6 +66,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._header_deadline.stop()
         self._send_deadline.stop()
+        self._close_writer()
         super().connection_lost(exc)
 
     # -- headers
@@ -99,7 +101,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._header_deadline.stop()
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # no upgrade
-            extensions.offer(self.scope, body_writer(self.cycle))
+            extensions.offer(self.scope, BodyWriter(self, self.cycle).write)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -135,6 +137,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._close_writer()
         self._send_deadline.start(self.transport)
 
     def resume_writing(self) -> None:
@@ -142,6 +145,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._send_deadline.stop()
 
     def on_response_complete(self) -> None:
+        self._close_writer()
         super().on_response_complete()
         if self.transport.is_closing():
             self._send_deadline.start(self.transport)
@@ -150,28 +154,52 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().timeout_keep_alive_handler()
         self._send_deadline.start(self.transport)
 
+    def _close_writer(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+            self.writer = None
+
     def _close(self) -> None:
         self.transport.close()
         self._send_deadline.start(self.transport)
 
 
-def body_writer(cycle: RequestResponseCycle) -> Writer:
-    """``extensions.Writer`` for one request: a chunk of RFC 9112, section 7.1."""
-    flow, write = cycle.flow, cycle.transport.write
+class BodyWriter:
+    """``extensions.Writer`` for one request: chunks of RFC 9112, section 7.1.
 
-    def write_chunk(data: bytes) -> bool:
-        if (
-            flow.write_paused
-            or not cycle.chunked_encoding  # not begun, or of a length that was announced
-            or cycle.response_complete
-            or cycle.disconnected
-            or not data  # would be the end
-        ):
+    Whether it may write is looked up once, and again when the protocol has closed it: what knows of
+    it lies in half a dozen objects, and each would have to be fetched from memory for every chunk.
+    """
+
+    __slots__ = ("_cycle", "_is_open", "_owner", "_write")
+
+    def __init__(self, owner: BoundedHttpProtocol, cycle: RequestResponseCycle) -> None:
+        self._owner = owner
+        self._cycle = cycle
+        self._write = cycle.transport.write
+        self._is_open = False
+
+    def write(self, data: bytes) -> bool:
+        if not data or not (self._is_open or self._open()):  # nothing would be the end
             return False
-        write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
-    return write_chunk
+    def close(self) -> None:
+        """Look again: writing pauses, or the answer has ended."""
+        self._is_open = False
+
+    def _open(self) -> bool:
+        cycle = self._cycle
+        self._is_open = bool(
+            cycle.chunked_encoding  # begun, and not of a length that was announced
+            and not cycle.flow.write_paused
+            and not cycle.response_complete
+            and not cycle.disconnected
+        )
+        if self._is_open:
+            self._owner.writer = self
+        return self._is_open
 
 
 class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
-from functools import partial
 from typing import Protocol
 
 from engine.messages import RequestOutput
@@ -18,8 +17,21 @@ from gateway.assembler import Delta
 from gateway.choice import Choice
 
 
+class TextSink(Protocol):
+    """Takes the text of one choice."""
+
+    def put(self, piece: bytes, now: float) -> bool:
+        """``piece``: content as it stands within a JSON string. ``now``: the event loop's time.
+
+        False: not now. Must neither block nor raise.
+        """
+
+
 class Sink(Protocol):
     """Takes deltas as they come."""
+
+    def text_sink(self, index: int) -> TextSink | None:
+        """A shorter way for the choice's content alone, where there is one."""
 
     @property
     def is_free(self) -> bool:
@@ -35,15 +47,83 @@ Advance = Callable[[Choice, RequestOutput], Delta]
 class _Line:
     """A choice that is read."""
 
-    def __init__(self, choice: Choice) -> None:
+    # Slots, and all that a plain piece of text needs: see ``engine.request_stream``.
+    __slots__ = (
+        "_interval_s",
+        "_pieces",
+        "_reader",
+        "_text_sink",
+        "_time",
+        "choice",
+        "flushed_at",
+        "is_awaited",
+        "is_settled",
+        "last",
+        "stream",
+    )
+
+    def __init__(self, choice: Choice, interval_s: float, text_sink: TextSink | None) -> None:
         self.choice = choice
         self.stream = choice.stream
         self.flushed_at = -math.inf
+        self.is_awaited = False
+        """All that was yielded is sent: more may go straight on."""
+        self.is_settled = False
+        """As its choice says it, where there is a shorter way."""
         self.last: Delta | None = None
         """Of a choice that ended while its output was diverted."""
+        self._interval_s = interval_s
+        self._pieces = choice.pieces
+        self._reader: Reader | None = None
+        self._text_sink = text_sink
+        self._time = asyncio.get_running_loop().time
+        self.settle()
+
+    def settle(self) -> None:
+        """After each output that the choice was told of."""
+        self.is_settled = self._text_sink is not None and self.choice.is_settled
+
+    def delay_s(self) -> float:
+        """Until it may be read."""
+        if self.last is not None or self.stream.is_finished:
+            return 0.0
+        return self.flushed_at + self._interval_s - self._time()
+
+    def divert(self, output: RequestOutput) -> bool:
+        """As ``RequestStream.divert``: what may go straight on does, text by the shortest way."""
+        now = self._time()
+        if not self.is_awaited or now < self.flushed_at + self._interval_s:
+            return False
+        if self.is_settled and (piece := self._piece(output)):
+            assert self._text_sink is not None
+            if not self._text_sink.put(piece, now):
+                return False
+            self.flushed_at = now
+            return True
+        assert self._reader is not None
+        return self._reader.divert(self, output, now)
+
+    def _piece(self, output: RequestOutput) -> bytes | None:
+        """What a settled choice gains by ``output``, if that is known text and nothing else."""
+        if output.logprobs is not None or output.prompt_logprobs is not None:
+            return None
+        token_ids, pieces = output.new_token_ids, self._pieces
+        if len(token_ids) == 1:
+            return pieces.get(token_ids[0])
+        try:
+            return b"".join([pieces[token_id] for token_id in token_ids])
+        except KeyError:
+            return None
+
+    def attach(self, reader: Reader, *, has_sink: bool) -> None:
+        """Until ``detach``."""
+        self._reader = reader
+        self.stream.on_change = reader.wake
+        if has_sink:
+            self.stream.divert = self.divert
 
     def detach(self) -> None:
-        self.stream.on_change = self.stream.divert = None
+        self.stream.on_change = self.stream.divert = self._reader = None
 
 
 class Reader:
@@ -58,13 +138,17 @@ class Reader:
     ) -> None:
         """``advance`` is told of each output that is read. ``sink`` gets what comes in between."""
         self._advance = advance
-        self._interval_s = flush_interval_s
         self._sink = sink
-        self._lines = [_Line(choice) for choice in choices]
+        self._lines = [
+            _Line(
+                choice,
+                flush_interval_s,
+                None if sink is None else sink.text_sink(choice.index),
+            )
+            for choice in choices
+        ]
         self._loop = asyncio.get_running_loop()
-        self._time = self._loop.time
         self._waiter: asyncio.Future[None] | None = None
-        """There while the sink may be given something: all that was yielded is sent."""
         self._error: Exception | None = None
 
     async def deltas(self, heard: RequestOutput | None) -> AsyncGenerator[Delta, None]:
@@ -73,9 +157,7 @@ class Reader:
         if heard is not None:
             yield self._read(self._lines[0], heard)
         for line in self._lines:
-            line.stream.on_change = self._wake
-            if self._sink is not None:
-                line.stream.divert = partial(self._divert, line)
+            line.attach(self, has_sink=self._sink is not None)
         try:
             while running := [line for line in self._lines if line.choice.finish_reason is None]:
                 for line in await self._due(running):
@@ -93,41 +175,45 @@ class Reader:
             if self._error is not None:
                 raise self._error
             unread = [line for line in running if line.last or line.stream.is_readable]
-            if due := [line for line in unread if self._delay_s(line) <= 0]:
+            if due := [line for line in unread if line.delay_s() <= 0]:
                 return due
             self._waiter = waiter = self._loop.create_future()
             timer = None
             if unread:
-                timer = self._loop.call_later(min(map(self._delay_s, unread)), self._wake)
+                delay_s = min(line.delay_s() for line in unread)
+                timer = self._loop.call_later(delay_s, self.wake)
+            for line in running:
+                line.is_awaited = True
             try:
                 await waiter
             finally:
                 self._waiter = None
+                for line in running:
+                    line.is_awaited = False
                 if timer is not None:
                     timer.cancel()
 
-    def _delay_s(self, line: _Line) -> float:
-        if line.last is not None or line.stream.is_finished:
-            return 0.0
-        return line.flushed_at + self._interval_s - self._time()
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """For a line's stream: there is something to read."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _read(self, line: _Line, output: RequestOutput) -> Delta:
-        line.flushed_at = self._time()
-        return self._advance(line.choice, output)
+        line.flushed_at = self._loop.time()
+        delta = self._advance(line.choice, output)
+        line.settle()
+        return delta
 
-    def _divert(self, line: _Line, output: RequestOutput) -> bool:
-        """Give it to the sink, unless it has to wait or ends the answer."""
-        sink, now = self._sink, self._time()
+    def divert(self, line: _Line, output: RequestOutput, now: float) -> bool:
+        """For a line: give it to the sink, unless it has to wait or ends the answer."""
+        sink = self._sink
         assert sink is not None
-        if self._waiter is None or not sink.is_free or now < line.flushed_at + self._interval_s:
+        if not sink.is_free:
             return False
         line.flushed_at = now
         try:
             delta = line.choice.advance(output)
+            line.settle()
             if delta.finish_reason is not None:  # a stop string: the rest takes a task
                 line.last = delta
                 return False

@@ -9,7 +9,7 @@ from starlette.types import Send
 
 from gateway.assembler import Delta
 from gateway.errors import ApiError
-from gateway.reading import Sink
+from gateway.reading import Sink, TextSink
 from gateway.response_events import as_sse
 from gateway.response_run import ResponseRun
 from gateway.streaming import EventResponse
@@ -26,6 +26,9 @@ class ResponseEventStream(EventResponse):
     def put(self, delta: Delta) -> None:
         if events := self._run.told(delta):
             self._write(b"".join(map(as_sse, events)))
+
+    def text_sink(self, index: int) -> TextSink | None:
+        return None
 
     async def _beat(self, send: Send) -> None:
         body = as_sse(self._run.heartbeat())

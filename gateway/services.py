@@ -124,9 +124,13 @@ def create_services(
     # Two, and each tenant has one turn at a time (``lanes``): a bomb holds up its sender alone.
     compiler = GrammarChecker(_vocabulary(tokenizer), num_workers=2)
     metrics = Metrics(metrics_folder)
+    public_prefixes = PublicPrefixes(
+        config.models.public_prefixes, template=template, tokenizer=tokenizer
+    )
+    # The first part that holds anything: whatever can be refused stands above.
     accounts = _create_accounts(config.tenants, store, secrets)
     generations = _create_generations(
-        config, engine, tokenizer, template, accounts, metrics, compiler
+        config, engine, tokenizer, accounts, metrics, compiler, public_prefixes
     )
     models = ServedModels(config)
     adapters = Adapters(config, engine=engine, store=store)
@@ -268,10 +272,10 @@ def _create_generations(
     config: Config,
     engine: EngineClient,
     tokenizer: Tokenizer,
-    template: ChatTemplate,
     accounts: _Accounts,
     metrics: Metrics,
     compiler: GrammarChecker,
+    public_prefixes: PublicPrefixes,
 ) -> Generations:
     return Generations(
         engine=engine,
@@ -281,9 +285,7 @@ def _create_generations(
         metrics=metrics,
         flush_interval_s=config.server.flush_interval_ms / 1000,
         checks=ComplianceChecks(compiler.submit_validation),
-        public_prefixes=PublicPrefixes(
-            config.models.public_prefixes, template=template, tokenizer=tokenizer
-        ),
+        public_prefixes=public_prefixes,
     )
 
 

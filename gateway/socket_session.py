@@ -9,6 +9,7 @@ reader ──► work ──┐
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any, NoReturn
@@ -147,13 +148,16 @@ class SocketSession(ABC):
                     raise error
                 return
             code, reason = error.code, error.reason
-        try:
-            async with asyncio.timeout(FLUSH_S):
-                await self._outbox.flush()
-        except TimeoutError:
-            pass
+        await self._flush(writer)
         if self._socket.application_state is WebSocketState.CONNECTED:
-            await self._socket.close(code, reason)
+            with contextlib.suppress(WebSocketDisconnect):  # the client was quicker
+                await self._socket.close(code, reason)
+
+    async def _flush(self, writer: asyncio.Task[None]) -> None:
+        """Until all is sent, or cannot be."""
+        flushed = asyncio.create_task(self._outbox.flush(), name="ws flush")
+        self._tasks.add(flushed)  # ends with the session
+        await asyncio.wait((flushed, writer), timeout=FLUSH_S, return_when=asyncio.FIRST_COMPLETED)
 
     # -- working
 

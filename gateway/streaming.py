@@ -17,12 +17,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway import context
-from gateway.assembler import Delta
+from gateway.assembler import Around, Delta
 from gateway.disconnect import until_disconnect
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.outlet import Outlet
-from gateway.reading import Sink
+from gateway.reading import Sink, TextSink
 from gateway.schemas.common import Usage
 from gateway.stream_log import StreamReader
 from gateway.streams import Streams
@@ -43,6 +43,8 @@ class Chunks(Protocol):
     def opening(self) -> bytes: ...
 
     def delta(self, delta: Delta) -> bytes: ...
+
+    def around_text(self, index: int) -> Around | None: ...
 
     def closing(self, usage: Usage) -> bytes: ...
 
@@ -77,7 +79,6 @@ class EventResponse(EventSourceResponse, ABC):
         self._close = close
         self._outlet: Outlet[bytes]
         self._time = asyncio.get_running_loop().time
-        self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = context.of(scope)
@@ -109,7 +110,7 @@ class EventResponse(EventSourceResponse, ABC):
     def _write(self, chunk: bytes) -> None:
         """A chunk that leaves in no task; only while this ``is_free``."""
         self._outlet.put(chunk)
-        self._sent_at = self._time()
+        self._outlet.put_at = self._time()
 
     async def _stream_response(self, send: Send) -> None:
         await send(
@@ -122,23 +123,24 @@ class EventResponse(EventSourceResponse, ABC):
         async with aclosing(self._body) as body:
             async for chunk in body:
                 await self._outlet.send(chunk)
-                self._sent_at = self._time()
+                self._outlet.put_at = self._time()
         async with self._send_lock:
             self.active = False
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _ping(self, send: Send) -> None:
         """A heartbeat whenever nothing was sent for so long."""
-        self._sent_at = self._time()
+        outlet = self._outlet
+        outlet.put_at = self._time()
         while self.active:
-            wait_s = self._sent_at + self._ping_interval - self._time()
+            wait_s = outlet.put_at + self._ping_interval - self._time()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
                 continue
             async with self._send_lock:
                 if self.active:
                     await self._beat(send)
-                    self._sent_at = self._time()
+                    outlet.put_at = self._time()
 
     @abstractmethod
     async def _beat(self, send: Send) -> None:
@@ -156,8 +158,30 @@ class EventStream(EventResponse):
     def put(self, delta: Delta) -> None:
         self._write(self._chunks.delta(delta))
 
+    def text_sink(self, index: int) -> TextSink | None:
+        around = self._chunks.around_text(index)
+        return None if around is None else _TextSink(self._outlet, around)
+
     async def _beat(self, send: Send) -> None:
         await send(_message(self._chunks.heartbeat))
+
+
+class _TextSink:
+    """A choice's content as events that are all alike, past the response that they belong to."""
+
+    __slots__ = ("_head", "_outlet", "_tail")
+
+    def __init__(self, outlet: Outlet[bytes], around: Around) -> None:
+        self._outlet = outlet
+        self._head, self._tail = around
+
+    def put(self, piece: bytes, now: float) -> bool:
+        outlet = self._outlet
+        if not outlet.is_free:
+            return False
+        outlet.put_at = now
+        outlet.put(self._head + piece + self._tail)
+        return True
 
 
 class FollowingEventStream(EventResponse):

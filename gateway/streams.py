@@ -22,6 +22,7 @@ from gateway.assembler import Delta
 from gateway.errors import ApiError, StreamNotFound, to_api_error
 from gateway.peer_wire import Follow, ForgetStream, StopStream
 from gateway.peers import PeerGone, Peers
+from gateway.reading import TextSink
 from gateway.routed_ids import mint, worker_of
 from gateway.stream_archive import StreamArchive
 from gateway.stream_log import StreamLog, StreamReader
@@ -111,6 +112,9 @@ class LogSink:
 
     def put(self, delta: Delta) -> None:
         self._write(self._encode(delta))
+
+    def text_sink(self, index: int) -> TextSink | None:
+        return None
 
 
 class Streams:

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.assembler import Delta, StreamEnds, obfuscated
+from gateway.assembler import Around, Delta, StreamEnds, obfuscated
 from gateway.schemas.common import Usage
 from gateway.token_logprobs import TokenLogprob
 
+_NO_TEXT = b'"text":""'
 _encode = msgspec.json.Encoder().encode
 
 
@@ -119,6 +120,13 @@ class TextChunks(StreamEnds):
             logprobs_text = _encode(offsets.logprobs(delta.logprobs))
         chunk = self._choice(delta.index, delta.content, reason, logprobs=logprobs_text)
         return chunks + (obfuscated(chunk) if self._is_obfuscated else chunk)
+
+    def around_text(self, index: int) -> Around | None:
+        """What ``delta`` puts around a choice's content; None where it is not always the same."""
+        if self._is_obfuscated:
+            return None
+        head, tail = self._choice(index, "").split(_NO_TEXT)
+        return Around(head + _NO_TEXT[:-1], b'"' + tail)
 
     def _choice(
         self,

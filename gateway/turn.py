@@ -11,7 +11,7 @@ from gateway.assembler import Delta, TurnFrames
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.outbox import Outbox
-from gateway.reading import Sink
+from gateway.reading import Sink, TextSink
 from gateway.schemas import ws
 
 _LAST = ('{"type":"done"', '{"type":"error"')
@@ -57,6 +57,25 @@ class TurnSink:
 
     def put(self, delta: Delta) -> None:
         self._outbox.put_now(self._frames.delta(delta))
+
+    def text_sink(self, index: int) -> TextSink | None:
+        return _TextSink(self._frames, self._outbox)
+
+
+class _TextSink:
+    """The same of content alone."""
+
+    __slots__ = ("_frames", "_outbox")
+
+    def __init__(self, frames: TurnFrames, outbox: Outbox) -> None:
+        self._frames = frames
+        self._outbox = outbox
+
+    def put(self, piece: bytes, now: float) -> bool:
+        if not self._outbox.is_free:
+            return False
+        self._outbox.put_now(self._frames.text(piece))
+        return True
 
 
 async def frames_of(

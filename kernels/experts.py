@@ -47,3 +47,27 @@ ExpertMatrices = torch.Tensor | Fp8Experts | Int4Experts
 def features_of(matrices: ExpertMatrices) -> int:
     """Rows of each expert's matrix."""
     return matrices.shape[1] if isinstance(matrices, torch.Tensor) else matrices.features
+
+
+@dataclass(frozen=True, slots=True)
+class PairTiles:
+    """The (token, expert) pairs of a step by expert, in tiles; pair ``token * top_k + place``."""
+
+    rows: int
+    """Of a tile."""
+    order: torch.Tensor
+    """[num_pairs] int32: the pairs, sorted by expert."""
+    tiles: torch.Tensor
+    """[3, ``max_tiles``] int32: a tile's expert (num_experts: no tile), its first place in
+    ``order``, and where its expert's pairs end there."""
+
+
+def tile_rows(num_pairs: int, num_experts: int) -> int:
+    """About what an expert gets, between the least and the most that a tile can be."""
+    share = -(-num_pairs // num_experts)
+    return 16 if share <= 16 else 32 if share <= 32 else 64
+
+
+def max_tiles(num_pairs: int, num_experts: int, rows: int) -> int:
+    """Every expert fills its last tile in part at worst."""
+    return num_pairs // rows + min(num_experts, num_pairs)

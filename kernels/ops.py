@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kernels import reference
-from kernels.experts import ExpertMatrices
+from kernels.experts import ExpertMatrices, PairTiles
 from kernels.low_rank import AdapterTiles, LowRankMatrices
 
 # Ops have many signatures; the typed functions below are the only way in.
@@ -28,6 +28,8 @@ OPS = (
     "rms_norm",
     "silu_mul",
     "rope_and_cache",
+    "route_experts",
+    "group_pairs",
     "apply_experts",
     "shrink_low_rank",
     "expand_low_rank",
@@ -69,9 +71,13 @@ def register(
 
 
 @functools.cache
-def resolve(op: str, device_type: str, dtype: torch.dtype) -> Implementation:
-    """The implementation of ``op`` that tensors of this device and dtype run."""
-    for backend in _PREFERENCE.get(device_type, ("reference",)):
+def resolve(
+    op: str, device_type: str, dtype: torch.dtype, behind: str | None = None
+) -> Implementation:
+    """The implementation of ``op`` that tensors of this device and dtype run; ``behind``: the one
+    that serves what this backend does not."""
+    backends = _PREFERENCE.get(device_type, ("reference",))
+    for backend in backends[0 if behind is None else backends.index(behind) + 1 :]:
         found = _registry.get((op, backend))
         if found is not None and (found.dtypes is None or dtype in found.dtypes):
             return found.implementation
@@ -121,6 +127,39 @@ def rope_and_cache(
         k_scale=k_scale,
         v_scale=v_scale,
     )
+
+
+def route_experts(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    top_k: int,
+    sigmoid: bool = False,
+    renormalize: bool = False,
+    scale: float = 1.0,
+    num_groups: int = 1,
+    top_k_groups: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out: tuple[torch.Tensor, torch.Tensor] = resolve(
+        "route_experts", logits.device.type, logits.dtype
+    )(
+        logits,
+        bias,
+        top_k=top_k,
+        sigmoid=sigmoid,
+        renormalize=renormalize,
+        scale=scale,
+        num_groups=num_groups,
+        top_k_groups=top_k_groups,
+    )
+    return out
+
+
+def group_pairs(experts: torch.Tensor, num_experts: int, rows: int) -> PairTiles:
+    out: PairTiles = resolve("group_pairs", experts.device.type, experts.dtype)(
+        experts, num_experts, rows
+    )
+    return out
 
 
 def apply_experts(

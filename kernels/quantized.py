@@ -1,7 +1,8 @@
 """Products with quantized weights on a GPU.
 
 Few rows go through our own kernels, which read the weights as they are stored and compute in 16
-bits; more rows through the library's, in FP8 or with dequantized weights, or Triton's.
+bits. So do dozens of rows on Hopper, by tiles, where x is rounded to meet FP8 weights. More rows go
+through the library's products, in FP8 or with dequantized weights; Triton's serve what is left.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _FEW_ROWS = 64
 """Up to so many, Triton's product with FP8 weights is faster than the library's."""
 _TILED_FP8_ROWS = 128
 """Up to so many, our product with FP8 weights is faster than either."""
-_TILED_INT4_ROWS = 512
+_SKINNY_INT4_ROWS = 8
+"""For more, tiles are faster."""
+_TILED_INT4_ROWS = 2048
 """More share the cost of widening INT4 weights once."""
 
 
@@ -152,11 +155,13 @@ def _int4(
     group_size = k // num_groups
     whole = group_size % 32 == 0
     serves = functools.partial(_is_served, rows, features, k, x.dtype, 128)
-    if whole and serves():
+    if whole and serves(_SKINNY_INT4_ROWS):
         return cuda_quantized.skinny_int4_linear(x, *weight, bias, gated=gated)
     regular = group_size in (32, 64) or group_size % 128 == 0
     if regular and serves(_TILED_INT4_ROWS) and _has_tiled(x.device):
         return cuda_quantized.tiled_int4_linear(x, *weight, bias, gated=gated)
+    if whole and serves():
+        return cuda_quantized.skinny_int4_linear(x, *weight, bias, gated=gated)
     # Reading four bits twice takes less time than widening them all once.
     if whole and serves(2 * cuda.MAX_SKINNY_TOKENS):
         halves = torch.split(x, cuda.MAX_SKINNY_TOKENS)

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from kernels import philox
-from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts
+from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts, PairTiles, max_tiles
 from kernels.low_rank import AdapterTiles, LowRankMatrices
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
@@ -105,6 +105,56 @@ def quantize_heads(heads: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def dequantize_heads(stored: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """float32; stored: [..., num_kv_heads, head_dim] float8_e4m3fn; scale: [num_kv_heads]."""
     return stored.float() * scale.unsqueeze(-1)
+
+
+def route_experts(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    top_k: int,
+    sigmoid: bool = False,
+    renormalize: bool = False,
+    scale: float = 1.0,
+    num_groups: int = 1,
+    top_k_groups: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each token's best experts: [num_tokens, top_k] int64, the best first, and their weights.
+
+    logits: [num_tokens, num_experts]; the scores are their softmax or ``sigmoid``. bias:
+    [num_experts] float32, added to choose by, not to weigh (arXiv 2408.15664). Experts are chosen
+    from the best ``top_k_groups`` of ``num_groups`` groups of neighbours only (arXiv 2405.04434); a
+    group counts its best expert, with a bias its two best. Weights, float32: the scores,
+    ``renormalize``d to a sum of 1 or not, times ``scale``.
+    """
+    logits = logits.float()
+    scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
+    wanted = scores if bias is None else scores + bias
+    if num_groups > 1:
+        grouped = wanted.view(len(wanted), num_groups, -1)
+        best = grouped.topk(1 if bias is None else 2, dim=-1).values.sum(-1)
+        kept = best.topk(top_k_groups, dim=-1).indices
+        lost = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
+        wanted = grouped.masked_fill(lost.unsqueeze(-1), _NEG_INF).view_as(wanted)
+    experts = wanted.topk(top_k, dim=-1).indices
+    weights = scores.gather(1, experts)
+    if renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return experts, weights * scale
+
+
+def group_pairs(experts: torch.Tensor, num_experts: int, rows: int) -> PairTiles:
+    """experts: [num_tokens, top_k] int64; ``num_experts``: none. Nothing waits for the device."""
+    pairs = experts.reshape(-1)
+    counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=pairs.device)
+    counts.scatter_add_(0, pairs, torch.ones_like(pairs))
+    tiles_each = (counts + rows - 1) // rows
+    tile_ends, pair_ends = tiles_each.cumsum(0), counts.cumsum(0)
+    tile = torch.arange(max_tiles(len(pairs), num_experts, rows), device=pairs.device)
+    expert = torch.searchsorted(tile_ends[:num_experts].contiguous(), tile, right=True)
+    local = tile - (tile_ends - tiles_each)[expert]
+    first = (pair_ends - counts)[expert] + local * rows
+    tiles = torch.stack((expert, first, pair_ends[expert])).to(torch.int32)
+    return PairTiles(rows, pairs.argsort(stable=True).to(torch.int32), tiles)
 
 
 def apply_experts(

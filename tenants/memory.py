@@ -60,7 +60,6 @@ from tenants.types import (
     UsageBucket,
     UsageEvent,
     UsageGroup,
-    UsageHour,
     UsageSum,
     UsageTotals,
 )
@@ -70,7 +69,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-_COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost_micro")
+_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_micro")
 
 
 class _StoredKey(NamedTuple):
@@ -463,35 +462,6 @@ class MemoryStore(Store):
             cost_micro=sum(event.cost_micro for event in events),
         )
 
-    async def list_usage(
-        self, tenant_id: UUID, start: datetime, end: datetime
-    ) -> Sequence[UsageHour]:
-        check_range(start, end)
-        projects = {stored.key.id: stored.key.project_id for stored in self._keys.values()}
-        hours: dict[tuple[object, ...], UsageHour] = {}
-        for event in self._ledger.values():
-            hour = event.created_at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
-            if event.tenant_id != tenant_id or not start <= hour < end:
-                continue
-            project_id = projects[event.key_id]
-            group = (hour, project_id, event.key_id, event.model)
-            sums = hours.get(group) or UsageHour(
-                tenant_id=tenant_id,
-                project_id=project_id,
-                key_id=event.key_id,
-                model=event.model,
-                hour=hour,
-            )
-            hours[group] = msgspec.structs.replace(
-                sums,
-                requests=sums.requests + 1,
-                prompt_tokens=sums.prompt_tokens + event.prompt_tokens,
-                cached_tokens=sums.cached_tokens + event.cached_tokens,
-                completion_tokens=sums.completion_tokens + event.completion_tokens,
-                cost_micro=sums.cost_micro + event.cost_micro,
-            )
-        return [hours[group] for group in sorted(hours)]
-
     async def sum_usage(
         self,
         tenant_id: UUID | None,
@@ -504,23 +474,26 @@ class MemoryStore(Store):
     ) -> Sequence[UsageSum]:
         check_range(start, end)
         groups, bucket = check_groups(group_by), check_bucket(bucket)
+        projects = {stored.key.id: stored.key.project_id for stored in self._keys.values()}
         sums: dict[tuple[object, ...], UsageSum] = {}
-        for tenant in self._tenants if tenant_id is None else (tenant_id,):
-            for hour in await self.list_usage(tenant, start, end):
-                at = None if bucket == "total" else hour.hour
-                at = at.replace(hour=0) if at is not None and bucket == "day" else at
-                named = {
-                    "tenant_id": hour.tenant_id if "tenant" in groups else None,
-                    "project_id": hour.project_id if "project" in groups else None,
-                    "key_id": hour.key_id if "key" in groups else None,
-                    "model": hour.model if "model" in groups else None,
-                }
-                group = (at, *named.values())
-                so_far = sums.get(group) or UsageSum(start=at, **named)  # type: ignore[arg-type]
-                sums[group] = msgspec.structs.replace(
-                    so_far,
-                    **{name: getattr(so_far, name) + getattr(hour, name) for name in _COUNTS},
-                )
+        for event in self._ledger.values():
+            hour = event.created_at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+            if tenant_id not in (None, event.tenant_id) or not start <= hour < end:
+                continue
+            at = {"total": None, "day": hour.replace(hour=0), "hour": hour}[bucket]
+            named = {
+                "tenant_id": event.tenant_id if "tenant" in groups else None,
+                "project_id": projects[event.key_id] if "project" in groups else None,
+                "key_id": event.key_id if "key" in groups else None,
+                "model": event.model if "model" in groups else None,
+            }
+            group = (at, *named.values())
+            so_far = sums.get(group) or UsageSum(start=at, **named)  # type: ignore[arg-type]
+            sums[group] = msgspec.structs.replace(
+                so_far,
+                requests=so_far.requests + 1,
+                **{name: getattr(so_far, name) + getattr(event, name) for name in _COUNTS},
+            )
         order = sorted(sums, key=lambda group: [(part is not None, part) for part in group])
         return [sums[group] for group in order[:limit]]
 

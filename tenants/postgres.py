@@ -72,7 +72,6 @@ from tenants.types import (
     UsageBucket,
     UsageEvent,
     UsageGroup,
-    UsageHour,
     UsageSum,
     UsageTotals,
 )
@@ -403,13 +402,6 @@ class PostgresStore(Store):
 
     async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
         return UsageTotals(**await self._one("usage_totals", tenant_id, tenant_id=tenant_id))
-
-    async def list_usage(
-        self, tenant_id: UUID, start: datetime, end: datetime
-    ) -> Sequence[UsageHour]:
-        check_range(start, end)
-        rows = await self._all("list_usage", tenant_id, start, end, tenant_id=tenant_id)
-        return [UsageHour(**row) for row in rows]
 
     async def sum_usage(
         self,

@@ -29,6 +29,7 @@ _SLOTS_AT_ONCE = 512
 _HEAD = struct.Struct("<III")
 _LENGTH = struct.Struct("<I")
 _COUNTS = struct.Struct("<II")
+_pack_counts = _COUNTS.pack_into
 
 
 class _Left(msgspec.Struct, frozen=True):
@@ -39,16 +40,18 @@ class _Left(msgspec.Struct, frozen=True):
 class Running:
     """One request's slot. ``end`` it when its settlement is kept elsewhere."""
 
+    __slots__ = ("_ended", "_number", "_offset", "_owner")
+
     def __init__(self, owner: Progress, number: int) -> None:
         self._owner = owner
         self._number = number
+        self._offset = number * SLOT_BYTES + _LENGTH.size
         self._ended = False
 
     def count(self, generated: int, cached: int) -> None:
         """So many tokens by now. Not after ``end``."""
         assert not self._ended, "the slot may be another request's by now"
-        offset = self._number * SLOT_BYTES + _LENGTH.size
-        _COUNTS.pack_into(self._owner.memory, offset, generated, cached)
+        _pack_counts(self._owner.memory, self._offset, generated, cached)
 
     def end(self) -> None:
         """Idempotent."""
@@ -87,13 +90,16 @@ class Progress:
 
     def free(self, number: int) -> None:
         """For ``Running.end``."""
+        if self.file.closed:
+            return  # whoever took the file over settles it again, which changes nothing
         _LENGTH.pack_into(self.memory, number * SLOT_BYTES, 0)
         self._free.append(number)
 
     def close(self) -> None:
-        """Remove the file: nothing runs any more, or what does is settled. Idempotent."""
+        """Let go of the file; it stays for others if something in it has not ended. Idempotent."""
         if not self.file.closed:
-            self.path.unlink(missing_ok=True)
+            if len(self._free) == self._num_slots:
+                self.path.unlink(missing_ok=True)
             self.memory.close()
             self.file.close()
 

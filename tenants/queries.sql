@@ -225,16 +225,6 @@ SELECT
 FROM usage_rollup
 WHERE tenant_id = $1;
 
--- name: list_usage for tenant
--- A tenant's sums by the hour.
-SELECT
-    u.tenant_id, k.project_id, u.key_id, u.model, u.hour,
-    u.requests, u.prompt_tokens, u.cached_tokens, u.completion_tokens, u.cost_micro
-FROM usage_rollup AS u
-JOIN api_key AS k ON k.id = u.key_id
-WHERE u.tenant_id = $1 AND u.hour >= $2 AND u.hour < $3
-ORDER BY u.hour, k.project_id, u.key_id, u.model COLLATE "C";
-
 -- name: sum_usage for tenant
 -- A tenant's sums by whatever is asked for.
 SELECT

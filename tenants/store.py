@@ -22,7 +22,6 @@ from tenants.types import (
     UsageBucket,
     UsageEvent,
     UsageGroup,
-    UsageHour,
     UsageSum,
     UsageTotals,
 )
@@ -193,11 +192,6 @@ class Store(Protocol):
 
     async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
         """Sums over the tenant's ledger."""
-
-    async def list_usage(
-        self, tenant_id: UUID, start: datetime, end: datetime
-    ) -> Sequence[UsageHour]:
-        """A tenant's sums by hour, project, key and model, for ``start <= hour < end``."""
 
     async def sum_usage(
         self,

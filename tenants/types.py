@@ -220,18 +220,3 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     object_id: str
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
-
-
-class UsageHour(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over an hour of a tenant's ledger, for one key and model."""
-
-    tenant_id: UUID
-    project_id: UUID
-    key_id: UUID
-    model: str
-    hour: datetime
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    cost_micro: int = 0

@@ -172,6 +172,16 @@ class Ledger:
             self._hurry.clear()
         return len(self._pending)
 
+    async def close(self) -> None:
+        """End the writers: from here on nothing is written, nor the journal touched. Idempotent.
+
+        What ``drain`` has left may be written all the same, if its answer was under way.
+        """
+        writers = list(self._writers)
+        for writer in writers:
+            writer.cancel()
+        await asyncio.gather(*writers, return_exceptions=True)
+
     def _start_writers(self) -> None:
         """As many as there is work for; one while the store is away."""
         num_wanted = min(self._num_writers, len(self._queue)) if self._num_failures == 0 else 1

@@ -53,29 +53,23 @@ class Router(Module):
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x: [num_tokens, hidden]; returns experts [num_tokens, top_k] int64, weights float32."""
-        config, weight = self._config, self.weight.data
-        if config.in_float32:
-            x, weight = x.float(), weight.float()
-        logits = F.linear(x, weight).float()
-        scores = logits.softmax(-1) if config.scoring == "softmax" else logits.sigmoid()
-        wanted = scores
-        if self.e_score_correction_bias is not None:
-            wanted = scores + self.e_score_correction_bias.data
-        if config.num_groups > 1:
-            wanted = self._best_groups_only(wanted)
-        experts = wanted.topk(config.top_k, dim=-1).indices
-        weights = scores.gather(1, experts)
-        if config.renormalize:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return experts, weights * config.scale
+        config, bias = self._config, self.e_score_correction_bias
+        return ops.route_experts(
+            self._logits(x),
+            None if bias is None else bias.data,
+            top_k=config.top_k,
+            sigmoid=config.scoring == "sigmoid",
+            renormalize=config.renormalize,
+            scale=config.scale,
+            num_groups=config.num_groups,
+            top_k_groups=config.top_k_groups,
+        )
 
-    def _best_groups_only(self, wanted: torch.Tensor) -> torch.Tensor:
-        config = self._config
-        grouped = wanted.view(len(wanted), config.num_groups, -1)
-        best = grouped.topk(2 if config.has_bias else 1, dim=-1).values.sum(-1)
-        kept = best.topk(config.top_k_groups, dim=-1).indices
-        lost = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
-        return grouped.masked_fill(lost.unsqueeze(-1), float("-inf")).view_as(wanted)
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weight.data
+        if not self._config.in_float32:
+            return F.linear(x, weight)
+        return F.linear(x.float(), weight.float())
 
 
 class ExpertLinear(Module):

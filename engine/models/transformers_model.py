@@ -50,11 +50,14 @@ class TransformersModel(Model):
         self._given: torch.Tensor | None = None
         self._outputs: Callable[..., Any] | None = None
         self._decoder.forward = self._forward
+        # It would make the host wait for the tokens, to warn of padding, which there is none of.
+        self._decoder.warn_if_padding_and_no_attention_mask = _say_nothing
         self.dtype: torch.dtype = next(model.parameters()).dtype
 
     def release(self) -> None:
         """Give the model back as it was."""
         self._decoder.forward = self._compute
+        del self._decoder.warn_if_padding_and_no_attention_mask
 
     def set_kv_scales(self, scales: Sequence[KVScales]) -> None:
         for module in self._decoder.modules():
@@ -88,6 +91,10 @@ class TransformersModel(Model):
             assert self._outputs is not None, "logits before hidden_states"
             return self._outputs(last_hidden_state=self._given)
         return self._compute(*args, **kwargs)
+
+
+def _say_nothing(*_inputs: object) -> None:
+    pass
 
 
 def register() -> None:

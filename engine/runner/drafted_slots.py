@@ -24,9 +24,25 @@ class DraftedSlots:
         self._blocks: list[list[int]] = [[] for _ in range(max_num_rows)]
         self._starts = [0] * max_num_rows
         """Leading places of each row that are made."""
+        self._changed: set[int] = set()
+        """Rows of which that is not checked against a chunk yet."""
 
     def apply(self, plan: StepPlan) -> None:
         """Rows and blocks change hands; slots that the plan's chunks compute are not made yet."""
+        if plan.admissions:
+            self._admit(plan)
+        for row, block_ids in plan.new_blocks:
+            self._filled[block_ids] = 0
+            self._blocks[row] += block_ids
+        if not self._changed:
+            return
+        for chunk in plan.chunks:
+            if chunk.row in self._changed:
+                # A token that was a guess last time may be another now.
+                self._cut(chunk.row, chunk.num_computed_tokens + 1)
+                self._changed.remove(chunk.row)
+
+    def _admit(self, plan: StepPlan) -> None:
         computed = {chunk.row: chunk.num_computed_tokens for chunk in plan.chunks}
         copied = {target: min(n, int(self._filled[s])) for s, target, n in plan.block_copies}
         swapped_in = {block_id for block_id, _ in plan.swap_ins}
@@ -38,12 +54,7 @@ class DraftedSlots:
                     self._filled[block_id] = copied.get(block_id, 0)
             self._blocks[admission.row] = blocks
             self._starts[admission.row] = self._leading(blocks)
-        for row, block_ids in plan.new_blocks:
-            self._filled[block_ids] = 0
-            self._blocks[row] += block_ids
-        for chunk in plan.chunks:
-            # A token that was a guess last time may be another now.
-            self._cut(chunk.row, chunk.num_computed_tokens + 1)
+            self._changed.add(admission.row)
 
     def _leading(self, blocks: Sequence[int]) -> int:
         count = 0
@@ -67,6 +78,7 @@ class DraftedSlots:
 
     def fill(self, rows: Ints, ends: Ints) -> None:
         """The places of each row up to ``ends`` are made now."""
+        self._changed.update(rows.tolist())
         for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
             size = self._block_size
             for index in range(self._starts[row] // size, -(-end // size)):

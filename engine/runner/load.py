@@ -43,7 +43,7 @@ from engine.runner.runner import TorchRunner
 from engine.runner.swap import load_host_blocks
 from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
-from kernels import cpu, cuda, products
+from kernels import cpu, cuda, cuda_experts, products
 
 LATE_BYTES = 256 * 1024 * 1024
 """GPU memory for what is loaded after the KV cache: kernels at their first use, workspaces."""
@@ -216,6 +216,8 @@ def _register_kernels(device: torch.device) -> bool:
     if not kernels.available():
         return False
     kernels.register()
+    if device.type == "cuda":
+        cuda_experts.register()
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         from kernels.triton import fp8_linear, grouped_gemm, low_rank, quantize
 

@@ -56,10 +56,6 @@ class RowTable:
     def admit(self, admission: Admission) -> None:
         self.apply([admission], [])
 
-    def append_blocks(self, new_blocks: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Append block ids to the block tables of rows."""
-        self.apply([], new_blocks)
-
     def apply(
         self,
         admissions: Sequence[Admission],

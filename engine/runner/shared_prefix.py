@@ -43,6 +43,8 @@ def find_groups(block_ids: Blocks, num_blocks: Ints, block_size: int) -> list[Gr
 
     block_ids: [batch, width]; num_blocks: [batch], the leading blocks of each that may be shared.
     """
+    if not block_ids.size:
+        return []  # nobody has a whole block
     order = np.array(sorted(range(len(block_ids)), key=lambda i: block_ids[i].tobytes()), np.int64)
     ids = block_ids[order]
     differs = ids[1:] != ids[:-1]

@@ -17,13 +17,13 @@ def fitting_drafts(
     request: Request, cache: CacheManager, limit: int, num_missing: int
 ) -> tuple[int, ...]:
     """The guesses there is room for: nobody is preempted for their sake."""
-    drafts = request.draft_token_ids
-    if not drafts:
-        return ()
-    num_free = max(0, cache.num_free_blocks - num_missing)
-    num_slots = cache.num_places_within(request.block_table, num_free) * cache.block_size
-    limit = min(limit, request.draft_room, num_slots - len(request.token_ids))
-    return tuple(drafts[: max(0, limit)])
+    drafts, table = request.draft_token_ids, request.block_table
+    num_drafts, num_known = len(drafts), len(request.token_ids)
+    limit = min(limit, request.draft_room)
+    if num_known + num_drafts > table.num_places * cache.block_size:
+        num_free = max(0, cache.num_free_blocks - num_missing)
+        limit = min(limit, cache.num_places_within(table, num_free) * cache.block_size - num_known)
+    return tuple(drafts if num_drafts <= limit else drafts[: max(0, limit)])
 
 
 def judge_drafts(
@@ -33,7 +33,7 @@ def judge_drafts(
 
     Right guesses behind a stop are no part of the output, and do not count as accepted.
     """
-    num_drafts = chunk.num_draft_tokens
+    num_drafts = len(chunk.draft_token_ids)
     num_rejected = num_drafts + 1 - num_sampled
     num_accepted = min(num_drafts - num_rejected, num_taken)
     request.num_drafts_in_flight = 0

@@ -254,6 +254,7 @@ class Scheduler:
         if self._may_run_short(order):
             order = self.policy.ranked(order)
         index, block_size = 0, self.cache.block_size
+        num_lookahead = self._num_lookahead_tokens
         while index < len(order):
             request = order[index]
             index += 1
@@ -269,16 +270,15 @@ class Scheduler:
             if request.draft_token_ids:
                 drafts = fitting_drafts(request, self.cache, limit - num_tokens, num_missing)
                 num_tokens += len(drafts)
-            end = request.num_computed_tokens + num_tokens
-            num_places = -(-end // block_size)
-            if self._num_lookahead_tokens:
-                num_places = self._look_ahead(request, end, num_places, num_missing)
-            if num_places > request.block_table.num_places:
-                num_fresh = self.cache.num_blocks_to_grow(request.block_table, num_places)
-                if not self._make_room(step, num_fresh + num_missing, request, order):
-                    num_missing += num_fresh
-                    continue
-                step.plan.append(request.row, self.cache.grow(request.block_table, num_places))
+            end, table = request.num_computed_tokens + num_tokens, request.block_table
+            if end + num_lookahead > table.num_places * block_size:
+                num_places = self._places_for(request, end, num_missing)
+                if num_places > table.num_places:
+                    num_fresh = self.cache.num_blocks_to_grow(table, num_places)
+                    if not self._make_room(step, num_fresh + num_missing, request, order):
+                        num_missing += num_fresh
+                        continue
+                    step.plan.append(request.row, self.cache.grow(table, num_places))
             self._add_chunk(step, request, num_tokens, drafts)
             budget -= num_tokens
         # Where they do not, new work would only take what running requests are short of.
@@ -303,12 +303,13 @@ class Scheduler:
                 num_needed += cache.num_blocks_to_grow(request.block_table, num_places)
         return num_needed > num_free
 
-    def _look_ahead(self, request: Request, end: int, num_places: int, num_missing: int) -> int:
-        """``num_places``, or as many as drafting behind ``end`` needs, if blocks are left."""
+    def _places_for(self, request: Request, end: int, num_missing: int) -> int:
+        """Blocks for the tokens up to ``end``, and for drafting behind them if as many are left."""
+        needed = self.cache.num_blocks_for(end)
         end = min(end + self._num_lookahead_tokens, request.max_total_tokens)
         wanted = self.cache.num_blocks_for(end)
         num_fresh = self.cache.num_blocks_to_grow(request.block_table, wanted)
-        return wanted if num_fresh + num_missing <= self.cache.num_free_blocks else num_places
+        return wanted if num_fresh + num_missing <= self.cache.num_free_blocks else needed
 
     def _make_room(
         self, step: Step, num_blocks: int, request: Request, order: list[Request]
@@ -505,7 +506,7 @@ class Scheduler:
                 num_wrong, num_right = judge_drafts(
                     request, chunk, len(token_ids), len(taken), tenant
                 )
-                self.stats.drafts.observe(chunk.num_draft_tokens, num_right)
+                self.stats.drafts.observe(len(chunk.draft_token_ids), num_right)
                 num_written -= num_wrong
             # A request that ended may have dropped tokens this chunk computed.
             num_written = min(num_written, len(request.token_ids))

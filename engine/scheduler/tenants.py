@@ -81,7 +81,7 @@ class TenantTotals:
                 num_drafts=totals.drafts.num_drafts,
                 num_draft_tokens=totals.drafts.num_draft_tokens,
                 num_accepted_tokens=totals.drafts.num_accepted_tokens,
-                num_accepted_tokens_per_pos=list(totals.drafts.num_accepted_tokens_per_pos),
+                num_accepted_tokens_per_pos=totals.drafts.num_accepted_tokens_per_pos,
                 **{name: getattr(totals, name) for name in _COUNTS},
             )
             for fair_key, totals in (*self._totals.items(), (OTHERS, self._others))

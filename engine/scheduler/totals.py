@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 
 from engine.messages import QUEUE_TIME_BUCKETS_S
 
@@ -16,27 +16,30 @@ class DraftTotals:
     """Times that a request had guesses checked."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
-    """How often at least so many plus one guesses were right."""
+    num_times_right: list[int] = field(default_factory=lambda: [0])
+    """How often just so many guesses were right; as long as the most that were checked, and 0."""
+
+    @property
+    def num_accepted_tokens_per_pos(self) -> list[int]:
+        """How often at least so many plus one guesses were right."""
+        return list(accumulate(self.num_times_right[:0:-1]))[::-1]
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
         self.num_drafts += 1
         self.num_draft_tokens += num_drafts
         self.num_accepted_tokens += num_accepted
-        per_pos = self.num_accepted_tokens_per_pos
-        per_pos += [0] * (num_drafts - len(per_pos))
-        for position in range(num_accepted):
-            per_pos[position] += 1
+        counts = self.num_times_right
+        if num_drafts >= len(counts):
+            counts += [0] * (num_drafts + 1 - len(counts))
+        counts[num_accepted] += 1
 
     def add(self, other: DraftTotals) -> None:
         self.num_drafts += other.num_drafts
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
-        self.num_accepted_tokens_per_pos = [
+        self.num_times_right = [
             sum(counts)
-            for counts in zip_longest(
-                self.num_accepted_tokens_per_pos, other.num_accepted_tokens_per_pos, fillvalue=0
-            )
+            for counts in zip_longest(self.num_times_right, other.num_times_right, fillvalue=0)
         ]
 
 

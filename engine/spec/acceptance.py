@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 # Before anything is known, as if so many drafts had been checked, at this rate of hits.
 _PRIOR_CHANCE, _PRIOR_WEIGHT = 0.6, 4.0
@@ -39,9 +39,10 @@ class _Counts:
 
     def add(self, hits: float, tries: float) -> None:
         limit = max(self.limit, _MIN_STEPS * tries)
-        keep = max(0.0, min(1.0, (limit - tries) / self.tries)) if self.tries else 1.0
-        self.hits = keep * self.hits + hits
-        self.tries = keep * self.tries + tries
+        if self.tries + tries > limit:
+            self.scale((limit - tries) / self.tries)
+        self.hits += hits
+        self.tries += tries
 
     def scale(self, share: float) -> None:
         self.hits *= share
@@ -84,8 +85,10 @@ def _is_surprising(hits: float, tries: float, usual: float, deviations: float) -
 
 
 class Acceptance:
-    def __init__(self, max_length: int) -> None:
-        """max_length: drafts of a request in a step, at most."""
+    def __init__(self, max_length: int, *, by_request: bool = True) -> None:
+        """max_length: drafts of a request in a step, at most. by_request: without, all requests
+        are taken for alike."""
+        self._by_request = by_request
         self._places = [_Place() for _ in range(max_length)]
         self._requests: dict[str, tuple[_Counts, _Counts]] = {}
         self._rates: list[float] | None = None
@@ -102,16 +105,12 @@ class Acceptance:
         self._forget()
         tries = [0] * (len(self._places) + 1)
         hits = [0] * (len(self._places) + 1)
-        for request_id, num_drafts, num_right in outcomes:
-            num_tried = min(num_right + 1, num_drafts)
-            tries[num_tried] += 1
+        for _, num_drafts, num_right in outcomes:
+            tries[num_right + 1 if num_right < num_drafts else num_drafts] += 1
             hits[num_right] += 1
-            counts = self._requests.get(request_id)
-            if counts is None:
-                counts = self._requests[request_id] = _Counts(_OF_REQUEST), _Counts(_OF_REQUEST)
-            counts[0].add(num_right > 0, 1)
-            if num_tried > 1:
-                counts[1].add(num_right - 1, num_tried - 1)
+        if self._by_request:
+            for outcome in outcomes:
+                self._observe_request(*outcome)
         num_tries = num_hits = 0
         for index in range(len(self._places) - 1, -1, -1):
             num_tries += tries[index + 1]
@@ -121,6 +120,15 @@ class Acceptance:
             else:
                 self._places[index].scale(_AGEING_BEHIND)
         self._rates = None
+
+    def _observe_request(self, request_id: str, num_drafts: int, num_right: int) -> None:
+        counts = self._requests.get(request_id)
+        if counts is None:
+            counts = self._requests[request_id] = _Counts(_OF_REQUEST), _Counts(_OF_REQUEST)
+        counts[0].add(num_right > 0, 1)
+        num_tried = min(num_right + 1, num_drafts)
+        if num_tried > 1:
+            counts[1].add(num_right - 1, num_tried - 1)
 
     def rest(self, num_steps: int) -> None:
         """So many steps had no drafts."""
@@ -158,10 +166,14 @@ class Acceptance:
             chances.append(chance)
         return chances
 
-    def of(self, request_id: str) -> tuple[float, float]:
+    def of_each(self, request_ids: Iterable[str]) -> list[tuple[float, float]]:
         """The chance of a request's first draft, and of each that follows right ones."""
         first, later = self.rates[0], self.rates[min(1, len(self.rates) - 1)]
-        counts = self._requests.get(request_id)
-        if counts is None:
-            return first, later
-        return counts[0].rate(first), counts[1].rate(later)
+        chances = []
+        for request_id in request_ids:
+            counts = self._requests.get(request_id)
+            if counts is None:
+                chances.append((first, later))
+            else:
+                chances.append((counts[0].rate(first), counts[1].rate(later)))
+        return chances

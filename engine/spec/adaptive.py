@@ -20,58 +20,40 @@ from typing import TYPE_CHECKING
 
 from engine.spec.acceptance import Acceptance
 from engine.spec.costs import OUTLIER, LearnedCosts
+from engine.spec.newcomers import Newcomers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from engine.request import Request
     from engine.spec.costs import StepCosts
+    from engine.spec.planned_step import PlannedStep
 
 # Steps without drafts for which a judgement holds: they teach little.
-_HOLDS = 8
+HOLDS = 8
+# And others.
+_HOLDS_OTHERS = 4
 # What probes may cost of the time spent without drafts, and how many steps' time they may save up.
 _PROBE_SHARE, _MAX_SAVED_STEPS = 0.005, 2.0
 # What a probe is taken to lose of a step, at least.
 _MIN_LOSS = 0.05
 # What the latest step that was awaited weighs against all before it.
 _PATIENCE_SHARE = 0.02
+# And what a step says of the host's work beside a device that waits.
+_EXPOSED_SHARE = 0.1
 # Requests in a probe, where there are more.
 _PROBE_REQUESTS = 8
 # How often drafts are right in a probe that could change anything.
 _HOPE = 0.9
-# Drafts must be faster by so much: what is spared without them is certain.
-_MARGIN = 1.005
+# Drafts must be faster by so much where they are made, as what is spared without them is certain;
+# and where they are not, as going to and fro costs more than either.
+_MARGIN, _MARGIN_TO_BEGIN = 1.005, 1.03
 # Where they are not faster by more than this, a few steps without them are measured anew after so
 # many with them, and after ever longer. The first of them is not typical.
 _CLOSE, _PLAIN_INTERVAL, _MAX_PLAIN_INTERVAL, _NUM_PLAIN = 1.3, 16, 256, 3
-
-
-@dataclass(slots=True)
-class PlannedStep:
-    """What was decided, to be learned from when it is over."""
-
-    batch: int
-    length: int
-    """Drafts of the request that has most."""
-    num_drafts: int
-    began_s: float
-    is_probe: bool = False
-    only_decodes: bool = True
-    """Every request computed its last token and its drafts, no more."""
-    overlaps: bool = False
-    """It was planned while another was in flight."""
-    is_typical: bool = True
-    """And the step before was like this one, so that there was nothing to make up for."""
-    is_last: bool = False
-    """It overlaps with the one before, but the next one waited for it: its time is only a part of
-    what a step takes."""
-    follows_probe: bool = False
-    was_awaited: bool = False
-    """It was planned only when the step before was over, in the hope of drafts."""
-
-    @property
-    def is_even(self) -> bool:
-        return self.num_drafts == self.batch * self.length
+# Where none are made, drafts that are not much faster must pay in so many steps in a row: a batch
+# that is smaller for a moment, until the next request is let in, is no reason.
+_NUM_CONVINCING = 3
 
 
 @dataclass(slots=True)
@@ -98,13 +80,16 @@ class _Choice:
 class AdaptiveLength:
     """Learns while it decides. Without ``costs`` every draft pays."""
 
-    def __init__(self, costs: StepCosts | None) -> None:
-        self._costs = None if costs is None else LearnedCosts(costs)
-        self._acceptance = None if costs is None else Acceptance(costs.lengths[-1])
+    def __init__(self, costs: StepCosts | None, *, by_request: bool = True) -> None:
+        """by_request: what was right is remembered for each request, too."""
+        self._costs = self._acceptance = None
+        if costs is not None:
+            self._costs = LearnedCosts(costs)
+            self._acceptance = Acceptance(costs.lengths[-1], by_request=by_request)
         self._saved_s = 0.0
         """Seconds that probes may cost now."""
         self._has_begun = False
-        self._even: dict[tuple[int, int], int] = {}
+        self._even: dict[tuple[int, int], tuple[int, float]] = {}
         """What ``even_length`` found out lately."""
         self._probes: dict[tuple[int, int], tuple[int, float]] = {}
         """Likewise, the cheapest probe: its length, and what it would lose."""
@@ -112,11 +97,21 @@ class AdaptiveLength:
         """Steps with drafts since those without were measured; more than the interval while they
         are."""
         self._plain_interval = _PLAIN_INTERVAL
+        self._num_observed = 0
         self._may_pay: dict[tuple[int, int], bool] = {}
         """Likewise, by the batch and the requests asked for."""
         self._plain = _Plain()
         self._patience_s = 0.0
         """What a step that was awaited gains, of late; below 0 if it loses."""
+        self._newcomers = Newcomers()
+        self._exposed_s = 0.0
+        """What drafts usually expose of the host's work, in a step that only decodes."""
+        self._drafts_lately = True
+        """Drafts are made now, probes aside, or will be as soon as requests decode again."""
+        self._is_tempted = False
+        """Drafts would pay in the next step, though they are not made."""
+        self._num_tempted = 0
+        """Steps one after another of which that was so."""
         self._before: PlannedStep | None = None
         self._overlaps = False
         """Whether steps without drafts overlap as a rule."""
@@ -127,6 +122,9 @@ class AdaptiveLength:
         """To be followed by ``observe`` once it is over; others may be planned between the two."""
         before, self._before = self._before, step if step.only_decodes else None
         self._overlaps |= step.overlaps
+        self._num_tempted = self._num_tempted + 1 if self._is_tempted else 0
+        self._is_tempted = False
+        step.follows_others = before is None
         if before is not None:
             step.follows_probe = before.is_probe and not step.is_probe
             # What follows drafts need not be awaited any more: it is their merit.
@@ -150,17 +148,13 @@ class AdaptiveLength:
         many of them were right."""
         if self._costs is None or self._acceptance is None or step.batch == 0:
             return
-        if self._plain.batch != step.batch or step.num_drafts:
-            self._observe_plain()
-        plain = self._plain
         step.is_typical &= not step.is_last
         if step.is_typical and not (step.num_drafts or step.is_probe or self._num_drafting):
             # Most steps, where drafts do not pay: the host has better things to do.
-            plain.batch = step.batch
-            plain.seconds.append(seconds)
-            if len(plain.seconds) == _HOLDS:
-                self._observe_plain()
+            self.observe_rest(step.batch, [seconds])
             return
+        self._observe_plain()
+        self._observe_newcomers(step, seconds, outcomes)
         self._acceptance.observe(outcomes)
         kind = step.batch, step.length, step.num_drafts
         # Others take longer, if anything.
@@ -168,7 +162,13 @@ class AdaptiveLength:
         if step.is_typical or (is_whole and seconds < self._costs.seconds(*kind)):
             self._costs.observe(*kind, seconds)
         self._count(step)
-        if step.length or self._num_drafting:
+        if step.num_drafts and not step.is_probe:
+            self._drafts_lately = True
+        elif not (step.num_drafts or self._num_drafting):
+            self._drafts_lately &= not (step.only_decodes or step.overlaps)
+        self._num_observed += 1
+        is_due = self._num_observed % _HOLDS_OTHERS == 0
+        if is_due or step.is_probe or self._num_drafting >= self._plain_interval:
             self._forget_choices()
         plain_s = self._begin_saving(step.batch)
         num_tokens = step.batch + sum(num_right for _, _, num_right in outcomes)
@@ -185,24 +185,56 @@ class AdaptiveLength:
             self._saved_s += _PROBE_SHARE * min(seconds, 2 * plain_s)
         self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
 
+    def _observe_newcomers(
+        self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]
+    ) -> None:
+        assert self._costs is not None
+        num_right = sum(num_right for _, _, num_right in outcomes)
+        drafting, newcomers = self._drafts_lately, self._newcomers
+        newcomers.observe(step.num_new, step.batch + num_right, drafting=drafting)
+        if not step.only_decodes:
+            if drafting and self._overlaps:
+                newcomers.lose(step.exposed_s - (self._exposed_s if step.num_drafts else 0.0))
+        elif step.num_drafts and not step.is_probe:
+            if step.follows_others:
+                usual_s = self._costs.seconds(step.batch, step.length, step.num_drafts)
+                newcomers.lose(max(0.0, seconds - usual_s))
+            else:
+                self._exposed_s += _EXPOSED_SHARE * (step.exposed_s - self._exposed_s)
+
+    def observe_rest(self, batch: int, seconds: Sequence[float]) -> None:
+        """Steps of ``rest_length`` are over, or others like them."""
+        if self._plain.batch != batch:
+            self._observe_plain()
+            self._plain.batch = batch
+        self._plain.seconds += seconds
+        if len(self._plain.seconds) >= HOLDS:
+            self._observe_plain()
+
     def _observe_plain(self) -> None:
         """Learn from steps without drafts that were put together."""
         plain, num_steps = self._plain, len(self._plain.seconds)
+        self._plain = _Plain()
         if num_steps == 0 or self._costs is None or self._acceptance is None:
             return
+        self._drafts_lately = False
         self._acceptance.rest(num_steps)
+        self._newcomers.observe(0, num_steps * plain.batch, drafting=False)
         seconds = plain.mean_s()
         self._costs.observe(plain.batch, 0, 0, seconds, num_steps)
         self._forget_choices()
         plain_s = self._begin_saving(plain.batch)
         self._saved_s += _PROBE_SHARE * num_steps * seconds
         self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
-        self._plain = _Plain()
 
     def _forget_choices(self) -> None:
         self._even.clear()
         self._probes.clear()
         self._may_pay.clear()
+
+    @property
+    def _margin(self) -> float:
+        return _MARGIN if self._drafts_lately else _MARGIN_TO_BEGIN
 
     def _begin_saving(self, batch: int) -> float:
         """Seconds of a step of this batch without drafts."""
@@ -232,27 +264,44 @@ class AdaptiveLength:
         """One length for all, at most ``most``; 0 if drafts do not pay."""
         if self._costs is None or self._acceptance is None:
             return most
-        length = self._even.get((batch, most))
-        if length is None:
-            length = self._best_even(batch, most, self._acceptance.survival())
-            self._even[batch, most] = length
+        found = self._even.get((batch, most))
+        if found is None:
+            found = self._best_even(batch, most, self._acceptance.survival())
+            self._even[batch, most] = found
+        length, gain = found
+        if length and not self._drafts_lately and gain < _CLOSE:
+            self._is_tempted = True
+            return length if self._num_tempted >= _NUM_CONVINCING else 0
         return length
 
-    def _best_even(self, batch: int, most: int, survival: Sequence[float]) -> int:
+    def _best_even(self, batch: int, most: int, survival: Sequence[float]) -> tuple[int, float]:
+        """It, and how much faster it is than none."""
         assert self._costs is not None
-        plain_speed = 1 / self._costs.even(batch, 0)
-        best, best_speed = 0, _MARGIN * plain_speed
+        plain_speed, lost_s = 1 / self._costs.even(batch, 0), self._newcomers.s_per_token
+        best, best_speed = 0, self._margin * plain_speed
         for length in self._costs.table.choices:
             if length > most:
                 break
-            speed = (1 + sum(survival[:length])) / self._costs.even(batch, length)
-            if speed > best_speed:
+            tokens = 1 + sum(survival[:length])
+            step_s = self._costs.even(batch, length) + batch * tokens * lost_s
+            if (speed := tokens / step_s) > best_speed:
                 best, best_speed = length, speed
-        return best if self._is_clear(best_speed / plain_speed) else 0
+        gain = best_speed / plain_speed
+        return (best if self._is_clear(gain) else 0), gain
 
     def _is_clear(self, gain: float) -> bool:
         """Whether what is known of steps without drafts will do to judge by."""
         return gain > _CLOSE or self._num_drafting < self._plain_interval
+
+    def rest_length(self, batch: int, *, overlaps: bool) -> int:
+        """How many steps nobody need ask for drafts, where they do not pay now: of ``batch``
+        requests that compute one token each, and all overlap, or none does."""
+        before = self._before
+        if before is None or self._num_drafting or self._is_tempted:
+            return 0
+        if before.num_drafts or not before.is_typical:
+            return 0
+        return HOLDS if (before.batch, before.overlaps) == (batch, overlaps) else 0
 
     def may_wait(self) -> bool:
         """Whether to wait for a step in flight where drafts are foreseen. If they do not come, the
@@ -285,7 +334,9 @@ class AdaptiveLength:
             gain += chance
             if length not in self._costs.table.choices:
                 continue
-            if (1 + hope) * plain_s < _MARGIN * self._costs.hopeful(batch, length):
+            hopeful_s = self._costs.hopeful(batch, length)
+            hopeful_s += batch * (1 + hope) * self._newcomers.s_per_token
+            if (1 + hope) * plain_s < _MARGIN * hopeful_s:
                 continue
             step_s = self._costs.seconds(batch, length, size * length)
             lost_s = step_s - (1 + size / batch * gain) * plain_s
@@ -304,8 +355,9 @@ class AdaptiveLength:
         those pay that are not 0."""
         if self._costs is None or self._acceptance is None:
             return dict(found)
-        chances = {request: self._acceptance.of(request.request_id) for request in found}
-        choice = _Choice(_MARGIN * batch / self._costs.even(batch, 0), dict.fromkeys(found, 0))
+        request_ids = [request.request_id for request in found]
+        chances = dict(zip(found, self._acceptance.of_each(request_ids), strict=True))
+        choice = _Choice(self._margin * batch / self._costs.even(batch, 0), dict.fromkeys(found, 0))
         self._try_even(choice, found, chances, batch)
         if batch > 1 and not self._costs.table.is_padded:
             self._try_uneven(choice, found, chances, batch)
@@ -325,14 +377,26 @@ class AdaptiveLength:
             most = max(found.values(), default=0)
         else:
             most = min(found.values(), default=0) if len(found) == batch else 0
+        # What the drafts at each place give, of all requests together, and how many these are.
+        gains, counts = [0.0] * (most + 1), [0] * (most + 1)
+        for request, limit in found.items():
+            chance, later = chances[request]
+            for place in range(1, min(limit, most) + 1):
+                gains[place] += chance
+                counts[place] += 1
+                chance *= later
+        best, tokens, num_drafts = 0, float(batch), 0
+        lost_s = self._newcomers.s_per_token
         for length in range(1, most + 1):
-            if length < most and length not in self._costs.table.choices:
-                continue
-            lengths = {request: min(length, limit) for request, limit in found.items()}
-            gain = sum(_gain(*chances[request], limit) for request, limit in lengths.items())
-            speed = (batch + gain) / self._costs.seconds(batch, length, sum(lengths.values()))
-            if speed > choice.speed:
-                choice.speed, choice.lengths = speed, lengths
+            tokens += gains[length]
+            num_drafts += counts[length]
+            if length == most or length in self._costs.table.choices:
+                step_s = self._costs.seconds(batch, length, num_drafts) + tokens * lost_s
+                speed = tokens / step_s
+                if speed > choice.speed:
+                    choice.speed, best = speed, length
+        if best:
+            choice.lengths = {request: min(best, limit) for request, limit in found.items()}
 
     def _try_uneven(
         self,
@@ -347,13 +411,15 @@ class AdaptiveLength:
         heapq.heapify(heap)
         lengths = dict.fromkeys(found, 0)
         tokens, num_drafts, longest = float(batch), 0, 0
+        lost_s = self._newcomers.s_per_token
         while heap:
             gain, index, request, length = heap[0]
             tokens -= gain
             num_drafts += 1
             lengths[request] = length
             longest = max(longest, length)
-            speed = tokens / self._costs.seconds(batch, longest, num_drafts)
+            step_s = self._costs.seconds(batch, longest, num_drafts) + tokens * lost_s
+            speed = tokens / step_s
             if speed > choice.speed:
                 choice.speed, choice.lengths = speed, dict(lengths)
             if length < found[request]:
@@ -379,7 +445,8 @@ class AdaptiveLength:
         costs: LearnedCosts, acceptance: Acceptance, requests: Collection[Request], batch: int
     ) -> bool:
         most = costs.table.lengths[-1]
-        gains = [_gain(*acceptance.of(r.request_id), most) for r in requests]
+        chances = acceptance.of_each(request.request_id for request in requests)
+        gains = [_gain(first, later, most) for first, later in chances]
         plain_speed = _MARGIN * batch / costs.even(batch, 0)
         first = costs.table.choices[0]
         return (batch + sum(gains)) / costs.even(batch, first) > plain_speed or (

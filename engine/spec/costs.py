@@ -139,7 +139,7 @@ class LearnedCosts:
         kind, length = self.table.kind(batch, longest, num_drafts)
         known = self._ratio(batch, kind)
         ratio = seconds / self._expected(batch, length)
-        of_kind = self._kinds.setdefault((batch.bit_length(), kind), _Ratio())
+        of_kind = self._kinds.setdefault(((batch - 1).bit_length(), kind), _Ratio())
         surprise = OUTLIER**num_steps
         ratio = min(max(ratio, known / surprise), known * surprise)
         of_kind.observe(ratio, _DECAY, num_steps)
@@ -155,7 +155,7 @@ class LearnedCosts:
 
     def _ratio(self, batch: int, kind: int) -> float:
         overall = (self._drafted if kind else self._plain).value(1.0)
-        of_kind = self._kinds.get((batch.bit_length(), kind))
+        of_kind = self._kinds.get(((batch - 1).bit_length(), kind))
         if of_kind is None:
             return overall
         return of_kind.value(overall, _AGEING ** (self._num_steps - of_kind.seen))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.spec.adaptive import AdaptiveLength, PlannedStep
+from engine.spec.adaptive import HOLDS, AdaptiveLength
 from engine.spec.config import NETWORK_METHODS
 from engine.spec.network import NetworkProposer
 from engine.spec.ngram import NgramProposer
+from engine.spec.planned_step import PlannedStep
 from engine.spec.suffix import SuffixProposer
 
 if TYPE_CHECKING:
@@ -37,6 +39,18 @@ MAX_FORCED_BATCH = 4
 """And only in batches of up to so many, where a step waits for memory more than it computes."""
 
 
+@dataclass(slots=True)
+class _Rest:
+    """Steps that are one like the other, and have no drafts."""
+
+    num_steps: int = 0
+    """Still to come."""
+    batch: int = 0
+    overlaps: bool = False
+    seconds: list[float] = field(default_factory=list)
+    """Of those that are over, nothing was learned yet."""
+
+
 class Speculator:
     """Writes the ``draft_token_ids`` of running requests. None of it changes what they say."""
 
@@ -54,11 +68,11 @@ class Speculator:
         grammars force without a config, too."""
         self._grammars = grammars
         self._proposer = proposer
-        self._adaptive = AdaptiveLength(runner.step_costs)
         self._clock = clock
         self._began_s = self._collected_s = 0.0
-        self._planned: deque[tuple[PlannedStep, StepPlan, set[str]]] = deque()
-        """Steps in flight, each with the requests whose drafts a grammar forced."""
+        self._planned: deque[tuple[PlannedStep, StepPlan, set[str]] | int] = deque()
+        """Steps in flight, each with the requests whose drafts a grammar forced; of a step at rest
+        its batch."""
         self._collected: deque[tuple[PlannedStep, float, StepPlan, StepResult, set[str]]] = deque()
         """Steps that are over, each with its seconds; nothing was learned of them yet."""
         self._is_probe = self._waited = False
@@ -67,11 +81,15 @@ class Speculator:
         self._forced: set[str] = set()
         self._drafted: list[Request] = []
         """Those that have drafts."""
+        self._rest = _Rest()
         self._max_tokens = 0
         self._max_forced = MAX_FORCED if drafts_forced else 0
         if config is not None:
             self._proposer = proposer or create_proposer(config, runner)
             self._max_tokens = self._max_forced = config.num_tokens
+        # A network drafts as much for all, whatever it knows of each.
+        by_request = self._proposer is not None and self._proposer.is_free
+        self._adaptive = AdaptiveLength(runner.step_costs, by_request=by_request)
 
     def begin(self, *, goes_on: bool) -> None:
         """A step begins. goes_on: there was work all along, so what it takes includes all since the
@@ -79,6 +97,28 @@ class Speculator:
         if not goes_on:
             self._began_s = self._clock()
         self._waited = False
+
+    def rests(self, batch: int) -> bool:
+        """Whether the next step of so many requests runs as if there were no drafts at all. Where
+        they do not pay that is so for several steps at a time."""
+        if self._rest.num_steps and self._rest.batch != batch:
+            self._rest.num_steps = 0
+        return self._rest.num_steps > 0
+
+    def _begin_rest(self, requests: Collection[Request], batch: int, *, overlaps: bool) -> None:
+        """No drafts pay of these requests of a batch. Neither do questions."""
+        if len(requests) == batch and not any(request.constrained for request in requests):
+            self._observe_rest()
+            rest = self._rest
+            rest.num_steps = self._adaptive.rest_length(batch, overlaps=overlaps)
+            rest.batch, rest.overlaps = batch, overlaps
+
+    def _observe_rest(self) -> None:
+        """Learn from the steps of a rest that are over."""
+        rest = self._rest
+        if rest.seconds:
+            self._adaptive.observe_rest(rest.batch, rest.seconds)
+            rest.seconds = []
 
     def propose(self, running: Collection[Request]) -> None:
         """Drafts for the next step; every token of the requests that get some is known."""
@@ -114,6 +154,7 @@ class Speculator:
         probe_length = adaptive.probe_length(batch, max(asked.values()))
         if proposer.is_free:
             if not (probe_length or self._paid or adaptive.may_pay(asked, batch)):
+                self._begin_rest(asked, batch, overlaps=False)
                 return
             self._draft(proposer, asked)
             found = {r: len(r.draft_token_ids) for r in asked if r.draft_token_ids}
@@ -132,6 +173,8 @@ class Speculator:
             length, asked = probe_length, adaptive.probed(asked)
         if length:
             self._draft(proposer, {r: min(limit, length) for r, limit in asked.items()})
+        else:
+            self._begin_rest(asked, batch, overlaps=False)
 
     def _draft(self, proposer: Proposer, asked: dict[Request, int]) -> None:
         drafts = proposer.propose(list(asked.items()))
@@ -146,6 +189,12 @@ class Speculator:
         if self._proposer is None:
             return
         batch = len(plan.chunks)
+        if self._rest.num_steps:
+            if self._rest.batch == batch == num_tokens and overlaps == self._rest.overlaps:
+                self._rest.num_steps -= 1
+                self._planned.append(batch)
+                return
+            self._rest.num_steps = 0
         num_drafts = longest = 0
         if self._drafted:
             lengths = [len(chunk.draft_token_ids) for chunk in plan.chunks]
@@ -156,9 +205,11 @@ class Speculator:
             num_drafts,
             self._began_s,
             self._is_probe,
-            num_tokens == batch + num_drafts,
+            num_tokens == batch + num_drafts and not plan.admissions,
             overlaps,
             was_awaited=self._waited,
+            num_new=len(plan.admissions),
+            exposed_s=0.0 if overlaps else self._clock() - max(self._began_s, self._collected_s),
         )
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
@@ -168,7 +219,16 @@ class Speculator:
         if self._proposer is None:
             return
         now = self._clock()
-        step, plan, forced = self._planned.popleft()
+        planned = self._planned.popleft()
+        if isinstance(planned, int):
+            if self._planned or not self._rest.overlaps:
+                self._rest.seconds.append(now - self._collected_s)
+                if len(self._rest.seconds) == HOLDS:
+                    self._observe_rest()
+            self._collected_s = now
+            return
+        self._observe_rest()
+        step, plan, forced = planned
         seconds = now - max(step.began_s, self._collected_s)
         self._collected_s = now
         if step.overlaps and not self._planned:
@@ -182,7 +242,7 @@ class Speculator:
             step, seconds, plan, result, forced = self._collected.popleft()
             judged = zip(plan.chunks, result.token_ids, strict=True) if step.num_drafts else ()
             outcomes = [
-                (chunk.request_id, chunk.num_draft_tokens, len(token_ids) - 1)
+                (chunk.request_id, len(chunk.draft_token_ids), len(token_ids) - 1)
                 for chunk, token_ids in judged
                 if chunk.draft_token_ids and token_ids
                 if chunk.request_id in unfinished and chunk.request_id not in forced
@@ -202,10 +262,15 @@ class Speculator:
         adaptive, batch = self._adaptive, len(running)
         is_probe = adaptive.probe_length(batch, self._max_tokens) > 0
         if not self._proposer.is_free:
-            pays = is_probe or adaptive.even_length(batch, self._max_tokens) > 0
-            return pays and any(map(_may_go_on, running))
+            if is_probe or adaptive.even_length(batch, self._max_tokens) > 0:
+                return any(map(_may_go_on, running))
+            self._begin_rest(running, batch, overlaps=True)
+            return False
         able = [request for request in running if _may_go_on(request)]
-        if not able or not (is_probe or adaptive.may_pay(able, batch)):
+        if not able:
+            return False
+        if not (is_probe or adaptive.may_pay(able, batch)):
+            self._begin_rest(running, batch, overlaps=True)
             return False
         if not adaptive.may_wait():
             return False

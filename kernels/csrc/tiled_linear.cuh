@@ -245,9 +245,9 @@ inline cudaError_t describe(CUtensorMap& map, const void* matrix, CUtensorMapDat
 }
 
 // How many CTAs share the sum over k: what needs the least time, counted in chunks.
-template <typename Kernel>
-int choose_split(Kernel kernel, int smem, int tiles, int chunks) {
-  static const auto room = [&] {  // clusters of each size that run at once
+template <typename Format, int kTokens>
+int choose_split(int tiles, int chunks) {
+  static const auto room = [] {  // clusters of each size that run at once
     std::array<int, kMaxSplit + 1> clusters = {};
     for (int size = 1; size <= kMaxSplit; ++size) {
       cudaLaunchAttribute attribute = {};
@@ -256,9 +256,10 @@ int choose_split(Kernel kernel, int smem, int tiles, int chunks) {
       cudaLaunchConfig_t config = {};
       config.gridDim = size;
       config.blockDim = kThreads;
-      config.dynamicSmemBytes = smem;
+      config.dynamicSmemBytes = sizeof(Shared<Format, kTokens>);
       config.attrs = &attribute;
       config.numAttrs = 1;
+      const auto kernel = tiled_linear_kernel<Format, kTokens>;
       if (cudaOccupancyMaxActiveClusters(&clusters[size], kernel, &config) != cudaSuccess) {
         clusters[size] = 0;
         cudaGetLastError();
@@ -299,7 +300,7 @@ cudaError_t launch(const QuantizedLinear& p, int split, cudaStream_t stream) {
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
   if (ready != cudaSuccess) return ready;
   const int tiles = (p.features + kFeatures - 1) / kFeatures * ((p.tokens + kTokens - 1) / kTokens);
-  if (split == 0) split = choose_split(kernel, smem, tiles, p.k / kChunk);
+  if (split == 0) split = choose_split<Format, kTokens>(tiles, p.k / kChunk);
   return launch_dependent_clusters(kernel, tiles * split, kThreads, smem, stream, split, p, split,
                                    maps);
 }

@@ -8,14 +8,19 @@ grid has room for the worst case, and tiles past the real ones return at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
 from kernels import ops
-from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts, features_of
+from kernels.experts import (
+    ExpertMatrices,
+    Fp8Experts,
+    Int4Experts,
+    PairTiles,
+    features_of,
+    tile_rows,
+)
 from kernels.triton.fp8 import from_fp8
 
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -35,7 +40,8 @@ def apply_experts(
 ) -> torch.Tensor:
     """See ``reference.apply_experts``. INT4: groups of a multiple of 32 inputs."""
     num_tokens, top_k = experts.shape
-    groups = Groups.of(experts, len(gate_up))
+    rows = tile_rows(experts.numel(), len(gate_up))
+    groups = ops.group_pairs(experts, len(gate_up), rows)
     inner = x.new_empty(num_tokens * top_k, features_of(gate_up))
     product(inner, x, gate_up, groups, pairs_per_row=top_k)
     out = x.new_empty(num_tokens * top_k, features_of(down))
@@ -43,49 +49,11 @@ def apply_experts(
     return out.view(num_tokens, top_k, -1).sum(1)
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """The pairs of a step, pair ``token * top_k + place``, by expert."""
-
-    rows: int
-    """Of a tile."""
-    order: torch.Tensor
-    """[num_pairs] int64: the pairs, sorted by expert."""
-    tiles: torch.Tensor
-    """[3, max_tiles] int32: a tile's expert (num_experts: none), its first place in ``order``, and
-    where its expert's pairs end there."""
-
-    @classmethod
-    def of(cls, experts: torch.Tensor, num_experts: int) -> Groups:
-        """experts: [num_tokens, top_k] int64."""
-        pairs = experts.reshape(-1)
-        num_pairs = len(pairs)
-        rows = _tile_rows(num_pairs, num_experts)
-        counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=pairs.device)
-        counts.scatter_add_(0, pairs, torch.ones_like(pairs))
-        tiles_each = (counts + rows - 1) // rows
-        tile_ends, pair_ends = tiles_each.cumsum(0), counts.cumsum(0)
-        # An expert fills its last tile in part at worst.
-        max_tiles = num_pairs // rows + min(num_experts, num_pairs)
-        tile = torch.arange(max_tiles, device=pairs.device)
-        expert = torch.searchsorted(tile_ends[:num_experts].contiguous(), tile, right=True)
-        local = tile - (tile_ends - tiles_each)[expert]
-        first = (pair_ends - counts)[expert] + local * rows
-        tiles = torch.stack((expert, first, pair_ends[expert])).to(torch.int32)
-        return cls(rows, pairs.argsort(stable=True), tiles)
-
-
-def _tile_rows(num_pairs: int, num_experts: int) -> int:
-    """About what an expert gets, between the least and the most that a tile can be."""
-    share = -(-num_pairs // num_experts)
-    return 16 if share <= 16 else 32 if share <= 32 else 64
-
-
 def product(
     out: torch.Tensor,
     x: torch.Tensor,
     matrices: ExpertMatrices,
-    groups: Groups,
+    groups: PairTiles,
     *,
     pairs_per_row: int = 1,
     scales: torch.Tensor | None = None,
@@ -201,7 +169,7 @@ def _kernel(
         return
     place = tl.load(tiles + max_tiles + tile) + tl.arange(0, ROWS)
     real = place < tl.load(tiles + 2 * max_tiles + tile)
-    pair = tl.load(order + place, mask=real, other=0)
+    pair = tl.load(order + place, mask=real, other=0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     in_features = column < features
     depth = tl.arange(0, DEPTH)

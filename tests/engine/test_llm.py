@@ -375,10 +375,10 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"max_model_length": 5}, "unknown field `max_model_length`"),
+            ({"max_model_length": 5}, "max_model_length is unknown; did you mean max_model_len"),
             ({"block_size": 0}, "block_size must be at least 1"),
-            ({"block_size": "16"}, r"Expected `int`, got `str` - at `\$.block_size`"),
-            ({"dtype": "fp8"}, "dtype"),
+            ({"block_size": "16"}, "block_size: Expected `int`, got `str`"),
+            ({"dtype": "fp8"}, "dtype: Invalid enum value 'fp8'; use one of auto, bfloat16"),
         ],
     )
     def test_a_bad_option_is_named(

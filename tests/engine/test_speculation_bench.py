@@ -27,3 +27,16 @@ def test_the_demo_model_with_its_head(capsys: pytest.CaptureFixture[str]) -> Non
         (batch, engine) for batch in (1, 4) for engine in ("plain", "eagle3 4")
     ]
     assert all(line["tok_s"] > 0 for line in lines)
+
+
+def test_drafts_that_are_right_by_chance(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (
+        "synthetic --shape demo --device cpu --num-threads 1 --batches 1 2 --drafts 2"
+        " --lengths 1.0 3.0 --adaptive false --turns 1 --input-len 8 --output-len 16"
+    )
+    speculation_bench.main(arguments.split())
+    lines = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    assert [(line["length"], line["batch"], line["ideal"]) for line in lines] == [
+        (length, batch, length) for length in (1.0, 3.0) for batch in (1, 2)
+    ]
+    assert all(line["num_steps"] > 5 for line in lines)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,16 @@ def test_a_chunk_of_text_is_valid_whatever_the_text(text: str, has_usage: bool) 
         "finish_reason": None,
     }
     assert ("usage" in chunk) == has_usage
+
+
+@given(st.text(min_size=1), st.integers(0, 1))
+def test_text_between_what_is_around_it_is_its_chunk(text: str, index: int) -> None:
+    around = chunks(num_choices=2, has_usage=True).around_text(index)
+    assert around is not None
+    piece = orjson.dumps(text)[1:-1]
+    expected = chunks(num_choices=2, has_usage=True).delta(Delta(index, text))
+    assert around.head + piece + around.tail == expected
+    assert chunks(is_obfuscated=True).around_text(0) is None
 
 
 def test_a_model_name_cannot_break_the_chunk() -> None:
@@ -213,6 +224,12 @@ def test_a_frame_holds_any_text(text: str) -> None:
         "seq": 0,
         "content": text,
     }
+
+
+@given(st.text(min_size=1))
+def test_a_frame_of_text_alone_is_its_frame(text: str) -> None:
+    piece = orjson.dumps(text)[1:-1]
+    assert TurnFrames("t").text(piece) == TurnFrames("t").delta(Delta(0, text))
 
 
 def test_a_refused_turn_has_one_frame() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from gateway import bodies
 from gateway.errors import InvalidRequestError
+from gateway.schemas.chat import ChatCompletionRequest
 from tenants.errors import InvalidValue
 
 
@@ -98,3 +99,11 @@ def test_a_body_that_is_broken_behind_the_value_at_fault() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         bodies.decode(_decoder, b'{"names": {"a": "x"}, "inner": [}')
     assert caught.value.param == "names"
+
+
+def test_a_choice_names_what_there_is_to_choose() -> None:
+    decoder = msgspec.json.Decoder(ChatCompletionRequest)
+    body = {"model": "x", "messages": [{"role": "usr", "content": "hi"}]}
+    with pytest.raises(InvalidRequestError, match="use one of system, developer, user") as caught:
+        bodies.decode(decoder, msgspec.json.encode(body))
+    assert caught.value.param == "messages[0].role"

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from engine.client import RequestStream
 from engine.messages import RequestOutput, SamplingParams, TokenLogprobs
@@ -33,6 +36,7 @@ class Fixture:
     def __init__(self, model_dir: Path) -> None:
         self.tokenizer = Tokenizer.load(model_dir)
         self.stream = Stream()
+        self.pieces: dict[int, bytes] = {}
 
     def choice(
         self, *, stop: tuple[str, ...] = (), skip_special_tokens: bool = True, **fields: Any
@@ -50,7 +54,7 @@ class Fixture:
                 loose_calls=None,
             ),
         )
-        return Choice(0, cast(RequestStream, self.stream), admitted, self.tokenizer)
+        return Choice(0, cast(RequestStream, self.stream), admitted, self.tokenizer, self.pieces)
 
     def output(self, text: str, **fields: Any) -> RequestOutput:
         ids = self.tokenizer.encode(text, add_special_tokens=False)
@@ -129,6 +133,54 @@ def test_a_cluster_is_not_cut(fixture: Fixture) -> None:
     deltas = [choice.advance(fixture.output(text)) for text in "a\N{MAN}\u200d\N{WOMAN}"]
     deltas.append(choice.advance(RequestOutput("r", [], finish_reason="stop")))
     assert [d.content for d in deltas if d.content] == ["a", "\N{MAN}\u200d\N{WOMAN}"]
+
+
+_PARTS = [
+    "a",
+    '"',
+    "\\",
+    "\n",
+    "é",
+    "e\u0301",
+    "\N{MAN}\u200d\N{WOMAN}",
+    "\N{THAI CHARACTER KO KAI}",
+]
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(answers=st.lists(st.lists(st.sampled_from(_PARTS), max_size=12), min_size=1, max_size=3))
+def test_known_pieces_are_what_the_choice_would_say(
+    fixture: Fixture, answers: list[list[str]]
+) -> None:
+    """Of one answer after the other, each token by itself."""
+    fixture.pieces.clear()
+    for parts in answers:
+        choice, told = fixture.choice(), fixture.choice()
+        text = shown = ""
+        for token_id in fixture.output("".join(parts)).new_token_ids:
+            output = RequestOutput("r", [token_id])
+            text += told.advance(output).content
+            piece = fixture.pieces.get(token_id) if choice.is_settled else None
+            if piece is None:
+                shown += choice.advance(output).content
+            else:
+                shown += json.loads(b'"' + piece + b'"')
+            assert shown == text
+        assert choice.is_settled == told.is_settled
+
+
+def test_what_is_known_of_special_tokens_holds_for_one_choice_only(fixture: Fixture) -> None:
+    (special, *_) = fixture.tokenizer.special_ids - fixture.tokenizer.eos_token_ids
+    choice = fixture.choice(skip_special_tokens=False)
+    choice.advance(RequestOutput("r", [special]))
+    choice.advance(fixture.output("a"))
+    assert special not in fixture.pieces
+
+
+@pytest.mark.parametrize("fields", [{"stop": ("x",)}, {"make_parser": AnswerParser}])
+def test_text_that_is_looked_at_is_never_settled(fixture: Fixture, fields: Any) -> None:
+    assert not fixture.choice(**fields).is_settled
+    assert fixture.choice().is_settled
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,10 @@ def test_values_are_taken(tmp_path: Path) -> None:
         (MINIMAL + '[server]\nport = "x"\n', "server.port: Expected `int`, got `str`"),
         (MINIMAL + "[server]\nport = 70000\n", "server.port: Expected `int` <= 65535"),
         (MINIMAL + "[server]\nheartbeat_s = 0\n", "server.heartbeat_s: Expected `float` > 0"),
-        (MINIMAL + '[server]\nlog_format = "xml"\n', "server.log_format: Invalid enum value"),
+        (
+            MINIMAL + '[server]\nlog_format = "xml"\n',
+            "log_format: Invalid enum value 'xml'; use one of json",
+        ),
         (MINIMAL + "max_num_seqs = 0\n", "engine.max_num_seqs must be at least 1"),
         ("[engine\n", "not valid TOML"),
     ],
@@ -91,7 +94,9 @@ def test_the_environment_lies_over_the_file(tmp_path: Path) -> None:
     ("env", "message"),
     [
         ({"SLUICE_SERVER_PROT": "1"}, "SLUICE_SERVER_PROT; did you mean SLUICE_SERVER_PORT?"),
-        ({"SLUICE_SERVER_PORT": "many"}, "server.port: Expected `int`, got `str`"),
+        ({"SLUICE_SERVER_PORT": "many"}, "SLUICE_SERVER_PORT: server.port: Expected `int`, got"),
+        ({"SLUICE_ENGINE_BLOCK_SIZE": "0"}, "SLUICE_ENGINE_BLOCK_SIZE: engine.block_size must be"),
+        ({"SLUICE_SERVER_HOST": "h", "SLUICE_MODELS_PRICE_CACHED": "1"}, "PRICE_CACHED: models."),
     ],
 )
 def test_a_wrong_variable_is_named(tmp_path: Path, env: dict[str, str], message: str) -> None:

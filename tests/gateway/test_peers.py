@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -235,6 +236,28 @@ async def test_hosts_reach_each_other_over_tcp() -> None:
         assert address is not None
         assert address.startswith("127.0.0.1:")
         assert await here.ask(there.worker_id, RedeemTicket("x")) == b"x"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("num_steps", range(4))
+async def test_a_worker_that_ends_while_it_begins_leaves_no_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_steps: int
+) -> None:
+    """A socket left open would be a warning, so an error."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    running = asyncio.create_task(make_peers().run())
+    while not _names(tmp_path):  # noqa: ASYNC110 (at the very step)
+        await asyncio.sleep(0)
+    for _ in range(num_steps):
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    gc.collect()
+    assert not _names(tmp_path)
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
 
 
 def test_what_killed_workers_left_is_swept_away(tmp_path: Path) -> None:

@@ -81,7 +81,9 @@ def test_a_template_without_system_prompts_is_found_at_the_start(
 
 
 def test_the_setting_is_checked() -> None:
-    with pytest.raises(ConfigError, match=r"models.public_prefixes.*unknown field `tenant`"):
+    with pytest.raises(
+        ConfigError, match=r"models.public_prefixes.*tenant is unknown; did you mean tenants"
+    ):
         configuration.parse(
             {
                 "engine": {"model": "any"},

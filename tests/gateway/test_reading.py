@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from engine.messages import FinishReason, RequestOutput, StepOutputs
 from gateway.assembler import Delta
 from gateway.errors import InternalError
 from gateway.generation import Generation
+from gateway.reading import TextSink
 from tests.gateway.engine_double import Play
 from tests.gateway.serving import until
 from tests.gateway.test_generation import Bench, bench
@@ -28,6 +30,10 @@ class Sink:
     """Free while ``is_free``; remembers in which task it was given what."""
 
     is_free: bool = True
+    is_short: bool = False
+    """Takes known text by the shorter way."""
+    pieces: list[str] = field(default_factory=list)
+    """What came so."""
     deltas: list[Delta] = field(default_factory=list)
     tasks: list[asyncio.Task[object] | None] = field(default_factory=list)
 
@@ -36,9 +42,29 @@ class Sink:
         self.deltas.append(delta)
         self.tasks.append(asyncio.current_task())
 
+    def text_sink(self, index: int) -> TextSink | None:
+        return ShortWay(self, index) if self.is_short else None
+
     @property
     def text(self) -> str:
         return "".join(delta.content for delta in self.deltas)
+
+
+@dataclass
+class ShortWay:
+    """Tells its sink."""
+
+    sink: Sink
+    index: int
+
+    def put(self, piece: bytes, now: float) -> bool:
+        if not self.sink.is_free:
+            return False
+        assert now <= asyncio.get_running_loop().time()
+        text = json.loads(b'"' + piece + b'"')
+        self.sink.pieces.append(text)
+        self.sink.put(Delta(self.index, text))
+        return True
 
 
 @dataclass
@@ -66,11 +92,12 @@ class Driven:
 
 @asynccontextmanager
 async def driven(
-    model_dir: Path, *, flush_interval_s: float = 0.0, **fields: object
+    model_dir: Path, *, flush_interval_s: float = 0.0, is_short: bool = False, **fields: object
 ) -> AsyncIterator[Driven]:
     async with bench(model_dir, flush_interval_s=flush_interval_s) as here:
         here.double.script = lambda prompt: Play(text="x", queued_s=60)
-        generation, sink, yielded = here.begin(**fields), Sink(), list[Delta]()
+        generation, yielded = here.begin(**fields), list[Delta]()
+        sink = Sink(is_short=is_short)
 
         async def read() -> None:
             async for delta in generation.deltas(sink):
@@ -97,6 +124,37 @@ async def test_what_comes_goes_straight_on(model_dir: Path) -> None:
         assert [(delta.content, delta.finish_reason) for delta in engine.yielded] == [
             ("end", "stop")
         ]
+
+
+async def test_text_that_is_known_goes_the_shorter_way(model_dir: Path) -> None:
+    async with driven(model_dir, is_short=True) as engine:
+        for text in ("a", "b", "a", "ab", "é", "a"):
+            engine.say(text)
+        assert engine.sink.text == "abaabéa"
+        assert engine.sink.pieces == ["a", "ab", "a"]
+        engine.sink.is_free = False
+        engine.say("b")
+        engine.sink.is_free = True
+        engine.say("a")  # behind it
+        await until(lambda: engine.yielded)
+        assert (engine.sink.text, engine.text) == ("abaabéa", "ba")
+        engine.say("b", "stop")
+        await engine.reading
+        assert engine.text == "bab"
+
+
+async def test_what_is_held_back_is_not_overtaken(model_dir: Path) -> None:
+    async with driven(model_dir, is_short=True) as engine:
+        for text in ("a", "\N{MAN}", "a", "\N{MAN}", "a"):
+            engine.say(text)
+        assert engine.sink.text == "a\N{MAN}a\N{MAN}a"
+        first, *rest = engine.here.double.tokenizer.encode("é", add_special_tokens=False)
+        (request_id,) = engine.here.double.running
+        for token_ids in ([first], [*rest], engine.here.double.tokenizer.encode("a")):
+            engine.here.double.lives[-1]._on_message(
+                StepOutputs([RequestOutput(request_id, token_ids)])
+            )
+        assert engine.sink.text == "a\N{MAN}a\N{MAN}aéa"
 
 
 async def test_a_sink_that_is_not_free_keeps_what_comes_for_the_reader(model_dir: Path) -> None:
@@ -211,11 +269,12 @@ async def test_tokens_are_counted_though_nobody_is_woken(model_dir: Path) -> Non
         st.sampled_from(["say", "say", "say", "stall", "free", "turn"]), min_size=1, max_size=25
     ),
     interval_s=st.sampled_from([0.0, 0.002]),
+    is_short=st.booleans(),
 )
 async def test_whatever_the_pace_the_text_is_whole_and_in_order(
-    model_dir: Path, steps: Sequence[str], interval_s: float
+    model_dir: Path, steps: Sequence[str], interval_s: float, is_short: bool
 ) -> None:
-    async with driven(model_dir, flush_interval_s=interval_s) as engine:
+    async with driven(model_dir, flush_interval_s=interval_s, is_short=is_short) as engine:
         shown: list[str] = []
 
         def show(delta: Delta) -> None:

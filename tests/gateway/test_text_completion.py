@@ -36,6 +36,13 @@ def test_the_exact_bytes_of_a_chunk() -> None:
     )
 
 
+def test_text_between_what_is_around_it_is_its_chunk() -> None:
+    made = chunks("", "q", has_usage=True)
+    around = made.around_text(1)
+    assert around is not None
+    assert around.head + b"a b" + around.tail == made.delta(Delta(1, "a b"))
+
+
 def test_only_echoed_prompts_open_a_stream() -> None:
     assert chunks().opening() == b""
     events = parse(chunks("", "b", "c").opening())

@@ -98,20 +98,6 @@ def test_interpreted_it_equals_the_reference() -> None:
     interpret(code)
 
 
-def test_every_pair_is_in_one_tile_of_its_expert() -> None:
-    _, _, _, experts, _ = draw(60, 6, 2, torch.float32, "cpu")
-    experts[experts == 4] = 3  # one expert of nobody
-    groups = grouped_gemm.Groups.of(experts, 6)
-    seen = []
-    for expert, first, end in groups.tiles.T.tolist():
-        if expert < 6:
-            pairs = groups.order[first : min(first + groups.rows, end)]
-            assert len(pairs) > 0
-            assert (experts.view(-1)[pairs] == expert).all()
-            seen += pairs.tolist()
-    assert sorted(seen) == list(range(120))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [*SHAPES, (700, 8, 2)])

@@ -50,8 +50,28 @@ def test_what_runs_is_there_and_what_has_ended_is_not(tmp_path: Path) -> None:
     # It had generated nothing: nothing is charged.
     nothing = found[three.request_id]
     assert (nothing.prompt_tokens, nothing.completion_tokens, nothing.cost_micro) == (0, 0, 0)
+    slots[0].end()  # type: ignore[union-attr]
+    slots[2].end()  # type: ignore[union-attr]
     progress.close()
     progress.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_nobody_could_settle_stays_for_the_next_process(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    settled, unsettled = opening(), opening()
+    slots = [journal.begin(event, PRICE) for event in (settled, unsettled)]
+    for slot in slots:
+        assert slot is not None
+        slot.count(7, 0)
+    slots[0].end()  # type: ignore[union-attr]
+    journal.close()
+    slots[1].end()  # type: ignore[union-attr]  # too late: the file may be another's by now
+    after = Journal(tmp_path)
+    (found,) = after.adopt()
+    assert (found.request_id, found.completion_tokens) == (unsettled.request_id, 7)
+    after.clear()
+    after.close()
     assert not list(tmp_path.iterdir())
 
 

@@ -5,6 +5,7 @@ import contextlib
 import random
 import time
 from datetime import timedelta
+from functools import partial
 from uuid import UUID, uuid4
 
 import pytest
@@ -96,7 +97,7 @@ class TestReserve:
         quota = Quota(store)
         hold = await take(quota, who, most=5000)
         assert hold.allowed == 5000
-        hold.note(4999)
+        hold.watch(lambda: 4999)
         hold.ask(256)
         await quota.release(hold)
         assert (store.num_reserves, store.num_extends, quota.num_held) == (0, 0, 0)
@@ -114,7 +115,7 @@ class TestReserve:
         (running,) = await store.list_running(who.tenant.id)
         assert (running.request_id, running.key_id) == (hold.request_id, who.key.id)
         assert hold.allowed == 5000
-        hold.note(4000)
+        hold.watch(lambda: 4000)
         await settle(store, who, hold)
         assert quota.num_held == 0
         assert await store.list_running() == []
@@ -293,7 +294,7 @@ class TestExtension:
         assert await more(hold) == 300
         assert hold.is_last
         assert await more(hold) == 300
-        hold.note(300)
+        hold.watch(lambda: 300)
         await settle(store, who, hold)
         with pytest.raises(QuotaExceeded):
             await take(Quota(store), who, prompt=1)
@@ -341,7 +342,7 @@ class TestExtension:
         assert await more(two) == 356
         assert two.is_last
         store.away = False
-        one.note(756)
+        one.watch(lambda: 756)
         await settle(store, who, one)
         assert (await store.usage_totals(who.tenant.id)).completion_tokens == 756
 
@@ -355,7 +356,7 @@ class TestExtension:
         assert running.request_id == hold.request_id
         assert await more(hold, 900) == 1000
         assert hold.is_last
-        hold.note(1000)
+        hold.watch(lambda: 1000)
         await settle(store, who, hold)
         assert await store.list_running() == []
 
@@ -401,7 +402,7 @@ class TestLeases:
         hold = await take(quota, who)
         for generated in (3, 6, 9):
             store.time.advance(seconds=20)
-            hold.note(generated)
+            hold.watch(partial(int, generated))
             await quota.beat()
         store.time.advance(seconds=29)
         with pytest.raises(QuotaExceeded):
@@ -421,7 +422,7 @@ class TestLeases:
         neighbour = Quota(store)
         await neighbour.beat()
         other = await take(neighbour, who)
-        hold.note(77)
+        hold.watch(lambda: 77)
         await settle(store, who, hold)
         totals = await store.usage_totals(who.tenant.id)
         assert (totals.requests, totals.completion_tokens) == (1, 77)

@@ -20,7 +20,7 @@ from tenants.errors import (
     TenantNotFound,
 )
 from tenants.store import Store
-from tenants.types import USAGE_STATUSES, UsageTotals
+from tenants.types import USAGE_STATUSES, UsageGroup, UsageSum, UsageTotals
 from tests.tenants.samples import PEPPER, make_event, make_key, random_hash
 
 pytestmark = pytest.mark.asyncio
@@ -408,6 +408,15 @@ class TestKeys:
         assert await store.list_keys(tenant.id) == []
 
 
+DAY = timedelta(days=1)
+
+
+async def hourly(store: Store, tenant_id: UUID, start: datetime, end: datetime) -> list[UsageSum]:
+    """A tenant's sums by the hour, one for each key and model."""
+    groups: tuple[UsageGroup, ...] = ("project", "key", "model")
+    return list(await store.sum_usage(tenant_id, start, end, group_by=groups, bucket="hour"))
+
+
 class TestUsage:
     async def test_totals_are_the_sums(self, store: Store) -> None:
         _, principal = await make_key(store)
@@ -469,9 +478,7 @@ class TestUsage:
                     at = start + timedelta(minutes=minutes)
                     event = make_event(key, model=model, created_at=at, cost_micro=7)
                     assert await store.record_usage(event)
-        hours = await store.list_usage(
-            one.tenant.id, start - timedelta(hours=1), start + timedelta(days=1)
-        )
+        hours = await hourly(store, one.tenant.id, start - timedelta(hours=1), start + DAY)
         assert len(hours) == 2 * 2 * 4
         assert [hour.requests for hour in hours] == [1] * 4 + [3] * 8 + [2] * 4
         assert {(hour.key_id, hour.project_id) for hour in hours} == {
@@ -483,16 +490,16 @@ class TestUsage:
         assert (totals.requests, totals.cost_micro) == (36, 252)
 
         from_eleven = start + timedelta(microseconds=1)
-        part = await store.list_usage(one.tenant.id, from_eleven, from_eleven + timedelta(hours=2))
-        assert list(part) == [hour for hour in hours if hour.requests == 3]
-        assert await store.list_usage(uuid4(), start, start + timedelta(days=1)) == []
+        part = await hourly(store, one.tenant.id, from_eleven, from_eleven + timedelta(hours=2))
+        assert part == [hour for hour in hours if hour.requests == 3]
+        assert await hourly(store, uuid4(), start, start + DAY) == []
 
     async def test_span_of_hours_is_checked(self, store: Store) -> None:
         now = datetime.now(UTC)
         with pytest.raises(InvalidValue, match="start"):
-            await store.list_usage(uuid4(), now.replace(tzinfo=None), now)
+            await store.sum_usage(uuid4(), now.replace(tzinfo=None), now)
         with pytest.raises(InvalidValue, match="end"):
-            await store.list_usage(uuid4(), now, now - timedelta(seconds=1))
+            await store.sum_usage(uuid4(), now, now - timedelta(seconds=1))
 
     async def test_end_user_is_optional_and_checked(self, store: Store) -> None:
         _, principal = await make_key(store)

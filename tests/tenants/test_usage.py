@@ -373,6 +373,48 @@ class TestDrain:
         assert sorted(logged_ids(caplog)) == sorted(str(event.request_id) for event in events)
 
 
+class TestClose:
+    async def test_without_writers(self) -> None:
+        ledger = Ledger(MemoryStore())
+        await ledger.close()
+        await ledger.close()
+
+    async def test_what_is_left_stays_for_the_next_process(self, tmp_path: Path) -> None:
+        """The store that comes back a moment too late finds nobody who writes to it."""
+        store, key = await faulty()
+        store.away = True
+        journal = Journal(tmp_path)
+        ledger = Ledger(store, journal=journal, backoff_s=0.01)
+        event = make_event(key)
+        await ledger.settle(event)
+        assert await ledger.drain(0.05) == 1
+        await ledger.close()
+        assert not writers()
+        store.away = False
+        num_attempts = store.num_attempts
+        await asyncio.sleep(0.05)
+        assert store.num_attempts == num_attempts
+        journal.close()
+        after = Journal(tmp_path)
+        assert list(after.adopt()) == [event]
+        after.clear()
+        after.close()
+
+    async def test_in_the_middle_of_a_write(self, tmp_path: Path) -> None:
+        store, key = await faulty()
+        store.gate = asyncio.Event()
+        journal = Journal(tmp_path)
+        ledger = Ledger(store, journal=journal)
+        settling = asyncio.create_task(ledger.settle(make_event(key)))
+        await eventually(lambda: store.num_concurrent == 1)
+        await ledger.close()
+        assert await settling is True, "kept, as in an outage"
+        assert not journal.is_empty
+        assert ledger.num_pending == 1
+        journal.clear()
+        journal.close()
+
+
 def logged_ids(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The requests whose usage went to the log: the line ends with the whole event."""
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]

@@ -70,7 +70,7 @@ def test_a_decode_batch_needs_the_logits_of_every_token() -> None:
 
 def test_blocks_are_appended_behind_those_a_row_has() -> None:
     rows = table()
-    rows.append_blocks([(4, [11, 12]), (2, [13])])
+    rows.apply([], [(4, [11, 12]), (2, [13])])
     assert rows.block_table[4, :3].tolist() == [2, 11, 12]
     assert rows.block_table[2, :3].tolist() == [9, 8, 13]
     inputs = build_inputs(ChunkFields.read([chunk(4, 8, 1, False)]), rows, BLOCK_SIZE)
@@ -89,7 +89,7 @@ def test_an_admission_starts_the_row_afresh() -> None:
             params=SamplingParams(),
         )
     )
-    rows.append_blocks([(1, [4])])
+    rows.apply([], [(1, [4])])
     assert rows.block_table[1, :2].tolist() == [6, 4]
     assert rows.tokens[1, :2].tolist() == [1, 2]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,11 @@ def test_the_wider_group_wins_when_it_saves_more() -> None:
 def test_blocks_not_yet_computed_are_not_shared() -> None:
     assert groups_of([[1, 2, 3], [1, 2]]) == [([0, 1], 2)]
     assert groups_of([[1], [1, 2]], block_size=16) == []
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_sequences_without_a_whole_block_share_nothing(batch: int) -> None:
+    assert groups_of([[]] * batch) == []
 
 
 def test_only_whole_tiles_count() -> None:

@@ -16,5 +16,6 @@ def test_totals_of_two_are_added() -> None:
     totals.observe(1, 1)
     other.observe(3, 2)
     totals.add(other)
-    assert totals == DraftTotals(2, 4, 3, [2, 1, 0])
-    assert other == DraftTotals(1, 3, 2, [1, 1, 0])
+    assert totals == DraftTotals(2, 4, 3, [0, 1, 1, 0])
+    assert totals.num_accepted_tokens_per_pos == [2, 1, 0]
+    assert other == DraftTotals(1, 3, 2, [0, 0, 1, 0])

@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.spec.adaptive import AdaptiveLength, PlannedStep
+from engine.spec.adaptive import AdaptiveLength
 from engine.spec.costs import StepCosts
+from engine.spec.planned_step import PlannedStep
 
 BATCHES = (1, 8, 32, 64, 128, 256)
 LENGTHS = (0, 1, 2, 3, 4, 5)

@@ -43,14 +43,15 @@ def test_requests_differ_from_the_rest() -> None:
     kinds = {"good": [0.9] * 4, "bad": [0.1] * 4, "later": [0.3, 1.0, 1.0, 1.0]}
     for _ in range(100):
         acceptance.observe([(name, 4, draw(rng, rates)) for name, rates in kinds.items()])
-    assert min(acceptance.of("good")) > 0.75
-    assert acceptance.of("bad")[0] < 0.25
-    first, later = acceptance.of("later")
+    good, bad, (first, later), new = acceptance.of_each(["good", "bad", "later", "new"])
+    assert min(good) > 0.75
+    assert bad[0] < 0.25
     assert first < 0.5 < 0.85 < later
     rates = acceptance.rates
-    assert acceptance.of("new") == (rates[0], rates[1])
+    assert new == (rates[0], rates[1])
     acceptance.drop("bad")
-    assert acceptance.of("bad") == acceptance.of("new")
+    bad, new = acceptance.of_each(["bad", "new"])
+    assert bad == new
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.9, 0.2), (0.1, 0.8)])

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import pytest
 
 from engine.request import Request
-from engine.spec.adaptive import AdaptiveLength, PlannedStep
+from engine.spec.adaptive import AdaptiveLength
 from engine.spec.costs import StepCosts
+from engine.spec.planned_step import PlannedStep
 from tests.engine.scheduler.making import make_request
 from tests.engine.spec.simulation import (
     BATCHES,
@@ -160,7 +161,8 @@ def test_no_other_choice_of_one_length_is_faster(batch: int) -> None:
     length, group = AdaptiveLength(COSTS), requests(batch)
     teach(length, {request: 0.2 + 0.7 * (i % 5) / 4 for i, request in enumerate(group)})
     assert length._acceptance is not None
-    chances = {request: length._acceptance.of(request.request_id) for request in group}
+    known = length._acceptance.of_each(request.request_id for request in group)
+    chances = dict(zip(group, known, strict=True))
 
     def goodput(lengths: dict[Request, int]) -> float:
         tokens = batch + sum(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 
@@ -272,4 +272,79 @@ def test_times_are_those_of_the_steps_however_they_overlap() -> None:
         runner.now += OUTSIDE_S
     assert min(taken) > 0
     assert sum(taken) == pytest.approx(runner.now, rel=0.01)
+    core.check_integrity()
+
+
+def start(
+    runner: TimedRunner, batch: int, *, overlap: bool, proposer: Proposer | None = None
+) -> tuple[EngineCore, list[int]]:
+    """A core with requests that never end, and the batches that a length was asked for."""
+    config = EngineConfig(
+        model="toy",
+        max_num_seqs=batch,
+        speculative_config=SpeculativeConfig(method="ngram", num_speculative_tokens=3),
+    )
+    core = EngineCore(
+        config,
+        runner,
+        max_model_len=100_000,
+        overlap=overlap,
+        proposer=proposer or NetworkProposer(runner),
+        clock=runner.clock,
+    )
+    asked: list[int] = []
+    adaptive = core._speculator._adaptive
+    even_length, may_pay = adaptive.even_length, adaptive.may_pay
+
+    def even_length_asked(batch: int, most: int) -> int:
+        asked.append(batch)
+        return even_length(batch, most)
+
+    def may_pay_asked(requests: Collection[Request], batch: int) -> bool:
+        asked.append(batch)
+        return may_pay(requests, batch)
+
+    adaptive.even_length = even_length_asked  # type: ignore[method-assign]
+    adaptive.may_pay = may_pay_asked  # type: ignore[method-assign]
+    for index in range(batch):
+        params = SamplingParams(max_tokens=60_000 // batch, ignore_eos=True)
+        core.add_request(
+            GenerateRequest(request_id=str(index), prompt_token_ids=[1, 2, 3], params=params)
+        )
+    return core, asked
+
+
+def run(core: EngineCore, runner: TimedRunner, num_steps: int) -> None:
+    for _ in range(num_steps):
+        core.step()
+        runner.now += OUTSIDE_S
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("is_network", [True, False])
+def test_where_drafts_do_not_pay_the_engine_seldom_asks(overlap: bool, is_network: bool) -> None:
+    runner = TimedRunner(padded(H200), 0.05)
+    proposer = NetworkProposer(runner) if is_network else Guesses(1.0)
+    core, asked = start(runner, 64, overlap=overlap, proposer=proposer)
+    run(core, runner, 100)
+    asked.clear()
+    before = core.stats()
+    run(core, runner, 400)
+    num_probes = (core.stats().spec_decode_num_drafts - before.spec_decode_num_drafts) // 8
+    assert 0 < num_probes < 20, "it goes on to try now and then"
+    assert len(asked) < 400 / 8 + 6 * num_probes + 5
+
+
+def test_a_rest_ends_with_the_batch_that_it_was_for() -> None:
+    """Drafts that do not pay for many pay for one as soon as it is alone."""
+    runner = TimedRunner(padded(H200), 0.45)
+    core, asked = start(runner, 64, overlap=True)
+    run(core, runner, 200)
+    before = core.stats().spec_decode_num_drafts
+    core.abort([str(index) for index in range(1, 64)])
+    run(core, runner, 6)
+    assert asked[-1] == 1
+    assert core.stats().spec_decode_num_drafts > before
+    core.abort(["0"])
+    run(core, runner, 3)
     core.check_integrity()

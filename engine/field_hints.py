@@ -1,0 +1,105 @@
+"""What would be right, for messages about what is wrong: msgspec names the field and no more."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+_AT = " - at `$"
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+_STEP = re.compile(r"\[[^]]*\]|[^.[]+")
+
+
+def explain(error: msgspec.ValidationError, kind: Any) -> str:
+    """``field: fault``, and what would be right instead. ``kind`` is what should have been read."""
+    rule, _, at = str(error).partition(_AT)
+    path = at.rstrip("`").lstrip(".")
+    if (found := _UNKNOWN.fullmatch(rule)) is not None:
+        return f"{_join(path, found[1])} is unknown{hint(found[1], names(kind, path))}"
+    if (found := _MISSING.fullmatch(rule)) is not None:
+        return f"{_join(path, found[1])} is missing"
+    return f"{path}: {rule}{one_of(kind, path)}" if path else rule
+
+
+def one_of(kind: Any, path: str) -> str:
+    """To append to a fault at ``path`` of a ``kind``: what may stand there, if it is a choice."""
+    words = choices(kind, path)
+    return f"; use one of {', '.join(words)}" if words else ""
+
+
+def hint(word: str, known: Iterable[str]) -> str:
+    """To append to a message about an unknown ``word``."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(names)}"
+
+
+def choices(kind: Any, path: str) -> list[str]:
+    """The words that may stand at ``path`` (``a.b[...].c``) of a ``kind``; none if any may."""
+    parent, _, name = path.rpartition(".")
+    tags = (
+        str(info.tag)
+        for info in _at(kind, parent)
+        if isinstance(info, inspect.StructType) and info.tag_field == name
+    )
+    values = (
+        str(value)
+        for info in _at(kind, path)
+        if isinstance(info, inspect.LiteralType)
+        for value in info.values
+    )
+    return list(dict.fromkeys([*tags, *values]))
+
+
+def names(kind: Any, path: str) -> list[str]:
+    """The fields that an object at ``path`` of a ``kind`` may have."""
+    return [
+        field.encode_name
+        for info in _at(kind, path)
+        if isinstance(info, inspect.StructType)
+        for field in info.fields
+    ]
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _at(kind: Any, path: str) -> list[inspect.Type]:
+    """The types that may stand at a path."""
+    found = [*_members(_type_of(kind))]
+    for step in _STEP.findall(path):
+        found = [
+            member for info in found for inner in _inside(info, step) for member in _members(inner)
+        ]
+    return found
+
+
+# Reading a large struct's annotations takes a millisecond, and anybody may send what is wrong.
+_type_of = functools.cache(inspect.type_info)
+
+
+def _members(info: inspect.Type) -> Iterator[inspect.Type]:
+    if isinstance(info, inspect.UnionType):
+        for member in info.types:
+            yield from _members(member)
+    elif isinstance(info, inspect.Metadata):
+        yield from _members(info.type)
+    else:
+        yield info
+
+
+def _inside(info: inspect.Type, step: str) -> Iterator[inspect.Type]:
+    if isinstance(info, inspect.StructType):
+        yield from (field.type for field in info.fields if field.encode_name == step)
+    elif isinstance(info, inspect.DictType):
+        yield info.value_type
+    elif isinstance(info, inspect.CollectionType):
+        yield info.item_type

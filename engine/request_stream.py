@@ -1,0 +1,183 @@
+"""One request's outputs on their way from the engine's client to whoever reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+from engine.errors import EngineDead
+from engine.messages import FinishReason, Grant, RequestOutput
+
+if TYPE_CHECKING:
+    from engine.client import EngineClient
+
+Divert = Callable[[RequestOutput], bool]
+
+
+class RequestStream(AsyncIterator[RequestOutput]):
+    """The outputs of one request, made by ``EngineClient.submit``; for one reader at a time.
+
+    While the reader is slow, outputs are merged into one, so a stream never holds more than the
+    tokens of its request. A request with many tokens that nobody reads is parked in the engine: it
+    gives its place in the batch to others until its reader goes on, or is aborted after a while.
+    The attributes below count what the engine did, read or not.
+    """
+
+    # Slots: where a thousand streams take turns, each line of memory that an output touches has to
+    # be fetched anew.
+    __slots__ = (
+        "__weakref__",
+        "_client",
+        "_error",
+        "_last_token_at",
+        "_pending",
+        "_wakers",
+        "abandoned",
+        "divert",
+        "finish_reason",
+        "num_accepted_tokens",
+        "num_cached_tokens",
+        "num_draft_tokens",
+        "num_generated_tokens",
+        "on_change",
+        "on_count",
+        "request_id",
+    )
+
+    def __init__(self, client: EngineClient, request_id: str) -> None:
+        self.request_id = request_id
+        self.num_generated_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        """None until the engine's last word: a closed stream gets it a moment later."""
+        self.on_count: Callable[[int], None] | None = None
+        """Told of each output's new tokens, once the counts hold them, before anybody reads it."""
+        self.divert: Divert | None = None
+        """Gets each output that comes while none waits to be read, but for the last, in the
+        callback that receives it; what it takes (True) is not there to be read. Must not raise."""
+        self.on_change: Callable[[], None] | None = None
+        """Called when there is something to read, be it the end."""
+        self.abandoned = False
+        """Nobody read it for so long that it was aborted."""
+        self._client = client
+        self._pending: RequestOutput | None = None
+        self._error: EngineDead | None = None
+        self._wakers: list[asyncio.Future[None]] = []
+        self._last_token_at: float | None = None
+        """None before the first, and after a pause of the reader's making."""
+
+    async def __anext__(self) -> RequestOutput:
+        """Ends after the output with a finish reason; ``EngineDead`` if the engine died before.
+
+        Cancelling it loses no output.
+        """
+        while self._pending is None:
+            if self._error is not None:
+                raise EngineDead(str(self._error))
+            if self.finish_reason is not None:
+                raise StopAsyncIteration
+            await self._change()
+        output, self._pending = self._pending, None
+        self._client._unpark(self)
+        return output
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether ``__anext__`` would not wait."""
+        return self._pending is not None or self.is_finished
+
+    def grant(self, num_tokens: int, *, is_last: bool = False) -> None:
+        """Let a request that was submitted with ``num_granted_tokens`` have so many by now, in sum;
+        after the last grant it ends there with ``length``. Never blocks, never raises."""
+        if not self.is_finished:
+            self._client.grant_nowait(Grant(self.request_id, num_tokens, is_last))
+
+    def close(self) -> None:
+        """Abort the request unless it has finished. Idempotent, never blocks, never raises.
+
+        The engine's last output still comes through for whoever goes on reading.
+        """
+        if not self.is_finished:
+            self._client.abort_nowait(self.request_id)
+
+    async def aclose(self) -> None:
+        """``close``, then wait until the counts are final (at once, if the engine is dead)."""
+        self.close()
+        while not self.is_finished:
+            await self._change()
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing more comes: it has ended, or the engine died."""
+        return self.finish_reason is not None or self._error is not None
+
+    async def _change(self) -> None:
+        waker = asyncio.get_running_loop().create_future()
+        self._wakers.append(waker)
+        try:
+            await waker
+        finally:
+            self._wakers.remove(waker)
+
+    def _deliver(self, output: RequestOutput, now: float) -> None:
+        """``now``: when it came, in seconds of ``time.monotonic``."""
+        num_tokens = len(output.new_token_ids)
+        if num_tokens:
+            self.num_generated_tokens += num_tokens
+            before, self._last_token_at = self._last_token_at, now
+            if before is not None:
+                self._client.on_tokens(now - before, num_tokens)
+        if output.num_cached_tokens > self.num_cached_tokens:
+            self.num_cached_tokens = output.num_cached_tokens
+        self.num_draft_tokens = output.num_draft_tokens
+        self.num_accepted_tokens = output.num_accepted_tokens
+        if self.on_count is not None:
+            self.on_count(num_tokens)
+        self.finish_reason = output.finish_reason
+        if self._pending is not None:
+            self._pending = _merge(self._pending, output)
+            if self.finish_reason is None:
+                self._client._park_if_unread(self, len(self._pending.new_token_ids))
+                return
+        elif self.finish_reason is None and self.divert is not None and self.divert(output):
+            return
+        else:
+            self._pending = output
+        self._wake()
+
+    def _fail(self, error: EngineDead) -> None:
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        for waker in self._wakers:
+            if not waker.done():
+                waker.set_result(None)
+        if self.on_change is not None:
+            self.on_change()
+
+
+def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    """``first`` gives up its lists: copying them at every step would be quadratic."""
+    first.new_token_ids.extend(second.new_token_ids)
+    if first.logprobs is not None:
+        first.logprobs.extend(second.logprobs or ())
+    return RequestOutput(
+        request_id=first.request_id,
+        new_token_ids=first.new_token_ids,
+        finish_reason=second.finish_reason,
+        stop_reason=second.stop_reason,
+        num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
+        error=second.error,
+        error_code=second.error_code,
+        logprobs=second.logprobs if first.logprobs is None else first.logprobs,
+        prompt_logprobs=(
+            second.prompt_logprobs if first.prompt_logprobs is None else first.prompt_logprobs
+        ),
+        num_draft_tokens=second.num_draft_tokens,
+        num_accepted_tokens=second.num_accepted_tokens,
+        unenforced=second.unenforced,
+    )

@@ -1,0 +1,56 @@
+"""What a request generates, counted as it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.grants import Grants
+from tenants.progress import Running
+
+
+class Meter:
+    """Counts the tokens of all answers to one request: a budget waits for no reader.
+
+    One small object, because it is reached for at every token of every stream. Give ``count`` to
+    the streams as their ``on_count``.
+    """
+
+    __slots__ = ("_grants", "_look", "_num_cached", "_running", "num_tokens")
+
+    def __init__(
+        self,
+        running: Running | None,
+        grants: Grants | None,
+        look: Callable[[int], tuple[int, bool]],
+    ) -> None:
+        """``running``: where it is written down in case this process dies.
+
+        ``look`` is told of new tokens before they are counted; it says how many of the prompt's
+        were cached, and whether that may still change: then it is asked again.
+        """
+        self.num_tokens = 0
+        self._running = running
+        self._grants = grants
+        self._look: Callable[[int], tuple[int, bool]] | None = look
+        self._num_cached = 0
+
+    def count(self, num_tokens: int) -> None:
+        """So many more."""
+        if self._look is not None:
+            self._num_cached, is_open = self._look(num_tokens)
+            if not is_open:
+                self._look = None
+        self.num_tokens = total = self.num_tokens + num_tokens
+        if self._running is not None:
+            self._running.count(total, self._num_cached)
+        if self._grants is not None:
+            self._grants.count(num_tokens)
+
+    def generated(self) -> int:
+        """Until now; for a ``Hold`` to ask."""
+        return self.num_tokens
+
+    def end(self) -> None:
+        """The settlement is kept elsewhere; nothing is counted after that."""
+        if self._running is not None:
+            self._running.end()

@@ -1,0 +1,269 @@
+// Products of few tokens with the matrices of their experts: as skinny_linear.cu, where a CTA makes
+// 16 features of one expert for the up to 16 tokens of a tile, or of all experts of one token.
+
+#include "dependent_launch.cuh"
+#include "expert_linear.cuh"
+#include "mma.cuh"
+#include "skinny_output.cuh"
+#include "vector.cuh"
+
+namespace sluice {
+namespace {
+
+constexpr int kChunk = 64;  // elements of k that a warp takes at a time
+
+__device__ __forceinline__ uint4 load_once(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+// A chunk of features g and g + 8 of a CTA, in two halves.
+struct Weights {
+  uint4 low[2], high[2];
+
+  __device__ __forceinline__ void load(const void* low_row, const void* high_row) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      low[half] = load_once(static_cast<const uint4*>(low_row) + half * 4);
+      high[half] = load_once(static_cast<const uint4*>(high_row) + half * 4);
+    }
+  }
+
+  // x: the chunk of this lane's token, or null.
+  template <typename T>
+  __device__ __forceinline__ void multiply(float (&sum)[4], const T* x) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4 v = x ? *reinterpret_cast<const uint4*>(x + half * 32) : make_uint4(0, 0, 0, 0);
+      const uint4 a = low[half], b = high[half];
+      Half<T>::mma(sum, {a.x, b.x, a.y, b.y}, v.x, v.y);
+      Half<T>::mma(sum, {a.z, b.z, a.w, b.w}, v.z, v.w);
+    }
+  }
+};
+
+// The pairs of a CTA.
+struct Tile {
+  int expert, first, count;
+
+  __device__ __forceinline__ explicit Tile(const ExpertLinear& p) {
+    const int tile = blockIdx.x;
+    if (p.tiles) {
+      expert = p.tiles[tile];
+      first = p.tiles[p.num_tiles + tile];
+      count = min(p.tiles[2 * p.num_tiles + tile] - first, kMaxTilePairs);
+    } else {
+      expert = static_cast<int>(p.experts[tile]);
+      first = tile;
+      count = 1;
+    }
+  }
+};
+
+template <typename T, int kWarps, int kUnroll>
+__global__ void __launch_bounds__(kWarps * 32, 16 / kWarps) expert_kernel(const ExpertLinear p) {
+  __shared__ float partial[kWarps][kSkinnyFeatures][17];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int g = lane / 4, t = lane % 4;
+  const int num_chunks = p.k / kChunk;
+  if (!p.routed) wait_for_inputs();
+  const Tile tile(p);
+  if (tile.expert >= p.num_experts) {
+    if (p.routed) wait_for_inputs();  // the kernels before must have ended when this one has
+    return;
+  }
+
+  auto feature = [&](int row) {
+    if (!p.gated) return static_cast<int>(blockIdx.y) * kSkinnyFeatures + row;
+    return (row < 8 ? 0 : p.features / 2) + static_cast<int>(blockIdx.y) * 8 + row % 8;
+  };
+  auto row_of = [&](int row) {
+    const int64_t at = static_cast<int64_t>(tile.expert) * p.features + feature(row);
+    return static_cast<const T*>(p.weight) + at * p.k + t * 8;
+  };
+  const T *low_row = row_of(g), *high_row = row_of(g + 8);
+  Weights now[kUnroll], next[kUnroll];
+  auto load = [&](Weights(&w)[kUnroll], int first) {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int chunk = first + u * kWarps;
+      if (chunk < num_chunks) w[u].load(low_row + chunk * kChunk, high_row + chunk * kChunk);
+    }
+  };
+  load(now, warp);
+  const T* x[2];  // of this lane's token in each group of 8
+#pragma unroll
+  for (int group = 0; group < 2; ++group) {
+    const int place = group * 8 + g;
+    const int pair = tile.first + (place < tile.count ? place : 0);
+    const int row = (p.order ? p.order[pair] : pair) / p.pairs_per_row;
+    x[group] = place < tile.count
+                   ? static_cast<const T*>(p.x) + static_cast<int64_t>(row) * p.k + t * 8
+                   : nullptr;
+  }
+  if (p.routed) wait_for_inputs();
+  const bool wide = tile.count > 8;
+  float sum[2][4] = {};
+  for (int first = warp; first < num_chunks; first += kWarps * kUnroll) {
+    load(next, first + kWarps * kUnroll);
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int chunk = first + u * kWarps;
+      if (chunk >= num_chunks) break;
+      now[u].multiply(sum[0], x[0] ? x[0] + chunk * kChunk : nullptr);
+      if (wide) now[u].multiply(sum[1], x[1] ? x[1] + chunk * kChunk : nullptr);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) now[u] = next[u];
+  }
+  allow_next();
+
+#pragma unroll
+  for (int group = 0; group < 2; ++group) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      partial[warp][i / 2 * 8 + g][group * 8 + t * 2 + i % 2] = sum[group][i];
+    }
+  }
+  __syncthreads();
+  auto total = [&](int row, int place) {
+    float found = 0.f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) found += partial[w][row][place];
+    return rounded<T>(found);
+  };
+  const int rows = p.gated ? 8 : kSkinnyFeatures;
+  const int outputs = p.gated ? p.features / 2 : p.features;
+  for (int i = threadIdx.x; i < rows * tile.count; i += kWarps * 32) {
+    const int row = i % rows, place = i / rows;
+    float y = total(row, place);
+    if (p.gated) y = rounded<T>(y / (1.f + __expf(-y))) * total(row + 8, place);
+    const int64_t pair = p.order ? p.order[tile.first + place] : tile.first + place;
+    static_cast<T*>(p.out)[pair * outputs + blockIdx.y * rows + row] = from_float<T>(y);
+  }
+}
+
+// The chunks of all experts of a token follow each other.
+template <typename T, int kWarps, int kUnroll>
+__global__ void __launch_bounds__(kWarps * 32, 16 / kWarps) expert_sum_kernel(const ExpertSum p) {
+  __shared__ float partial[kWarps][kSkinnyFeatures];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int g = lane / 4, t = lane % 4;
+  const int64_t pairs = static_cast<int64_t>(blockIdx.x) * p.top_k;
+  const int chunks_each = p.k / kChunk, num_chunks = p.top_k * chunks_each;
+  const int feature = blockIdx.y * kSkinnyFeatures + g;
+  // Made before the kernel before this one began to work.
+  const int own = lane < p.top_k ? static_cast<int>(p.experts[pairs + lane]) : p.num_experts;
+  const float own_scale = own < p.num_experts ? p.scales[pairs + lane] : 0.f;
+  const int safe = own < p.num_experts ? own : 0;
+
+  Weights now[kUnroll], next[kUnroll];
+  auto load = [&](Weights(&w)[kUnroll], int first) {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int chunk = first + u * kWarps;
+      if (chunk >= num_chunks) break;
+      const int place = chunk / chunks_each;
+      const int64_t row = static_cast<int64_t>(__shfl_sync(~0u, safe, place)) * p.features + feature;
+      const T* at = static_cast<const T*>(p.weight) + row * p.k + t * 8 +
+                    (chunk - place * chunks_each) * kChunk;
+      w[u].load(at, at + static_cast<int64_t>(8) * p.k);
+    }
+  };
+  load(now, warp);
+  wait_for_inputs();
+  const T* x = static_cast<const T*>(p.x) + pairs * p.k + t * 8;
+  float sum[2] = {};
+  for (int first = warp; first < num_chunks; first += kWarps * kUnroll) {
+    load(next, first + kWarps * kUnroll);
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int chunk = first + u * kWarps;
+      if (chunk >= num_chunks) break;
+      float made[4] = {};
+      now[u].multiply(made, g == 0 ? x + chunk * kChunk : nullptr);
+      const float scale = __shfl_sync(~0u, own_scale, chunk / chunks_each);
+      sum[0] += scale * made[0];  // the token is column 0: of lanes with t == 0
+      sum[1] += scale * made[2];
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) now[u] = next[u];
+  }
+  allow_next();
+  if (t == 0) {
+    partial[warp][g] = sum[0];
+    partial[warp][g + 8] = sum[1];
+  }
+  __syncthreads();
+  if (threadIdx.x < kSkinnyFeatures) {
+    float total = 0.f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) total += partial[w][threadIdx.x];
+    const int64_t at = static_cast<int64_t>(blockIdx.x) * p.features;
+    static_cast<T*>(p.out)[at + blockIdx.y * kSkinnyFeatures + threadIdx.x] = from_float<T>(total);
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(256) combine_kernel(const CombineExperts p) {
+  using V = Vector<T>;
+  const int vectors = p.width / V::kSize;
+  const int64_t index = blockIdx.x * 256ll + threadIdx.x;
+  wait_for_inputs();
+  allow_next();
+  if (index >= static_cast<int64_t>(p.tokens) * vectors) return;
+  const int64_t token = index / vectors, at = index % vectors;
+  float sum[V::kSize] = {};
+  for (int i = 0; i < p.top_k; ++i) {
+    const int64_t pair = token * p.top_k + i;
+    const float scale = p.scales[pair];
+    const V x = static_cast<const V*>(p.x)[pair * vectors + at];
+#pragma unroll
+    for (int e = 0; e < V::kSize; ++e) sum[e] += scale * to_float(x.x[e]);
+  }
+  V y;
+#pragma unroll
+  for (int e = 0; e < V::kSize; ++e) y.x[e] = from_float<T>(sum[e]);
+  static_cast<V*>(p.out)[index] = y;
+}
+
+template <typename T>
+cudaError_t launch_linear(const ExpertLinear& p, cudaStream_t stream) {
+  const dim3 grid(p.num_tiles, p.features / kSkinnyFeatures);
+  auto kernel = p.warps == 4 ? expert_kernel<T, 4, 2> : expert_kernel<T, 8, 2>;
+  return launch_dependent(kernel, grid, p.warps * 32, 0, stream, p);
+}
+
+template <typename T>
+cudaError_t launch_sum(const ExpertSum& p, cudaStream_t stream) {
+  const dim3 grid(p.tokens, p.features / kSkinnyFeatures);
+  return launch_dependent(expert_sum_kernel<T, 8, 2>, grid, 256, 0, stream, p);
+}
+
+template <typename T>
+cudaError_t launch_combine(const CombineExperts& p, cudaStream_t stream) {
+  const int64_t total = static_cast<int64_t>(p.tokens) * (p.width / Vector<T>::kSize);
+  return launch_dependent(combine_kernel<T>, (total + 255) / 256, 256, 0, stream, p);
+}
+
+}  // namespace
+
+cudaError_t expert_linear(const ExpertLinear& p, bool bf16, cudaStream_t stream) {
+  if (p.num_tiles == 0) return cudaSuccess;
+  return bf16 ? launch_linear<__nv_bfloat16>(p, stream) : launch_linear<__half>(p, stream);
+}
+
+cudaError_t expert_sum(const ExpertSum& p, bool bf16, cudaStream_t stream) {
+  if (p.tokens == 0) return cudaSuccess;
+  return bf16 ? launch_sum<__nv_bfloat16>(p, stream) : launch_sum<__half>(p, stream);
+}
+
+cudaError_t combine_experts(const CombineExperts& p, bool bf16, cudaStream_t stream) {
+  if (p.tokens == 0) return cudaSuccess;
+  return bf16 ? launch_combine<__nv_bfloat16>(p, stream) : launch_combine<__half>(p, stream);
+}
+
+}  // namespace sluice

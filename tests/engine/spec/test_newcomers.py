@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.messages import GenerateRequest, SamplingParams
+from engine.scheduler.plan import StepPlan
+from engine.spec.config import SpeculativeConfig
+from engine.spec.costs import StepCosts
+from engine.spec.network import NetworkProposer
+from engine.spec.newcomers import Newcomers
+from tests.engine.spec.simulation import BATCHES, H200, LENGTHS, padded
+from tests.engine.spec.test_speculator import OUTSIDE_S, TimedRunner
+
+CATCH_UP_S, PREFILL_S = 0.0012, 0.001
+"""What the host does for the first drafts of newcomers, and to take them in."""
+
+
+def test_who_comes_seldom_costs_little() -> None:
+    newcomers = Newcomers()
+    assert newcomers.s_per_token == 0.0
+    for _ in range(200):
+        newcomers.observe(1, 1, drafting=True)
+        newcomers.lose(0.002)
+        newcomers.observe(0, 99, drafting=True)
+    assert newcomers.s_per_token == pytest.approx(0.002 / 100, rel=0.1)
+
+
+def test_losses_are_forgotten_with_those_who_made_them() -> None:
+    newcomers = Newcomers()
+    for lost_s in [0.002] * 100 + [0.0] * 200:
+        newcomers.observe(1, 10, drafting=True)
+        newcomers.lose(lost_s)
+    assert newcomers.s_per_token < 0.01 * 0.002 / 10
+
+
+def test_losses_fade_while_nobody_drafts() -> None:
+    newcomers = Newcomers()
+    for _ in range(100):
+        newcomers.observe(1, 10, drafting=True)
+        newcomers.lose(0.002)
+    before = newcomers.s_per_token
+    for _ in range(1000):
+        newcomers.observe(1, 10, drafting=False)
+    assert 0.55 * before < newcomers.s_per_token < 0.65 * before
+
+
+def test_gains_are_no_reason_to_draft_more() -> None:
+    newcomers = Newcomers()
+    newcomers.observe(1, 10, drafting=True)
+    newcomers.lose(-1.0)
+    assert newcomers.s_per_token == 0.0
+
+
+class CatchingUp(TimedRunner):
+    """A network has to see a prompt before it drafts."""
+
+    def __init__(self, costs: StepCosts, rate: float) -> None:
+        super().__init__(costs, rate, draft_s=0.0001)
+        self._seen: defaultdict[int, bool] = defaultdict(bool)
+
+    def draft(
+        self, asked: Sequence[tuple[int, int]], num_tokens: int, *, wait: bool
+    ) -> list[list[int]]:
+        if not all(self._seen[row] for row, _ in asked):
+            self.now += CATCH_UP_S
+        self._seen.update((row, True) for row, _ in asked)
+        return super().draft(asked, num_tokens, wait=wait)
+
+    def forward(self, plan: StepPlan) -> None:
+        if plan.admissions:
+            self.now += PREFILL_S
+        self._seen.update((admission.row, False) for admission in plan.admissions)
+        super().forward(plan)
+
+
+def serve(
+    batch: int, rate: float, speed: float, mean_tokens: int, config: SpeculativeConfig | None
+) -> float:
+    """Tokens a second where a request comes whenever one goes, without the first third of them."""
+    table = [[seconds / speed for seconds in row] for row in H200.taken_s]
+    runner = CatchingUp(padded(StepCosts(BATCHES, LENGTHS, table)), rate)
+    core = EngineCore(
+        EngineConfig(
+            model="toy",
+            max_num_seqs=batch,
+            enable_prefix_caching=False,
+            speculative_config=config,
+        ),
+        runner,
+        max_model_len=100_000,
+        overlap=True,
+        proposer=None if config is None else NetworkProposer(runner),
+        clock=runner.clock,
+    )
+    rng, num_come, num_gone, num_tokens = random.Random(3), 0, 0, 0
+    began: tuple[float, int] | None = None
+    while num_gone < 30 * batch:
+        for _ in range(batch + num_gone - num_come):
+            length = max(2, int(rng.expovariate(1 / mean_tokens)))
+            params = SamplingParams(max_tokens=length, ignore_eos=True)
+            core.add_request(
+                GenerateRequest(request_id=str(num_come), prompt_token_ids=[2] * 30, params=params)
+            )
+            num_come += 1
+        for output in core.step():
+            num_tokens += len(output.new_token_ids)
+            num_gone += output.finish_reason is not None
+        runner.now += OUTSIDE_S
+        if began is None and num_gone >= 10 * batch:
+            began = runner.now, num_tokens
+    assert began is not None
+    return (num_tokens - began[1]) / (runner.now - began[0])
+
+
+@pytest.mark.parametrize(
+    ("batch", "rate", "speed", "mean_tokens"),
+    [(8, 0.5, 20, 24), (32, 0.5, 20, 24), (32, 0.8, 1, 24), (32, 0.5, 1, 24), (32, 0.5, 20, 100)],
+)
+def test_short_answers_are_never_slower_with_drafts(
+    batch: int, rate: float, speed: float, mean_tokens: int
+) -> None:
+    """Always three drafts, some of these lose up to a fifth."""
+    drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    plain = serve(batch, rate, speed, mean_tokens, None)
+    assert serve(batch, rate, speed, mean_tokens, drafts) > 0.98 * plain
+
+
+def test_drafts_that_pay_in_spite_of_newcomers_are_made() -> None:
+    drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    assert serve(8, 0.8, 20, 100, drafts) > 1.3 * serve(8, 0.8, 20, 100, None)

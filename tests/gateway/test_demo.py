@@ -1,0 +1,268 @@
+"""``sluice demo`` in this process; ``tests/e2e/test_demo.py`` has it in one of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.demo import MODEL_DIR
+from engine.errors import ModelLoadError
+from gateway import demo, server
+from gateway.config import ServerConfig
+from gateway.data_dir import DataDir, Keys, Running
+from gateway.demo import Demo, Question
+from gateway.errors import AddressInUse, SetupError
+from tests.e2e.conftest import open_folder
+
+__all__ = ["open_folder"]
+
+
+def make(folder: Path, **options: Any) -> Demo:
+    return Demo(
+        **{"host": "127.0.0.1", "port": 0, "data_dir": folder, "ready_file": None} | options
+    )
+
+
+# -- what is refused before anything is started
+
+
+def test_a_taken_port_is_named_with_the_option(tmp_path: Path) -> None:
+    with server.bind(ServerConfig(port=0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressInUse, match=rf"{port} is taken; choose another --port"):
+            make(tmp_path / "data", port=port).run()
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_option(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match=r"cannot be made.*--data-dir"):
+        make(tmp_path / "file" / "data").run()
+
+
+@pytest.mark.parametrize("ready_file", ["", "missing/ready.json"])
+def test_a_ready_file_that_cannot_be_written_is_named_with_the_option(
+    tmp_path: Path, ready_file: str
+) -> None:
+    with pytest.raises(SetupError, match=r"cannot be written; choose another --ready-file"):
+        make(tmp_path / "data", ready_file=tmp_path / ready_file).run()
+    assert not (tmp_path / "data" / "postgres").exists()
+
+
+def test_a_model_that_is_not_there_starts_no_database(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="/no/such/model"):
+        make(tmp_path / "data", model="/no/such/model").run()
+    assert not (tmp_path / "data" / "postgres").exists()
+
+
+# -- a run of it
+
+
+@contextmanager
+def until_ready(folder: Path, act: Callable[[Running], None]) -> Iterator[None]:
+    """Beside a demo on ``folder``: does ``act`` once it is ready, then ends it as Ctrl-C does."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        deadline = time.monotonic() + 100
+        while (running := DataDir(folder).running()) is None:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.01)
+        try:
+            act(running)
+        except BaseException as exc:
+            failures.append(exc)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    beside = threading.Thread(target=run)
+    beside.start()
+    try:
+        yield
+    finally:
+        beside.join()
+    if failures:
+        raise failures[0]
+
+
+def ask(url: str, api_key: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions",
+        msgspec.json.encode(body),
+        {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.loads(response.read())
+
+
+@pytest.mark.pg
+def test_it_tells_what_works_and_keeps_its_keys_while_they_do(
+    open_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = open_folder / "data"
+    seen: list[Running] = []
+
+    def act(running: Running) -> None:
+        seen.append(running)
+        body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+        answer = ask(running.url, running.api_key, body | {"max_tokens": 5})
+        assert answer["choices"][0]["message"]["content"]
+        assert (folder / "ready.json").exists()
+
+    def run() -> str:
+        with until_ready(folder, act):
+            make(folder, replay_tokens_per_s=1000.0).run()
+        assert not (folder / "ready.json").exists()
+        return capsys.readouterr().out
+
+    said = run()
+    (first,) = seen
+    assert f"{first.url}/#key={first.api_key}" in said
+    assert f"{first.url}/admin/#key={first.admin_key}" in said
+    assert_curl_line(said, first)
+
+    run()
+    assert (seen[1].api_key, seen[1].admin_key) == (first.api_key, first.admin_key)
+
+    # As after `sluice key revoke`, or with a file of another database.
+    DataDir(folder).save_keys(Keys(api_key="sk-slc-another", admin_key=first.admin_key))
+    run()
+    assert first.api_key != seen[2].api_key != "sk-slc-another"
+    assert DataDir(folder).load_keys() == Keys(api_key=seen[2].api_key, admin_key=seen[2].admin_key)
+
+
+def assert_curl_line(said: str, running: Running) -> None:
+    """A shell reads it as one request with a body that is JSON."""
+    (line,) = re.findall(r"^curl .*$", said, re.MULTILINE)
+    words = shlex.split(line)
+    assert f"{running.url}/v1/chat/completions" in words
+    assert f"Authorization: Bearer {running.api_key}" in words
+    body = json.loads(words[words.index("-d") + 1])
+    assert body == {**Question("demo", is_chat=True).body, "stream": True}
+
+
+@pytest.mark.pg
+def test_a_server_that_fails_takes_its_database_down(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise SetupError("the server does not answer its own /readyz: it is broken")
+
+    monkeypatch.setattr(demo, "_probe", broken)
+    folder = open_folder / "data"
+    with pytest.raises(SetupError, match="it is broken"):
+        make(folder, replay_tokens_per_s=1000.0).run()
+    assert not (folder / "postgres" / "postmaster.pid").exists()
+    assert not (folder / "ready.json").exists()
+
+
+# -- the first question
+
+
+def test_a_model_that_takes_no_chats_is_asked_to_go_on() -> None:
+    assert Question("m", is_chat=True).path == "/v1/chat/completions"
+    question = Question("m", is_chat=False)
+    assert question.path == "/v1/completions"
+    assert question.body == {"model": "m", "prompt": demo.QUESTION}
+
+
+@contextmanager
+def answering(**statuses: int) -> Iterator[tuple[str, list[str]]]:
+    """A server that answers paths with these statuses; its URL and what it was asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            body = b"because"
+            self.send_response(statuses[self.path.rpartition("/")[2]])
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.server_address[1]}", asked
+        finally:
+            listening.shutdown()
+            thread.join()
+
+
+CHAT = Question("demo", is_chat=True)
+
+
+def test_a_server_that_answers_passes() -> None:
+    with answering(readyz=200, completions=200) as (url, asked):
+        demo._probe(url, "key", CHAT)
+    assert asked == ["/readyz", "/v1/chat/completions"]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "told"),
+    [
+        ({"readyz": 503, "completions": 200}, "/readyz answered 503: because"),
+        ({"readyz": 200, "completions": 500}, "/v1/chat/completions answered 500: because"),
+    ],
+)
+def test_a_server_that_does_not_is_not_announced(statuses: dict[str, int], told: str) -> None:
+    with answering(**statuses) as (url, _), pytest.raises(SetupError, match=told):
+        demo._probe(url, "key", CHAT)
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with server.bind(ServerConfig(port=0)) as taken:
+        url = server.url_of(taken)
+    with pytest.raises(SetupError, match="does not answer its own /readyz"):
+        demo._probe(url, "key", CHAT)
+
+
+# -- stopping
+
+
+@pytest.mark.asyncio
+async def test_blocking_work_is_waited_for_even_when_cancelled() -> None:
+    """PostgreSQL's start must be over before its stop begins."""
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        may_end.wait(30)
+        ended.set()
+
+    working = asyncio.create_task(demo._in_thread(work))
+    await asyncio.to_thread(begun.wait, 30)
+    working.cancel()
+    await asyncio.sleep(0.02)
+    assert not working.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert ended.is_set()
+
+
+def test_the_bundled_model_takes_chats() -> None:
+    assert demo._takes_chats(str(MODEL_DIR))

@@ -1,0 +1,225 @@
+"""The parts, made from settings: what each setting decides, and what cannot be made."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.errors import InvalidRequest, ModelLoadError
+from engine.tokenizer import Tokenizer
+from gateway import config as configuration
+from gateway.config import Config
+from gateway.errors import ConfigError
+from gateway.services import Services, create_services
+from tenants.memory import MemoryStore
+from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.parts import Parts, parts
+from tests.gateway.serving import MODEL, SECRETS, double_client, make_config
+from tests.tenants.samples import make_key
+
+NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
+
+
+def config_of(
+    model_dir: Path, journal: Path, *, tenants: dict[str, Any] | None = None, **models: Any
+) -> Config:
+    config = make_config(model_dir, models=models)
+    settings = {"journal_dir": str(journal)} | (tenants or {})
+    return msgspec.structs.replace(
+        config, tenants=msgspec.structs.replace(config.tenants, **settings)
+    )
+
+
+@contextlib.asynccontextmanager
+async def made(config: Config, folder: Path | None = None) -> AsyncIterator[Parts]:
+    """The services of a config, with an engine that has started."""
+    double = EngineDouble(Tokenizer.load(config.engine.model_dir))
+    engine = double_client(config, double)
+    await engine.start()
+    store = MemoryStore()
+    _, principal = await make_key(store)
+    services = create_services(
+        config, engine=engine, store=store, secrets=SECRETS, metrics_folder=folder
+    )
+    try:
+        yield Parts(services, double, principal)
+    finally:
+        await services.lifecycle.close()
+
+
+def fails(config: Config) -> None:
+    """Makes services that cannot be made; nothing of them runs."""
+    double = EngineDouble(Tokenizer.load(config.engine.model_dir))
+    create_services(
+        config, engine=double_client(config, double), store=MemoryStore(), secrets=SECRETS
+    )
+
+
+def background(services: Services) -> set[str]:
+    """Names of what runs once the lifecycle has begun."""
+    before = asyncio.all_tasks()
+    services.lifecycle.start()
+    return {task.get_name() for task in asyncio.all_tasks() - before}
+
+
+@pytest.fixture
+def own_model(model_dir: Path, tmp_path: Path) -> Path:
+    """A model folder that a test may change."""
+    return Path(shutil.copytree(model_dir, tmp_path / "model"))
+
+
+ALWAYS = {
+    "quota leases",
+    "settlements of the dead",
+    "last uses of keys",
+    "line to other workers",
+    "deleted adapters",
+    "retention",
+    "revocations",
+}
+
+
+@pytest.mark.asyncio
+async def test_nothing_runs_before_the_start(model_dir: Path, tmp_path: Path) -> None:
+    before = asyncio.all_tasks()
+    async with made(config_of(model_dir, tmp_path)) as here:
+        assert {task.get_name() for task in asyncio.all_tasks() - before} == {"engine-supervisor"}
+        assert background(here.services) == ALWAYS
+    assert asyncio.all_tasks() == before
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "tenants", [{"dsn": NOWHERE}, {"direct_dsn": NOWHERE, "dsn": "x", "transaction_pooling": True}]
+)
+async def test_a_database_is_listened_to(
+    model_dir: Path, tmp_path: Path, tenants: dict[str, Any]
+) -> None:
+    async with made(config_of(model_dir, tmp_path, tenants=tenants)) as here:
+        assert background(here.services) == ALWAYS | {"changes"}
+
+
+@pytest.mark.asyncio
+async def test_workers_share_their_metrics_in_a_folder(model_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    async with made(config_of(model_dir, tmp_path / "journal"), folder) as here:
+        assert background(here.services) == ALWAYS | {"metrics for other workers"}
+
+
+@pytest.mark.asyncio
+async def test_the_metrics_see_the_requests_and_the_engine(model_dir: Path, tmp_path: Path) -> None:
+    async with parts(model_dir, tmp_path) as here:
+        here.double.script = lambda prompt: Play(text="xxx", interval_s=0.001)
+
+        def value(name: str) -> float:
+            lines = here.services.metrics.render().decode().splitlines()
+            (found,) = [line for line in lines if line.startswith(f"{name} ")]
+            return float(found.rpartition(" ")[2])
+
+        generation = await here.begin()
+        assert value("sluice_generations_running") == 1
+        assert await here.answer(generation) == "xxx"
+        assert value("sluice_generations_running") == 0
+        assert value("sluice_inter_token_latency_seconds_count") == 2
+
+
+# -- what the model's folder decides
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("source", "temperature"), [("auto", 0.25), ("ignore", 1.0)])
+async def test_sampling_defaults_come_from_the_model_unless_ignored(
+    own_model: Path, tmp_path: Path, source: str, temperature: float
+) -> None:
+    (own_model / "generation_config.json").write_text(json.dumps({"temperature": 0.25}))
+    config = config_of(own_model, tmp_path / "journal", generation_config=source)
+    async with made(config) as here:
+        await here.answer(await here.begin())
+        await here.answer(await here.begin(temperature=0.5))
+    found = [request.params.temperature for request in here.double.requests]
+    assert found == [temperature, 0.5]
+
+
+@pytest.mark.asyncio
+async def test_a_model_without_a_template_is_served_and_says_so(
+    own_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (own_model / "chat_template.jinja").unlink()
+    async with made(config_of(own_model, tmp_path / "journal")) as here:
+        (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+        assert f"{MODEL} has no chat template" in warning.getMessage()
+        assert "models.chat_template" in warning.getMessage()
+        with pytest.raises(InvalidRequest, match="template"):
+            await here.begin()
+
+
+@pytest.mark.asyncio
+async def test_a_template_of_ones_own_takes_its_place(own_model: Path, tmp_path: Path) -> None:
+    (own_model / "chat_template.jinja").unlink()
+    template = tmp_path / "template.jinja"
+    template.write_text("Q: {{ messages[-1].content }} A:")
+    config = config_of(own_model, tmp_path / "journal", chat_template=str(template))
+    async with made(config) as here:
+        here.double.script = lambda prompt: Play(text="hello")
+        await here.answer(await here.begin("who?"))
+        assert here.double.prompt() == "Q: who? A:"
+
+
+def test_a_template_that_is_not_there_is_named(model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"nowhere\.jinja"):
+        fails(config_of(model_dir, tmp_path, chat_template="nowhere.jinja"))
+
+
+def test_a_system_prompt_that_the_template_refuses_is_named(
+    own_model: Path, tmp_path: Path
+) -> None:
+    (own_model / "chat_template.jinja").write_text("{{ raise_exception('no system prompts') }}")
+    prefixes = {"helper": configuration.PublicPrefix(system="You help.", tenants=("acme",))}
+    with pytest.raises(ConfigError, match=r"helper.*no system prompts"):
+        fails(config_of(own_model, tmp_path / "journal", public_prefixes=prefixes))
+
+
+# -- what the settings decide
+
+
+def test_a_journal_that_cannot_be_kept_is_named_with_its_mend(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"usage cannot be kept here.*tenants\.journal_dir"):
+        fails(config_of(model_dir, tmp_path / "file" / "journal"))
+
+
+@pytest.mark.asyncio
+async def test_tokens_of_a_chunk_travel_together_for_the_flush_interval(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with parts(model_dir, tmp_path, flush_interval_ms=60_000) as here:
+        here.double.script = lambda prompt: Play(text="x" * 20, interval_s=0.001)
+        generation = await here.begin()
+        deltas = [delta.content async for delta in generation.deltas()]
+        generation.close()
+    assert len(deltas) <= 3, "the first at once, the last at once, and nothing in between"
+    assert "".join(deltas) == "x" * 20
+
+
+@pytest.mark.asyncio
+async def test_public_system_prompts_reach_the_engine(model_dir: Path, tmp_path: Path) -> None:
+    prefixes = {"helper": configuration.PublicPrefix(system="You help.", tenants=("acme",))}
+    async with made(config_of(model_dir, tmp_path, public_prefixes=prefixes)) as here:
+        for system in ("You help.", "Be brief."):
+            said = [{"role": "system", "content": system}, {"role": "user", "content": "hi"}]
+            await here.answer(await here.begin(messages=said))
+    public, private = (request.num_public_tokens for request in here.double.requests)
+    assert public > len("You help.")
+    assert private < public

@@ -1,0 +1,105 @@
+"""What the documents point to is there: links, anchors, files, tests, modules and commands."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from gateway.cli import app
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "PERFORMANCE.md",
+        "engine/demo/README.md",
+        "gateway/README.md",
+        "grammar/README.md",
+        "tenants/README.md",
+        "tests/README.md",
+    )
+]
+PACKAGES = ("engine", "gateway", "grammar", "kernels", "migrations", "tenants", "tests")
+
+documents = pytest.mark.parametrize(
+    "document", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS]
+)
+
+
+def anchors(document: Path) -> set[str]:
+    """Of its headings, as GitHub and GitLab make them."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@documents
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = document.parent / path if path else document
+        assert found.exists(), target
+        if anchor:
+            assert anchor in anchors(found), target
+
+
+@pytest.fixture(scope="module")
+def names() -> set[str]:
+    """Of all files of the packages, without their folders."""
+    return {path.name for package in PACKAGES for path in (ROOT / package).rglob("*.*")}
+
+
+@documents
+def test_files_that_are_named_exist(document: Path, names: set[str]) -> None:
+    text = document.read_text()
+    for path in re.findall(rf"(?<![\w./])(?:{'|'.join(PACKAGES)})/[\w./-]*\w", text):
+        assert (ROOT / path).exists(), path
+    for name in re.findall(r"`(\w+\.(?:py|sql|cu|cuh|cpp|jinja))`", text):
+        assert name in names, name
+
+
+@documents
+def test_tests_that_are_named_exist(document: Path) -> None:
+    """As pytest would be given them: ``path::test`` or ``path::Class``."""
+    for path, name in re.findall(r"`([\w./]+\.py)::(\w+)`", document.read_text()):
+        source = (ROOT / path).read_text()
+        assert re.search(rf"^(async )?(def|class) {name}\b", source, re.MULTILINE), (
+            f"{path}::{name}"
+        )
+
+
+@documents
+def test_modules_that_are_to_be_run_exist(document: Path) -> None:
+    for module in modules(document.read_text()):
+        assert importlib.util.find_spec(module) is not None, module
+
+
+def modules(text: str) -> Iterator[str]:
+    """After ``python -m``, with ``{a,b}`` written out."""
+    for written in re.findall(r"python3? -m ([\w.{},]+)", text):
+        before, brace, rest = written.rstrip(".,").partition("{")
+        names, _, after = rest.partition("}")
+        yield from (f"{before}{name}{after}" for name in names.split(",")) if brace else (written,)
+
+
+def test_braces_of_modules() -> None:
+    assert list(modules("`python -m a.{b,c}_d`, `python -m e.f --x`")) == ["a.b_d", "a.c_d", "e.f"]
+
+
+@documents
+def test_commands_that_are_named_exist(document: Path) -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for names, sub in re.findall(
+        r"(?:`|\$ )sluice ([a-z|\\]+)(?: ([a-z]+))?", document.read_text()
+    ):
+        for name in names.replace("\\", "").split("|"):
+            assert name in commands, f"sluice {name}"
+            if sub and (group := getattr(commands[name], "commands", None)):
+                assert sub in group, f"sluice {name} {sub}"
