@@ -153,20 +153,18 @@ def _int4(
     features, num_groups, _ = matrix.groups.shape
     (rows, k), weight = x.shape, (matrix.packed, matrix.groups)
     group_size = k // num_groups
-    whole = group_size % 32 == 0
     serves = functools.partial(_is_served, rows, features, k, x.dtype, 128)
-    if whole and serves(_SKINNY_INT4_ROWS):
-        return cuda_quantized.skinny_int4_linear(x, *weight, bias, gated=gated)
-    regular = group_size in (32, 64) or group_size % 128 == 0
-    if regular and serves(_TILED_INT4_ROWS) and _has_tiled(x.device):
+    tiled = _has_tiled(x.device) and (group_size in (32, 64) or group_size % 128 == 0)
+    # Without tiles, reading four bits twice takes less time than widening them all once.
+    few = _SKINNY_INT4_ROWS if tiled else 2 * cuda.MAX_SKINNY_TOKENS
+    if group_size % 32 == 0 and serves(few):
+        parts = [
+            cuda_quantized.skinny_int4_linear(part, *weight, bias, gated=gated)
+            for part in torch.split(x, cuda.MAX_SKINNY_TOKENS)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if tiled and serves(_TILED_INT4_ROWS):
         return cuda_quantized.tiled_int4_linear(x, *weight, bias, gated=gated)
-    if whole and serves():
-        return cuda_quantized.skinny_int4_linear(x, *weight, bias, gated=gated)
-    # Reading four bits twice takes less time than widening them all once.
-    if whole and serves(2 * cuda.MAX_SKINNY_TOKENS):
-        halves = torch.split(x, cuda.MAX_SKINNY_TOKENS)
-        parts = [cuda_quantized.skinny_int4_linear(h, *weight, bias, gated=gated) for h in halves]
-        return torch.cat(parts)
     out = ops.linear_int4(x, *weight)
     out = out if bias is None else out.add_(bias)
     return ops.silu_mul(out) if gated else out
