@@ -84,16 +84,21 @@ def tiled_fp8_linear(
     *,
     dtype: torch.dtype,
     gated: bool = False,
+    block_rows: int = 0,
     split: int = 0,
 ) -> torch.Tensor:
     """``(x * x_scale) @ (weight * scale).T + bias`` in ``dtype``, as ``tiled_int4_linear``.
 
     x: [tokens, k] and weight: [features, k], float8_e4m3fn, k a multiple of 128; x_scale: [tokens,
-    1], scale: [features, 1], float32.
+    1], scale: [features, 1], float32. With blocks of ``block_rows`` features and 128 inputs, scale
+    is [features / block_rows, k / 128], rounded up, and x_scale [k / 128, tokens] in rows of a
+    multiple of 64 elements.
     """
     features = weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty(x.shape[0], features, dtype=dtype, device=x.device)
-    torch.ops.sluice_cuda.tiled_fp8_linear(out, x, x_scale, weight, scale, bias, gated, split)
+    torch.ops.sluice_cuda.tiled_fp8_linear(
+        out, x, x_scale, weight, scale, bias, gated, block_rows, split
+    )
     return out
 
 

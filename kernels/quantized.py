@@ -24,6 +24,8 @@ _FEW_ROWS = 64
 """Up to so many, Triton's product with FP8 weights is faster than the library's."""
 _TILED_FP8_ROWS = 128
 """Up to so many, our product with FP8 weights is faster than either."""
+_TILED_BLOCKS_ROWS = 128
+"""Likewise with a scale for each block."""
 _SKINNY_INT4_ROWS = 8
 """For more, tiles are faster."""
 _TILED_INT4_ROWS = 2048
@@ -66,6 +68,8 @@ def fp8_linear(
         (rows, k), features = x.shape, weight.shape[0]
         if _is_served(rows, features, k, x.dtype, 64):
             return cuda_quantized.skinny_fp8_linear(x, weight, scale, bias, block=block)
+        if block is not None and round_x and _is_tiled(rows, weight, x.dtype, _TILED_BLOCKS_ROWS):
+            return _tiled_blocks(x, weight, scale, bias, block[0])
         if not round_x or block is not None or not rounds(rows, weight, x.dtype):
             return _widening_product(x, weight, scale, bias, block, round_x=round_x)
         x = rounded.quantize(x)
@@ -91,9 +95,12 @@ def fp8_gated_linear(
     rows, k = x.shape
     if isinstance(x, torch.Tensor) and _is_served(rows, weight.shape[0], k, x.dtype, 64):
         return cuda_quantized.skinny_fp8_linear(x, weight, scale, bias, gated=True, block=block)
-    if _is_tiled(rows, weight, x.dtype, _TILED_FP8_ROWS) and block is None and round_x:
+    if block is None and round_x and _is_tiled(rows, weight, x.dtype, _TILED_FP8_ROWS):
         x = rounded.quantize(x) if isinstance(x, torch.Tensor) else x
         return _tiled_fp8(x, weight, scale, bias, gated=True)
+    if block is not None and round_x and _is_tiled(rows, weight, x.dtype, _TILED_BLOCKS_ROWS):
+        assert isinstance(x, torch.Tensor), "rounded by rows for a product with blocks"
+        return _tiled_blocks(x, weight, scale, bias, block[0], gated=True)
     out = fp8_linear(x, weight, scale, bias, block=block, round_x=round_x)
     return rounded.silu_mul(out) if round_out else ops.silu_mul(out)
 
@@ -228,6 +235,23 @@ def _tiled_fp8(
 ) -> torch.Tensor:
     return cuda_quantized.tiled_fp8_linear(
         x.values, x.scale, weight, scale, bias, dtype=x.dtype, gated=gated
+    )
+
+
+def _tiled_blocks(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    block_rows: int,
+    *,
+    gated: bool = False,
+) -> torch.Tensor:
+    from kernels.triton.fp8_linear import quantize_pieces  # Triton is there where GPUs are.
+
+    values, x_scale = quantize_pieces(x)
+    return cuda_quantized.tiled_fp8_linear(
+        values, x_scale, weight, scale, bias, dtype=x.dtype, gated=gated, block_rows=block_rows
     )
 
 
