@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from itertools import chain, count
+from itertools import count
 from typing import TYPE_CHECKING
 
 from engine.cache.hybrid import create_cache_manager
@@ -12,17 +11,18 @@ from engine.constraints import Constraints, Ending
 from engine.errors import AdapterLoadError, AdapterUnloaded, InvalidRequest, QueueFull
 from engine.messages import RequestOutput, Stats
 from engine.request import Request, RequestState
+from engine.request_checks import RequestChecks
 from engine.scheduler.policy import create_policy
 from engine.scheduler.scheduler import Scheduler
 from engine.spec.speculator import Speculator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Iterable
     from collections.abc import Set as AbstractSet
 
     from engine.adapters import Adapters, OnLoaded
     from engine.config import EngineConfig
-    from engine.messages import AdapterRef, GenerateRequest, Grant, SamplingParams
+    from engine.messages import AdapterRef, GenerateRequest, Grant
     from engine.scheduler.plan import Runner
     from engine.scheduler.step import Step
     from engine.spec.base import Proposer
@@ -57,8 +57,6 @@ class EngineCore:
     ) -> None:
         self._runner = runner
         self._adapters = adapters
-        self._max_model_len = max_model_len
-        self._max_logprobs = config.max_logprobs
         self._eos_token_ids = frozenset(eos_token_ids)
         self._overlap = bool(config.async_scheduling) if overlap is None else overlap
         self._clock = clock
@@ -68,6 +66,12 @@ class EngineCore:
             runner.num_swap_blocks,
             runner.group_windows,
             runner.window_step,
+        )
+        self._checks = RequestChecks(
+            vocab_size=runner.vocab_size,
+            max_model_len=max_model_len,
+            max_cached_tokens=self._cache.max_num_tokens,
+            max_logprobs=config.max_logprobs,
         )
         self.scheduler = Scheduler(
             config,
@@ -125,7 +129,7 @@ class EngineCore:
             raise InvalidRequest(f"request_id {message.request_id!r} is in use")
         digest: str | None = ""
         try:
-            self._check(message)
+            self._checks.check(message)
             if message.adapter is not None:
                 digest = self._with_adapters(message.adapter).admit(message)
         except (InvalidRequest, AdapterLoadError) as error:
@@ -139,7 +143,7 @@ class EngineCore:
     def _begin(self, message: GenerateRequest, adapter_digest: str) -> None:
         """Queue a request that has its adapter."""
         max_tokens = message.params.max_tokens
-        limit = self._max_total_tokens
+        limit = self._checks.max_total_tokens
         request = Request(
             message,
             adapter_digest=adapter_digest,
@@ -176,75 +180,6 @@ class EngineCore:
         except InvalidRequest as error:
             self.scheduler.finish(request, "error")
             self._report(request, [], error=str(error), error_code="invalid_request")
-
-    @property
-    def _max_total_tokens(self) -> int:
-        """Of prompt and output."""
-        # The last token of all is never computed, so it needs no slot.
-        return min(self._max_model_len, self._cache.max_num_tokens + 1)
-
-    def _check(self, message: GenerateRequest) -> None:
-        """Raises ``InvalidRequest`` for a request that could never run to its end."""
-        prompt, max_tokens = message.prompt_token_ids, message.params.max_tokens
-        if not prompt:
-            raise InvalidRequest("prompt_token_ids is empty")
-        self._check_ids("prompt_token_ids", prompt)
-        self._check_params(message.params)
-        if not 0 <= message.num_public_tokens <= len(prompt):
-            raise InvalidRequest(
-                f"num_public_tokens must be in [0, {len(prompt)}], got {message.num_public_tokens}"
-            )
-        if not (math.isfinite(message.weight) and message.weight > 0):
-            raise InvalidRequest(f"weight must be a positive number, got {message.weight}")
-        if message.num_granted_tokens is not None and message.num_granted_tokens < 0:
-            raise InvalidRequest(
-                f"num_granted_tokens must not be below 0, got {message.num_granted_tokens}"
-            )
-        if min(message.max_cached_blocks.values(), default=0) < 0:
-            raise InvalidRequest(
-                f"max_cached_blocks must not be below 0, got {message.max_cached_blocks}"
-            )
-        limit = self._max_total_tokens
-        what = "max_model_len" if limit == self._max_model_len else "the size of the KV cache"
-        if len(prompt) >= limit:
-            raise InvalidRequest(
-                f"prompt_token_ids has {len(prompt)} tokens, but {what} leaves room for"
-                f" {limit - 1} and one new token"
-            )
-        if max_tokens is not None and len(prompt) + max_tokens > limit:
-            raise InvalidRequest(
-                f"max_tokens is {max_tokens}, but after a prompt of {len(prompt)} tokens {what}"
-                f" leaves room for {limit - len(prompt)}"
-            )
-
-    def _check_params(self, params: SamplingParams) -> None:
-        """What ``SamplingParams`` cannot check by itself. Raises ``InvalidRequest``."""
-        if params.n != 1:
-            raise InvalidRequest(f"n must be 1 here, got {params.n}: send a request for each")
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        self._check_ids("logit_bias", params.logit_bias or ())
-        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
-        self._check_ids("bad_words_token_ids", [*chain(*params.bad_words_token_ids)])
-        self._check_num_logprobs("logprobs", params.logprobs)
-        self._check_num_logprobs("prompt_logprobs", params.prompt_logprobs)
-        if params.bad_words and not params.bad_words_token_ids:
-            raise InvalidRequest(
-                "bad_words must come with bad_words_token_ids: the engine has no tokenizer for them"
-            )
-
-    def _check_num_logprobs(self, field: str, number: int | None) -> None:
-        asked = self._runner.vocab_size if number == -1 else number or 0
-        if 0 <= self._max_logprobs < asked:
-            raise InvalidRequest(
-                f"{field} is {number}, but max_logprobs allows at most {self._max_logprobs}"
-            )
-
-    def _check_ids(self, field: str, token_ids: Collection[int]) -> None:
-        vocab_size = self._runner.vocab_size
-        if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
-            raise InvalidRequest(
-                f"{field} must be in [0, {vocab_size}), got {min(token_ids)} to {max(token_ids)}"
-            )
 
     def load_adapter(self, adapter: AdapterRef, on_done: OnLoaded) -> None:
         """Read and check an adapter now; ``on_done`` hears how that ended, here or in ``step``."""

@@ -50,7 +50,7 @@ class Request:
         [num_tokens, num_planned_tokens)  sampled by a step in flight: on the device, not yet seen
         [0, num_computed_tokens)          scheduled up to here: written to the cache, or about to be
 
-    The last ``num_drafts_in_flight`` of the scheduled ones are guesses at tokens that are not known
+    The last ``num_drafts_in_flight`` of the scheduled ones are drafts of tokens that are not known
     yet; the update for their step takes back those that were wrong.
     """
 
@@ -153,10 +153,10 @@ class Request:
         self.num_in_flight = 0
         """Steps in flight that read or write its blocks; copying them out is reading."""
         self.draft_token_ids: list[int] = []
-        """Guesses at what follows the known tokens, for the next step to check."""
+        """Drafts of what follows the known tokens, for the next step to check."""
         self.num_drafts_in_flight = 0
         self.num_draft_tokens = 0
-        """Guesses checked so far."""
+        """Drafts checked so far."""
         self.num_accepted_tokens = 0
         """Of these, the right ones: part of the output."""
         self.num_cached_tokens = 0
@@ -180,7 +180,7 @@ class Request:
 
     @property
     def draft_room(self) -> int:
-        """Guesses that the next step can check: none unless it has only the last token to compute,
+        """Drafts that the next step can check: none unless it has only the last token to compute,
         and never so many that the request could outgrow its limit."""
         if self.num_pending or self.num_computed_tokens != len(self.token_ids) - 1:
             return 0

@@ -56,8 +56,8 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "generation_tokens": ("generation_tokens", "Generated tokens."),
     "prefix_cache_queries": ("prefix_cache_queries", "Tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_cache_hits", "Tokens found there."),
-    "spec_decode_num_drafts": ("spec_decode_num_drafts", "Times that guesses were checked."),
-    "spec_decode_num_draft_tokens": ("spec_decode_num_draft_tokens", "Guessed tokens."),
+    "spec_decode_num_drafts": ("spec_decode_num_drafts", "Times that drafts were checked."),
+    "spec_decode_num_draft_tokens": ("spec_decode_num_draft_tokens", "Draft tokens."),
     "spec_decode_num_accepted_tokens": (
         "spec_decode_num_accepted_tokens",
         "Those that were right.",
@@ -79,7 +79,7 @@ TENANT_DRAFT_COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens"
 
 PER_POS = (
     "spec_decode_num_accepted_tokens_per_pos",
-    "Guessed tokens that were right, by their place in the draft.",
+    "Draft tokens that were right, by their place in the draft.",
 )
 
 _TENANT_HELP = {

@@ -92,7 +92,7 @@ class RowTable:
             self.block_tables.view(-1).index_copy_(0, sent[0], sent[1].to(torch.int32))
 
     def write_drafts(self, chunks: Sequence[Chunk]) -> None:
-        """Put the guesses of these chunks behind the known tokens, at the places they stand for.
+        """Put the drafts of these chunks behind the known tokens, at the places they stand for.
         Those the host has not seen are there."""
         places: list[int] = []
         ids: list[int] = []

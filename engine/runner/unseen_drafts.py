@@ -20,7 +20,7 @@ class UnseenDrafts:
         self._token_ids = pinned(token_ids) if token_ids.is_cuda else token_ids.clone()
 
     def seen(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """The chunks with what their guesses were. Once the device is done with their step."""
+        """The chunks with what their drafts were. Once the device is done with their step."""
         drafts = dict(zip(self._rows, self._token_ids.tolist(), strict=True))
         return [
             msgspec.structs.replace(

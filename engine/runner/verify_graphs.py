@@ -1,6 +1,6 @@
-"""Steps that check drafts as CUDA graphs: one known token and a number of guesses of each request.
+"""Steps that check drafts as CUDA graphs: one known token and a number of drafts of each request.
 
-In a graph every sequence computes as many tokens as the others. One that has fewer guesses is
+In a graph every sequence computes as many tokens as the others. One that has fewer drafts is
 filled up with the tokens before its own, which are computed once more, write nothing and are looked
 at by nobody. (Tokens behind its own would read what others left in places that it has not written.)
 """

@@ -45,14 +45,14 @@ class Admission:
 
 
 UNSEEN = -1
-"""In place of a guess that the host has not seen: it stands in the row already."""
+"""In place of a draft that the host has not seen: it stands in the row already."""
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
     """The tokens ``[num_computed_tokens, num_computed_tokens + num_scheduled_tokens)`` of a row.
 
-    The last ``num_draft_tokens`` of them are guesses, which the plan brings along. The step samples
-    at each of these places and once behind them, and keeps what it samples up to the first guess
+    The last ``num_draft_tokens`` of them are drafts, which the plan brings along. The step samples
+    at each of these places and once behind them, and keeps what it samples up to the first draft
     that it does not sample itself, that sample included.
     """
 
@@ -61,11 +61,11 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     num_computed_tokens: int
     num_scheduled_tokens: int
     samples: bool
-    """The chunk ends at the last known token, or at the last guess: the step samples the next."""
+    """The chunk ends at the last known token, or at the last draft: the step samples the next."""
     constrained: bool = False
     """A grammar mask must be applied before sampling."""
     draft_token_ids: tuple[int, ...] = ()
-    """What follows the last known token, if the guess is right; or ``UNSEEN`` for each."""
+    """What follows the last known token, if the draft is right; or ``UNSEEN`` for each."""
 
     @property
     def num_draft_tokens(self) -> int:
@@ -115,7 +115,7 @@ class TokenMask:
     """Allowed tokens for the constrained rows of a step."""
 
     chunk_indices: list[int]
-    """Which chunks of the plan the mask's rows belong to, ascending; a chunk with guesses has a row
+    """Which chunks of the plan the mask's rows belong to, ascending; a chunk with drafts has a row
     for each place it samples at, in their order."""
     bitmask: npt.NDArray[np.int32]
     """[len(chunk_indices), ceil(vocab_size / 32)] int32; bit i % 32 of word i // 32 allows id i."""
@@ -128,7 +128,7 @@ class StepResult:
     step_id: int
     token_ids: list[list[int]]
     """For each chunk of the plan, in its order: the new tokens; empty where nothing was sampled.
-    All but the last are guesses that were right."""
+    All but the last are drafts that were right."""
     logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By the index of the chunk, where its request asked: one for each new token, or more."""
     prompt_logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class Runner(Protocol):
     def draft(
         self, asked: Sequence[tuple[int, int]], num_tokens: int, *, wait: bool
     ) -> list[list[int]]:
-        """Guesses by a draft network, if the config names one: at most ``num_tokens`` for each
+        """Drafts by a draft network, if the config names one: at most ``num_tokens`` for each
         (row, number of known tokens). All steps of these rows were collected.
 
         Unless it must ``wait`` for the device they may be ``UNSEEN``, for the next plan alone.

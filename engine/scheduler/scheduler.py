@@ -13,7 +13,7 @@ rules make that safe:
   no block is handed out while a step may still touch it, and there is one place that frees. A
   step that copies blocks out to host memory counts as one that has a chunk. (What a window has left
   behind is given back earlier, by the update for the last step that looked at it.)
-* A request whose guesses are being checked gets no further chunk: where it goes on is not known.
+* A request whose drafts are being checked gets no further chunk: where it goes on is not known.
 """
 
 from __future__ import annotations
@@ -561,7 +561,7 @@ class Scheduler:
 
     @property
     def drafts_in_flight(self) -> bool:
-        """Whether a step in flight checks guesses."""
+        """Whether a step in flight checks drafts."""
         return any(step.num_drafts for step in self._in_flight)
 
     def check_integrity(self) -> None:

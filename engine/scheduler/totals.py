@@ -13,15 +13,15 @@ class DraftTotals:
     """Of speculative decoding; vLLM's counters."""
 
     num_drafts: int = 0
-    """Times that a request had guesses checked."""
+    """Times that a request had drafts checked."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_times_right: list[int] = field(default_factory=lambda: [0])
-    """How often just so many guesses were right; as long as the most that were checked, and 0."""
+    """How often just so many drafts were right; as long as the most that were checked, and 0."""
 
     @property
     def num_accepted_tokens_per_pos(self) -> list[int]:
-        """How often at least so many plus one guesses were right."""
+        """How often at least so many plus one drafts were right."""
         return list(accumulate(self.num_times_right[:0:-1]))[::-1]
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:

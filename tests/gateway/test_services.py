@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.gateway.parts import Parts, parts
 from tests.gateway.serving import MODEL, SECRETS, double_client, make_config
 from tests.tenants.samples import make_key
 
+README = Path(__file__).parents[2] / "gateway" / "README.md"
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
 
 
@@ -131,6 +133,16 @@ async def test_the_metrics_see_the_requests_and_the_engine(model_dir: Path, tmp_
         assert await here.answer(generation) == "xxx"
         assert value("sluice_generations_running") == 0
         assert value("sluice_inter_token_latency_seconds_count") == 2
+
+
+@pytest.mark.asyncio
+async def test_metrics_that_the_readme_names_are_there(model_dir: Path, tmp_path: Path) -> None:
+    named = set(re.findall(r"`(sluice_\w+)`", README.read_text()))
+    assert named
+    async with made(config_of(model_dir, tmp_path, tenants={"dsn": NOWHERE})) as here:
+        text = here.services.metrics.render().decode()
+        there = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
+    assert named <= there
 
 
 # -- what the model's folder decides

@@ -1,0 +1,100 @@
+"""What could never run is refused by its field; what is accepted fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import InvalidRequest
+from engine.messages import GenerateRequest, SamplingParams
+from engine.request_checks import RequestChecks
+
+VOCAB_SIZE = 50
+PARAMS = frozenset(SamplingParams.__struct_fields__)
+
+
+def make_checks(
+    max_model_len: int = 20, max_cached_tokens: int = 1000, max_logprobs: int = 20
+) -> RequestChecks:
+    return RequestChecks(
+        vocab_size=VOCAB_SIZE,
+        max_model_len=max_model_len,
+        max_cached_tokens=max_cached_tokens,
+        max_logprobs=max_logprobs,
+    )
+
+
+def request(prompt: list[int], **options: Any) -> GenerateRequest:
+    params = {name: options.pop(name) for name in [*options] if name in PARAMS}
+    return GenerateRequest(
+        request_id="a", prompt_token_ids=prompt, params=SamplingParams(**params), **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ([], {}, "prompt_token_ids is empty"),
+        ([1, 50], {}, r"prompt_token_ids must be in \[0, 50\), got 1 to 50"),
+        ([-1, 3], {}, r"prompt_token_ids must be in \[0, 50\), got -1 to 3"),
+        ([1] * 20, {}, "prompt_token_ids has 20 tokens, but max_model_len leaves room for 19"),
+        ([1] * 10, {"max_tokens": 11}, "max_tokens is 11, but .* max_model_len leaves room for 10"),
+        ([1], {"stop_token_ids": (50,)}, "stop_token_ids must be in"),
+        ([1], {"logit_bias": {50: 1.0}}, r"logit_bias must be in \[0, 50\), got 50 to 50"),
+        ([1], {"allowed_token_ids": [-1, 2]}, "allowed_token_ids must be in .* got -1 to 2"),
+        ([1], {"bad_words_token_ids": [[1, 50]]}, "bad_words_token_ids must be in"),
+        ([1], {"logprobs": 21}, "logprobs is 21, but max_logprobs allows at most 20"),
+        ([1], {"logprobs": -1}, "logprobs is -1, but max_logprobs allows at most 20"),
+        ([1], {"prompt_logprobs": 21}, "prompt_logprobs is 21, but max_logprobs allows at most"),
+        ([1], {"n": 2}, "n must be 1 here, got 2: send a request for each"),
+        ([1], {"bad_words": ["x"]}, "bad_words must come with bad_words_token_ids"),
+        ([1, 2], {"num_public_tokens": 3}, r"num_public_tokens must be in \[0, 2\], got 3"),
+        ([1, 2], {"num_public_tokens": -1}, r"num_public_tokens must be in \[0, 2\], got -1"),
+        ([1], {"max_cached_blocks": {"a": 5, "b": -1}}, "max_cached_blocks must not be below 0"),
+        ([1], {"num_granted_tokens": -1}, "num_granted_tokens must not be below 0, got -1"),
+        ([1], {"weight": 0.0}, "weight must be a positive number, got 0.0"),
+        ([1], {"weight": float("nan")}, "weight must be a positive number, got nan"),
+        ([1], {"weight": float("inf")}, "weight must be a positive number, got inf"),
+    ],
+)
+def test_what_is_refused(prompt: list[int], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        make_checks().check(request(prompt, **options))
+
+
+def test_the_limit_that_is_met_is_the_one_that_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="the size of the KV cache leaves room for 3"):
+        make_checks(max_cached_tokens=12).check(request([1] * 10, max_tokens=4))
+    with pytest.raises(InvalidRequest, match="max_model_len leaves room for 3"):
+        make_checks(max_model_len=13).check(request([1] * 10, max_tokens=4))
+
+
+@pytest.mark.parametrize(("max_logprobs", "asked"), [(50, -1), (-1, -1), (0, 0), (3, 3)])
+def test_as_many_logprobs_as_there_may_be(max_logprobs: int, asked: int) -> None:
+    checks = make_checks(max_logprobs=max_logprobs)
+    checks.check(request([1], logprobs=asked, prompt_logprobs=asked))
+
+
+@given(
+    max_model_len=st.integers(2, 40),
+    max_cached_tokens=st.integers(1, 40),
+    num_prompt=st.integers(1, 45),
+    max_tokens=st.none() | st.integers(1, 45),
+)
+def test_what_is_accepted_fits_and_what_fits_is_accepted(
+    max_model_len: int, max_cached_tokens: int, num_prompt: int, max_tokens: int | None
+) -> None:
+    """Of the model, all tokens; of the cache, all but the last one, which nothing reads."""
+    checks = make_checks(max_model_len, max_cached_tokens)
+    at_least = num_prompt + (1 if max_tokens is None else max_tokens)
+    fits = at_least <= max_model_len and at_least - 1 <= max_cached_tokens
+    try:
+        checks.check(request([1] * num_prompt, max_tokens=max_tokens))
+    except InvalidRequest:
+        assert not fits
+    else:
+        assert fits
+        assert at_least <= checks.max_total_tokens
