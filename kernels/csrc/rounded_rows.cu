@@ -40,10 +40,11 @@ struct Given {
     wait_for_inputs();
     allow_next();
     const auto* src = reinterpret_cast<const Vector<T>*>(x + row * x_stride);
+    const int last = width / Vector<T>::kSize - 1;
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-      const int i = j * blockDim.x + threadIdx.x;
-      if (i < width / Vector<T>::kSize) values[j] = src[i];
+      // All loads without a branch; what is loaded twice is stored once.
+      values[j] = src[min(static_cast<int>(j * blockDim.x + threadIdx.x), last)];
     }
   }
 };
@@ -65,11 +66,15 @@ struct Gated {
     allow_next();
     const int vectors = width / Vector<T>::kSize;
     const auto* gate = reinterpret_cast<const Vector<T>*>(x + row * 2 * width);
+    Vector<T> up[kVectors];
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-      const int i = j * blockDim.x + threadIdx.x;
-      if (i < vectors) values[j] = silu_mul(gate[i], gate[i + vectors]);
+      const int i = min(static_cast<int>(j * blockDim.x + threadIdx.x), vectors - 1);  // all loads without a branch
+      values[j] = gate[i];
+      up[j] = gate[i + vectors];
     }
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) values[j] = silu_mul(values[j], up[j]);
   }
 };
 
@@ -84,7 +89,7 @@ __global__ void __launch_bounds__(1024) rounded_rows_kernel(const Source source,
   float largest = 0.f;
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
-    if (j * blockDim.x + threadIdx.x >= vectors) break;
+    if (static_cast<int>(j * blockDim.x + threadIdx.x) >= vectors) break;
 #pragma unroll
     for (int e = 0; e < Vector<T>::kSize; ++e) {
       largest = fmaxf(largest, fabsf(to_float(values[j].x[e])));

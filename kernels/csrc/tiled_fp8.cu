@@ -9,6 +9,7 @@ namespace {
 
 template <typename T>
 struct Fp8 {
+  static constexpr int kGroups = 2;
   using Out = T;
   using Row = uint8_t;
   using X = uint8_t;
