@@ -246,7 +246,11 @@ def model_folder(model: str | None, config: dict[str, Any] | None) -> Iterator[s
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m engine.bench", description=__doc__)
     parser.add_argument("--model", help="a model folder; the bundled demo model without it")
-    parser.add_argument("--cases", type=Path, help="a JSON file with cases, in place of 1, 16, 64")
+    parser.add_argument(
+        "--cases",
+        type=Path,
+        help="a JSON file with cases, such as engine/bench_cases.json, in place of 1, 16, 64",
+    )
     parser.add_argument("--only", nargs="*", help="names of the cases to run")
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=64)

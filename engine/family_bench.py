@@ -1,8 +1,8 @@
 """``python -m engine.family_bench``: tokens per second of one shape of each family.
 
 Every shape runs in a process of its own, with random weights, through ``engine.bench``. One JSON
-line a measurement on stdout, a table on stderr. ``--quantizations`` measures each shape several
-times:
+line a measurement on stdout, a table on stderr. ``--bandwidth`` shows beside each speed how much it
+is of the speed at which weights can be read. ``--quantizations`` measures each shape several times:
 
     python -m engine.family_bench --shapes Llama-3-8B --quantizations none fp8 awq --batches 1 16 64
 """
@@ -23,7 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.bench import Case, CaseFile, Measurement
+from engine.models.registry import read_config
 from engine.shapes import QUANTIZATIONS, SHAPES
+from engine.weight_traffic import step_bytes
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -33,6 +35,15 @@ class Row(msgspec.Struct, frozen=True):
     quantization: str
     batch: int
     out_tok_s: float
+    limit_tok_s: float | None = None
+    """If a step took as long as reading the weights takes; where ``--bandwidth`` is given."""
+
+
+def limit(shape: str, batch: int, bandwidth: float) -> float:
+    """Output tokens a second of unquantized weights. bandwidth: TB/s of the device's memory."""
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[shape]))
+        return batch * bandwidth * 1e12 / step_bytes(read_config(Path(folder)), batch)
 
 
 def case_file(shape: dict[str, Any], quantization: str, cases: Sequence[Case]) -> CaseFile:
@@ -41,7 +52,11 @@ def case_file(shape: dict[str, Any], quantization: str, cases: Sequence[Case]) -
 
 
 def measure(
-    shape: str, quantization: str, cases: Sequence[Case], arguments: Sequence[str]
+    shape: str,
+    quantization: str,
+    cases: Sequence[Case],
+    arguments: Sequence[str],
+    bandwidth: float | None = None,
 ) -> Iterator[Row]:
     """arguments: more of them for ``engine.bench``. Raises ``CalledProcessError``."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
@@ -53,7 +68,10 @@ def measure(
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     for line in done.stdout.splitlines():
         found = msgspec.json.decode(line, type=Measurement)
-        yield Row(shape, quantization, int(found.case), found.out_tok_s)
+        batch, at_most = int(found.case), None
+        if bandwidth is not None and quantization == "none":
+            at_most = round(limit(shape, batch, bandwidth), 1)
+        yield Row(shape, quantization, batch, found.out_tok_s, at_most)
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -62,11 +80,16 @@ def table(rows: Sequence[Row]) -> Table:
     for batch in batches:
         view.add_column(f"batch {batch}", justify="right")
     speeds = {(row.shape, row.quantization, row.batch): row.out_tok_s for row in rows}
+    limits = {(row.shape, row.quantization, row.batch): row.limit_tok_s for row in rows}
     for shape, quantization in dict.fromkeys((row.shape, row.quantization) for row in rows):
         cells = []
         for batch in batches:
             speed, plain = (speeds.get((shape, q, batch)) for q in (quantization, "none"))
-            ratio = f" ({speed / plain:.2f}×)" if speed and plain and quantization != "none" else ""
+            ratio, at_most = "", limits.get((shape, quantization, batch))
+            if speed and plain and quantization != "none":
+                ratio = f" ({speed / plain:.2f}×)"
+            elif speed and at_most:
+                ratio = f" ({speed / at_most:.0%})"
             cells.append(f"{speed:,.0f}{ratio}" if speed else "fails")
         view.add_row(shape, quantization, *cells)
     return view
@@ -84,6 +107,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 64], help="requests at once")
     parser.add_argument("--input-len", type=int, default=128)
     parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--bandwidth", type=float, help="of the GPU's memory, in TB/s")
     return parser.parse_known_args(arguments)
 
 
@@ -97,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for shape in options.shapes:
         for quantization in options.quantizations:
             try:
-                for row in measure(shape, quantization, cases, more):
+                for row in measure(shape, quantization, cases, more, options.bandwidth):
                     rows.append(row)
                     print(msgspec.json.encode(row).decode(), flush=True)
             except subprocess.CalledProcessError as error:

@@ -215,7 +215,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """For the completion at ``index`` of ``n``: a seed of its own, and what concerns the prompt
         only with the first."""
         if index == 0:
-            return msgspec.structs.replace(self, n=1)
+            return self if self.n == 1 else msgspec.structs.replace(self, n=1)
         seed = None if self.seed is None else (self.seed + index) % 2**64
         return msgspec.structs.replace(self, n=1, seed=seed, prompt_logprobs=None)
 

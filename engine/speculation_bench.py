@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import operator
 import random
 import statistics
 import tempfile
@@ -55,7 +56,8 @@ EAGLE_3_8B = {**LLAMA_3_8B, "num_hidden_layers": 1, "draft_vocab_size": 32000}
 def race(
     engines: Mapping[str, LLM], work: Callable[[LLM], int], turns: int
 ) -> dict[str, dict[str, float]]:
-    """Of each engine its tokens a second, against those of the first one, and what it drafted.
+    """Of each engine its median tokens a second, how they compare with those of the first one in
+    the same turn (the median of that, too), and what it drafted.
 
     ``work`` returns how many tokens it made. Its first turn warms up.
     """
@@ -69,15 +71,14 @@ def race(
             rate = work(llm) / (time.perf_counter() - start)
             if turn:
                 rates[name].append(rate)
-    medians = {name: statistics.median(found) for name, found in rates.items()}
-    first = next(iter(medians.values()))
+    first = next(iter(rates.values()))
     return {
         name: {
-            "tok_s": round(rate, 1),
-            "speed_up": round(rate / first, 3),
+            "tok_s": round(statistics.median(found), 1),
+            "speed_up": round(statistics.median(map(operator.truediv, found, first)), 3),
             **_drafted(engines[name], before[name]),
         }
-        for name, rate in medians.items()
+        for name, found in rates.items()
     }
 
 

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 from starlette.types import Scope, Send
 
 from gateway import extensions
-from gateway.extensions import Writer
+from gateway.extensions import Departure, Writer
 from tenants.types import Principal
 
 _KEY = "sluice"
@@ -22,6 +22,8 @@ class RequestContext:
     """For the chunks of an answer that has begun: past the layers, which look at heads and ends."""
     write: Writer | None = None
     """The same in a plain call, where the server offers it."""
+    departure: Departure | None = None
+    """Of the client, where the server tells of it."""
     request_id: UUID = field(default_factory=uuid4)
     principal: Principal | None = None
     """Set by ``middleware.auth``, or by a WebSocket session once it is authenticated."""
@@ -32,7 +34,7 @@ class RequestContext:
 
 
 def attach(scope: Scope, send: Send) -> RequestContext:
-    context = RequestContext(send, extensions.take_writer(scope))
+    context = RequestContext(send, extensions.take_writer(scope), extensions.departure_of(scope))
     scope[_KEY] = context
     return context
 

@@ -19,6 +19,7 @@ from websockets.protocol import State
 from gateway import extensions
 from gateway.config import ServerConfig
 from gateway.errors import ApiError, HeadersTooLarge, InvalidRequestError, Overloaded
+from gateway.extensions import Departure
 
 MAX_HEADERS = 100
 
@@ -55,6 +56,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._bytes_waiting = 0  # received of headers that are not complete yet
         self._bytes_parsed = 0  # found in them by the parser
         self._refusal: ApiError | None = None
+        self._departure = Departure()
         self.writer: BodyWriter | None = None
         """Of the answer that is under way, once it may write."""
         if len(self.connections) > self.limits.max_connections:
@@ -68,6 +70,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._send_deadline.stop()
         self._close_writer()
         super().connection_lost(exc)
+        self._departure.leave()
 
     # -- headers
 
@@ -101,7 +104,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._header_deadline.stop()
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # no upgrade
-            extensions.offer(self.scope, BodyWriter(self, self.cycle).write)
+            extensions.offer(self.scope, BodyWriter(self, self.cycle).write, self._departure)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

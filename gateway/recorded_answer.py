@@ -101,7 +101,7 @@ class AnswerWork:
     async def _run(self) -> None:
         try:
             known = context.of(self._scope)
-            known.send, known.write = self._messages.put, None
+            known.send, known.write, known.departure = self._messages.put, None, None
             await self._app(self._scope, self._receive, self._messages.put)
         except ClientDisconnect:
             pass  # it was told so

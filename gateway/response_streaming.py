@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from starlette.types import Send
-
 from gateway.assembler import Delta
 from gateway.errors import ApiError
 from gateway.reading import Sink, TextSink
@@ -30,9 +28,9 @@ class ResponseEventStream(EventResponse):
     def text_sink(self, index: int) -> TextSink | None:
         return None
 
-    async def _beat(self, send: Send) -> None:
-        body = as_sse(self._run.heartbeat())
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+    def _beat(self) -> None:
+        if self.is_free:
+            self._write(as_sse(self._run.heartbeat()))
 
 
 async def record(streams: Streams, run: ResponseRun, *, is_detached: bool) -> Reader:

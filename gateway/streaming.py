@@ -55,9 +55,9 @@ class EventResponse(EventSourceResponse, ABC):
     """Sends a body of whole events, with a heartbeat whenever it is silent for long.
 
     Three inner steps of the library are replaced: its loop, for the cost of a chunk (it formats a
-    log record and opens a cancel scope for each); its ping (a comment, which SDKs cannot read; and
-    it comes also while the stream flows); and its task group, which leaves a hundred objects of
-    each stream to the garbage collector.
+    log record and opens a cancel scope for each); its ping (a comment, which SDKs cannot read; it
+    comes also while the stream flows; and it is a task of its own); and its task group, which
+    leaves a hundred objects of each stream to the garbage collector.
     """
 
     def __init__(
@@ -78,7 +78,9 @@ class EventResponse(EventSourceResponse, ABC):
         self._body = body
         self._close = close
         self._outlet: Outlet[bytes]
-        self._time = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._heartbeat_s = heartbeat_s
+        self._silence: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = context.of(scope)
@@ -87,20 +89,12 @@ class EventResponse(EventSourceResponse, ABC):
             if scope["method"] == "HEAD":  # the head alone
                 await super().__call__(scope, receive, send)
             else:
-                await self._stream_or_leave(receive, send)
-        finally:
-            self._outlet.close()
-            self._close()
-
-    async def _stream_or_leave(self, receive: Receive, send: Send) -> None:
-        beating = asyncio.create_task(self._ping(send), name="heartbeat")
-        try:
-            await until_disconnect(receive, self._stream_response(send))
+                await until_disconnect(receive, self._stream_response(send), known.departure)
         except ClientDisconnect:
             pass
         finally:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
+            self._outlet.close()
+            self._close()
 
     @property
     def is_free(self) -> bool:
@@ -110,7 +104,7 @@ class EventResponse(EventSourceResponse, ABC):
     def _write(self, chunk: bytes) -> None:
         """A chunk that leaves in no task; only while this ``is_free``."""
         self._outlet.put(chunk)
-        self._outlet.put_at = self._time()
+        self._outlet.put_at = self._loop.time()
 
     async def _stream_response(self, send: Send) -> None:
         await send(
@@ -120,30 +114,30 @@ class EventResponse(EventSourceResponse, ABC):
                 "headers": self.raw_headers,
             }
         )
-        async with aclosing(self._body) as body:
-            async for chunk in body:
-                await self._outlet.send(chunk)
-                self._outlet.put_at = self._time()
-        async with self._send_lock:
-            self.active = False
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        self._outlet.put_at = self._loop.time()
+        self._watch()
+        try:
+            async with aclosing(self._body) as body:
+                async for chunk in body:
+                    await self._outlet.send(chunk)
+                    self._outlet.put_at = self._loop.time()
+        finally:
+            assert self._silence is not None
+            self._silence.cancel()
+        await self._outlet.wait()  # for a heartbeat, if anything
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _ping(self, send: Send) -> None:
+    def _watch(self) -> None:
         """A heartbeat whenever nothing was sent for so long."""
-        outlet = self._outlet
-        outlet.put_at = self._time()
-        while self.active:
-            wait_s = outlet.put_at + self._ping_interval - self._time()
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-                continue
-            async with self._send_lock:
-                if self.active:
-                    await self._beat(send)
-                    outlet.put_at = self._time()
+        wait_s = self._outlet.put_at + self._heartbeat_s - self._loop.time()
+        if wait_s <= 0:
+            wait_s = self._heartbeat_s
+            self._outlet.put_at = self._loop.time()
+            self._beat()
+        self._silence = self._loop.call_later(wait_s, self._watch)
 
     @abstractmethod
-    async def _beat(self, send: Send) -> None:
+    def _beat(self) -> None:
         """Say something that means nothing."""
 
 
@@ -162,8 +156,9 @@ class EventStream(EventResponse):
         around = self._chunks.around_text(index)
         return None if around is None else _TextSink(self._outlet, around)
 
-    async def _beat(self, send: Send) -> None:
-        await send(_message(self._chunks.heartbeat))
+    def _beat(self) -> None:
+        if self.is_free:  # or a reader that is slow has enough to read
+            self._write(self._chunks.heartbeat)
 
 
 class _TextSink:
@@ -191,14 +186,21 @@ class FollowingEventStream(EventResponse):
         super().__init__(
             _followed(reader),
             heartbeat_s=heartbeat_s,
-            close=reader.close,
+            close=self._end,
             headers={STREAM_ID_HEADER: reader.stream_id},
         )
         self._reader = reader
+        self._beating: asyncio.Task[None] | None = None
 
-    async def _beat(self, send: Send) -> None:
+    def _beat(self) -> None:
         """Into the log and from there to the client, so that it can count its events."""
-        await self._reader.beat()
+        if self._beating is None or self._beating.done():
+            self._beating = asyncio.create_task(self._reader.beat(), name="heartbeat")
+
+    def _end(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+        self._reader.close()
 
 
 async def open_event_stream(

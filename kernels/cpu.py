@@ -60,8 +60,14 @@ def register() -> None:
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    inner: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    if inner is not None:
+        x = rms_norm(x, inner, eps)
     rows, width = x.shape
     out = torch.empty_like(x)
     library().sluice_rms_norm(

@@ -62,7 +62,9 @@ def register() -> None:
     for op in (
         rms_norm,
         silu_mul,
+        gelu_tanh_mul,
         rope_and_cache,
+        store_latents,
         cuda_sampling.apply_token_bitmask,
         cuda_sampling.sample,
         cuda_sampling.token_logprobs,
@@ -315,18 +317,29 @@ def shared_prefix(
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    inner: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """RMSNorm of the rows of x [rows, width]; with ``residual`` (updated in place) of their sum."""
+    """See ``reference.rms_norm``; rows are multiples of 16 bytes and at most 64 KiB."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    torch.ops.sluice_cuda.rms_norm(out, x, residual, weight, eps)
+    torch.ops.sluice_cuda.rms_norm(out, x, residual, weight, eps, inner)
     return out
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up for x = [gate | up], [rows, 2 * width] -> [rows, width]."""
+    """See ``reference.silu_mul``; rows are multiples of 16 bytes."""
     out = torch.empty(x.shape[0], x.shape[1] // 2, dtype=x.dtype, device=x.device)
     torch.ops.sluice_cuda.silu_mul(out, x)
+    return out
+
+
+def gelu_tanh_mul(x: torch.Tensor) -> torch.Tensor:
+    """See ``reference.gelu_tanh_mul``; rows are multiples of 16 bytes."""
+    out = torch.empty(x.shape[0], x.shape[1] // 2, dtype=x.dtype, device=x.device)
+    torch.ops.sluice_cuda.gelu_tanh_mul(out, x)
     return out
 
 
@@ -356,6 +369,26 @@ def rope_and_cache(
     """
     torch.ops.sluice_cuda.rope_and_cache(
         q, k, v, k_cache, v_cache, cos_sin, positions, slots, q_norm, k_norm, eps, k_scale, v_scale
+    )
+
+
+def store_latents(
+    q: torch.Tensor,
+    q_turned: torch.Tensor,
+    kv: torch.Tensor,
+    norm: torch.Tensor,
+    cache: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    eps: float,
+    interleaved: bool,
+    scale: torch.Tensor | None = None,
+) -> None:
+    """See ``reference.store_latents``; q and kv are contiguous."""
+    torch.ops.sluice_cuda.store_latents(
+        q, q_turned, kv, norm, cache, cos_sin, positions, slots, eps, interleaved, scale
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels import ops, reference
+from kernels import ops, reference_experts
 from kernels.experts import ExpertMatrices, PairTiles, max_tiles
 
 HALVES = frozenset({torch.bfloat16, torch.float16})
@@ -12,14 +12,13 @@ FLOATS = HALVES | {torch.float32}
 MAX_EXPERTS = 512
 MAX_CHOSEN = 32
 """Experts of a token, and groups of experts."""
-_SHORT = 1024
-"""Inputs of a matrix that four warps of a CTA share, in place of eight."""
 
 
 def register() -> None:
     """Serve mixtures of experts on GPUs."""
     ops.register("route_experts", "cuda", route_experts, dtypes=FLOATS)
     ops.register("group_pairs", "cuda", group_pairs)
+    ops.register("combine_experts", "cuda", combine_experts, dtypes=HALVES)
     ops.register("apply_experts", "cuda", apply_experts, dtypes=HALVES)
 
 
@@ -34,9 +33,9 @@ def route_experts(
     num_groups: int = 1,
     top_k_groups: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See ``reference.route_experts``, which serves what is too large for the kernel."""
+    """See ``reference_experts.route_experts``, which serves what is too large for the kernel."""
     if logits.shape[1] > MAX_EXPERTS or max(top_k, num_groups) > MAX_CHOSEN:
-        return reference.route_experts(
+        return reference_experts.route_experts(
             logits,
             bias,
             top_k=top_k,
@@ -56,10 +55,10 @@ def route_experts(
 
 
 def group_pairs(experts: torch.Tensor, num_experts: int, rows: int) -> PairTiles:
-    """See ``reference.group_pairs``, which serves more experts than the kernel; pairs of one expert
-    come in any order."""
+    """See ``reference_experts.group_pairs``, which serves more experts than the kernel; pairs of
+    one expert come in any order."""
     if num_experts > MAX_EXPERTS or experts.shape[1] > MAX_CHOSEN:
-        return reference.group_pairs(experts, num_experts, rows)
+        return reference_experts.group_pairs(experts, num_experts, rows)
     num_pairs = experts.numel()
     order = torch.empty(num_pairs, dtype=torch.int32, device=experts.device)
     tiles = order.new_empty(3, max_tiles(num_pairs, num_experts, rows))
@@ -74,15 +73,15 @@ def apply_experts(
     experts: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """See ``reference.apply_experts``. More tokens than ``serves`` says, and quantized weights, are
-    for the backend behind."""
+    """See ``reference_experts.apply_experts``. More tokens than ``serves`` says, and quantized
+    weights, are for the backend behind."""
     if not serves(x, gate_up, down, experts):
         behind = ops.resolve("apply_experts", "cuda", x.dtype, behind="cuda")
         made: torch.Tensor = behind(x, gate_up, down, experts, weights)
         return made
     assert isinstance(gate_up, torch.Tensor)
     assert isinstance(down, torch.Tensor)
-    inner = linear(x, gate_up, experts, None, pairs_per_row=experts.shape[1], gated=True)
+    inner = linear(x, gate_up, experts, pairs_per_row=experts.shape[1], gated=True)
     out = x.new_empty(len(x), down.shape[1])
     torch.ops.sluice_cuda.expert_sum(out, inner, down, experts, weights)
     return out
@@ -106,34 +105,26 @@ def linear(
     x: torch.Tensor,
     matrices: torch.Tensor,
     experts: torch.Tensor,
-    tiles: PairTiles | None,
     *,
     pairs_per_row: int = 1,
     gated: bool = False,
-    routed: bool = False,
-    warps: int | None = None,
 ) -> torch.Tensor:
     """Of each pair: its expert's matrix times its row of x, [num_pairs, features].
 
-    x: [num_pairs / pairs_per_row, k]; matrices: [num_experts, features, k]. tiles: of 16
-    rows at most; None: every pair is multiplied alone. gated: features are
-    [gate | up], and the result is ``silu(gate) * up``. routed: what made x began only after
-    ``experts`` and ``tiles`` were complete.
+    x: [num_pairs / pairs_per_row, k] bfloat16 or float16; matrices: [num_experts, features, k],
+    features a multiple of 16 and k of 64. gated: features are [gate | up], and the result is
+    ``silu(gate) * up``. Pairs of the expert ``num_experts``, which is none, are left alone.
     """
     features = matrices.shape[1] // (2 if gated else 1)
     out = x.new_empty(experts.numel(), features)
-    torch.ops.sluice_cuda.expert_linear(
-        out,
-        x,
-        matrices,
-        experts,
-        None if tiles is None else tiles.order,
-        None if tiles is None else tiles.tiles,
-        pairs_per_row,
-        gated,
-        routed,
-        warps or (4 if x.shape[1] <= _SHORT else 8),
-    )
+    torch.ops.sluice_cuda.expert_linear(out, x, matrices, experts, pairs_per_row, gated)
+    return out
+
+
+def combine_experts(each: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """See ``reference_experts.combine_experts``; rows are multiples of 8 elements."""
+    out = each.new_empty(len(weights), each.shape[1])
+    torch.ops.sluice_cuda.combine_experts(out, each, weights)
     return out
 
 

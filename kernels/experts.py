@@ -63,9 +63,11 @@ class PairTiles:
 
 
 def tile_rows(num_pairs: int, num_experts: int) -> int:
-    """About what an expert gets, between the least and the most that a tile can be."""
-    share = -(-num_pairs // num_experts)
-    return 16 if share <= 16 else 32 if share <= 32 else 64
+    """The least a tile can be while experts get few pairs; else enough for what nearly all get.
+
+    Each tile reads its expert's matrix.
+    """
+    return 16 if num_pairs <= 8 * num_experts else 64
 
 
 def max_tiles(num_pairs: int, num_experts: int, rows: int) -> int:

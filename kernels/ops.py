@@ -1,6 +1,7 @@
 """The public ops. Each call runs the best implementation registered for its device and dtype.
 
-Contracts (shapes, dtypes, sources) are those of the functions of the same name in ``reference``.
+Contracts (shapes, dtypes, sources) are those of the functions of the same name in ``reference`` and
+``reference_experts``.
 A backend joins with ``register``; the reference serves every device and dtype.
 """
 
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kernels import reference
+from kernels import reference, reference_experts
 from kernels.experts import ExpertMatrices, PairTiles
 from kernels.low_rank import AdapterTiles, LowRankMatrices
 
@@ -27,10 +28,13 @@ _PREFERENCE: dict[str, tuple[str, ...]] = {
 OPS = (
     "rms_norm",
     "silu_mul",
+    "gelu_tanh_mul",
     "rope_and_cache",
+    "store_latents",
     "route_experts",
     "group_pairs",
     "apply_experts",
+    "combine_experts",
     "shrink_low_rank",
     "expand_low_rank",
     "quantize_rows",
@@ -51,8 +55,9 @@ class _Registered:
     """None: all."""
 
 
+_ORACLES = {**vars(reference), **vars(reference_experts)}
 _registry: dict[tuple[str, str], _Registered] = {
-    (op, "reference"): _Registered(getattr(reference, op), None) for op in OPS
+    (op, "reference"): _Registered(_ORACLES[op], None) for op in OPS
 }
 
 
@@ -85,14 +90,24 @@ def resolve(
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    inner: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    out: torch.Tensor = resolve("rms_norm", x.device.type, x.dtype)(x, weight, eps, residual)
+    made = resolve("rms_norm", x.device.type, x.dtype)
+    out: torch.Tensor = made(x, weight, eps, residual, inner)
     return out
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out: torch.Tensor = resolve("silu_mul", gate_up.device.type, gate_up.dtype)(gate_up)
+    return out
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = resolve("gelu_tanh_mul", gate_up.device.type, gate_up.dtype)(gate_up)
     return out
 
 
@@ -126,6 +141,35 @@ def rope_and_cache(
         eps=eps,
         k_scale=k_scale,
         v_scale=v_scale,
+    )
+
+
+def store_latents(
+    q: torch.Tensor,
+    q_turned: torch.Tensor,
+    kv: torch.Tensor,
+    norm: torch.Tensor,
+    cache: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    eps: float,
+    interleaved: bool,
+    scale: torch.Tensor | None = None,
+) -> None:
+    resolve("store_latents", q.device.type, q.dtype)(
+        q,
+        q_turned,
+        kv,
+        norm,
+        cache,
+        cos_sin,
+        positions,
+        slots,
+        eps=eps,
+        interleaved=interleaved,
+        scale=scale,
     )
 
 
@@ -172,6 +216,11 @@ def apply_experts(
     out: torch.Tensor = resolve("apply_experts", x.device.type, x.dtype)(
         x, gate_up, down, experts, weights
     )
+    return out
+
+
+def combine_experts(each: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = resolve("combine_experts", each.device.type, each.dtype)(each, weights)
     return out
 
 

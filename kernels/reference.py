@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional as F
 
 from kernels import philox
-from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts, PairTiles, max_tiles
 from kernels.low_rank import AdapterTiles, LowRankMatrices
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
@@ -18,23 +17,39 @@ _NEG_INF = float("-inf")
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    inner: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """RMSNorm (arXiv 1910.07467) of x: [num_tokens, width], the mean square taken in float32.
 
-    With ``residual`` of that shape: add x to it in place, then norm the sum.
+    weight: of x's dtype, or of float32, which is then applied before rounding to x's dtype. With
+    ``residual``, of x's shape: add x to it in place, then norm the sum. With ``inner``, like
+    weight: norm x with it first.
     """
+    if inner is not None:
+        x = rms_norm(x, inner, eps)
     if residual is not None:
         x = residual.add_(x)
     x32 = x.float()
-    scale = x32.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    return (x32 * scale).to(x.dtype).mul_(weight)
+    normed = x32 * x32.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    if weight.dtype != x.dtype:
+        return (normed * weight).to(x.dtype)
+    return normed.to(x.dtype).mul_(weight)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """``silu(gate) * up`` of [num_tokens, 2 * intermediate], gate first."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """``gelu(gate) * up``, the tanh approximation, of what ``silu_mul`` takes."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
 
 
 def rope_and_cache(
@@ -59,8 +74,9 @@ def rope_and_cache(
     [num_blocks, block_size, num_kv_heads, head_dim]; one tensor for both stores k alone (a latent
     cache). cos_sin: [max_positions, rotary_dim] float32, cosines then sines; dimension i turns with
     i + rotary_dim / 2, those past rotary_dim stay. positions, slots: [num_tokens] int64; slot =
-    block * block_size + offset, -1 stores nothing. q_norm, k_norm: [head_dim] weights of an RMSNorm
-    of each head before the rotation. k_scale, v_scale: of caches in FP8, see ``quantize_heads``.
+    block * block_size + offset, -1 stores nothing. q_norm, k_norm: [head_dim], weights of an
+    ``rms_norm`` of each head before the rotation. k_scale, v_scale: of caches in FP8, see
+    ``quantize_heads``.
     """
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)
     if q_norm is not None:
@@ -76,6 +92,43 @@ def rope_and_cache(
     store_heads(k_cache, slots, k, k_scale)
     if v_cache.data_ptr() != k_cache.data_ptr():
         store_heads(v_cache, slots, v, v_scale)
+
+
+def store_latents(
+    q: torch.Tensor,
+    q_turned: torch.Tensor,
+    kv: torch.Tensor,
+    norm: torch.Tensor,
+    cache: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    eps: float,
+    interleaved: bool,
+    scale: torch.Tensor | None = None,
+) -> None:
+    """What latent attention does before it attends (arXiv 2405.04434): rotate the leading part of
+    each query head into q, and store the rotated part of the keys with the normed latent.
+
+    q: [num_tokens, num_heads, rotary_dim + rank]; q_turned: [num_tokens, num_heads, rotary_dim],
+    any strides; kv: [num_tokens, rank + rotary_dim]; norm: [rank], of an ``rms_norm``; cache:
+    [num_blocks, block_size, 1, rotary_dim + rank]; cos_sin, positions, slots: see
+    ``rope_and_cache``. interleaved: dimensions come in pairs (0, 1), (2, 3), and are put into
+    halves; scores do not care. scale: [1], of a cache in FP8, see ``quantize_heads``.
+    """
+    rank, rotary_dim = len(norm), cos_sin.shape[1]
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)
+    latent, k_turned = kv.split_with_sizes((rank, rotary_dim), -1)
+    turned = torch.cat((q_turned, k_turned.unsqueeze(1)), 1)
+    if interleaved:
+        pairs = turned.reshape(*turned.shape[:-1], -1, 2)
+        turned = pairs.transpose(-1, -2).reshape(turned.shape)
+    turned = _rotate(turned, cos, sin).to(q.dtype)
+    q[..., :rotary_dim] = turned[:, :-1]
+    heads = torch.cat((turned[:, -1:], rms_norm(latent, norm, eps).unsqueeze(1)), -1)
+    kept = slots >= 0
+    store_heads(cache, slots[kept], heads[kept], scale)
 
 
 def store_heads(
@@ -105,90 +158,6 @@ def quantize_heads(heads: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def dequantize_heads(stored: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """float32; stored: [..., num_kv_heads, head_dim] float8_e4m3fn; scale: [num_kv_heads]."""
     return stored.float() * scale.unsqueeze(-1)
-
-
-def route_experts(
-    logits: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    top_k: int,
-    sigmoid: bool = False,
-    renormalize: bool = False,
-    scale: float = 1.0,
-    num_groups: int = 1,
-    top_k_groups: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each token's best experts: [num_tokens, top_k] int64, the best first, and their weights.
-
-    logits: [num_tokens, num_experts]; the scores are their softmax or ``sigmoid``. bias:
-    [num_experts] float32, added to choose by, not to weigh (arXiv 2408.15664). Experts are chosen
-    from the best ``top_k_groups`` of ``num_groups`` groups of neighbours only (arXiv 2405.04434); a
-    group counts its best expert, with a bias its two best. Weights, float32: the scores,
-    ``renormalize``d to a sum of 1 or not, times ``scale``.
-    """
-    logits = logits.float()
-    scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
-    wanted = scores if bias is None else scores + bias
-    if num_groups > 1:
-        grouped = wanted.view(len(wanted), num_groups, -1)
-        best = grouped.topk(1 if bias is None else 2, dim=-1).values.sum(-1)
-        kept = best.topk(top_k_groups, dim=-1).indices
-        lost = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
-        wanted = grouped.masked_fill(lost.unsqueeze(-1), _NEG_INF).view_as(wanted)
-    experts = wanted.topk(top_k, dim=-1).indices
-    weights = scores.gather(1, experts)
-    if renormalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return experts, weights * scale
-
-
-def group_pairs(experts: torch.Tensor, num_experts: int, rows: int) -> PairTiles:
-    """experts: [num_tokens, top_k] int64; ``num_experts``: none. Nothing waits for the device."""
-    pairs = experts.reshape(-1)
-    counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=pairs.device)
-    counts.scatter_add_(0, pairs, torch.ones_like(pairs))
-    tiles_each = (counts + rows - 1) // rows
-    tile_ends, pair_ends = tiles_each.cumsum(0), counts.cumsum(0)
-    tile = torch.arange(max_tiles(len(pairs), num_experts, rows), device=pairs.device)
-    expert = torch.searchsorted(tile_ends[:num_experts].contiguous(), tile, right=True)
-    local = tile - (tile_ends - tiles_each)[expert]
-    first = (pair_ends - counts)[expert] + local * rows
-    tiles = torch.stack((expert, first, pair_ends[expert])).to(torch.int32)
-    return PairTiles(rows, pairs.argsort(stable=True).to(torch.int32), tiles)
-
-
-def apply_experts(
-    x: torch.Tensor,
-    gate_up: ExpertMatrices,
-    down: ExpertMatrices,
-    experts: torch.Tensor,
-    weights: torch.Tensor,
-) -> torch.Tensor:
-    """The weighted sum of each token's experts, ``down(silu(gate(x)) * up(x))`` each.
-
-    x: [num_tokens, hidden]; gate_up: [num_experts, 2 * inner, hidden], gate first; down:
-    [num_experts, hidden, inner], either of them quantized or not; experts: [num_tokens, top_k]
-    int64; weights: the same float32.
-    """
-    out = torch.zeros_like(x)
-    for expert in torch.unique(experts).tolist():
-        tokens, places = (experts == expert).nonzero(as_tuple=True)
-        inner = silu_mul(F.linear(x[tokens], matrix_of(gate_up, expert, x.dtype)))
-        made = F.linear(inner, matrix_of(down, expert, x.dtype))
-        weighted = made * weights[tokens, places].unsqueeze(1)
-        out.index_add_(0, tokens, weighted.to(x.dtype))
-    return out
-
-
-def matrix_of(matrices: ExpertMatrices, expert: int, dtype: torch.dtype) -> torch.Tensor:
-    """One expert's, [features, k] of ``dtype``."""
-    match matrices:
-        case Fp8Experts():
-            weight, scale = matrices.weight[expert], matrices.scale[expert]
-            return dequantize_fp8(weight, scale, matrices.block).to(dtype)
-        case Int4Experts():
-            return dequantize_int4(matrices.packed[expert], matrices.groups[expert]).to(dtype)
-    return matrices[expert]
 
 
 def shrink_low_rank(

@@ -2,9 +2,9 @@
 
     submit ──► waiting ──► at most ``max_running`` batches under way ──► each caller its own answer
 
-Nobody waits for a batch to fill: a call goes out at once while fewer batches are under way, and
-what comes meanwhile makes up the next one. So a quiet server adds no delay, and a busy one sends
-larger batches the busier it is.
+Nobody waits for a batch to fill: what was called for in one turn of the event loop goes out with
+it while fewer batches are under way, and what comes meanwhile makes up the next one. So a quiet
+server adds no delay, and a busy one sends larger batches the busier it is.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Batcher(Generic[T, R]):
         self._max_running = max_running
         self._waiting: deque[_Waiting[T, R]] = deque()
         self._running: set[asyncio.Task[None]] = set()
+        self._is_starting = False
 
     async def submit(self, item: T) -> R:
         """The answer to this item. Raises what ``send`` has for it.
@@ -56,7 +57,9 @@ class Batcher(Generic[T, R]):
         """
         waiting: _Waiting[T, R] = _Waiting(item, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
-        self._start()
+        if not self._is_starting:
+            self._is_starting = True
+            asyncio.get_running_loop().call_soon(self._start)
         try:
             return await asyncio.shield(waiting.answer)
         except asyncio.CancelledError:
@@ -68,6 +71,7 @@ class Batcher(Generic[T, R]):
             raise
 
     def _start(self) -> None:
+        self._is_starting = False
         while self._waiting and len(self._running) < self._max_running:
             batch = self._take()
             if batch:

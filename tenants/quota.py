@@ -35,6 +35,8 @@ OVERDRAFT_TOKENS = 20_000
 MAX_POLL_S = 0.25
 SHOW_AFTER_S = 1.0
 """Shorter requests without limits cost the store nothing but their settlement."""
+SHOW_EVERY_S = 0.25
+"""Those that have become as old meanwhile are shown together."""
 _MAINTENANCE_S = 6 * 3600.0
 
 
@@ -65,7 +67,6 @@ class Hold:
         self._count: Callable[[], int] | None = None
         self._ended = is_last
         self._extending: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._showing: asyncio.Task[None] | None = None
         self._is_late = False
         """It was not shown yet when it stopped."""
@@ -127,13 +128,8 @@ class Hold:
         if self.on_more is not None:
             self.on_more()
 
-    def show_later(self) -> None:
-        """Nothing is held: have it listed all the same if it runs for long, to be found and ended
-        from any process.
-        """
-        self._timer = asyncio.get_running_loop().call_later(SHOW_AFTER_S, self._show)
-
-    def _show(self) -> None:
+    def show(self) -> None:
+        """Nothing is held: have it listed all the same, to be found and ended from any process."""
         self._showing = asyncio.create_task(
             self._quota.show(self, self._request), name=f"show {self.request_id}"
         )
@@ -155,8 +151,7 @@ class Hold:
         self.on_more = None
         self._generated, self._count = self.generated, None
         self._ended = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._quota.show_no_more(self)
         self._is_late = self._showing is not None and (self._is_late or not self._showing.done())
         if self._extending is not None:
             self._extending.cancel()
@@ -202,6 +197,9 @@ class Quota:
         self._clock = clock
         self._reaps_from = -math.inf
         self._holds: dict[UUID, Hold] = {}
+        self._unshown: dict[Hold, float] = {}
+        """Until when each may do without, the oldest first."""
+        self._show_timer: asyncio.TimerHandle | None = None
         self._undoing: set[asyncio.Task[None]] = set()
 
     @property
@@ -241,7 +239,7 @@ class Quota:
         if not principal.policies:
             answer = QuotaAnswer(state="running", completion_tokens=max_tokens)
             hold = Hold(self, request, max_tokens, answer)
-            hold.show_later()
+            self._show_later(hold)
             return hold
         try:
             answer = await self._ask(request)
@@ -271,6 +269,27 @@ class Quota:
         await hold.close()
         if is_held:
             await self.undo(hold._request)
+
+    def _show_later(self, hold: Hold) -> None:
+        """If it runs for long."""
+        loop = asyncio.get_running_loop()
+        self._unshown[hold] = loop.time() + SHOW_AFTER_S
+        if self._show_timer is None:
+            self._show_timer = loop.call_later(SHOW_AFTER_S, self._show_old)
+
+    def _show_old(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._unshown:
+            hold, due_s = next(iter(self._unshown.items()))  # the oldest
+            if due_s > loop.time():
+                break
+            del self._unshown[hold]
+            hold.show()
+        self._show_timer = loop.call_later(SHOW_EVERY_S, self._show_old) if self._unshown else None
+
+    def show_no_more(self, hold: Hold) -> None:
+        """It has ended."""
+        self._unshown.pop(hold, None)
 
     async def show(self, hold: Hold, request: QuotaRequest) -> None:
         """Enter a request that no policy concerns among those that run; never raises for a store

@@ -11,7 +11,7 @@ import torch
 from engine.attention.base import KVScales, StepAttention
 from engine.layers.linear import Linear
 from engine.layers.module import Module
-from engine.layers.norm import OffsetRMSNorm, RMSNorm
+from engine.layers.norm import RMSNorm
 from kernels import ops
 from kernels.rounded import Activations
 
@@ -127,10 +127,6 @@ class SelfAttention(Module):
             v_scale=v_scale,
         )
         if self.q_norm is None or self.k_norm is None:
-            store()
-        elif isinstance(self.q_norm, OffsetRMSNorm) and not self.q_norm.folds:
-            q.copy_(self.q_norm(q.reshape(-1, self.head_dim)).view_as(q))
-            k.copy_(self.k_norm(k.reshape(-1, self.head_dim)).view_as(k))
             store()
         else:
             q_norm, k_norm = self.q_norm.weight.data, self.k_norm.weight.data

@@ -120,34 +120,36 @@ class LatentAttention(Module):
     def __call__(self, x: Activations, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
         """x: [num_tokens, hidden]; cos_sin: [max_positions, qk_rope_head_dim]."""
         assert isinstance(x, torch.Tensor), "rounded for nobody"
-        config, num_tokens, rotary_dim = self._config, x.shape[0], self._config.qk_rope_head_dim
+        config, num_tokens = self._config, len(x)
+        rotary_dim, rank = config.qk_rope_head_dim, config.kv_lora_rank
         # [num_heads, nope + v, rank]
-        up = self.kv_b_proj.weight.data.view(self.num_heads, -1, config.kv_lora_rank)
+        up = self.kv_b_proj.weight.data.view(self.num_heads, -1, rank)
         to_keys, to_values = up.split_with_sizes((config.qk_nope_head_dim, config.v_head_dim), 1)
         q_plain, q_turned = self._queries(x).split_with_sizes(
             (config.qk_nope_head_dim, rotary_dim), -1
         )
-        latent, k_turned = self.kv_a_proj_with_mqa(x).split_with_sizes(
-            (config.kv_lora_rank, rotary_dim), -1
-        )
-
-        qk = x.new_empty(num_tokens, self.num_heads + 1, config.cached_dim)
-        q, k = qk.split_with_sizes((self.num_heads, 1), 1)
-        q[..., :rotary_dim] = self._in_halves(q_turned)
-        q[..., rotary_dim:] = torch.bmm(q_plain.transpose(0, 1), to_keys).transpose(0, 1)
-        k[:, 0, :rotary_dim] = self._in_halves(k_turned)
-        k[:, 0, rotary_dim:] = self.kv_a_layernorm(latent.contiguous())
+        q = x.new_empty(num_tokens, self.num_heads, config.cached_dim)
+        torch.bmm(q_plain.transpose(0, 1), to_keys, out=q[..., rotary_dim:].transpose(0, 1))
         cache, _ = step.kv_cache[self.layer]
         scales = self.kv_scales
-        stored = q, k, k, cache, cache, cos_sin, step.positions, step.slots
-        if scales is None:
-            ops.rope_and_cache(*stored)
-        else:
-            ops.rope_and_cache(*stored, k_scale=scales.k, v_scale=scales.v)
+        ops.store_latents(
+            q,
+            q_turned,
+            self.kv_a_proj_with_mqa(x),
+            self.kv_a_layernorm.weight.data,
+            cache,
+            cos_sin,
+            step.positions,
+            step.slots,
+            eps=self.kv_a_layernorm.eps,
+            interleaved=config.interleaved,
+            scale=None if scales is None else scales.k,
+        )
 
         attended = step.attend(q, cache, cache, self.scale, kv_scales=scales)[..., rotary_dim:]
-        values = torch.bmm(attended.transpose(0, 1), to_values.transpose(1, 2))
-        return self.o_proj(values.transpose(0, 1).reshape(num_tokens, -1))
+        values = x.new_empty(num_tokens, self.num_heads, config.v_head_dim)
+        torch.bmm(attended.transpose(0, 1), to_values.transpose(1, 2), out=values.transpose(0, 1))
+        return self.o_proj(values.view(num_tokens, -1))
 
     def _queries(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, num_heads, qk_nope_head_dim + qk_rope_head_dim]"""
@@ -156,9 +158,3 @@ class LatentAttention(Module):
         else:
             q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         return q.view(x.shape[0], self.num_heads, -1)
-
-    def _in_halves(self, x: torch.Tensor) -> torch.Tensor:
-        """Dimensions in the order ``ops.rope_and_cache`` turns them; scores do not care."""
-        if not self._config.interleaved:
-            return x
-        return x.reshape(*x.shape[:-1], -1, 2).transpose(-1, -2).reshape(x.shape)

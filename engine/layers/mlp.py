@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
 from engine.layers.linear import Linear
 from engine.layers.module import Module
+from kernels import ops
 from kernels.rounded import Activations
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
@@ -48,5 +48,4 @@ class GatedMLP(Module):
     def __call__(self, x: Activations) -> torch.Tensor:
         if self.activation == "silu":
             return self.down_proj(self.gate_up_proj.gated(x, reader=self.down_proj))
-        gate, up = self.gate_up_proj(x).chunk(2, -1)
-        return self.down_proj(F.gelu(gate, approximate="tanh").mul_(up))
+        return self.down_proj(ops.gelu_tanh_mul(self.gate_up_proj(x)))

@@ -67,8 +67,10 @@ class Router(Module):
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight.data
-        if not self._config.in_float32:
+        if not self._config.in_float32 or x.dtype == torch.float32:
             return F.linear(x, weight)
+        if x.is_cuda:  # which sums in float32 anyway, and need not round
+            return torch.mm(x, weight.t(), out_dtype=torch.float32)
         return F.linear(x.float(), weight.float())
 
 

@@ -18,44 +18,28 @@ class RMSNorm(Module):
         self.weight = Weight(torch.empty(hidden_size, dtype=dtype, device=device))
         self.eps = eps
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """The norm of x, or of residual + x, which residual then holds."""
-        return ops.rms_norm(x, self.weight.data, self.eps, residual)
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, inner: RMSNorm | None = None
+    ) -> torch.Tensor:
+        """The norm of x, or of residual + x, which residual then holds; of ``inner(x)`` in place of
+        x."""
+        weight = None if inner is None else inner.weight.data
+        return ops.rms_norm(x, self.weight.data, self.eps, residual, weight)
 
     def into(
         self, reader: Linear | None, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> Activations:
-        """The norm as above, which ``reader``, if any, alone reads: rounded where it would be."""
-        if reader is None or not reader.rounds(x.shape[0]):
+        """The norm of x or residual + x, which ``reader``, if any, alone reads: rounded where that
+        would round it."""
+        weight = self.weight.data
+        if reader is None or weight.dtype != x.dtype or not reader.rounds(x.shape[0]):
             return self(x, residual)
-        return rounded.rms_norm(x, self.weight.data, self.eps, residual)
+        return rounded.rms_norm(x, weight, self.eps, residual)
 
 
 class OffsetRMSNorm(RMSNorm):
     """Gemma's: the checkpoint holds the distance of the weight from 1."""
 
-    def __init__(
-        self, hidden_size: int, eps: float, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        super().__init__(hidden_size, eps, dtype=dtype, device=device)
-        self._ones = torch.ones(hidden_size, dtype=dtype, device=device)
-
-    def into(
-        self, reader: Linear | None, x: torch.Tensor, residual: torch.Tensor | None = None
-    ) -> Activations:
-        return self(x, residual)
-
-    @property
-    def folds(self) -> bool:
-        """Whether ``weight`` becomes a plain norm's. Rounding 1 + w to 16 bits would lose w."""
-        return self.weight.data.dtype == torch.float32
-
     def pack(self) -> None:
-        if self.folds:
-            self.weight.data += 1
-
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        if self.folds:
-            return super().__call__(x, residual)
-        normed = ops.rms_norm(x, self._ones, self.eps, residual)
-        return torch.addcmul(normed, normed, self.weight.data)
+        """To float32: rounding 1 + w to 16 bits would lose w."""
+        self.weight.data = self.weight.data.float() + 1

@@ -9,15 +9,19 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 import torch
 
 from engine.errors import ModelLoadError
 from engine.layers.mlp import ACTIVATIONS
+from engine.layers.moe import RouterConfig
 from engine.layers.rope import SCALINGS, RopeConfig
 from engine.models.base import ModelConfig
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -76,17 +80,17 @@ class ConfigFile(msgspec.Struct, kw_only=True):
     rope_scalings: ClassVar[tuple[str, ...]] = SCALINGS
 
     architectures: list[str]
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
     hidden_act: str = "silu"
-    rms_norm_eps: float = 1e-6
-    max_position_embeddings: int = 2048
-    rope_theta: float = 10000.0
+    rms_norm_eps: Positive = 1e-6
+    max_position_embeddings: Count = 2048
+    rope_theta: Positive = 10000.0
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
     partial_rotary_factor: float = 1.0
@@ -125,6 +129,9 @@ class ConfigFile(msgspec.Struct, kw_only=True):
             if not isinstance(parameters.get(name), list if what == "list" else int | float):
                 raise ValueError(f"rope scaling {scaling!r} needs the {what} {name!r}")
         fraction = parameters.pop("partial_rotary_factor", self.partial_rotary_factor)
+        for name, value in (("rope_theta", theta), ("factor", parameters.get("factor"))):
+            if value is not None and not (isinstance(value, int | float) and value > 0):
+                raise ValueError(f"{name}: must be a number above 0, got {value!r}")
         return RopeConfig(
             theta=float(theta),
             scaling=scaling,
@@ -137,6 +144,8 @@ class ConfigFile(msgspec.Struct, kw_only=True):
         self, sliding_window: int | None, layer_types: list[str] | None
     ) -> tuple[int | None, ...]:
         """Of each layer, from ``layer_types``; without these every layer has the window."""
+        if sliding_window is not None and sliding_window < 1:
+            raise ValueError(f"sliding_window: must be at least 1, got {sliding_window}")
         if layer_types is None:
             layer_types = ["sliding_attention"] * self.num_hidden_layers
         if len(layer_types) != self.num_hidden_layers:
@@ -182,8 +191,8 @@ def read_config(model_dir: Path, kind: type[ConfigFile]) -> ModelConfig:
         file = msgspec.convert(fields, kind)
         _refuse_unsupported(file, fields)
         config = file.adapt(_common(file, eos_token_ids(model_dir, file.eos_token_id)))
-        if config.moe is not None and config.activation != "silu":
-            raise ValueError(f"hidden_act: experts have 'silu' only, not {config.activation!r}")
+        if config.moe is not None:
+            _check_experts(config.moe.router, config.activation)
         return config
     except ValueError as error:  # msgspec's are such, too
         raise ModelLoadError(f"{path}: {error}") from error
@@ -217,6 +226,24 @@ def _common(file: ConfigFile, eos: frozenset[int]) -> ModelConfig:
         eos_token_ids=eos,
         activation=file.hidden_act,
     )
+
+
+def _check_experts(router: RouterConfig, activation: str) -> None:
+    if activation != "silu":
+        raise ValueError(f"hidden_act: experts have 'silu' only, not {activation!r}")
+    if router.top_k > router.num_experts:
+        raise ValueError(f"num_experts_per_tok: {router.top_k} of {router.num_experts} experts")
+    if router.num_groups == 1:
+        return
+    if router.num_experts % router.num_groups:
+        raise ValueError(f"n_group: {router.num_groups} groups of {router.num_experts} experts")
+    if router.top_k_groups > router.num_groups:
+        raise ValueError(f"topk_group: {router.top_k_groups} of {router.num_groups} groups")
+    within = router.num_experts // router.num_groups * router.top_k_groups
+    if router.top_k > within:
+        raise ValueError(
+            f"num_experts_per_tok: {router.top_k}, but topk_group leaves {within} experts"
+        )
 
 
 def _check_rotation(rope: RopeConfig, head_dim: int) -> None:

@@ -10,24 +10,25 @@ from engine.layers.moe import RouterConfig
 from engine.layers.rope import stretch, yarn_mscale
 from engine.models import config, llama
 from engine.models.base import ModelConfig, MoEConfig
+from engine.models.config import Count
 from engine.models.qwen3_moe import MoEDecoderLayer
 
 
 class ConfigFile(config.ConfigFile, kw_only=True):
-    q_lora_rank: int | None = 1536
-    kv_lora_rank: int = 512
-    qk_nope_head_dim: int = 128
-    qk_rope_head_dim: int = 64
-    v_head_dim: int = 128
+    q_lora_rank: Count | None = 1536
+    kv_lora_rank: Count = 512
+    qk_nope_head_dim: Count = 128
+    qk_rope_head_dim: Count = 64
+    v_head_dim: Count = 128
     rope_interleave: bool = True
-    n_routed_experts: int = 64
+    n_routed_experts: Count = 64
     n_shared_experts: int | None = 2
-    num_experts_per_tok: int | None = None
-    moe_intermediate_size: int = 1407
+    num_experts_per_tok: Count | None = None
+    moe_intermediate_size: Count = 1407
     moe_layer_freq: int = 1
     first_k_dense_replace: int = 0
-    n_group: int | None = None
-    topk_group: int | None = None
+    n_group: Count | None = None
+    topk_group: Count | None = None
     topk_method: str = "greedy"
     scoring_func: Literal["softmax", "sigmoid"] = "softmax"
     norm_topk_prob: bool | None = False

@@ -11,17 +11,18 @@ from typing import Literal
 
 from engine.layers.moe import RouterConfig
 from engine.models import deepseek_v2
+from engine.models.config import Count
 
 
 class ConfigFile(deepseek_v2.ConfigFile, kw_only=True):
-    max_position_embeddings: int = 4096
-    n_routed_experts: int = 256
+    max_position_embeddings: Count = 4096
+    n_routed_experts: Count = 256
     n_shared_experts: int | None = 1
-    num_experts_per_tok: int | None = 8
-    moe_intermediate_size: int = 2048
+    num_experts_per_tok: Count | None = 8
+    moe_intermediate_size: Count = 2048
     first_k_dense_replace: int = 3
-    n_group: int | None = 8
-    topk_group: int | None = 4
+    n_group: Count | None = 8
+    topk_group: Count | None = 4
     topk_method: str = "noaux_tc"
     scoring_func: Literal["softmax", "sigmoid"] = "sigmoid"
     norm_topk_prob: bool | None = True

@@ -15,19 +15,19 @@ from engine.models.base import ModelConfig
 
 
 class ConfigFile(config.ConfigFile, kw_only=True):
-    num_key_value_heads: int | None = 4
-    head_dim: int | None = 256
+    num_key_value_heads: config.Count | None = 4
+    head_dim: config.Count | None = 256
     hidden_act: str = "gelu_pytorch_tanh"
     hidden_activation: str | None = "gelu_pytorch_tanh"
-    max_position_embeddings: int = 8192
+    max_position_embeddings: config.Count = 8192
     tie_word_embeddings: bool = True
-    query_pre_attn_scalar: float = 256
+    query_pre_attn_scalar: config.Positive = 256
     sliding_window: int | None = 4096
     layer_types: list[str] | None = None
-    attn_logit_softcapping: float | None = 50.0
-    final_logit_softcapping: float | None = 30.0
+    attn_logit_softcapping: config.Positive | None = 50.0
+    final_logit_softcapping: config.Positive | None = 30.0
 
-    sliding_window_pattern: int = 2
+    sliding_window_pattern: config.Count = 2
     """One layer in so many sees everything; where ``layer_types`` says nothing."""
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
@@ -70,8 +70,10 @@ class Gemma2DecoderLayer(llama.LlamaDecoderLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         normed = self.input_layernorm(x, residual)
         residual = x if residual is None else residual
-        attended = self.post_attention_layernorm(self.self_attn(normed, cos_sin, step))
-        fed = self.feed_forward(self.pre_feedforward_layernorm(attended, residual))
+        attended = self.self_attn(normed, cos_sin, step)
+        fed = self.feed_forward(
+            self.pre_feedforward_layernorm(attended, residual, self.post_attention_layernorm)
+        )
         return self.post_feedforward_layernorm(fed), residual
 
 

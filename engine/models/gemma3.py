@@ -9,23 +9,24 @@ from engine.layers.norm import OffsetRMSNorm
 from engine.layers.rope import RopeConfig
 from engine.models import gemma2, llama
 from engine.models.base import ModelConfig
+from engine.models.config import Count, Positive
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 
 
 class ConfigFile(gemma2.ConfigFile, kw_only=True):
     # Checkpoints that also see leave out what equals transformers' defaults.
-    vocab_size: int = 262_208
-    hidden_size: int = 2304
-    intermediate_size: int = 9216
-    num_hidden_layers: int = 26
-    num_attention_heads: int = 8
-    max_position_embeddings: int = 131_072
-    rope_theta: float = 1_000_000.0
-    rope_local_base_freq: float = 10_000.0
-    attn_logit_softcapping: float | None = None
-    final_logit_softcapping: float | None = None
-    sliding_window_pattern: int = 6
+    vocab_size: Count = 262_208
+    hidden_size: Count = 2304
+    intermediate_size: Count = 9216
+    num_hidden_layers: Count = 26
+    num_attention_heads: Count = 8
+    max_position_embeddings: Count = 131_072
+    rope_theta: Positive = 1_000_000.0
+    rope_local_base_freq: Positive = 10_000.0
+    attn_logit_softcapping: Positive | None = None
+    final_logit_softcapping: Positive | None = None
+    sliding_window_pattern: Count = 6
 
     def rope(self) -> RopeConfig:
         nested = (self.rope_parameters or {}).get(_FULL) or {}

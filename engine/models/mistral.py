@@ -9,8 +9,8 @@ from engine.models.base import ModelConfig
 
 
 class ConfigFile(config.ConfigFile, kw_only=True):
-    num_key_value_heads: int | None = 8
-    max_position_embeddings: int = 4096 * 32
+    num_key_value_heads: config.Count | None = 8
+    max_position_embeddings: config.Count = 4096 * 32
     sliding_window: int | None = 4096
 
     def adapt(self, config: ModelConfig) -> ModelConfig:

@@ -9,15 +9,16 @@ import torch
 from engine.layers.moe import RouterConfig, SparseMoE
 from engine.models import llama, mistral
 from engine.models.base import ModelConfig, MoEConfig
+from engine.models.config import Count, Positive
 from kernels.rounded import Activations
 
 
 class ConfigFile(mistral.ConfigFile, kw_only=True):
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 1_000_000.0
+    rms_norm_eps: Positive = 1e-5
+    rope_theta: Positive = 1_000_000.0
     sliding_window: int | None = None
-    num_local_experts: int = 8
-    num_experts_per_tok: int = 2
+    num_local_experts: Count = 8
+    num_experts_per_tok: Count = 2
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
         router = RouterConfig(

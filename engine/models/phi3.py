@@ -13,8 +13,8 @@ from engine.models.base import ModelConfig
 class ConfigFile(config.ConfigFile, kw_only=True):
     rope_scalings: ClassVar[tuple[str, ...]] = ("default", "longrope")
 
-    rms_norm_eps: float = 1e-5
-    max_position_embeddings: int = 4096
+    rms_norm_eps: config.Positive = 1e-5
+    max_position_embeddings: config.Count = 4096
     original_max_position_embeddings: int = 4096
     sliding_window: int | None = None
 

@@ -9,8 +9,8 @@ from engine.models.base import ModelConfig
 
 
 class ConfigFile(config.ConfigFile, kw_only=True):
-    num_key_value_heads: int | None = 32
-    max_position_embeddings: int = 32768
+    num_key_value_heads: config.Count | None = 32
+    max_position_embeddings: config.Count = 32768
     use_sliding_window: bool = False
     sliding_window: int | None = 4096
     max_window_layers: int = 28

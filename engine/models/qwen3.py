@@ -7,10 +7,11 @@ from dataclasses import replace
 from engine.layers.norm import RMSNorm
 from engine.models import llama, qwen2
 from engine.models.base import ModelConfig
+from engine.models.config import Count
 
 
 class ConfigFile(qwen2.ConfigFile, kw_only=True):
-    head_dim: int | None = 128
+    head_dim: Count | None = 128
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
         return replace(config, windows=self.layer_windows())

@@ -7,18 +7,19 @@ from dataclasses import replace
 from engine.layers.moe import RouterConfig, SparseMoE
 from engine.models import llama, qwen3
 from engine.models.base import ModelConfig, MoEConfig
+from engine.models.config import Count
 
 
 class ConfigFile(qwen3.ConfigFile, kw_only=True):
-    num_key_value_heads: int | None = 4
-    head_dim: int | None = None
-    num_experts: int = 128
-    num_local_experts: int | None = None
+    num_key_value_heads: Count | None = 4
+    head_dim: Count | None = None
+    num_experts: Count = 128
+    num_local_experts: Count | None = None
     """How transformers 5 spells ``num_experts``."""
-    num_experts_per_tok: int = 8
-    moe_intermediate_size: int = 768
+    num_experts_per_tok: Count = 8
+    moe_intermediate_size: Count = 768
     norm_topk_prob: bool = False
-    decoder_sparse_step: int = 1
+    decoder_sparse_step: Count = 1
     mlp_only_layers: list[int] | None = None
 
     def adapt(self, config: ModelConfig) -> ModelConfig:

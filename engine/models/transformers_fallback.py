@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from engine.architectures import FALLBACK_IN_GRAPHS
+from engine.architectures import FALLBACK_TESTED
 from engine.errors import ModelLoadError
 from engine.models.base import CacheLayout
 from engine.models.config import eos_token_ids
@@ -122,7 +122,7 @@ def load_model(
         raise ModelLoadError(f"{config.architecture} cannot run: {error}") from error
     assert layout == config.cache_layout, "the model attends otherwise than it did without weights"
     ours = TransformersModel(model)
-    if config.architecture not in FALLBACK_IN_GRAPHS or device.type != "cuda":
+    if config.architecture not in FALLBACK_TESTED or device.type != "cuda":
         ours.is_capturable = False
     else:
         ours.is_capturable = waits_for_nothing(ours, layout, device)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from engine.spec.acceptance import Acceptance
 from engine.spec.costs import OUTLIER, LearnedCosts
+from engine.spec.hysteresis import MARGIN, Hysteresis
 from engine.spec.newcomers import Newcomers
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 # Steps without drafts for which a judgement holds: they teach little.
 HOLDS = 8
-# And others.
-_HOLDS_OTHERS = 4
+# And steps with them, or others; the former once so many of their kind were seen.
+_HOLDS_DRAFTING, _NUM_FAMILIAR = 4, 32
 # What probes may cost of the time spent without drafts, and how many steps' time they may save up.
 _PROBE_SHARE, _MAX_SAVED_STEPS = 0.005, 2.0
 # What a probe is taken to lose of a step, at least.
@@ -45,15 +46,10 @@ _EXPOSED_SHARE = 0.1
 _PROBE_REQUESTS = 8
 # How often drafts are right in a probe that could change anything.
 _HOPE = 0.9
-# Drafts must be faster by so much where they are made, as what is spared without them is certain;
-# and where they are not, as going to and fro costs more than either.
-_MARGIN, _MARGIN_TO_BEGIN = 1.005, 1.03
 # Where they are not faster by more than this, a few steps without them are measured anew after so
-# many with them, and after ever longer. The first of them is not typical.
-_CLOSE, _PLAIN_INTERVAL, _MAX_PLAIN_INTERVAL, _NUM_PLAIN = 1.3, 16, 256, 3
-# Where none are made, drafts that are not much faster must pay in so many steps in a row: a batch
-# that is smaller for a moment, until the next request is let in, is no reason.
-_NUM_CONVINCING = 3
+# many with them, and after ever longer: more of them the first time. The first of them is not
+# typical.
+_CLOSE, _PLAIN_INTERVAL, _MAX_PLAIN_INTERVAL, _NUM_PLAIN, _NUM_UNKNOWN = 1.3, 16, 256, 3, 8
 
 
 @dataclass(slots=True)
@@ -63,10 +59,24 @@ class _Plain:
     batch: int = 0
     seconds: list[float] = field(default_factory=list)
 
-    def mean_s(self) -> float:
-        """Of one that took far longer only so much counts: something else had the processor."""
-        most = OUTLIER * sorted(self.seconds)[len(self.seconds) // 2]
-        return sum(min(seconds, most) for seconds in self.seconds) / len(self.seconds)
+
+@dataclass(slots=True)
+class _Drafted:
+    """Steps with drafts, one like the other, of which nothing was learned yet."""
+
+    steps: list[PlannedStep] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    outcomes: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def takes(self, step: PlannedStep) -> bool:
+        if not self.steps:
+            return True
+        last = self.steps[-1]
+        return (last.batch, last.length, last.num_drafts) == (
+            step.batch,
+            step.length,
+            step.num_drafts,
+        )
 
 
 @dataclass(slots=True)
@@ -89,29 +99,26 @@ class AdaptiveLength:
         self._saved_s = 0.0
         """Seconds that probes may cost now."""
         self._has_begun = False
-        self._even: dict[tuple[int, int], tuple[int, float]] = {}
+        self._even: dict[tuple[int, int], int] = {}
         """What ``even_length`` found out lately."""
         self._probes: dict[tuple[int, int], tuple[int, float]] = {}
         """Likewise, the cheapest probe: its length, and what it would lose."""
         self._num_drafting = 0
-        """Steps with drafts since those without were measured; more than the interval while they
-        are."""
+        """Steps with drafts since those without were measured; no less than the interval while
+        they are."""
+        self._num_measuring = 0
+        """Steps without drafts, while these are measured."""
         self._plain_interval = _PLAIN_INTERVAL
         self._num_observed = 0
         self._may_pay: dict[tuple[int, int], bool] = {}
         """Likewise, by the batch and the requests asked for."""
-        self._plain = _Plain()
+        self._plain, self._drafted = _Plain(), _Drafted()
         self._patience_s = 0.0
         """What a step that was awaited gains, of late; below 0 if it loses."""
         self._newcomers = Newcomers()
         self._exposed_s = 0.0
         """What drafts usually expose of the host's work, in a step that only decodes."""
-        self._drafts_lately = True
-        """Drafts are made now, probes aside, or will be as soon as requests decode again."""
-        self._is_tempted = False
-        """Drafts would pay in the next step, though they are not made."""
-        self._num_tempted = 0
-        """Steps one after another of which that was so."""
+        self._hysteresis = Hysteresis()
         self._before: PlannedStep | None = None
         self._overlaps = False
         """Whether steps without drafts overlap as a rule."""
@@ -122,8 +129,7 @@ class AdaptiveLength:
         """To be followed by ``observe`` once it is over; others may be planned between the two."""
         before, self._before = self._before, step if step.only_decodes else None
         self._overlaps |= step.overlaps
-        self._num_tempted = self._num_tempted + 1 if self._is_tempted else 0
-        self._is_tempted = False
+        self._hysteresis.planned(has_drafts=step.num_drafts > 0 and not step.is_probe)
         step.follows_others = before is None
         if before is not None:
             step.follows_probe = before.is_probe and not step.is_probe
@@ -154,6 +160,12 @@ class AdaptiveLength:
             self.observe_rest(step.batch, [seconds])
             return
         self._observe_plain()
+        if step.is_typical and step.num_drafts and not (step.is_probe or step.was_awaited):
+            kind = step.batch, step.length, step.num_drafts
+            if self._costs.num_seen(*kind) >= _NUM_FAMILIAR:
+                self._put_together(step, seconds, outcomes)
+                return
+        self._observe_drafted()
         self._observe_newcomers(step, seconds, outcomes)
         self._acceptance.observe(outcomes)
         kind = step.batch, step.length, step.num_drafts
@@ -163,12 +175,10 @@ class AdaptiveLength:
             self._costs.observe(*kind, seconds)
         self._count(step)
         if step.num_drafts and not step.is_probe:
-            self._drafts_lately = True
-        elif not (step.num_drafts or self._num_drafting):
-            self._drafts_lately &= not (step.only_decodes or step.overlaps)
+            self._hysteresis.drafted()
         self._num_observed += 1
-        is_due = self._num_observed % _HOLDS_OTHERS == 0
-        if is_due or step.is_probe or self._num_drafting >= self._plain_interval:
+        is_due = self._num_observed % _HOLDS_DRAFTING == 0
+        if is_due or step.is_probe or (self._num_drafting and not step.num_drafts):
             self._forget_choices()
         plain_s = self._begin_saving(step.batch)
         num_tokens = step.batch + sum(num_right for _, _, num_right in outcomes)
@@ -185,12 +195,44 @@ class AdaptiveLength:
             self._saved_s += _PROBE_SHARE * min(seconds, 2 * plain_s)
         self._saved_s = min(self._saved_s, _MAX_SAVED_STEPS * plain_s)
 
+    def _put_together(
+        self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]
+    ) -> None:
+        """What most steps teach, where drafts pay: once for several of them."""
+        if not self._drafted.takes(step):
+            self._observe_drafted()
+        drafted = self._drafted
+        drafted.steps.append(step)
+        drafted.seconds.append(seconds)
+        drafted.outcomes += outcomes
+        if len(drafted.steps) == _HOLDS_DRAFTING:
+            self._observe_drafted()
+
+    def _observe_drafted(self) -> None:
+        """Learn from steps with drafts that were put together."""
+        drafted, num_steps = self._drafted, len(self._drafted.steps)
+        if num_steps == 0 or self._costs is None or self._acceptance is None:
+            return
+        self._drafted = _Drafted()
+        step = drafted.steps[-1]
+        num_right = sum(num_right for _, _, num_right in drafted.outcomes)
+        self._newcomers.observe(0, num_steps * step.batch + num_right, drafting=True)
+        self._exposed_s += _EXPOSED_SHARE * num_steps * (step.exposed_s - self._exposed_s)
+        self._acceptance.observe(drafted.outcomes)
+        seconds = _mean(drafted.seconds)
+        self._costs.observe(step.batch, step.length, step.num_drafts, seconds, num_steps)
+        for each in drafted.steps:
+            self._count(each)
+        self._hysteresis.drafted(num_steps)
+        self._forget_choices()
+        self._begin_saving(step.batch)
+
     def _observe_newcomers(
         self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]
     ) -> None:
         assert self._costs is not None
         num_right = sum(num_right for _, _, num_right in outcomes)
-        drafting, newcomers = self._drafts_lately, self._newcomers
+        drafting, newcomers = self._hysteresis.is_drafting, self._newcomers
         newcomers.observe(step.num_new, step.batch + num_right, drafting=drafting)
         if not step.only_decodes:
             if drafting and self._overlaps:
@@ -204,6 +246,7 @@ class AdaptiveLength:
 
     def observe_rest(self, batch: int, seconds: Sequence[float]) -> None:
         """Steps of ``rest_length`` are over, or others like them."""
+        self._observe_drafted()
         if self._plain.batch != batch:
             self._observe_plain()
             self._plain.batch = batch
@@ -217,10 +260,9 @@ class AdaptiveLength:
         self._plain = _Plain()
         if num_steps == 0 or self._costs is None or self._acceptance is None:
             return
-        self._drafts_lately = False
         self._acceptance.rest(num_steps)
         self._newcomers.observe(0, num_steps * plain.batch, drafting=False)
-        seconds = plain.mean_s()
+        seconds = _mean(plain.seconds)
         self._costs.observe(plain.batch, 0, 0, seconds, num_steps)
         self._forget_choices()
         plain_s = self._begin_saving(plain.batch)
@@ -232,10 +274,6 @@ class AdaptiveLength:
         self._probes.clear()
         self._may_pay.clear()
 
-    @property
-    def _margin(self) -> float:
-        return _MARGIN if self._drafts_lately else _MARGIN_TO_BEGIN
-
     def _begin_saving(self, batch: int) -> float:
         """Seconds of a step of this batch without drafts."""
         assert self._costs is not None
@@ -246,13 +284,24 @@ class AdaptiveLength:
         return plain_s
 
     def _count(self, step: PlannedStep) -> None:
-        self._num_drafting += 1
-        over = self._num_drafting - self._plain_interval
-        if over == _NUM_PLAIN:
-            self._plain_interval = min(2 * self._plain_interval, _MAX_PLAIN_INTERVAL)
-            self._even.clear()
-        if step.length == 0 and not 0 < over < _NUM_PLAIN:
+        """Towards the next time that steps without drafts are measured, or within it."""
+        assert self._costs is not None
+        if step.num_drafts:
+            self._num_drafting += 1
+            self._num_measuring = 0
+            # Drafts are so much faster that nothing was measured.
+            is_over = self._num_drafting >= self._plain_interval + _NUM_PLAIN
+        elif self._num_drafting < self._plain_interval:
             self._num_drafting = 0
+            return
+        else:
+            self._num_measuring += 1
+            is_known = self._costs.num_seen(step.batch, 0, 0) >= _NUM_UNKNOWN
+            is_over = self._num_measuring >= (_NUM_PLAIN if is_known else _NUM_UNKNOWN)
+        if is_over:
+            self._plain_interval = min(2 * self._plain_interval, _MAX_PLAIN_INTERVAL)
+            self._num_drafting = self._num_measuring = 0
+            self._even.clear()
 
     def drop(self, request: Request) -> None:
         if self._acceptance is not None:
@@ -268,17 +317,16 @@ class AdaptiveLength:
         if found is None:
             found = self._best_even(batch, most, self._acceptance.survival())
             self._even[batch, most] = found
-        length, gain = found
-        if length and not self._drafts_lately and gain < _CLOSE:
-            self._is_tempted = True
-            return length if self._num_tempted >= _NUM_CONVINCING else 0
-        return length
+        if found:
+            return found if self._hysteresis.allows_drafts() else 0
+        if self._num_drafting < self._plain_interval:  # They are not only measured.
+            self._hysteresis.refuse()
+        return 0
 
-    def _best_even(self, batch: int, most: int, survival: Sequence[float]) -> tuple[int, float]:
-        """It, and how much faster it is than none."""
+    def _best_even(self, batch: int, most: int, survival: Sequence[float]) -> int:
         assert self._costs is not None
         plain_speed, lost_s = 1 / self._costs.even(batch, 0), self._newcomers.s_per_token
-        best, best_speed = 0, self._margin * plain_speed
+        best, best_speed = 0, self._hysteresis.margin * plain_speed
         for length in self._costs.table.choices:
             if length > most:
                 break
@@ -286,8 +334,7 @@ class AdaptiveLength:
             step_s = self._costs.even(batch, length) + batch * tokens * lost_s
             if (speed := tokens / step_s) > best_speed:
                 best, best_speed = length, speed
-        gain = best_speed / plain_speed
-        return (best if self._is_clear(gain) else 0), gain
+        return best if self._is_clear(best_speed / plain_speed) else 0
 
     def _is_clear(self, gain: float) -> bool:
         """Whether what is known of steps without drafts will do to judge by."""
@@ -297,7 +344,7 @@ class AdaptiveLength:
         """How many steps nobody need ask for drafts, where they do not pay now: of ``batch``
         requests that compute one token each, and all overlap, or none does."""
         before = self._before
-        if before is None or self._num_drafting or self._is_tempted:
+        if before is None or self._num_drafting or self._hysteresis.is_tempted:
             return 0
         if before.num_drafts or not before.is_typical:
             return 0
@@ -336,7 +383,7 @@ class AdaptiveLength:
                 continue
             hopeful_s = self._costs.hopeful(batch, length)
             hopeful_s += batch * (1 + hope) * self._newcomers.s_per_token
-            if (1 + hope) * plain_s < _MARGIN * hopeful_s:
+            if (1 + hope) * plain_s < MARGIN * hopeful_s:
                 continue
             step_s = self._costs.seconds(batch, length, size * length)
             lost_s = step_s - (1 + size / batch * gain) * plain_s
@@ -357,7 +404,7 @@ class AdaptiveLength:
             return dict(found)
         request_ids = [request.request_id for request in found]
         chances = dict(zip(found, self._acceptance.of_each(request_ids), strict=True))
-        choice = _Choice(self._margin * batch / self._costs.even(batch, 0), dict.fromkeys(found, 0))
+        choice = _Choice(MARGIN * batch / self._costs.even(batch, 0), dict.fromkeys(found, 0))
         self._try_even(choice, found, chances, batch)
         if batch > 1 and not self._costs.table.is_padded:
             self._try_uneven(choice, found, chances, batch)
@@ -447,11 +494,17 @@ class AdaptiveLength:
         most = costs.table.lengths[-1]
         chances = acceptance.of_each(request.request_id for request in requests)
         gains = [_gain(first, later, most) for first, later in chances]
-        plain_speed = _MARGIN * batch / costs.even(batch, 0)
+        plain_speed = MARGIN * batch / costs.even(batch, 0)
         first = costs.table.choices[0]
         return (batch + sum(gains)) / costs.even(batch, first) > plain_speed or (
             batch + max(gains)
         ) / costs.seconds(batch, most, most) > plain_speed
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    """Of a step that took far longer only so much counts: something else had the processor."""
+    most = OUTLIER * sorted(seconds)[(len(seconds) - 1) // 2]
+    return sum(min(each, most) for each in seconds) / len(seconds)
 
 
 def _gain(first: float, later: float, length: int) -> float:

@@ -83,6 +83,16 @@ def mismatch(folder: Path, what: str, head: object, target: object) -> ModelLoad
     )
 
 
+def check_ids(folder: Path, name: str, ids: torch.Tensor, vocab_size: int) -> None:
+    """Raises ``ModelLoadError`` unless all ids, [n] int64, are the model's."""
+    low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
+    if low < 0 or high >= vocab_size:
+        raise ModelLoadError(
+            f"{folder} does not fit the model: {name} leads to tokens {low} to {high}, the model"
+            f" has 0 to {vocab_size - 1}"
+        )
+
+
 def finish(
     head: Module,
     tensors: Mapping[str, torch.Tensor],

@@ -83,10 +83,11 @@ def _interpolate(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
 class _Ratio:
     """A decaying mean of measured over expected seconds."""
 
-    __slots__ = ("seen", "total", "weight")
+    __slots__ = ("num_steps", "seen", "total", "weight")
 
     def __init__(self) -> None:
         self.total = self.weight = 0.0
+        self.num_steps = 0
         self.seen = 0
         """The number of the last step that counted."""
 
@@ -101,6 +102,7 @@ class _Ratio:
         added = (1 - kept) / (1 - decay)
         self.total = kept * self.total + added * ratio
         self.weight = kept * self.weight + added
+        self.num_steps += num_steps
 
 
 class LearnedCosts:
@@ -130,6 +132,12 @@ class LearnedCosts:
         what is not known is worth a try."""
         best = min(self._ratio(batch, length), self._ratio(batch, 0))
         return best * self._expected(batch, length)
+
+    def num_seen(self, batch: int, longest: int, num_drafts: int) -> int:
+        """Steps of this kind that were measured."""
+        kind, _ = self.table.kind(batch, longest, num_drafts)
+        of_kind = self._kinds.get(((batch - 1).bit_length(), kind))
+        return 0 if of_kind is None else of_kind.num_steps
 
     def observe(
         self, batch: int, longest: int, num_drafts: int, seconds: float, num_steps: int = 1

@@ -19,7 +19,7 @@ from engine.layers.rope import cos_sin_table
 from engine.models.base import ModelConfig
 from engine.models.config import ConfigFile, read_config
 from engine.models.llama import ForCausalLM, LlamaDecoderLayer
-from engine.spec.checkpoint import finish, mismatch, read_fields, read_tensors
+from engine.spec.checkpoint import check_ids, finish, mismatch, read_fields, read_tensors
 from engine.spec.draft_network import ChainNetwork
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
@@ -292,6 +292,5 @@ def _draft_ids(blueprint: _Blueprint, fields: _Fields) -> torch.Tensor:
         ids = ids + tensors["d2t"].long()
     elif size != vocab_size and not blueprint.dummy:
         raise ModelLoadError(f"{folder} lacks tensor 'd2t', although draft_vocab_size is {size}")
-    if size and (int(ids.min()) < 0 or int(ids.max()) >= vocab_size):
-        raise mismatch(folder, "the largest id of d2t", int(ids.max()), f"at most {vocab_size - 1}")
+    check_ids(folder, "d2t", ids, vocab_size)
     return ids

@@ -13,7 +13,7 @@ from engine.errors import ModelLoadError
 from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.models.base import ModelConfig
-from engine.spec.checkpoint import finish, mismatch, read_fields, read_tensors
+from engine.spec.checkpoint import check_ids, finish, mismatch, read_fields, read_tensors
 from engine.spec.draft_network import ParallelNetwork
 
 _FILES = (
@@ -120,8 +120,7 @@ def load_medusa(
     num_tokens = target_config.vocab_size
     if token_map is not None:
         num_tokens = len(token_map)
-        if int(token_map.max()) >= target_config.vocab_size:
-            raise mismatch(folder, "the largest id of token_map", int(token_map.max()), "smaller")
+        check_ids(folder, "token_map", token_map, target_config.vocab_size)
     heads = MedusaHeads(
         [
             MedusaHead(

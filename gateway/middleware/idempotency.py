@@ -85,7 +85,8 @@ class Idempotency:
         if is_replay:
             context.of(scope).notes["idempotent_replay"] = "true"
         try:
-            await until_disconnect(receive, give(reader, send, is_replay=is_replay))
+            answer = give(reader, send, is_replay=is_replay)
+            await until_disconnect(receive, answer, context.of(scope).departure)
         finally:
             reader.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import context
@@ -27,10 +26,11 @@ class RequestId:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] in _STARTS:
-                message.setdefault("headers", [])
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
-                headers.update(attached.rate_limits)
+                own = {"x-request-id": request_id, **attached.rate_limits}  # nobody else's names
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    *((name.encode(), value.encode()) for name, value in own.items()),
+                ]
             await send(message)
 
         try:

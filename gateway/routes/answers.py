@@ -8,6 +8,7 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import context
 from gateway.assembler import Delta
 from gateway.disconnect import until_disconnect
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedMediaType, to_api_error
@@ -66,8 +67,9 @@ def is_resumable(request: Request, *, field: bool | None, stream: bool | None) -
 
 async def heard(request: Request, generation: Generation) -> None:
     """Let the engine refuse while that can still be a status. Whatever is raised, it is closed."""
+    departure = context.of(request.scope).departure
     try:
-        await until_disconnect(request.receive, generation.first_word(FIRST_WORD_S))
+        await until_disconnect(request.receive, generation.first_word(FIRST_WORD_S), departure)
     except BaseException:
         generation.close()
         raise
@@ -75,7 +77,8 @@ async def heard(request: Request, generation: Generation) -> None:
 
 async def collect(request: Request, generation: Generation, completion: Completion) -> Response:
     """The whole answer as one JSON object. Closes the generation."""
-    return await until_disconnect(request.receive, _collect(generation, completion))
+    departure = context.of(request.scope).departure
+    return await until_disconnect(request.receive, _collect(generation, completion), departure)
 
 
 async def _collect(generation: Generation, completion: Completion) -> Response:

@@ -35,6 +35,7 @@ def chat_route(admission: Admission, generations: Generations, sender: Answers) 
                 request_id=known.request_id,
                 principal=context.principal_of(request.scope),
             ),
+            known.departure,
         )
         known.rate_limits.update(rate_limits.headers(admitted.hold.answer))
         generation = generations.begin(admitted)

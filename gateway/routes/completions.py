@@ -35,6 +35,7 @@ def completions_route(admission: Admission, generations: Generations, sender: An
                 request_id=known.request_id,
                 principal=context.principal_of(request.scope),
             ),
+            known.departure,
         )
         echoes = [
             admission.echo(body, prompt) for prompt in prompts for _ in range(admitted.num_choices)

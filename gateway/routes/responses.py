@@ -85,6 +85,7 @@ class ResponseRoutes:
                 request_id=known.request_id,
                 is_background=bool(body.background),
             ),
+            known.departure,
         )
         assert run.generation is not None
         known.rate_limits.update(rate_limits.headers(run.generation.admitted.hold.answer))
@@ -96,7 +97,7 @@ class ResponseRoutes:
             return FollowingEventStream(reader, heartbeat_s=self._heartbeat_s)
         if body.stream:
             return ResponseEventStream(run, heartbeat_s=self._heartbeat_s)
-        return await until_disconnect(request.receive, _collect(run))
+        return await until_disconnect(request.receive, _collect(run), known.departure)
 
     async def retrieve(self, request: Request) -> Response:
         _check_include(request)

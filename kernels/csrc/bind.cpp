@@ -20,8 +20,16 @@ void check_like(const Tensor& t, const Tensor& model, const char* name) {
               " must be a CUDA tensor of dtype ", model.scalar_type());
 }
 
+// Whether weights are float32 where `x` is not; else they are of its type.
+bool is_wide(const Tensor& weight, const Tensor& x, const char* name) {
+  TORCH_CHECK(weight.is_contiguous(), name, " must be contiguous");
+  const bool wide = weight.scalar_type() == at::kFloat && x.scalar_type() != at::kFloat;
+  if (!wide) check_like(weight, x, name);
+  return wide;
+}
+
 void rms_norm(Tensor out, const Tensor& x, const std::optional<Tensor>& residual,
-              const Tensor& weight, double eps) {
+              const Tensor& weight, double eps, const std::optional<Tensor>& inner) {
   const auto dtype = dtype_of(x, "x");
   const int64_t width = weight.numel();
   TORCH_CHECK(x.dim() == 2 && x.size(1) == width && x.stride(1) == 1,
@@ -30,19 +38,29 @@ void rms_norm(Tensor out, const Tensor& x, const std::optional<Tensor>& residual
   TORCH_CHECK(!residual || (residual->sizes() == x.sizes() && residual->is_contiguous()),
               "residual must be contiguous, like x");
   check_like(out, x, "out");
-  check_like(weight, x, "weight");
   if (residual) check_like(*residual, x, "residual");
+  const bool wide = is_wide(weight, x, "weight");
+  TORCH_CHECK(!inner || (inner->numel() == width && is_wide(*inner, x, "inner") == wide),
+              "inner must be like weight");
   const int64_t bytes = width * x.element_size();
   TORCH_CHECK(bytes % 16 == 0 && bytes <= 65536 && x.stride(0) * x.element_size() % 16 == 0,
               "rows must be multiples of 16 bytes and at most 64 KiB, got ", bytes);
+  sluice::RmsNorm p = {};
+  p.out = out.data_ptr();
+  p.x = x.data_ptr();
+  p.residual = residual ? residual->data_ptr() : nullptr;
+  p.weight = weight.data_ptr();
+  p.inner = inner ? inner->data_ptr() : nullptr;
+  p.x_stride = x.stride(0);
+  p.rows = x.size(0);
+  p.width = width;
+  p.eps = eps;
+  p.wide = wide;
   const c10::cuda::CUDAGuard guard(x.device());
-  check(sluice::rms_norm(out.data_ptr(), x.data_ptr(), residual ? residual->data_ptr() : nullptr,
-                         weight.data_ptr(), x.size(0), width, x.stride(0), eps, dtype,
-                         c10::cuda::getCurrentCUDAStream()),
-        "rms_norm");
+  check(sluice::rms_norm(p, dtype, c10::cuda::getCurrentCUDAStream()), "rms_norm");
 }
 
-void silu_mul(Tensor out, const Tensor& x) {
+void gated_mul(Tensor out, const Tensor& x, sluice::Activation activation) {
   const auto dtype = dtype_of(x, "x");
   check_like(out, x, "out");
   TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && out.is_contiguous() && out.dim() == 2 &&
@@ -50,9 +68,15 @@ void silu_mul(Tensor out, const Tensor& x) {
               "x must be contiguous [rows, 2 * width] and out contiguous [rows, width]");
   TORCH_CHECK(out.size(1) * out.element_size() % 16 == 0, "width must be a multiple of 16 bytes");
   const c10::cuda::CUDAGuard guard(x.device());
-  check(sluice::silu_mul(out.data_ptr(), x.data_ptr(), out.size(0), out.size(1), dtype,
-                         c10::cuda::getCurrentCUDAStream()),
-        "silu_mul");
+  check(sluice::gated_mul(out.data_ptr(), x.data_ptr(), out.size(0), out.size(1), activation,
+                          dtype, c10::cuda::getCurrentCUDAStream()),
+        "gated_mul");
+}
+
+void silu_mul(Tensor out, const Tensor& x) { gated_mul(out, x, sluice::Activation::kSilu); }
+
+void gelu_tanh_mul(Tensor out, const Tensor& x) {
+  gated_mul(out, x, sluice::Activation::kGeluTanh);
 }
 
 void rope_and_cache(Tensor q, const Tensor& k, const Tensor& v, Tensor k_cache, Tensor v_cache,
@@ -87,8 +111,10 @@ void rope_and_cache(Tensor q, const Tensor& k, const Tensor& v, Tensor k_cache, 
               "heads must be multiples of 16 bytes");
   for (const auto* norm : {&q_norm, &k_norm}) {
     TORCH_CHECK(!*norm || (*norm)->numel() == head_dim, "norm weights must have head_dim elements");
-    if (*norm) check_like(**norm, q, "norm weights");
   }
+  TORCH_CHECK(q_norm.has_value() == k_norm.has_value(), "q_norm and k_norm go together");
+  const bool wide = q_norm && is_wide(*q_norm, q, "q_norm");
+  TORCH_CHECK(!k_norm || is_wide(*k_norm, q, "k_norm") == wide, "k_norm must be like q_norm");
   sluice::RopeParams p = {};
   p.q = q.data_ptr();
   p.k = k.data_ptr();
@@ -100,6 +126,7 @@ void rope_and_cache(Tensor q, const Tensor& k, const Tensor& v, Tensor k_cache, 
   p.slots = slots.data_ptr<int64_t>();
   p.q_norm = q_norm ? q_norm->data_ptr() : nullptr;
   p.k_norm = k_norm ? k_norm->data_ptr() : nullptr;
+  p.wide_norms = wide;
   p.row_stride = q.stride(0);
   p.tokens = tokens;
   p.q_heads = q.size(1);
@@ -311,8 +338,10 @@ void apply_penalties(Tensor logits, const Tensor& tokens, const Tensor& where,
 
 TORCH_LIBRARY(sluice_cuda, m) {
   m.def(
-      "rms_norm(Tensor(a!) out, Tensor x, Tensor(b!)? residual, Tensor weight, float eps) -> ()");
+      "rms_norm(Tensor(a!) out, Tensor x, Tensor(b!)? residual, Tensor weight, float eps, "
+      "Tensor? inner=None) -> ()");
   m.def("silu_mul(Tensor(a!) out, Tensor x) -> ()");
+  m.def("gelu_tanh_mul(Tensor(a!) out, Tensor x) -> ()");
   m.def(
       "rope_and_cache(Tensor(a!) q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, "
       "Tensor cos_sin, Tensor positions, Tensor slots, Tensor? q_norm, Tensor? k_norm, float eps, "
@@ -338,6 +367,7 @@ TORCH_LIBRARY(sluice_cuda, m) {
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
   m.impl("rms_norm", &rms_norm);
   m.impl("silu_mul", &silu_mul);
+  m.impl("gelu_tanh_mul", &gelu_tanh_mul);
   m.impl("rope_and_cache", &rope_and_cache);
   m.impl("step_inputs", &step_inputs);
   m.impl("sample", &sample);

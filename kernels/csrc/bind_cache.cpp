@@ -1,7 +1,8 @@
-// Registers with torch what works on whole blocks of the KV cache.
+// Registers with torch what works on whole blocks of the KV cache, and what fills a latent one.
 
 #include "bind.h"
 #include "cache_blocks.cuh"
+#include "latent_cache.cuh"
 
 namespace {
 
@@ -64,6 +65,61 @@ void copy_blocks(const Tensor& tensors, const Tensor& rows, const Tensor& blocks
   check(sluice::copy_blocks(c, max_ctas, c10::cuda::getCurrentCUDAStream()), "copy_blocks");
 }
 
+void store_latents(Tensor q, const Tensor& q_turned, const Tensor& kv, const Tensor& norm,
+                   Tensor cache, const Tensor& cos_sin, const Tensor& positions,
+                   const Tensor& slots, double eps, bool interleaved,
+                   const std::optional<Tensor>& scale) {
+  const auto dtype = sluice::dtype_of(q, "q");
+  for (const Tensor& t : {q, q_turned, kv, norm}) {
+    TORCH_CHECK(t.is_cuda() && t.scalar_type() == q.scalar_type(),
+                "q, q_turned, kv and norm must be CUDA tensors of one type");
+  }
+  TORCH_CHECK(q.dim() == 3 && q.is_contiguous(), "q must be contiguous [tokens, heads, width]");
+  const int64_t tokens = q.size(0), heads = q.size(1), width = q.size(2);
+  const int64_t rank = norm.numel(), rotary = width - rank;
+  TORCH_CHECK(rotary > 0 && rotary % 2 == 0, "q must be wider than norm, by an even number");
+  TORCH_CHECK(q_turned.dim() == 3 && q_turned.size(0) == tokens && q_turned.size(1) == heads &&
+                  q_turned.size(2) == rotary && q_turned.stride(2) == 1,
+              "q_turned must be [", tokens, ", ", heads, ", ", rotary, "]");
+  TORCH_CHECK(kv.dim() == 2 && kv.is_contiguous() && kv.size(0) == tokens && kv.size(1) == width &&
+                  norm.is_contiguous(),
+              "kv must be contiguous [", tokens, ", ", width, "]");
+  TORCH_CHECK(cache.dim() == 4 && cache.is_contiguous() && cache.size(2) == 1 &&
+                  cache.size(3) == width,
+              "cache must be contiguous [blocks, block_size, 1, ", width, "]");
+  if (!sluice::check_fp8(cache, cache, scale, scale)) {
+    TORCH_CHECK(cache.scalar_type() == q.scalar_type(), "cache must be of q's type");
+  }
+  TORCH_CHECK(cos_sin.is_cuda() && cos_sin.scalar_type() == at::kFloat &&
+                  cos_sin.is_contiguous() && cos_sin.dim() == 2 && cos_sin.size(1) == rotary,
+              "cos_sin must be contiguous float32 [max_positions, ", rotary, "]");
+  for (const Tensor& t : {positions, slots}) {
+    TORCH_CHECK(t.is_cuda() && t.scalar_type() == at::kLong && t.is_contiguous() &&
+                    t.numel() == tokens,
+                "positions and slots must be contiguous int64 [", tokens, "]");
+  }
+  sluice::StoreLatents p = {};
+  p.q = q.data_ptr();
+  p.q_turned = q_turned.data_ptr();
+  p.kv = kv.data_ptr();
+  p.norm = norm.data_ptr();
+  p.cache = cache.data_ptr();
+  p.cos_sin = cos_sin.data_ptr<float>();
+  p.positions = positions.data_ptr<int64_t>();
+  p.slots = slots.data_ptr<int64_t>();
+  p.scale = scale ? scale->data_ptr<float>() : nullptr;
+  p.q_token_stride = q_turned.stride(0);
+  p.q_head_stride = q_turned.stride(1);
+  p.tokens = tokens;
+  p.heads = heads;
+  p.rank = rank;
+  p.rotary_dim = rotary;
+  p.eps = eps;
+  p.interleaved = interleaved;
+  const c10::cuda::CUDAGuard guard(q.device());
+  check(sluice::store_latents(p, dtype, c10::cuda::getCurrentCUDAStream()), "store_latents");
+}
+
 int64_t mapped_address(const Tensor& host) {
   TORCH_CHECK(host.device().is_cpu() && host.is_contiguous(), "host must be contiguous host memory");
   void* address = nullptr;
@@ -77,6 +133,10 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
   m.def(
       "dequantize_blocks(Tensor(a!) k_out, Tensor(b!) v_out, Tensor k_cache, Tensor v_cache, "
       "Tensor k_scale, Tensor v_scale, Tensor blocks) -> ()");
+  m.def(
+      "store_latents(Tensor(a!) q, Tensor q_turned, Tensor kv, Tensor norm, Tensor(b!) cache, "
+      "Tensor cos_sin, Tensor positions, Tensor slots, float eps, bool interleaved, "
+      "Tensor? scale) -> ()");
   m.def("copy_blocks(Tensor tensors, Tensor rows, Tensor blocks, bool out, int max_ctas) -> ()");
   m.def("mapped_address(Tensor host) -> int", &mapped_address);
 }
@@ -84,4 +144,5 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
   m.impl("dequantize_blocks", &dequantize_blocks);
   m.impl("copy_blocks", &copy_blocks);
+  m.impl("store_latents", &store_latents);
 }

@@ -101,8 +101,7 @@ void group_pairs(Tensor order, Tensor tiles, const Tensor& experts, int64_t num_
 }
 
 void expert_linear(Tensor out, const Tensor& x, const Tensor& weight, const Tensor& experts,
-                   const std::optional<Tensor>& order, const std::optional<Tensor>& tiles,
-                   int64_t pairs_per_row, bool gated, bool routed, int64_t warps) {
+                   int64_t pairs_per_row, bool gated) {
   const bool bf16 = check_halves(x, {out, weight});
   check_experts(experts);
   check_matrices(weight, x);
@@ -110,29 +109,17 @@ void expert_linear(Tensor out, const Tensor& x, const Tensor& weight, const Tens
   TORCH_CHECK(x.size(0) * pairs_per_row == num_pairs && out.dim() == 2 &&
                   out.size(0) == num_pairs && out.size(1) * (gated ? 2 : 1) == features,
               "x must have a row for each ", pairs_per_row, " pairs, and out one for each pair");
-  TORCH_CHECK(order.has_value() == tiles.has_value(), "order and tiles go together");
-  TORCH_CHECK(warps == 4 || warps == 8, "warps must be 4 or 8, got ", warps);
-  if (order) {
-    check_int32(*order, "order");
-    check_int32(*tiles, "tiles");
-    TORCH_CHECK(order->numel() == num_pairs && tiles->dim() == 2 && tiles->size(0) == 3,
-                "order and tiles must be those of group_pairs");
-  }
   sluice::ExpertLinear p = {};
   p.out = out.data_ptr();
   p.x = x.data_ptr();
   p.weight = weight.data_ptr();
   p.experts = experts.data_ptr<int64_t>();
-  p.order = order ? order->data_ptr<int>() : nullptr;
-  p.tiles = tiles ? tiles->data_ptr<int>() : nullptr;
-  p.num_tiles = tiles ? tiles->size(1) : num_pairs;
+  p.num_pairs = num_pairs;
   p.num_experts = weight.size(0);
   p.pairs_per_row = pairs_per_row;
   p.features = features;
   p.k = x.size(1);
   p.gated = gated;
-  p.routed = routed;
-  p.warps = warps;
   const c10::cuda::CUDAGuard guard(x.device());
   check(sluice::expert_linear(p, bf16, c10::cuda::getCurrentCUDAStream()), "expert_linear");
 }
@@ -189,8 +176,8 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
       "group_pairs(Tensor(a!) order, Tensor(b!) tiles, Tensor experts, int num_experts, int rows) "
       "-> ()");
   m.def(
-      "expert_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor experts, Tensor? order, "
-      "Tensor? tiles, int pairs_per_row, bool gated, bool routed, int warps) -> ()");
+      "expert_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor experts, "
+      "int pairs_per_row, bool gated) -> ()");
   m.def(
       "expert_sum(Tensor(a!) out, Tensor x, Tensor weight, Tensor experts, Tensor scales) -> ()");
   m.def("combine_experts(Tensor(a!) out, Tensor x, Tensor scales) -> ()");

@@ -46,9 +46,15 @@ void rms_norm_rounded(Tensor out, Tensor scales, const Tensor& x,
                             residual->sizes() == x.sizes() && residual->is_contiguous()),
               "residual must be contiguous, like x");
   const c10::cuda::CUDAGuard guard(x.device());
-  check(sluice::rms_norm_rounded(p, x.data_ptr(), residual ? residual->data_ptr() : nullptr,
-                                 weight.data_ptr(), x.stride(0), eps, dtype_of(x, "x"),
-                                 c10::cuda::getCurrentCUDAStream()),
+  sluice::RmsNorm norm = {};
+  norm.x = x.data_ptr();
+  norm.residual = residual ? residual->data_ptr() : nullptr;
+  norm.weight = weight.data_ptr();
+  norm.x_stride = x.stride(0);
+  norm.rows = p.rows;
+  norm.width = p.width;
+  norm.eps = eps;
+  check(sluice::rms_norm_rounded(p, norm, dtype_of(x, "x"), c10::cuda::getCurrentCUDAStream()),
         "rms_norm_rounded");
 }
 

@@ -1,5 +1,5 @@
 // Products of few tokens with the matrices of their experts: as skinny_linear.cu, where a CTA makes
-// 16 features of one expert for the up to 16 tokens of a tile, or of all experts of one token.
+// 16 features of one expert for one token, or their sum over all experts of a token.
 
 #include "dependent_launch.cuh"
 #include "expert_linear.cuh"
@@ -10,7 +10,10 @@
 namespace sluice {
 namespace {
 
-constexpr int kChunk = 64;  // elements of k that a warp takes at a time
+constexpr int kChunk = 64;    // elements of k that a warp takes at a time
+constexpr int kUnroll = 2;    // chunks under way per warp
+constexpr int kPairWarps = 4;  // of a CTA, of which four find room on an SM
+constexpr int kSumWarps = 8;
 
 __device__ __forceinline__ uint4 load_once(const void* p) {
   uint4 v;
@@ -45,111 +48,68 @@ struct Weights {
   }
 };
 
-// The pairs of a CTA.
-struct Tile {
-  int expert, first, count;
-
-  __device__ __forceinline__ explicit Tile(const ExpertLinear& p) {
-    const int tile = blockIdx.x;
-    if (p.tiles) {
-      expert = p.tiles[tile];
-      first = p.tiles[p.num_tiles + tile];
-      count = min(p.tiles[2 * p.num_tiles + tile] - first, kMaxTilePairs);
-    } else {
-      expert = static_cast<int>(p.experts[tile]);
-      first = tile;
-      count = 1;
-    }
-  }
-};
-
-template <typename T, int kWarps, int kUnroll>
-__global__ void __launch_bounds__(kWarps * 32, 16 / kWarps) expert_kernel(const ExpertLinear p) {
-  __shared__ float partial[kWarps][kSkinnyFeatures][17];
+// blockIdx.x is the pair, so that pairs of one expert find its rows in the L2.
+template <typename T>
+__global__ void __launch_bounds__(kPairWarps * 32, 4) expert_kernel(const ExpertLinear p) {
+  __shared__ float partial[kPairWarps][kSkinnyFeatures];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
   const int num_chunks = p.k / kChunk;
-  if (!p.routed) wait_for_inputs();
-  const Tile tile(p);
-  if (tile.expert >= p.num_experts) {
-    if (p.routed) wait_for_inputs();  // the kernels before must have ended when this one has
-    return;
-  }
+  const int64_t pair = blockIdx.x;
+  wait_for_inputs();
+  const int64_t expert = p.experts[pair];
+  if (expert >= p.num_experts) return;
 
-  auto feature = [&](int row) {
-    if (!p.gated) return static_cast<int>(blockIdx.y) * kSkinnyFeatures + row;
-    return (row < 8 ? 0 : p.features / 2) + static_cast<int>(blockIdx.y) * 8 + row % 8;
-  };
   auto row_of = [&](int row) {
-    const int64_t at = static_cast<int64_t>(tile.expert) * p.features + feature(row);
-    return static_cast<const T*>(p.weight) + at * p.k + t * 8;
+    int feature = blockIdx.y * kSkinnyFeatures + row;
+    if (p.gated) feature = (row < 8 ? 0 : p.features / 2) + blockIdx.y * 8 + row % 8;
+    return static_cast<const T*>(p.weight) + (expert * p.features + feature) * p.k + t * 8;
   };
   const T *low_row = row_of(g), *high_row = row_of(g + 8);
   Weights now[kUnroll], next[kUnroll];
   auto load = [&](Weights(&w)[kUnroll], int first) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int chunk = first + u * kWarps;
+      const int chunk = first + u * kPairWarps;
       if (chunk < num_chunks) w[u].load(low_row + chunk * kChunk, high_row + chunk * kChunk);
     }
   };
   load(now, warp);
-  const T* x[2];  // of this lane's token in each group of 8
-#pragma unroll
-  for (int group = 0; group < 2; ++group) {
-    const int place = group * 8 + g;
-    const int pair = tile.first + (place < tile.count ? place : 0);
-    const int row = (p.order ? p.order[pair] : pair) / p.pairs_per_row;
-    x[group] = place < tile.count
-                   ? static_cast<const T*>(p.x) + static_cast<int64_t>(row) * p.k + t * 8
-                   : nullptr;
-  }
-  if (p.routed) wait_for_inputs();
-  const bool wide = tile.count > 8;
-  float sum[2][4] = {};
-  for (int first = warp; first < num_chunks; first += kWarps * kUnroll) {
-    load(next, first + kWarps * kUnroll);
+  const T* x = static_cast<const T*>(p.x) + pair / p.pairs_per_row * p.k + t * 8;
+  float sum[4] = {};
+  for (int first = warp; first < num_chunks; first += kPairWarps * kUnroll) {
+    load(next, first + kPairWarps * kUnroll);
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int chunk = first + u * kWarps;
-      if (chunk >= num_chunks) break;
-      now[u].multiply(sum[0], x[0] ? x[0] + chunk * kChunk : nullptr);
-      if (wide) now[u].multiply(sum[1], x[1] ? x[1] + chunk * kChunk : nullptr);
+      const int chunk = first + u * kPairWarps;
+      if (chunk < num_chunks) now[u].multiply(sum, g == 0 ? x + chunk * kChunk : nullptr);
+      now[u] = next[u];
     }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) now[u] = next[u];
   }
   allow_next();
-
-#pragma unroll
-  for (int group = 0; group < 2; ++group) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      partial[warp][i / 2 * 8 + g][group * 8 + t * 2 + i % 2] = sum[group][i];
-    }
+  if (t == 0) {  // the token is column 0
+    partial[warp][g] = sum[0];
+    partial[warp][g + 8] = sum[2];
   }
   __syncthreads();
-  auto total = [&](int row, int place) {
+  auto total = [&](int row) {
     float found = 0.f;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) found += partial[w][row][place];
+    for (int w = 0; w < kPairWarps; ++w) found += partial[w][row];
     return rounded<T>(found);
   };
-  const int rows = p.gated ? 8 : kSkinnyFeatures;
-  const int outputs = p.gated ? p.features / 2 : p.features;
-  for (int i = threadIdx.x; i < rows * tile.count; i += kWarps * 32) {
-    const int row = i % rows, place = i / rows;
-    float y = total(row, place);
-    if (p.gated) y = rounded<T>(y / (1.f + __expf(-y))) * total(row + 8, place);
-    const int64_t pair = p.order ? p.order[tile.first + place] : tile.first + place;
-    static_cast<T*>(p.out)[pair * outputs + blockIdx.y * rows + row] = from_float<T>(y);
-  }
+  const int rows = p.gated ? 8 : kSkinnyFeatures, row = threadIdx.x;
+  if (row >= rows) return;
+  float y = total(row);
+  if (p.gated) y = rounded<T>(y / (1.f + __expf(-y))) * total(row + 8);
+  const int64_t outputs = p.gated ? p.features / 2 : p.features;
+  static_cast<T*>(p.out)[pair * outputs + blockIdx.y * rows + row] = from_float<T>(y);
 }
 
 // The chunks of all experts of a token follow each other.
-template <typename T, int kWarps, int kUnroll>
-__global__ void __launch_bounds__(kWarps * 32, 16 / kWarps) expert_sum_kernel(const ExpertSum p) {
-  __shared__ float partial[kWarps][kSkinnyFeatures];
+template <typename T>
+__global__ void __launch_bounds__(kSumWarps * 32, 2) expert_sum_kernel(const ExpertSum p) {
+  __shared__ float partial[kSumWarps][kSkinnyFeatures];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
   const int64_t pairs = static_cast<int64_t>(blockIdx.x) * p.top_k;
@@ -164,7 +124,7 @@ __global__ void __launch_bounds__(kWarps * 32, 16 / kWarps) expert_sum_kernel(co
   auto load = [&](Weights(&w)[kUnroll], int first) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int chunk = first + u * kWarps;
+      const int chunk = first + u * kSumWarps;
       if (chunk >= num_chunks) break;
       const int place = chunk / chunks_each;
       const int64_t row = static_cast<int64_t>(__shfl_sync(~0u, safe, place)) * p.features + feature;
@@ -177,11 +137,11 @@ __global__ void __launch_bounds__(kWarps * 32, 16 / kWarps) expert_sum_kernel(co
   wait_for_inputs();
   const T* x = static_cast<const T*>(p.x) + pairs * p.k + t * 8;
   float sum[2] = {};
-  for (int first = warp; first < num_chunks; first += kWarps * kUnroll) {
-    load(next, first + kWarps * kUnroll);
+  for (int first = warp; first < num_chunks; first += kSumWarps * kUnroll) {
+    load(next, first + kSumWarps * kUnroll);
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int chunk = first + u * kWarps;
+      const int chunk = first + u * kSumWarps;
       if (chunk >= num_chunks) break;
       float made[4] = {};
       now[u].multiply(made, g == 0 ? x + chunk * kChunk : nullptr);
@@ -201,7 +161,7 @@ __global__ void __launch_bounds__(kWarps * 32, 16 / kWarps) expert_sum_kernel(co
   if (threadIdx.x < kSkinnyFeatures) {
     float total = 0.f;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) total += partial[w][threadIdx.x];
+    for (int w = 0; w < kSumWarps; ++w) total += partial[w][threadIdx.x];
     const int64_t at = static_cast<int64_t>(blockIdx.x) * p.features;
     static_cast<T*>(p.out)[at + blockIdx.y * kSkinnyFeatures + threadIdx.x] = from_float<T>(total);
   }
@@ -232,15 +192,14 @@ __global__ void __launch_bounds__(256) combine_kernel(const CombineExperts p) {
 
 template <typename T>
 cudaError_t launch_linear(const ExpertLinear& p, cudaStream_t stream) {
-  const dim3 grid(p.num_tiles, p.features / kSkinnyFeatures);
-  auto kernel = p.warps == 4 ? expert_kernel<T, 4, 2> : expert_kernel<T, 8, 2>;
-  return launch_dependent(kernel, grid, p.warps * 32, 0, stream, p);
+  const dim3 grid(p.num_pairs, p.features / kSkinnyFeatures);
+  return launch_dependent(expert_kernel<T>, grid, kPairWarps * 32, 0, stream, p);
 }
 
 template <typename T>
 cudaError_t launch_sum(const ExpertSum& p, cudaStream_t stream) {
   const dim3 grid(p.tokens, p.features / kSkinnyFeatures);
-  return launch_dependent(expert_sum_kernel<T, 8, 2>, grid, 256, 0, stream, p);
+  return launch_dependent(expert_sum_kernel<T>, grid, kSumWarps * 32, 0, stream, p);
 }
 
 template <typename T>
@@ -252,7 +211,7 @@ cudaError_t launch_combine(const CombineExperts& p, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t expert_linear(const ExpertLinear& p, bool bf16, cudaStream_t stream) {
-  if (p.num_tiles == 0) return cudaSuccess;
+  if (p.num_pairs == 0) return cudaSuccess;
   return bf16 ? launch_linear<__nv_bfloat16>(p, stream) : launch_linear<__half>(p, stream);
 }
 

@@ -6,25 +6,19 @@
 
 namespace sluice {
 
-constexpr int kMaxTilePairs = 16;
-
 struct ExpertLinear {
   void* out;               // [num_pairs, outputs], contiguous
   const void* x;           // [num_pairs / pairs_per_row, k], contiguous
   const void* weight;      // [num_experts, features, k], contiguous
   const int64_t* experts;  // [num_pairs]; num_experts: none, nothing is written
-  const int* order;        // as GroupPairs makes them, with rows <= kMaxTilePairs; or null: every
-  const int* tiles;        // pair is a tile
-  int num_tiles;           // of the grid: max_tiles or num_pairs
-  int num_experts, pairs_per_row;
+  int num_pairs, num_experts, pairs_per_row;
   int features;  // a multiple of 16
   int k;         // a multiple of 64
   bool gated;    // features = [gate | up], out = silu(gate) * up, outputs = features / 2
-  bool routed;   // the kernel before this one began to work only after the routing was complete
-  int warps;     // 4 or 8 of a CTA share the sum over k: few for a short one
 };
 
-// out[pair] = weight[expert of the pair] x[pair / pairs_per_row] for experts with few tokens each.
+// out[pair] = weight[expert of the pair] x[pair / pairs_per_row]: every pair reads its matrix, so
+// where few pairs have the same expert.
 cudaError_t expert_linear(const ExpertLinear& linear, bool bf16, cudaStream_t stream);
 
 struct ExpertSum {

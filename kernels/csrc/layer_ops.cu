@@ -1,6 +1,8 @@
 // Memory-bound row operations: every element is read and written once, 16 bytes at a time, with
 // fp32 arithmetic that rounds exactly where the reference does.
 
+#include <type_traits>
+
 #include "dependent_launch.cuh"
 #include "fp8.cuh"
 #include "layer_ops.cuh"
@@ -9,37 +11,37 @@
 namespace sluice {
 namespace {
 
-template <typename T, int kVectors>
-__global__ void __launch_bounds__(1024) rms_norm_kernel(const Norm<T> norm, T* out) {
+template <typename T, int kVectors, bool kWide>
+__global__ void __launch_bounds__(1024) rms_norm_kernel(const RmsNorm p) {
   Vector<T> values[kVectors];
-  norm.make(values, blockIdx.x);
+  normed_row<kWide>(values, p);
+  const int vectors = p.width / Vector<T>::kSize;
+  auto* out = static_cast<Vector<T>*>(p.out) + static_cast<int64_t>(blockIdx.x) * vectors;
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
     const int i = j * blockDim.x + threadIdx.x;
-    if (i < norm.vectors()) {
-      reinterpret_cast<Vector<T>*>(out + static_cast<int64_t>(blockIdx.x) * norm.width)[i] =
-          values[j];
-    }
+    if (i < vectors) out[i] = values[j];
   }
 }
 
-template <typename T>
-__global__ void __launch_bounds__(256) silu_mul_kernel(T* out, const T* x, int rows, int width) {
+template <typename T, Activation kActivation>
+__global__ void __launch_bounds__(256) gated_mul_kernel(T* out, const T* x, int rows, int width) {
   using V = Vector<T>;
   wait_for_inputs();
   allow_next();
   const int vectors = width / V::kSize;
   const int64_t total = static_cast<int64_t>(rows) * vectors;
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < total; i += gridDim.x * 256ll) {
-    const int64_t gate_at = i / vectors * 2 * vectors + i % vectors;
+    const int64_t row = i / vectors;
+    const int64_t gate_at = row * 2 * vectors + i % vectors;
     const V* gate = reinterpret_cast<const V*>(x) + gate_at;
-    reinterpret_cast<V*>(out)[i] = silu_mul(gate[0], gate[vectors]);
+    reinterpret_cast<V*>(out)[i] = gated<kActivation>(gate[0], gate[vectors]);
   }
 }
 
 // A thread turns one pair of vectors of a head, `pairs` neighbouring threads (a power of two, at most
 // a warp) the whole head; the heads are those of q, then k, then v. For rotary_dim == head_dim.
-template <typename T, bool kFp8>
+template <typename T, bool kFp8, bool kWide>
 __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, int pairs) {
   using V = Vector<T>;
   wait_for_inputs();
@@ -61,7 +63,7 @@ __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, i
   V a = vectors[pair], b = vectors[pair + pairs];
 
   if (!is_v) {
-    const T* norm = static_cast<const T*>(is_q ? p.q_norm : p.k_norm);
+    const void* norm = is_q ? p.q_norm : p.k_norm;
     if (norm) {
       float squares = 0.f;
 #pragma unroll
@@ -72,12 +74,12 @@ __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, i
       const unsigned group = (pairs == 32 ? ~0u : (1u << pairs) - 1) << (lane / pairs * pairs);
       for (int d = pairs / 2; d > 0; d /= 2) squares += __shfl_xor_sync(group, squares, d);
       const float scale = rsqrtf(squares / D + p.eps);
-      const V wa = reinterpret_cast<const V*>(norm)[pair];
-      const V wb = reinterpret_cast<const V*>(norm)[pair + pairs];
+      const auto wa = VectorWeights<T, kWide>::load(norm, pair);
+      const auto wb = VectorWeights<T, kWide>::load(norm, pair + pairs);
 #pragma unroll
       for (int e = 0; e < V::kSize; ++e) {
-        a.x[e] = from_float<T>(rounded<T>(to_float(a.x[e]) * scale) * to_float(wa.x[e]));
-        b.x[e] = from_float<T>(rounded<T>(to_float(b.x[e]) * scale) * to_float(wb.x[e]));
+        a.x[e] = from_float<T>(weighted<T, kWide>(to_float(a.x[e]), scale, wa[e]));
+        b.x[e] = from_float<T>(weighted<T, kWide>(to_float(b.x[e]), scale, wb[e]));
       }
     }
     const float* cos = p.cos_sin + p.positions[token] * D + pair * V::kSize;
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, i
 }
 
 // Any rotary_dim. One warp per token and head.
-template <typename T, bool kFp8>
+template <typename T, bool kFp8, bool kWide>
 __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p) {
   wait_for_inputs();
   allow_next();
@@ -150,7 +152,8 @@ __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p)
     return;
   }
 
-  const T* norm = static_cast<const T*>(is_q ? p.q_norm : p.k_norm);
+  using Norm = std::conditional_t<kWide, float, T>;
+  const Norm* norm = static_cast<const Norm*>(is_q ? p.q_norm : p.k_norm);
   float scale = 1.f;
   if (norm) {
     float squares = 0.f;
@@ -159,7 +162,7 @@ __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p)
   }
   auto load = [&](int i) {
     const float x = to_float(src[i]);
-    return norm ? rounded<T>(rounded<T>(x * scale) * to_float(norm[i])) : x;
+    return norm ? rounded<T>(weighted<T, kWide>(x, scale, to_float(norm[i]))) : x;
   };
   const int half = p.rotary_dim / 2;
   const float* cos = p.cos_sin + p.positions[token] * p.rotary_dim;
@@ -171,61 +174,69 @@ __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p)
   for (int i = p.rotary_dim + lane; i < D; i += 32) store(i, load(i));
 }
 
-template <typename T>
-cudaError_t rms_norm_typed(T* out, const Norm<T>& norm, int rows, cudaStream_t stream) {
-  const int threads = row_threads(norm.vectors());
-  if (norm.vectors() <= threads) {
-    return launch_dependent(rms_norm_kernel<T, 1>, rows, threads, 0, stream, norm, out);
-  }
-  if (norm.vectors() <= kRowVectors * threads) {
-    return launch_dependent(rms_norm_kernel<T, kRowVectors>, rows, threads, 0, stream, norm, out);
-  }
+template <typename T, bool kWide>
+cudaError_t launch_norm(const RmsNorm& p, cudaStream_t stream) {
+  const int vectors = p.width / Vector<T>::kSize;
+  const int threads = row_threads(vectors);
+  auto run = [&](auto kernel) { return launch_dependent(kernel, p.rows, threads, 0, stream, p); };
+  if (vectors <= threads) return run(rms_norm_kernel<T, 1, kWide>);
+  if (vectors <= kRowVectors * threads) return run(rms_norm_kernel<T, kRowVectors, kWide>);
   return cudaErrorInvalidValue;
 }
 
 template <typename T>
-cudaError_t silu_mul_typed(void* out, const void* x, int rows, int width, cudaStream_t stream) {
+cudaError_t rms_norm_typed(const RmsNorm& p, cudaStream_t stream) {
+  if constexpr (std::is_same_v<T, float>) return launch_norm<T, false>(p, stream);
+  return p.wide ? launch_norm<T, true>(p, stream) : launch_norm<T, false>(p, stream);
+}
+
+template <typename T>
+cudaError_t gated_mul_typed(void* out, const void* x, int rows, int width, Activation activation,
+                            cudaStream_t stream) {
   const int64_t total = static_cast<int64_t>(rows) * (width / Vector<T>::kSize);
   const int blocks = static_cast<int>(min((total + 255) / 256, static_cast<int64_t>(132 * 16)));
-  return launch_dependent(silu_mul_kernel<T>, blocks, 256, 0, stream, static_cast<T*>(out),
+  auto kernel = activation == Activation::kSilu ? gated_mul_kernel<T, Activation::kSilu>
+                                                : gated_mul_kernel<T, Activation::kGeluTanh>;
+  return launch_dependent(kernel, blocks, 256, 0, stream, static_cast<T*>(out),
                           static_cast<const T*>(x), rows, width);
 }
 
-template <typename T, bool kFp8>
+template <typename T, bool kFp8, bool kWide>
 cudaError_t launch_rope(const RopeParams& p, cudaStream_t stream) {
   const int64_t items = static_cast<int64_t>(p.tokens) * (p.q_heads + 2 * p.kv_heads);
   const int pairs = p.head_dim / 2 / Vector<T>::kSize;
   const bool whole = p.rotary_dim == p.head_dim && p.head_dim == 2 * pairs * Vector<T>::kSize;
   if (whole && pairs > 0 && pairs <= 32 && (pairs & (pairs - 1)) == 0) {
-    return launch_dependent(rope_vectors_kernel<T, kFp8>, (items * pairs + 255) / 256, 256, 0, stream, p,
-                            pairs);
+    return launch_dependent(rope_vectors_kernel<T, kFp8, kWide>,
+                            (items * pairs + 255) / 256, 256, 0, stream, p, pairs);
   }
-  return launch_dependent(rope_and_cache_kernel<T, kFp8>, (items + 7) / 8, 256, 0, stream, p);
+  return launch_dependent(rope_and_cache_kernel<T, kFp8, kWide>, (items + 7) / 8, 256, 0,
+                          stream, p);
 }
 
 template <typename T>
 cudaError_t rope_typed(const RopeParams& p, cudaStream_t stream) {
-  return p.k_scale ? launch_rope<T, true>(p, stream) : launch_rope<T, false>(p, stream);
+  auto run = [&](auto wide) {
+    constexpr bool kWide = decltype(wide)::value && !std::is_same_v<T, float>;
+    return p.k_scale ? launch_rope<T, true, kWide>(p, stream) : launch_rope<T, false, kWide>(p, stream);
+  };
+  return p.wide_norms ? run(std::true_type{}) : run(std::false_type{});
 }
 
 }  // namespace
 
-cudaError_t rms_norm(void* out, const void* x, void* residual, const void* weight, int rows,
-                     int width, int64_t x_stride, float eps, Dtype dtype, cudaStream_t stream) {
-  if (rows == 0) return cudaSuccess;
+cudaError_t rms_norm(const RmsNorm& norm, Dtype dtype, cudaStream_t stream) {
+  if (norm.rows == 0) return cudaSuccess;
   return with_type(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    const Norm<T> norm = {static_cast<const T*>(x), static_cast<T*>(residual),
-                          static_cast<const T*>(weight), width, x_stride, eps};
-    return rms_norm_typed(static_cast<T*>(out), norm, rows, stream);
+    return rms_norm_typed<typename decltype(type)::type>(norm, stream);
   });
 }
 
-cudaError_t silu_mul(void* out, const void* x, int rows, int width, Dtype dtype,
-                     cudaStream_t stream) {
+cudaError_t gated_mul(void* out, const void* x, int rows, int width, Activation activation,
+                      Dtype dtype, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
   return with_type(dtype, [&](auto type) {
-    return silu_mul_typed<typename decltype(type)::type>(out, x, rows, width, stream);
+    return gated_mul_typed<typename decltype(type)::type>(out, x, rows, width, activation, stream);
   });
 }
 

@@ -10,13 +10,26 @@ namespace sluice {
 
 // out[i] = weight * x[i] / sqrt(mean(x[i]^2) + eps), rows of `width` elements (RMSNorm,
 // arXiv:1910.07467). With a residual, first residual[i] += x[i], and the sum is normalised.
-// width is a multiple of 16 bytes, at most 64 KiB; out, residual are contiguous, x has a stride.
-cudaError_t rms_norm(void* out, const void* x, void* residual, const void* weight, int rows,
-                     int width, int64_t x_stride, float eps, Dtype dtype, cudaStream_t stream);
+struct RmsNorm {
+  void* out;           // [rows, width], contiguous
+  const void* x;       // [rows, width], rows x_stride elements apart
+  void* residual;      // [rows, width], contiguous, or null
+  const void* weight;  // [width], of x's type or float32
+  const void* inner;   // like weight: x is normed with it before the addition; or null
+  int64_t x_stride;
+  int rows;
+  int width;  // a multiple of 16 bytes, at most 64 KiB
+  float eps;
+  bool wide;  // the weights are float32, and x is not
+};
 
-// out[i, j] = silu(x[i, j]) * x[i, width + j] for x of [rows, 2 * width].
-cudaError_t silu_mul(void* out, const void* x, int rows, int width, Dtype dtype,
-                     cudaStream_t stream);
+cudaError_t rms_norm(const RmsNorm& norm, Dtype dtype, cudaStream_t stream);
+
+enum class Activation { kSilu, kGeluTanh };
+
+// out[i, j] = activation(x[i, j]) * x[i, width + j] for x of [rows, 2 * width].
+cudaError_t gated_mul(void* out, const void* x, int rows, int width, Activation activation,
+                      Dtype dtype, cudaStream_t stream);
 
 struct RopeParams {
   void* q;               // [tokens, q_heads, D], rotated in place; rows row_stride elements apart
@@ -29,6 +42,7 @@ struct RopeParams {
   const int64_t* slots;      // [tokens]; -1 = padding, nothing is written to the cache
   const void* q_norm;        // [D] weights of a per-head RMSNorm before the rotation, or null
   const void* k_norm;
+  bool wide_norms;           // the weights are float32, and q is not
   int64_t row_stride;
   int tokens, q_heads, kv_heads, head_dim, rotary_dim;
   float eps;

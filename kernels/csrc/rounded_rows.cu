@@ -27,7 +27,7 @@ __device__ __forceinline__ float block_max(float x) {
   return warp_max(x);
 }
 
-// What makes rows: as Norm does. This one takes them as they are.
+// What makes the rows. This takes them as they are.
 template <typename T>
 struct Given {
   using Element = T;
@@ -50,8 +50,15 @@ struct Given {
 };
 
 template <typename T>
-struct Normed : Norm<T> {
+struct Normed {
   using Element = T;
+  RmsNorm norm;
+  int width;
+
+  template <int kVectors>
+  __device__ __forceinline__ void make(Vector<T> (&values)[kVectors], int64_t) const {
+    normed_row<false>(values, norm);
+  }
 };
 
 template <typename T>
@@ -74,7 +81,7 @@ struct Gated {
       up[j] = gate[i + vectors];
     }
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) values[j] = silu_mul(values[j], up[j]);
+    for (int j = 0; j < kVectors; ++j) values[j] = gated<Activation::kSilu>(values[j], up[j]);
   }
 };
 
@@ -129,14 +136,11 @@ cudaError_t round_rows(const RoundedRows& rounded, const void* x, int64_t x_stri
   });
 }
 
-cudaError_t rms_norm_rounded(const RoundedRows& rounded, const void* x, void* residual,
-                             const void* weight, int64_t x_stride, float eps, Dtype dtype,
+cudaError_t rms_norm_rounded(const RoundedRows& rounded, const RmsNorm& norm, Dtype dtype,
                              cudaStream_t stream) {
   return with_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const Norm<T> norm = {static_cast<const T*>(x), static_cast<T*>(residual),
-                          static_cast<const T*>(weight), rounded.width, x_stride, eps};
-    return launch(rounded, Normed<T>{norm}, stream);
+    return launch(rounded, Normed<T>{norm, norm.width}, stream);
   });
 }
 

@@ -4,7 +4,7 @@
 #include <cuda_runtime.h>
 #include <cstdint>
 
-#include "vector.cuh"
+#include "layer_ops.cuh"
 
 namespace sluice {
 
@@ -20,12 +20,11 @@ struct RoundedRows {
 cudaError_t round_rows(const RoundedRows& rounded, const void* x, int64_t x_stride, Dtype dtype,
                        cudaStream_t stream);
 
-// Of what rms_norm makes of x and the residual, which it adds to.
-cudaError_t rms_norm_rounded(const RoundedRows& rounded, const void* x, void* residual,
-                             const void* weight, int64_t x_stride, float eps, Dtype dtype,
+// Of what rms_norm would leave in its out, which may be null; its weights are of x's type.
+cudaError_t rms_norm_rounded(const RoundedRows& rounded, const RmsNorm& norm, Dtype dtype,
                              cudaStream_t stream);
 
-// Of what silu_mul makes of x [rows, 2 * width].
+// Of what gated_mul makes of x [rows, 2 * width] with silu.
 cudaError_t silu_mul_rounded(const RoundedRows& rounded, const void* x, Dtype dtype,
                              cudaStream_t stream);
 

@@ -33,6 +33,40 @@ struct alignas(16) Vector {
   T x[kSize];
 };
 
+// Weights that multiply a vector: of its own type or, kWide, float32.
+template <typename T, bool kWide>
+struct VectorWeights {
+  Vector<T> own;
+
+  static __device__ __forceinline__ VectorWeights load(const void* weights, int vector) {
+    return {static_cast<const Vector<T>*>(weights)[vector]};
+  }
+  __device__ __forceinline__ float operator[](int e) const { return to_float(own.x[e]); }
+};
+
+template <typename T>
+struct VectorWeights<T, true> {
+  static constexpr int kParts = sizeof(float) / sizeof(T);
+  Vector<float> parts[kParts];
+
+  static __device__ __forceinline__ VectorWeights load(const void* weights, int vector) {
+    VectorWeights made;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      made.parts[i] = static_cast<const Vector<float>*>(weights)[vector * kParts + i];
+    }
+    return made;
+  }
+  __device__ __forceinline__ float operator[](int e) const { return parts[e / 4].x[e % 4]; }
+};
+
+// x normed by `scale`, times a weight: as the reference, which multiplies by a wide one before it
+// rounds.
+template <typename T, bool kWide>
+__device__ __forceinline__ float weighted(float x, float scale, float weight) {
+  return (kWide ? x * scale : rounded<T>(x * scale)) * weight;
+}
+
 // What a launch needs to know about the element type.
 enum class Dtype { kFloat32, kFloat16, kBfloat16 };
 

@@ -38,15 +38,15 @@ def apply_experts(
     experts: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """See ``reference.apply_experts``. INT4: groups of a multiple of 32 inputs."""
+    """See ``reference_experts.apply_experts``. INT4: groups of a multiple of 32 inputs."""
     num_tokens, top_k = experts.shape
     rows = tile_rows(experts.numel(), len(gate_up))
     groups = ops.group_pairs(experts, len(gate_up), rows)
     inner = x.new_empty(num_tokens * top_k, features_of(gate_up))
     product(inner, x, gate_up, groups, pairs_per_row=top_k)
     out = x.new_empty(num_tokens * top_k, features_of(down))
-    product(out, ops.silu_mul(inner), down, groups, scales=weights.reshape(-1))
-    return out.view(num_tokens, top_k, -1).sum(1)
+    product(out, ops.silu_mul(inner), down, groups)
+    return ops.combine_experts(out, weights)
 
 
 def product(
@@ -56,9 +56,8 @@ def product(
     groups: PairTiles,
     *,
     pairs_per_row: int = 1,
-    scales: torch.Tensor | None = None,
 ) -> None:
-    """out[pair] = scale[pair] * (matrix[expert of pair] @ x[pair // pairs_per_row]).
+    """out[pair] = matrix[expert of pair] @ x[pair // pairs_per_row].
 
     All contiguous; pairs of the expert ``num_experts``, which is none, are left alone.
     """
@@ -87,7 +86,6 @@ def product(
         factors,
         groups.order,
         groups.tiles,
-        scales,
         groups.tiles.shape[1],
         features,
         width,
@@ -95,7 +93,6 @@ def product(
         pairs_per_row,
         group_size,
         block_rows,
-        SCALED=scales is not None,
         ROWS=groups.rows,
         COLUMNS=columns,
         DEPTH=depth,
@@ -148,7 +145,6 @@ def _kernel(
     factors,
     order,
     tiles,
-    scales,
     max_tiles,
     features,
     width,
@@ -156,7 +152,6 @@ def _kernel(
     pairs_per_row,
     group_size,
     block_rows,
-    SCALED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -202,7 +197,5 @@ def _kernel(
             acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
     if KIND == "fp8":
         acc *= tl.load(factors + feature, mask=in_features, other=0.0)[None, :]
-    if SCALED:
-        acc *= tl.load(scales + pair, mask=real, other=0.0)[:, None]
     at = out + pair[:, None] * features + column[None, :]
     tl.store(at, acc.to(out.dtype.element_ty), mask=real[:, None] & in_features[None, :])

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from engine import bench
-from engine.bench import Case, Workload
+from engine.bench import Case, CaseFile, Workload
 from engine.errors import EngineError
 from tests.engine import toys
 
@@ -21,6 +21,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, os.environ.get(name, "1" if "NUM" in name else "PASSIVE"))
 
 
+ROOT = Path(__file__).parents[2]
 CASE = Case("c", n=8, isl=(4, 9), osl=(2, 5), shared_prefix=3)
 
 
@@ -90,6 +91,16 @@ def test_a_case_file_with_random_weights(
     assert bench.main(["--cases", str(path), "--only", "d"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["case"] == "d"
+
+
+def test_the_cases_of_the_published_figures_are_at_hand() -> None:
+    published = (ROOT / "PERFORMANCE.md").read_text()
+    file = msgspec.json.decode((ROOT / "engine/bench_cases.json").read_bytes(), type=CaseFile)
+    assert file.model["architectures"] == ["LlamaForCausalLM"]
+    longest = max(case.shared_prefix + case.isl[1] + case.osl[1] for case in file.cases)
+    assert longest <= file.model["max_position_embeddings"]
+    for case in file.cases:
+        assert f"| {case.name}" in published
 
 
 @pytest.mark.parametrize(

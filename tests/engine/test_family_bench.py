@@ -67,3 +67,17 @@ def test_the_table_compares_with_plain_weights() -> None:
     cells = [[str(cell) for cell in column.cells] for column in view.columns]
     assert cells[2] == ["100", "150 (1.50×)", "fails"]
     assert cells[3] == ["fails", "fails", "10"]
+
+
+def test_the_limit_stands_beside_what_is_not_quantized(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
+    arguments = ["--shapes", "tiny", "--batches", "1", "--input-len", "4", "--output-len", "4"]
+    arguments += ["--bandwidth", "0.001"]
+    assert family_bench.main([*arguments, *ON_CPU]) == 0
+    captured = capsys.readouterr()
+    line = json.loads(captured.out)
+    weights = 300 * 128 + 2 * (128 * 256 + 128 * 128 + 3 * 128 * 256)
+    assert line["limit_tok_s"] == pytest.approx(1e9 / (4 * weights), rel=1e-3)
+    assert f"({line['out_tok_s'] / line['limit_tok_s']:.0%})" in captured.err

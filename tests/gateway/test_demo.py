@@ -32,10 +32,8 @@ from tests.e2e.conftest import open_folder
 __all__ = ["open_folder"]
 
 
-def make(folder: Path, **options: Any) -> Demo:
-    return Demo(
-        **{"host": "127.0.0.1", "port": 0, "data_dir": folder, "ready_file": None} | options
-    )
+def make(folder: Path, *, port: int = 0, ready_file: Path | None = None, **options: Any) -> Demo:
+    return Demo(host="127.0.0.1", port=port, data_dir=folder, ready_file=ready_file, **options)
 
 
 # -- what is refused before anything is started

@@ -133,6 +133,52 @@ async def test_a_reader_that_is_slow_must_be_waited_for() -> None:
     assert body.endswith(b"1\r\ny\r\n0\r\n\r\n")
 
 
+async def test_a_writer_goes_on_after_a_pause_and_ends_with_the_answer() -> None:
+    found: list[bool] = []
+    is_full = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        write = extensions.take_writer(scope)
+        assert write is not None
+        await send(START)
+        while write(b"x" * 65536):  # noqa: ASYNC110 - the condition is another object's state
+            await asyncio.sleep(0)
+        is_full.set()
+        await send({"type": "http.response.body", "body": b"y", "more_body": True})  # waits
+        found.append(write(b"z"))
+        await end(send)
+        found.append(write(b"after the end"))
+
+    async with serving(app) as port:
+        body = await answer(port, after=is_full)
+    assert found == [True, False]
+    assert body.endswith(b"1\r\ny\r\n1\r\nz\r\n0\r\n\r\n")
+
+
+async def test_whoever_works_hears_that_the_client_has_left() -> None:
+    begun, left = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        departure = extensions.departure_of(scope)
+        assert departure is not None
+        assert not departure.has_left
+        departure.on_leave = left.set
+        begun.set()
+        await left.wait()
+        assert departure.has_left
+        await send(START)
+        await end(send)
+
+    async with serving(app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(30):
+            await begun.wait()
+            writer.close()
+            await left.wait()
+    assert extensions.departure_of({"type": "http"}) is None
+
+
 async def test_messages_of_a_websocket() -> None:
     found: list[bool] = []
 
@@ -160,7 +206,7 @@ async def test_messages_of_a_websocket() -> None:
 async def test_a_scope_and_its_context_do_not_keep_each_other() -> None:
     async def send(message: object) -> None: ...
 
-    scope: Scope = {"type": "http", "extensions": {extensions.NAME: lambda data: True}}
+    scope: Scope = {"type": "http", "extensions": {extensions.WRITER: lambda data: True}}
     attached = context.attach(scope, send)
     assert attached.write is not None
     assert extensions.take_writer(scope) is None

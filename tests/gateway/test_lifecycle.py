@@ -6,7 +6,7 @@ import asyncio
 import logging
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -71,9 +71,14 @@ def stages(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
+def playing(play: Play) -> Callable[[str], Play]:
+    """The same for any prompt."""
+    return lambda prompt: play
+
+
 async def begin(here: Parts, play: Play, number: int = 1) -> list[Generation]:
     """Requests that the engine works on."""
-    here.double.script = lambda prompt: play
+    here.double.script = playing(play)
     generations = [await here.begin() for _ in range(number)]
     await until(lambda: len(here.double.generated) == number)
     return generations
@@ -107,7 +112,7 @@ async def test_everything_in_its_order(
         assert session.num_told == 1
         assert await answer == "x" * 20, "what runs may end"
         await draining
-        assert not store.num_closed
+        num_closed_before = store.num_closed
         await going.close()
     assert stages(caplog) == [
         "refuse",
@@ -116,7 +121,7 @@ async def test_everything_in_its_order(
         "settle",
         "close",
     ]
-    assert store.num_closed == 1
+    assert (num_closed_before, store.num_closed) == (0, 1)
     assert (await store.usage_totals(here.principal.tenant.id)).completion_tokens == 20
 
 
@@ -383,7 +388,7 @@ def test_the_ledger_has_every_token_however_it_ends(
             answers = []
             for length in lengths:
                 play = Play(text="x" * length, interval_s=interval_ms / 1000)
-                here.double.script = lambda prompt, play=play: play
+                here.double.script = playing(play)
                 answers += read_all(here, [await here.begin()])
                 await asyncio.sleep(0)
             if hurried_ms is not None:

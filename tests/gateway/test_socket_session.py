@@ -237,7 +237,10 @@ async def test_a_client_that_is_gone_when_it_is_told_to_go() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_line_that_breaks_in_the_last_frame_is_not_waited_for() -> None:
+async def test_a_line_that_breaks_in_the_last_frame_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket_session, "FLUSH_S", 25.0)
     site = await with_key()
 
     async def story() -> None:

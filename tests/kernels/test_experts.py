@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import reference
+from kernels import reference_experts as reference
 from kernels.experts import PairTiles, max_tiles, tile_rows
 
 
@@ -43,9 +43,7 @@ def test_every_pair_is_in_one_tile_of_its_expert(
 
 
 def test_tiles_grow_with_what_an_expert_gets() -> None:
-    assert [tile_rows(pairs, 8) for pairs in (1, 128, 129, 256, 257, 9999)] == [
-        *(16, 16, 32, 32, 64, 64)
-    ]
+    assert [tile_rows(pairs, 8) for pairs in (1, 64, 65, 9999)] == [16, 16, 64, 64]
 
 
 def test_the_best_experts_of_the_best_groups_are_chosen() -> None:
@@ -67,3 +65,10 @@ def test_a_bias_chooses_but_does_not_weigh() -> None:
     experts, weights = reference.route_experts(logits, bias, top_k=1, sigmoid=True)
     assert experts.tolist() == [[2]]
     assert weights.item() == 0.5
+
+
+def test_what_experts_made_is_summed_up_by_weight() -> None:
+    each = torch.tensor([[1.0, 2], [3, 4], [5, 6], [7, 8]]).bfloat16()
+    out = reference.combine_experts(each, torch.tensor([[1.0, 0.5], [0, 2]]))
+    assert out.dtype == torch.bfloat16
+    assert out.tolist() == [[2.5, 4], [14, 16]]

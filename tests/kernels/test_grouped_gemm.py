@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import reference
+from kernels import reference_experts
 from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts
 from tests.kernels.interpreter import interpret
 
@@ -81,7 +81,7 @@ def check(
         gate_up, down, x = draw_quantized(kind, num_tokens, num_experts, top_k, dtype, device)
         case = x, gate_up, down, experts, weights
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
-    got, want = grouped_gemm.apply_experts(*case), reference.apply_experts(*case)
+    got, want = grouped_gemm.apply_experts(*case), reference_experts.apply_experts(*case)
     close = {"rtol": tolerance, "atol": tolerance * max(1.0, float(want.abs().max()) / 4)}
     torch.testing.assert_close(got, want, **close)
 

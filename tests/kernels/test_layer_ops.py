@@ -50,6 +50,26 @@ def test_rms_norm_adds_the_residual_in_place(dtype: torch.dtype) -> None:
     assert_close(out, rms_norm64(total, weight, 1e-5))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("width", [64, 3840, 12288])
+def test_rms_norm_of_a_norm_and_with_wide_weights(
+    width: int, wide: bool, dtype: torch.dtype
+) -> None:
+    from kernels import cuda, reference
+
+    cuda.load()
+    kind = torch.float32 if wide else dtype
+    x, residual = randn(5, width, dtype=dtype), randn(5, width, dtype=dtype, seed=1)
+    weight, inner = randn(width, dtype=kind, seed=2), randn(width, dtype=kind, seed=3)
+    assert_close(cuda.rms_norm(x, weight, 1e-5), rms_norm64(x, weight, 1e-5))
+    expected_sum = residual.clone()
+    expected = reference.rms_norm(x, weight, 1e-5, expected_sum, inner)
+    out = cuda.rms_norm(x, weight, 1e-5, residual, inner)
+    assert_close(residual, expected_sum)
+    assert_close(out, expected)
+
+
 def test_rms_norm_of_strided_rows() -> None:
     from kernels import cuda
 
@@ -68,6 +88,17 @@ def test_silu_mul(rows: int, width: int, dtype: torch.dtype) -> None:
     x = randn(rows, 2 * width, dtype=dtype)
     gate, up = x.double().chunk(2, -1)
     assert_close(cuda.silu_mul(x), torch.nn.functional.silu(gate) * up)
+    gelu = torch.nn.functional.gelu(gate, approximate="tanh")
+    assert_close(cuda.gelu_tanh_mul(x), gelu * up)
+
+
+def test_gelu_of_what_is_far_from_0_is_finite() -> None:
+    from kernels import cuda
+
+    cuda.load()
+    gate = torch.tensor([-1e30, -1e4, -20, 0, 20, 1e4, 1e30, 5], device="cuda")
+    out = cuda.gelu_tanh_mul(torch.cat((gate, torch.ones_like(gate))).unsqueeze(0))
+    torch.testing.assert_close(out[0], torch.nn.functional.gelu(gate, approximate="tanh"))
 
 
 def rope64(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -80,8 +111,8 @@ def rope64(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor) -> t
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "rotary"), [(32, 32), (64, 64), (96, 96), (128, 64), (256, 256)])
-@pytest.mark.parametrize("normed", [False, True])
-def test_rope_and_cache(dim: int, rotary: int, normed: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("normed", [None, "own", "wide"])
+def test_rope_and_cache(dim: int, rotary: int, normed: str | None, dtype: torch.dtype) -> None:
     from kernels import cuda
 
     cuda.load()
@@ -100,7 +131,8 @@ def test_rope_and_cache(dim: int, rotary: int, normed: bool, dtype: torch.dtype)
     slots[4] = -1
     norms = {}
     if normed:
-        norms = {"q_norm": randn(dim, dtype=dtype, seed=4), "k_norm": randn(dim, dtype=dtype)}
+        kind = torch.float32 if normed == "wide" else dtype
+        norms = {"q_norm": randn(dim, dtype=kind, seed=4), "k_norm": randn(dim, dtype=kind)}
         q_in, k_in = (
             rms_norm64(x, w, 1e-6).to(dtype)
             for x, w in ((q_in, norms["q_norm"]), (k_in, norms["k_norm"]))
@@ -176,7 +208,9 @@ def test_wrong_arguments_are_refused_by_name() -> None:
     cuda.load()
     x = randn(2, 64, dtype=torch.bfloat16)
     with pytest.raises(RuntimeError, match="weight must be"):
-        cuda.rms_norm(x, randn(64, dtype=torch.float32), 1e-5)
+        cuda.rms_norm(x, randn(64, dtype=torch.float16), 1e-5)
+    with pytest.raises(RuntimeError, match="inner must be like weight"):
+        cuda.rms_norm(x, x[0], 1e-5, None, randn(64, dtype=torch.float32))
     with pytest.raises(RuntimeError, match="multiples of 16 bytes"):
         cuda.rms_norm(x[:, :6].contiguous(), x[0, :6].contiguous(), 1e-5)
     with pytest.raises(RuntimeError, match="must be float32, float16 or bfloat16"):

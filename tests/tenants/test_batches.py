@@ -51,12 +51,14 @@ class TestBatcher:
         line.open.clear()
         sender = batcher(line, max_items=3, max_running=1)
         calls = [asyncio.create_task(sender.submit(item)) for item in range(6)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert line.batches == [[0, 1, 2]]
+        calls.append(asyncio.create_task(sender.submit(6)))
         await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert line.batches == [[0]]
         line.open.set()
-        assert await asyncio.gather(*calls) == [0, 2, 4, 6, 8, 10]
-        assert line.batches == [[0], [1, 2, 3], [4, 5]]
+        assert await asyncio.gather(*calls) == [0, 2, 4, 6, 8, 10, 12]
+        assert line.batches == [[0, 1, 2], [3, 4, 5], [6]]
 
     async def test_each_gets_its_own_failure_or_all_the_same(self) -> None:
         line = Line()

@@ -121,6 +121,27 @@ class TestReserve:
         assert await store.list_running() == []
         assert (await store.usage_totals(who.tenant.id)).completion_tokens == 4000
 
+    async def test_those_that_grow_old_together_are_listed_together(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.02)
+        monkeypatch.setattr("tenants.quota.SHOW_EVERY_S", 0.02)
+        store = WatchedStore()
+        who = await make(store)
+        quota = Quota(store)
+        holds = [await take(quota, who) for _ in range(3)]
+        await quota.release(holds[1])
+        async with asyncio.timeout(30):
+            while quota.num_held < 2:  # noqa: ASYNC110 - the condition is another object's state
+                await asyncio.sleep(0.001)
+        late = await take(quota, who)  # once all are listed, the next begins anew
+        async with asyncio.timeout(30):
+            while quota.num_held < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        for hold in (holds[0], holds[2], late):
+            await settle(store, who, hold)
+        assert store.num_reserves == 3
+
     @pytest.mark.parametrize("is_late", [False, True])
     async def test_only_what_is_listed_after_its_settlement_is_taken_off_by_itself(
         self, monkeypatch: pytest.MonkeyPatch, is_late: bool

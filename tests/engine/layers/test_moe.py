@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from engine.layers.moe import Experts, Router, RouterConfig
 from engine.weights.names import targets
-from kernels import reference
+from kernels import reference_experts
 
 CPU = torch.device("cpu")
 HIDDEN = 16
@@ -72,7 +72,7 @@ def test_a_tokens_experts_are_summed_by_weight() -> None:
     x = tokens(7)
     experts = torch.stack([torch.randperm(5, generator=gen)[:3] for _ in range(7)])
     weights = torch.rand(7, 3, generator=gen)
-    out = reference.apply_experts(x, gate_up, down, experts, weights)
+    out = reference_experts.apply_experts(x, gate_up, down, experts, weights)
     for token in range(7):
         expected = torch.zeros(HIDDEN)
         for expert, weight in zip(experts[token].tolist(), weights[token], strict=True):

@@ -132,10 +132,11 @@ def test_layers_that_are_not_quantized_get_tensors() -> None:
     assert isinstance(norm.into(None, torch.randn(4, 32, dtype=torch.bfloat16)), torch.Tensor)
 
 
-def test_gemmas_norm_never_rounds() -> None:
+def test_a_norm_with_wider_weights_never_rounds() -> None:
     _, mlp = block()
     norm = OffsetRMSNorm(32, 1e-5, dtype=torch.bfloat16, device=CPU)
     norm.weight.data.zero_()
+    norm.pack()
     x = torch.randn(8, 32, dtype=torch.bfloat16)
     made = norm.into(mlp.reader, x)
     assert isinstance(made, torch.Tensor)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.architectures import FALLBACK_IN_GRAPHS, NATIVE
+from engine.architectures import FALLBACK_TESTED, NATIVE
 from engine.config import EngineConfig
 from engine.runner import load_runner
 from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write
@@ -133,7 +133,9 @@ def test_logits(subject: Subject, dtype: str, monkeypatch: pytest.MonkeyPatch) -
 def test_graphs_and_batches_change_no_greedy_token(subject: Subject) -> None:
     def outputs(**options: Any) -> list[list[int]]:
         runner = load_runner(subject.config("float32", **options))
-        in_graphs = subject.case.architecture in (*NATIVE, *FALLBACK_IN_GRAPHS)
+        in_graphs = subject.case.architecture in (*NATIVE, *FALLBACK_TESTED)
+        # In float32 transformers looks at which experts tokens go to.
+        in_graphs &= subject.case.name != "olmoe"
         assert (runner._graphs is not None) == (in_graphs and not options)
         rng = random.Random(2)
         done = [
@@ -144,3 +146,20 @@ def test_graphs_and_batches_change_no_greedy_token(subject: Subject) -> None:
         return [generation.output for generation in done]
 
     assert outputs() == outputs(enforce_eager=True)
+
+
+def test_experts_of_transformers_run_in_graphs_in_16_bits(tmp_path: Path) -> None:
+    (case,) = (case for case in FALLBACK_CASES if case.name == "olmoe")
+    subject = Subject(case, tmp_path)
+    rng = random.Random(2)
+    prompts = [[rng.randrange(3, 250) for _ in range(9 * i + 1)] for i in range(6)]
+
+    def outputs(**options: Any) -> list[list[int]]:
+        runner = load_runner(subject.config("bfloat16", **options))
+        assert (runner._graphs is not None) == (not options)
+        done = [Generation(str(i), prompt, 20) for i, prompt in enumerate(prompts)]
+        Harness(runner, block_size=16, max_rows=8).run(done, chunk_size=20)
+        return [generation.output for generation in done]
+
+    same = sum(a == b for a, b in zip(outputs(), outputs(enforce_eager=True), strict=True))
+    assert same >= 4  # near ties may fall differently in a batch of another shape

@@ -16,7 +16,7 @@ from engine.quant.fp8 import Fp8
 from engine.quant.fp8_blocks import Fp8Blocks
 from engine.quant.gptq import Gptq
 from engine.runner import load_runner
-from kernels import quantized, reference
+from kernels import quantized, reference_experts
 from kernels.experts import Fp8Experts, Int4Experts
 from tests.engine.models.families import CASES, Case, write
 from tests.engine.quant import checkpoints
@@ -84,7 +84,7 @@ def test_where_there_are_products_the_experts_stay_small(monkeypatch: pytest.Mon
         layer.pack()
         assert isinstance(layer.matrices, kind)
         for expert, matrix in enumerate(plain):
-            found = reference.matrix_of(layer.matrices, expert, torch.float32)
+            found = reference_experts.matrix_of(layer.matrices, expert, torch.float32)
             torch.testing.assert_close(found, matrix)
 
 

@@ -164,7 +164,7 @@ def test_networks_draft_as_many_as_pay(batch: int, num_steps: int, rate: float) 
         fixed = decode(
             timed,
             batch,
-            num_steps // 4,
+            num_steps if batch == 1 else num_steps // 4,
             proposer=NetworkProposer(timed),
             adaptive=False,
             num_tokens=length,
@@ -342,7 +342,7 @@ def test_a_rest_ends_with_the_batch_that_it_was_for() -> None:
     run(core, runner, 200)
     before = core.stats().spec_decode_num_drafts
     core.abort([str(index) for index in range(1, 64)])
-    run(core, runner, 6)
+    run(core, runner, 20)
     assert asked[-1] == 1
     assert core.stats().spec_decode_num_drafts > before
     core.abort(["0"])

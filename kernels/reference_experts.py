@@ -1,0 +1,102 @@
+"""The ops of ``reference`` that mixtures of experts are made of."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from kernels import reference
+from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts, PairTiles, max_tiles
+
+
+def route_experts(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    top_k: int,
+    sigmoid: bool = False,
+    renormalize: bool = False,
+    scale: float = 1.0,
+    num_groups: int = 1,
+    top_k_groups: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each token's best experts: [num_tokens, top_k] int64, the best first, and their weights.
+
+    logits: [num_tokens, num_experts]; the scores are their softmax or ``sigmoid``. bias:
+    [num_experts] float32, added to choose by, not to weigh (arXiv 2408.15664). Experts are chosen
+    from the best ``top_k_groups`` of ``num_groups`` groups of neighbours only (arXiv 2405.04434); a
+    group counts its best expert, with a bias its two best. Weights, float32: the scores,
+    ``renormalize``d to a sum of 1 or not, times ``scale``.
+    """
+    logits = logits.float()
+    scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
+    wanted = scores if bias is None else scores + bias
+    if num_groups > 1:
+        grouped = wanted.view(len(wanted), num_groups, -1)
+        best = grouped.topk(1 if bias is None else 2, dim=-1).values.sum(-1)
+        kept = best.topk(top_k_groups, dim=-1).indices
+        lost = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
+        wanted = grouped.masked_fill(lost.unsqueeze(-1), float("-inf")).view_as(wanted)
+    experts = wanted.topk(top_k, dim=-1).indices
+    weights = scores.gather(1, experts)
+    if renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return experts, weights * scale
+
+
+def group_pairs(experts: torch.Tensor, num_experts: int, rows: int) -> PairTiles:
+    """experts: [num_tokens, top_k] int64; ``num_experts``: none. Nothing waits for the device."""
+    pairs = experts.reshape(-1)
+    counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=pairs.device)
+    counts.scatter_add_(0, pairs, torch.ones_like(pairs))
+    tiles_each = (counts + rows - 1) // rows
+    tile_ends, pair_ends = tiles_each.cumsum(0), counts.cumsum(0)
+    tile = torch.arange(max_tiles(len(pairs), num_experts, rows), device=pairs.device)
+    expert = torch.searchsorted(tile_ends[:num_experts].contiguous(), tile, right=True)
+    local = tile - (tile_ends - tiles_each)[expert]
+    first = (pair_ends - counts)[expert] + local * rows
+    tiles = torch.stack((expert, first, pair_ends[expert])).to(torch.int32)
+    return PairTiles(rows, pairs.argsort(stable=True).to(torch.int32), tiles)
+
+
+def apply_experts(
+    x: torch.Tensor,
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """The weighted sum of each token's experts, ``down(silu(gate(x)) * up(x))`` each.
+
+    x: [num_tokens, hidden]; gate_up: [num_experts, 2 * inner, hidden], gate first; down:
+    [num_experts, hidden, inner], either of them quantized or not; experts: [num_tokens, top_k]
+    int64; weights: the same float32.
+    """
+    out = torch.zeros_like(x)
+    for expert in torch.unique(experts).tolist():
+        tokens, places = (experts == expert).nonzero(as_tuple=True)
+        inner = reference.silu_mul(F.linear(x[tokens], matrix_of(gate_up, expert, x.dtype)))
+        made = F.linear(inner, matrix_of(down, expert, x.dtype))
+        weighted = made * weights[tokens, places].unsqueeze(1)
+        out.index_add_(0, tokens, weighted.to(x.dtype))
+    return out
+
+
+def combine_experts(each: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Of each token the sum of what its experts made, ``each``: [num_tokens * top_k, width], by
+    weights: [num_tokens, top_k] float32."""
+    made = each.view(*weights.shape, -1)
+    return (made * weights.unsqueeze(-1)).sum(1).to(each.dtype)
+
+
+def matrix_of(matrices: ExpertMatrices, expert: int, dtype: torch.dtype) -> torch.Tensor:
+    """One expert's, [features, k] of ``dtype``."""
+    match matrices:
+        case Fp8Experts():
+            weight, scale = matrices.weight[expert], matrices.scale[expert]
+            return reference.dequantize_fp8(weight, scale, matrices.block).to(dtype)
+        case Int4Experts():
+            return reference.dequantize_int4(matrices.packed[expert], matrices.groups[expert]).to(
+                dtype
+            )
+    return matrices[expert]

@@ -1,0 +1,130 @@
+"""What the device holds of running rows: tokens and blocks, appended and overwritten."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.cache.groups import LayerGroups
+from engine.cache.manager import NO_BLOCK
+from engine.messages import SamplingParams
+from engine.runner.rows import RowTable
+from engine.scheduler.plan import UNSEEN, Admission, Chunk
+
+BLOCK, MAX_LEN, ROWS = 4, 22, 3
+WIDTH = 6
+"""Blocks of the longest row: 22 tokens fill five, and half of one."""
+TWO_GROUPS = LayerGroups(windows=(None, 8), places=((0, 0), (1, 0), (1, 1)))
+
+
+def row_table(groups: LayerGroups | None = None) -> RowTable:
+    return RowTable(ROWS, MAX_LEN, BLOCK, torch.device("cpu"), groups)
+
+
+def admission(
+    row: int, tokens: list[int], blocks: list[int], others: tuple[list[int], ...] = ()
+) -> Admission:
+    return Admission(
+        row=row,
+        request_id=f"r{row}",
+        token_ids=tokens,
+        num_prompt_tokens=len(tokens),
+        block_ids=blocks,
+        params=SamplingParams(),
+        other_block_ids=others,
+    )
+
+
+def drafts(row: int, computed: int, scheduled: int, guesses: tuple[int, ...]) -> Chunk:
+    return Chunk(row, f"r{row}", computed, scheduled, samples=True, draft_token_ids=guesses)
+
+
+def test_a_row_holds_its_tokens_and_blocks_on_the_device_and_on_the_host() -> None:
+    table = row_table()
+    assert table.block_table.shape == (ROWS, WIDTH)
+    table.admit(admission(1, [7, 8, 9], [5, 2]))
+    table.append_blocks([(1, [4]), (1, [3])])
+    assert table.tokens[1, :3].tolist() == [7, 8, 9]
+    assert table.block_table[1].tolist() == [5, 2, 4, 3, 0, 0]
+    assert table.block_ids[1].tolist() == [5, 2, 4, 3, 0, 0]
+    assert not table.tokens[[0, 2]].any()
+    assert not table.block_table[[0, 2]].any()
+
+
+def test_a_row_that_is_given_out_again_begins_anew() -> None:
+    table = row_table()
+    table.admit(admission(0, [1, 2, 3, 4, 5], [9, 8]))
+    table.append_blocks([(0, [7])])
+    before = table.num_admissions
+    table.apply([admission(0, [6], [3])], [])
+    assert table.num_admissions == before + 1
+    assert table.tokens[0, 0] == 6
+    table.append_blocks([(0, [4])])
+    assert table.block_ids[0, :2].tolist() == [3, 4]
+
+
+def test_one_plan_admits_some_rows_and_appends_to_others() -> None:
+    table = row_table()
+    table.admit(admission(2, [1], [6]))
+    table.apply([admission(0, [2], [1])], [(2, [5])])
+    assert table.block_ids[:, :2].tolist() == [[1, 0], [0, 0], [6, 5]]
+
+
+def test_each_layer_group_has_its_own_blocks() -> None:
+    table = row_table(TWO_GROUPS)
+    assert table.windows == (None, 8)
+    table.apply([admission(1, [1] * 9, [1, 2, 3], ([NO_BLOCK, 7, 8],))], [])
+    table.apply([], [(1, [4])], [(1, 1, [9])])
+    assert table.block_tables[:, 1, :4].tolist() == [[1, 2, 3, 4], [0, 7, 8, 9]]
+    assert table.block_table.data_ptr() == table.block_tables[0].data_ptr()
+
+
+def test_a_layer_finds_what_is_its_groups() -> None:
+    assert row_table().by_layer([]) == {}
+    assert row_table(TWO_GROUPS).by_layer(["second"]) == {1: "second", 2: "second"}
+
+
+@pytest.mark.parametrize(
+    ("computed", "scheduled", "guesses", "expected"),
+    [
+        (5, 1, (), []),
+        (5, 3, (30, 31), [30, 31]),  # at 6 and 7: behind the last known token
+        (0, 6, (32,), [0, 32]),  # the end of a chunk of a prompt
+        (5, 3, (UNSEEN, UNSEEN), []),
+    ],
+)
+def test_guesses_stand_behind_the_known_tokens(
+    computed: int, scheduled: int, guesses: tuple[int, ...], expected: list[int]
+) -> None:
+    table = row_table()
+    table.write_drafts([drafts(0, 2, 1, ()), drafts(1, computed, scheduled, guesses)])
+    end = computed + scheduled
+    assert table.tokens[1, end - len(expected) : end].tolist() == expected
+    assert table.tokens.count_nonzero() == sum(token > 0 for token in expected)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, ROWS - 1), st.booleans(), st.lists(st.integers(1, 99), max_size=2)
+        ),
+        max_size=12,
+    )
+)
+def test_device_and_host_always_hold_the_same(steps: list[tuple[int, bool, list[int]]]) -> None:
+    table = row_table()
+    held: dict[int, list[int]] = {row: [] for row in range(ROWS)}
+    for row, admits, blocks in steps:
+        if admits:
+            held[row] = []
+            table.admit(admission(row, [row + 1], blocks))
+        elif len(held[row]) + len(blocks) <= WIDTH:
+            table.append_blocks([(row, blocks)])
+        else:
+            continue
+        held[row] = held[row] + blocks
+        for other, expected in held.items():
+            assert table.block_ids[other, : len(expected)].tolist() == expected
+    assert torch.equal(table.block_table, torch.from_numpy(table.block_ids))

@@ -1,0 +1,173 @@
+"""The whole app: which doors are open to whom, other origins, and a server that knows no drain."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.routing import Route
+
+from engine.tokenizer import Tokenizer
+from gateway.app import create_app
+from gateway.routes.pages import public_paths
+from gateway.streaming import STREAM_ID_HEADER
+from tenants.memory import MemoryStore
+from tests.gateway.engine_double import EngineDouble
+from tests.gateway.parts import with_journal
+from tests.gateway.raw_http import Answer, exchange, get, post
+from tests.gateway.serving import (
+    SECRETS,
+    Gateway,
+    chat_body,
+    double_client,
+    encode,
+    make_config,
+    served_double,
+    until,
+)
+
+PUBLIC = {"/livez", "/readyz", "/openapi.json", "/asyncapi.json", *public_paths()}
+ID = "11111111-1111-4111-8111-111111111111"
+
+
+def doors(gateway: Gateway) -> Iterator[tuple[str, str]]:
+    """Every method and path of the app, with something in place of what varies."""
+    for route in gateway.app.routes:
+        if isinstance(route, Route) and route.path not in PUBLIC:
+            path = re.sub(r"\{[^}]*\}", ID, route.path)
+            yield from ((method, path) for method in sorted(route.methods or ()))
+
+
+async def knock(gateway: Gateway, method: str, path: str, key: str | None) -> Answer:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    if method == "HEAD":  # an answer without its body
+        method = "GET"
+    return await get(gateway, path, method=method, content_length="0", **headers)
+
+
+# -- who may come in
+
+
+@pytest.mark.asyncio
+async def test_no_route_is_open_that_is_not_on_the_list(gateway: Gateway) -> None:
+    for method, path in doors(gateway):
+        answer = await knock(gateway, method, path, None)
+        assert answer.status == 401, (method, path)
+
+
+@pytest.mark.asyncio
+async def test_what_is_on_the_list_is_open(gateway: Gateway) -> None:
+    for path in sorted(PUBLIC):
+        answer = await get(gateway, path)
+        assert answer.status in (200, 307, 308), path
+
+
+@pytest.mark.asyncio
+async def test_a_key_for_chats_administers_nothing(gateway: Gateway) -> None:
+    paths = [(m, p) for m, p in doors(gateway) if p.startswith(("/admin/v1", "/metrics"))]
+    assert len(paths) > 20
+    for method, path in paths:
+        answer = await knock(gateway, method, path, gateway.api_key)
+        assert answer.status == 403, (method, path)
+
+
+@pytest.mark.asyncio
+async def test_a_key_for_usage_sees_usage_and_nothing_else(gateway: Gateway) -> None:
+    key = await gateway.key("usage")
+    allowed = {
+        path
+        for method, path in doors(gateway)
+        if (await knock(gateway, method, path, key)).status != 403
+    }
+    assert allowed == {"/admin/v1/usage"}
+
+
+@pytest.mark.asyncio
+async def test_an_admin_key_chats_only_if_it_may(gateway: Gateway) -> None:
+    key = await gateway.key("admin")
+    answer = await exchange(gateway, post(gateway, encode(chat_body()), key=key))
+    assert (answer.status, answer.error["code"]) == (403, "permission_denied")
+
+
+# -- pages of other origins
+
+ORIGIN = "https://app.example"
+
+
+@pytest.mark.asyncio
+async def test_an_allowed_origin_may_ask_without_a_key_whether_it_may(model_dir: Path) -> None:
+    async with served_double(model_dir, allowed_origins=[ORIGIN]) as (gateway, _):
+        answer = await get(
+            gateway,
+            "/v1/chat/completions",
+            method="OPTIONS",
+            origin=ORIGIN,
+            access_control_request_method="POST",
+            access_control_request_headers="authorization,content-type,idempotency-key",
+        )
+        assert answer.status == 200
+        assert answer.headers["access-control-allow-origin"] == ORIGIN
+        assert "POST" in answer.headers["access-control-allow-methods"]
+        assert "idempotency-key" in answer.headers["access-control-allow-headers"]
+
+
+@pytest.mark.asyncio
+async def test_an_allowed_origin_reads_answers_errors_and_their_headers(model_dir: Path) -> None:
+    async with served_double(model_dir, allowed_origins=[ORIGIN]) as (gateway, _):
+        body = encode(chat_body())
+        good = await exchange(gateway, post(gateway, body, origin=ORIGIN))
+        bad = await exchange(gateway, post(gateway, body, key="wrong", origin=ORIGIN))
+    assert (good.status, bad.status) == (200, 401)
+    for answer in (good, bad):
+        assert answer.headers["access-control-allow-origin"] == ORIGIN
+        exposed = answer.headers["access-control-expose-headers"].lower()
+        for name in ("x-request-id", "retry-after", STREAM_ID_HEADER, "x-ratelimit-remaining"):
+            assert name in exposed
+
+
+@pytest.mark.asyncio
+async def test_another_origin_is_not_let_in(model_dir: Path) -> None:
+    async with served_double(model_dir, allowed_origins=[ORIGIN]) as (gateway, _):
+        body = encode(chat_body())
+        answer = await exchange(gateway, post(gateway, body, origin="https://evil.example"))
+        assert "access-control-allow-origin" not in answer.headers
+        asked = await get(
+            gateway,
+            "/v1/chat/completions",
+            method="OPTIONS",
+            origin="https://evil.example",
+            access_control_request_method="POST",
+        )
+        assert asked.status == 400
+
+
+@pytest.mark.asyncio
+async def test_without_the_setting_no_origin_is(gateway: Gateway) -> None:
+    answer = await exchange(gateway, post(gateway, encode(chat_body()), origin=ORIGIN))
+    assert answer.status == 200
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+# -- the lifespan alone
+
+
+@pytest.mark.asyncio
+async def test_the_lifespan_of_any_server_starts_and_closes_everything(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    config = with_journal(make_config(model_dir), tmp_path)
+    double = EngineDouble(Tokenizer.load(model_dir))
+    engine = double_client(config, double)
+    await engine.start()
+    app = create_app(config, engine=engine, store=MemoryStore(), secrets=SECRETS)
+    before = asyncio.all_tasks()
+    async with app.router.lifespan_context(app):
+        assert "revocations" in {task.get_name() for task in asyncio.all_tasks() - before}
+        assert not app.state.services.lifecycle.draining
+        assert engine.ready
+    assert app.state.services.lifecycle.draining
+    assert not engine.ready
+    await until(lambda: asyncio.all_tasks() <= before)
