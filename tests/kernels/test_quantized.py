@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import ops, quantized, reference, rounded
+from kernels import cuda, ops, quantized, reference, rounded
 from kernels.rounded import RoundedRows
 from tests.kernels.interpreter import interpret
 
@@ -151,6 +151,19 @@ def test_many_rows_in_fp8(tokens: int, round_x: bool, dtype: torch.dtype) -> Non
     want = x_meant @ (weight.double() * scale).T + bias.double()
     got = quantized.fp8_linear(x, weight, scale, bias, round_x=round_x)
     assert relative_error(got, want) < 6e-3
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_few_rows_are_never_rounded(tiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The products that read x as it is are faster for them."""
+    monkeypatch.setattr(cuda, "available", lambda: True)
+    monkeypatch.setattr(quantized, "_has_tiled", lambda device: tiled)
+    monkeypatch.setattr(quantized, "_multiplies_fp8", lambda device: True)
+    weight = torch.empty(64, 256, dtype=torch.float8_e4m3fn)
+    rounding = [rows for rows in range(1, 200) if quantized.rounds(rows, weight, torch.bfloat16)]
+    assert rounding == list(range(17 if tiled else 65, 200))
+    odd = torch.empty(64, 264, dtype=torch.float8_e4m3fn)
+    assert not any(quantized.rounds(rows, odd, torch.bfloat16) for rows in (1, 17, 64, 200))
 
 
 @pytest.mark.gpu
