@@ -299,6 +299,8 @@ class _CollectedChoice:
 class TurnFrames:
     """The frames of one WebSocket turn, as text. ``seq`` counts them from ``after_seq`` + 1."""
 
+    __slots__ = ("_head", "_id", "_seq")
+
     def __init__(self, turn_id: str, *, after_seq: int = -1) -> None:
         self._id = turn_id
         self._head = f'{{"type":"delta","id":{orjson.dumps(turn_id).decode()},"seq":'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from uuid import uuid4
 
@@ -163,7 +163,11 @@ class ChatSession(SocketSession):
 
     async def _open(self, turn: Turn, generation: Generation) -> StreamReader:
         stream_id = self._streams.new_id()
-        sink = self._streams.sink(stream_id, lambda delta: [turn.frames.delta(delta).encode()])
+        sink = self._streams.sink(
+            stream_id,
+            lambda delta: [turn.frames.delta(delta).encode()],
+            lambda piece: turn.frames.text(piece).encode(),
+        )
         return await self._streams.open(
             stream_id,
             generation,
@@ -185,6 +189,7 @@ class ChatSession(SocketSession):
             async for some in reader:
                 if _turn_of(some[0]) != turn.message.id:
                     raise InvalidRequestError("Must be the id of the stream's turn.", param="id")
+                reader.divert(self._take)
                 for frame in some:
                     yield frame.decode()
 
@@ -194,6 +199,16 @@ class ChatSession(SocketSession):
                 return await self._send_all_but_last(turn, running)
         finally:
             reader.close()
+
+    def _take(self, frames: Sequence[bytes]) -> bool:
+        """Send a frame of a stream at once, unless it is its last."""
+        if len(frames) > 1 or not self._outbox.is_free:
+            return False
+        frame = frames[0].decode()
+        if is_last(frame):
+            return False
+        self._outbox.put_now(frame)
+        return True
 
     async def _send_all_but_last(self, turn: Turn, frames: AsyncGenerator[str, None]) -> str:
         async for frame in frames:

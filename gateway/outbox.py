@@ -17,6 +17,8 @@ class Outbox:
     the engine client merges what is generated meanwhile.
     """
 
+    __slots__ = ("_drained", "_filled", "_frames", "_max_bytes", "_outlet", "_unsent")
+
     def __init__(
         self,
         send: Callable[[str], Awaitable[None]],

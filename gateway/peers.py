@@ -39,7 +39,7 @@ from gateway.peer_wire import (
     Wire,
     WireError,
 )
-from gateway.stream_log import StreamReader
+from gateway.stream_log import StreamReader, Take
 from tenants.errors import StoreUnavailable
 from tenants.shared import SharedState
 
@@ -275,6 +275,9 @@ class RemoteReader:
             case Ended():
                 raise StopAsyncIteration
         raise _lost()
+
+    def divert(self, take: Take) -> None:
+        """Another worker's callbacks are out of reach."""
 
     async def beat(self) -> None:
         """Nothing was said for long: make all readers hear that the stream still runs."""

@@ -205,36 +205,66 @@ class BodyWriter:
         return self._is_open
 
 
+class TextWriter:
+    """``extensions.Writer`` for a WebSocket: whole messages, in frames of RFC 6455, section 5.2.
+
+    As ``BodyWriter`` it looks but once, except for what changes with whatever the client sends.
+    """
+
+    __slots__ = ("_conn", "_is_open", "_owner", "_write")
+
+    def __init__(self, owner: BoundedWebSocketProtocol) -> None:
+        self._owner = owner
+        self._conn = owner.conn
+        self._write = owner.transport.write
+        self._is_open = False
+
+    def write(self, text: str) -> bool:
+        if self._conn.state is not State.OPEN or not (self._is_open or self._open()):
+            return False
+        data = text.encode()
+        size = len(data)
+        if size < 126:
+            self._write(b"\x81%c%b" % (size, data))
+        elif size < 65536:
+            self._write(b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), data))
+        else:
+            self._write(b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), data))
+        return True
+
+    def close(self) -> None:
+        """Look again: writing pauses, or the connection is gone."""
+        self._is_open = False
+
+    def _open(self) -> bool:
+        owner = self._owner
+        self._is_open = owner.writable.is_set() and not owner.disconnected
+        return self._is_open
+
+
 class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
-    """For ``uvicorn.Config(ws=...)``, with ``limits`` set in a subclass (``limited``)."""
+    """For ``uvicorn.Config(ws=...)``, with ``limits`` set in a subclass (``limited``).
+
+    Extensions of the protocol, which would change what frames are, are off (``server``).
+    """
 
     limits: ServerConfig
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._writer: TextWriter | None = None
         self._send_deadline = Deadline(self.limits.send_timeout_s)
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._send_deadline.stop()
+        self._close_writer()
         super().connection_lost(exc)
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
-        if not self.close_sent:  # it was accepted
-            extensions.offer(self.scope, self.write_text)
-
-    def write_text(self, text: str) -> bool:
-        """``extensions.Writer``."""
-        if (
-            not self.writable.is_set()
-            or self.conn.state is not State.OPEN
-            or self.close_sent
-            or self.disconnected
-        ):
-            return False
-        self.conn.send_text(text.encode())
-        self.transport.write(b"".join(self.conn.data_to_send()))
-        return True
+        if not self.close_sent and not self.conn.extensions:  # it was accepted
+            self._writer = TextWriter(self)
+            extensions.offer(self.scope, self._writer.write)
 
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
@@ -244,11 +274,16 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._close_writer()
         self._send_deadline.start(self.transport)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._send_deadline.stop()
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
 
 def limited(

@@ -23,7 +23,7 @@ class TextSink(Protocol):
     def put(self, piece: bytes, now: float) -> bool:
         """``piece``: content as it stands within a JSON string. ``now``: the event loop's time.
 
-        False: not now. Must neither block nor raise.
+        False: not now. Must not block.
         """
 
 
@@ -94,14 +94,19 @@ class _Line:
         now = self._time()
         if not self.is_awaited or now < self.flushed_at + self._interval_s:
             return False
-        if self.is_settled and (piece := self._piece(output)):
-            assert self._text_sink is not None
-            if not self._text_sink.put(piece, now):
-                return False
+        reader = self._reader
+        assert reader is not None
+        if not self.is_settled or not (piece := self._piece(output)):
+            return reader.divert(self, output, now)
+        assert self._text_sink is not None
+        try:
+            is_taken = self._text_sink.put(piece, now)
+        except Exception as exc:  # the edge of a callback that serves other streams too
+            reader.fail(exc)
+            return False
+        if is_taken:
             self.flushed_at = now
-            return True
-        assert self._reader is not None
-        return self._reader.divert(self, output, now)
+        return is_taken
 
     def _piece(self, output: RequestOutput) -> bytes | None:
         """What a settled choice gains by ``output``, if that is known text and nothing else."""
@@ -219,7 +224,11 @@ class Reader:
                 return False
             if delta.content or not delta.is_empty:
                 sink.put(delta)
-        except Exception as exc:  # the edge of a callback that serves other streams too
-            self._error = exc
+        except Exception as exc:  # likewise
+            self.fail(exc)
             return False
         return True
+
+    def fail(self, error: Exception) -> None:
+        """What is read next raises it."""
+        self._error = error

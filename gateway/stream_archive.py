@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from gateway.stream_log import MAX_READ_ITEMS, check_position, stream_not_found
+from gateway.stream_log import MAX_READ_ITEMS, Take, check_position, stream_not_found
 from tenants.shared import ArchivedStream, SharedState, StreamKind
 
 LARGE_BYTES = 64 * 1024
@@ -93,6 +93,9 @@ class ArchivedReader:
             raise StopAsyncIteration
         self._next += len(some)
         return some
+
+    def divert(self, take: Take) -> None:
+        """Nothing comes any more."""
 
     async def beat(self) -> None:
         """It says no more."""

@@ -8,7 +8,7 @@ the stream has ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 from uuid import UUID
 
@@ -23,6 +23,11 @@ MAX_READ_ITEMS = 256
 """So many items are read at once, so that one read is no long step of the event loop."""
 
 
+Take = Callable[[Sequence[bytes]], bool]
+"""Given items in the callback that adds them; what it takes (True) is read. Must neither block nor
+raise."""
+
+
 class StreamReader(Protocol):
     """Yields a stream's items from a position on, in batches. ``close`` it, in a ``finally``."""
 
@@ -30,6 +35,10 @@ class StreamReader(Protocol):
     def stream_id(self) -> str: ...
 
     def __aiter__(self) -> AsyncIterator[Sequence[bytes]]: ...
+
+    def divert(self, take: Take) -> None:
+        """``take`` is offered first what comes while the next items are waited for; a reader whose
+        items come from elsewhere may yield them all the same."""
 
     async def beat(self) -> None:
         """Nothing was said for long: make all readers hear that the stream still runs."""
@@ -47,7 +56,7 @@ class StreamLog(Protocol):
     async def create(self, stream_id: str, tenant_id: UUID, kind: StreamKind) -> None:
         """Raises ``RateLimited`` when the tenant's running streams leave no room for another."""
 
-    def append(self, stream_id: str, items: Iterable[bytes]) -> None:
+    def append(self, stream_id: str, items: Sequence[bytes]) -> None:
         """Does nothing once the stream is forgotten."""
 
     async def end(self, stream_id: str) -> None:
@@ -70,12 +79,34 @@ class StreamLog(Protocol):
             InvalidRequestError: the stream has fewer items.
         """
 
-    async def read(self, stream_id: str, after: int) -> Sequence[bytes]:
+    async def read(self, stream_id: str, after: int, take: Take | None = None) -> Sequence[bytes]:
         """The next items after position ``after``, at least one; none once the stream has ended.
 
-        Waits for them. Raises as ``check`` does, also when items are dropped while a slow reader
-        has yet to read them.
+        Waits for them; what comes meanwhile is offered to ``take`` first. Raises as ``check`` does,
+        also when items are dropped while a slow reader has yet to read them.
         """
+
+
+class _Waiting:
+    """A reader that has read all there is."""
+
+    __slots__ = ("after", "future", "take")
+
+    def __init__(self, after: int, take: Take | None) -> None:
+        self.after = after
+        self.take = take
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def hear(self, items: Sequence[bytes], after: int) -> None:
+        """These have come after that position."""
+        if self.take is not None and self.after == after and self.take(items):
+            self.after += len(items)
+        else:
+            self.wake()
+
+    def wake(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
 
 
 class _Record:
@@ -86,7 +117,11 @@ class _Record:
         self.num_dropped = 0
         self.size = STREAM_OVERHEAD_BYTES
         self.ended = False
-        self.changed = asyncio.Event()
+        self.waiting: list[_Waiting] = []
+
+    def wake(self) -> None:
+        for waiting in self.waiting:
+            waiting.wake()
 
     def check(self, after: int) -> None:
         check_position(after, num_dropped=self.num_dropped, num_items=len(self.items))
@@ -139,23 +174,24 @@ class MemoryStreamLog:
         self._records[stream_id] = _Record(tenant_id, kind)
         self._sizes[tenant_id] = self.size_of(tenant_id) + STREAM_OVERHEAD_BYTES
 
-    def append(self, stream_id: str, items: Iterable[bytes]) -> None:
+    def append(self, stream_id: str, items: Sequence[bytes]) -> None:
         record = self._records.get(stream_id)
         if record is None:
             return
         assert not record.ended
-        for item in items:
-            record.items.append(item)
-            self._grow(record, len(item) + ITEM_OVERHEAD_BYTES)
+        after = record.num_dropped + len(record.items)
+        record.items += items
+        self._grow(record, sum(map(len, items)) + ITEM_OVERHEAD_BYTES * len(items))
         self._make_room(record)
-        record.changed.set()
+        for waiting in record.waiting:
+            waiting.hear(items, after)
 
     async def end(self, stream_id: str) -> None:
         record = self._records.get(stream_id)
         if record is None or record.ended:
             return
         record.ended = True
-        record.changed.set()
+        record.wake()
         loop = asyncio.get_running_loop()
         self._ended[stream_id] = loop.call_later(self._retention_s, self._forget, stream_id)
 
@@ -177,15 +213,20 @@ class MemoryStreamLog:
         if kind is not None:
             record.check(after)
 
-    async def read(self, stream_id: str, after: int) -> Sequence[bytes]:
+    async def read(self, stream_id: str, after: int, take: Take | None = None) -> Sequence[bytes]:
         while True:
             record = self._record(stream_id)
             record.check(after)
             start = after - record.num_dropped
             if start < len(record.items) or record.ended:
                 return record.items[start : start + MAX_READ_ITEMS]
-            record.changed.clear()
-            await record.changed.wait()
+            waiting = _Waiting(after, take)
+            record.waiting.append(waiting)
+            try:
+                await waiting.future
+            finally:
+                record.waiting.remove(waiting)
+            after = waiting.after
 
     def _record(self, stream_id: str) -> _Record:
         record = self._records.get(stream_id)
@@ -225,7 +266,7 @@ class MemoryStreamLog:
         if (timer := self._ended.pop(stream_id, None)) is not None:
             timer.cancel()
         record = self._records.pop(stream_id)
-        record.changed.set()
+        record.wake()
         self._grow(record, -record.size)
         if not self._sizes[record.tenant_id]:
             del self._sizes[record.tenant_id]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -190,12 +190,19 @@ class FollowingEventStream(EventResponse):
             headers={STREAM_ID_HEADER: reader.stream_id},
         )
         self._reader = reader
+        reader.divert(self._take)
         self._beating: asyncio.Task[None] | None = None
 
     def _beat(self) -> None:
         """Into the log and from there to the client, so that it can count its events."""
         if self._beating is None or self._beating.done():
             self._beating = asyncio.create_task(self._reader.beat(), name="heartbeat")
+
+    def _take(self, items: Sequence[bytes]) -> bool:
+        if not self.is_free:
+            return False
+        self._write(b"".join(items))
+        return True
 
     def _end(self) -> None:
         if self._beating is not None:
@@ -208,7 +215,9 @@ async def open_event_stream(
 ) -> FollowingEventStream:
     """Like ``EventStream``, but resumable: ``streams`` owns the generation from here on."""
     stream_id = streams.new_id()
-    sink = streams.sink(stream_id, lambda delta: _single(chunks.delta(delta)))
+    sink = streams.sink(
+        stream_id, lambda delta: _single(chunks.delta(delta)), _text_event(generation, chunks)
+    )
     reader = await streams.open(
         stream_id,
         generation,
@@ -219,6 +228,15 @@ async def open_event_stream(
         heartbeat=lambda: chunks.heartbeat,
     )
     return FollowingEventStream(reader, heartbeat_s=heartbeat_s)
+
+
+def _text_event(generation: Generation, chunks: Chunks) -> Callable[[bytes], bytes] | None:
+    """The event of content alone; None where it is not always alike."""
+    around = chunks.around_text(0)
+    if around is None or generation.num_choices > 1:
+        return None
+    head, tail = around
+    return lambda piece: head + piece + tail
 
 
 def _message(chunk: bytes) -> Message:

@@ -25,7 +25,7 @@ from gateway.peers import PeerGone, Peers
 from gateway.reading import TextSink
 from gateway.routed_ids import mint, worker_of
 from gateway.stream_archive import StreamArchive
-from gateway.stream_log import StreamLog, StreamReader
+from gateway.stream_log import StreamLog, StreamReader, Take
 from tenants.errors import TenantsError
 from tenants.shared import StreamKind
 
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 Encode = Callable[[Delta], Sequence[bytes]]
 """The items that tell of a delta; none where there is nothing to tell."""
+EncodeText = Callable[[bytes], bytes]
+"""The item that tells of content alone, as it stands within a JSON string."""
 
 
 class Work(Protocol):
@@ -74,17 +76,30 @@ class Reader:
         self._owner = owner
         self._after = after
         self._closed = False
+        self._take: Take | None = None
         owner._attach(stream_id)
 
     def __aiter__(self) -> Reader:
         return self
 
     async def __anext__(self) -> Sequence[bytes]:
-        items = await self._owner._log.read(self.stream_id, self._after)
+        offer = None if self._take is None else self._offer
+        items = await self._owner._log.read(self.stream_id, self._after, offer)
         if not items:
             raise StopAsyncIteration
         self._after += len(items)
         return items
+
+    def divert(self, take: Take) -> None:
+        """``take`` is offered first what comes while the next items are waited for."""
+        self._take = take
+
+    def _offer(self, items: Sequence[bytes]) -> bool:
+        assert self._take is not None
+        if not self._take(items):
+            return False
+        self._after += len(items)
+        return True
 
     async def beat(self) -> None:
         """Nothing was said for long: make all readers hear that the stream still runs."""
@@ -105,16 +120,36 @@ class LogSink:
     """What a stream gains goes straight into its log, in the callback that received it. A
     ``reading.Sink``, made by ``Streams.sink``."""
 
-    def __init__(self, write: Callable[[Sequence[bytes]], None], encode: Encode) -> None:
+    def __init__(
+        self,
+        write: Callable[[Sequence[bytes]], None],
+        encode: Encode,
+        encode_text: EncodeText | None,
+    ) -> None:
         self.is_free = True
         self._write = write
         self._encode = encode
+        self._encode_text = encode_text
 
     def put(self, delta: Delta) -> None:
         self._write(self._encode(delta))
 
     def text_sink(self, index: int) -> TextSink | None:
-        return None
+        return None if self._encode_text is None else _TextSink(self._write, self._encode_text)
+
+
+class _TextSink:
+    """The same of the content of a stream that has one choice."""
+
+    __slots__ = ("_encode", "_write")
+
+    def __init__(self, write: Callable[[Sequence[bytes]], None], encode: EncodeText) -> None:
+        self._write = write
+        self._encode = encode
+
+    def put(self, piece: bytes, now: float) -> bool:
+        self._write([self._encode(piece)])
+        return True
 
 
 class Streams:
@@ -149,8 +184,11 @@ class Streams:
         """160 random bits: whoever has an id was given it."""
         return mint("stream", self._peers.worker_id)
 
-    def sink(self, stream_id: str, encode: Encode) -> LogSink:
-        """For the body of a stream that is opened under this id."""
+    def sink(
+        self, stream_id: str, encode: Encode, encode_text: EncodeText | None = None
+    ) -> LogSink:
+        """For the body of a stream that is opened under this id. ``encode_text``: of streams with
+        one choice, where there is a shorter way for its content."""
 
         def write(items: Sequence[bytes]) -> None:
             running = self._running.get(stream_id)
@@ -158,7 +196,7 @@ class Streams:
                 self._log.append(stream_id, items)
                 running.said_at = running.time()
 
-        return LogSink(write, encode)
+        return LogSink(write, encode, encode_text)
 
     async def open(
         self,

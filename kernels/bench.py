@@ -63,7 +63,8 @@ def decode_case(
     out = torch.empty_like(q)
     lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
     cu = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * queries
-    workspace = cuda.DecodeWorkspace.create(batch, HEADS, HEAD_DIM, q.device, fp8=fp8)
+    rows = queries * HEADS // KV_HEADS
+    workspace = cuda.DecodeWorkspace.create(batch, HEADS, HEAD_DIM, q.device, rows=rows, fp8=fp8)
     cuda.decode_schedule(
         workspace,
         lens,

@@ -14,17 +14,13 @@ from kernels import build, cuda_sampling, ops
 
 MAX_DECODE_ROWS = 32
 """Query tokens times query heads per KV head that one pass of the decode kernel takes."""
-CTAS_PER_SM = {64: 2, 96: 2, 128: 2, 256: 1}
-"""Resident CTAs of the decode kernel by head_dim, set by its shared memory."""
-FP8_CTAS_PER_SM = {64: 3, 96: 3, 128: 3, 256: 2}
-"""Likewise over a cache in FP8: tiles take half the memory, and widening wants more warps."""
 
 _START_INTS = 24  # sizeof(DecodeStart) / 4
 
 _logger = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int64]
 MAX_SKINNY_TOKENS = 16
-DECODE_HEAD_DIMS = frozenset(CTAS_PER_SM)
+DECODE_HEAD_DIMS = frozenset({64, 96, 128, 256})
 PREFILL_HEAD_DIMS = frozenset({64, 128, 256})
 PREFILL_ROWS = 128
 """Query tokens times query heads per KV head in a tile of the prefill kernel."""
@@ -54,6 +50,19 @@ def available() -> bool:
 def max_decode_rows(head_dim: int) -> int:
     """Query tokens times query heads per KV head that one pass of the decode kernel takes."""
     return 16 if head_dim == 256 else MAX_DECODE_ROWS
+
+
+def decode_ctas_per_sm(head_dim: int, rows: int, *, fp8: bool) -> int:
+    """Resident CTAs of the decode kernel, as its launcher has them (``decode_launch.cuh``).
+
+    rows: query tokens times query heads per KV head in one pass. fp8: of the cache; tiles take half
+    the memory then, and widening them wants more warps.
+    """
+    if not fp8:
+        return 1 if head_dim == 256 else 2
+    if head_dim == 256 or rows > 16:
+        return 2
+    return 4 if head_dim == 128 and rows <= 8 else 3
 
 
 def register() -> None:
@@ -97,18 +106,19 @@ class DecodeWorkspace:
         head_dim: int,
         device: torch.device,
         *,
+        rows: int = MAX_DECODE_ROWS,
         fp8: bool = False,
     ) -> DecodeWorkspace:
-        """fp8: of the cache; work is dealt out to as many CTAs as can then be resident."""
+        """Work is dealt out to as many CTAs as can be resident, see ``decode_ctas_per_sm``."""
         load()
         sms = torch.cuda.get_device_properties(device).multi_processor_count
-        num_ctas = sms * (FP8_CTAS_PER_SM if fp8 else CTAS_PER_SM)[head_dim]
-        rows = (num_ctas, 2, MAX_DECODE_ROWS)
+        num_ctas = sms * decode_ctas_per_sm(head_dim, rows, fp8=fp8)
+        slots = (num_ctas, 2, MAX_DECODE_ROWS)
         return cls(
             schedule=torch.zeros(1 + num_ctas, _START_INTS, dtype=torch.int32, device=device),
             tile_ends=torch.zeros(max_batch, dtype=torch.int32, device=device),
-            partial_out=torch.empty(*rows, head_dim, dtype=torch.float32, device=device),
-            partial_stats=torch.empty(*rows, 2, dtype=torch.float32, device=device),
+            partial_out=torch.empty(*slots, head_dim, dtype=torch.float32, device=device),
+            partial_stats=torch.empty(*slots, 2, dtype=torch.float32, device=device),
             arrivals=torch.zeros(max_batch * num_q_heads, dtype=torch.int32, device=device),
         )
 

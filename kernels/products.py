@@ -1,82 +1,206 @@
-"""Matrix products with weights: the library's, or our own for few rows where it measured faster.
+"""Matrix products with weights: the library's, or one of our own where it measured faster.
 
-``measure`` tries both on the weights of a model; until it has, the library serves.
+``measure`` tries them on the weights of a model; until it has, the library serves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, ops
+from kernels import cuda, cuda_wide, ops
 
-_ROWS = (1, 2, 4, 8, 16)
-_REPEATS = 9
+_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, *range(128, 513, 64), 640, 768, 896, 1024)
+"""Of more, a product is as long as its energy allows, and the library's take no more of it."""
+_LOADED_EVERY = 8
+_REPEATS = 5
+_MAX_DISTINCT = 8
+_DISTINCT_BYTES = 1 << 30
+"""Of weights of one shape that are multiplied in a row, so that none waits in the L2."""
+_LEAD = 0.98
+"""Less than this share of the library's time is no noise."""
 _FLUSHED_BYTES = 256 * 1024 * 1024
 """Several times the L2 of any GPU: in a model every weight comes from memory."""
+_FLUSHES = 4
+"""While they run, the host launches all products of one measurement."""
 
-_Kind = tuple[torch.Size, torch.dtype, bool]
-_faster: dict[_Kind, set[int]] = {}
-"""By shape, dtype and whether gated: the numbers of rows, as in ``_ROWS``, that our own serves."""
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A weight of a model, and how it is multiplied."""
+
+    weight: torch.Tensor
+    gated: bool
+    max_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What products are chosen by."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    gated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    name: Literal["library", "skinny", "wide"]
+    width: int = 256
+    """Of a wide product's tile."""
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool
+    ) -> torch.Tensor:
+        match self.name:
+            case "skinny":
+                return cuda.skinny_linear(x, weight, bias, gated=gated)
+            case "wide" if cuda_wide.takes(x):
+                return cuda_wide.wide_linear(x, weight, bias, gated=gated, width=self.width)
+            case _:
+                out = F.linear(x, weight, bias)
+                return ops.silu_mul(out) if gated else out
+
+
+_LIBRARY = _Product("library")
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The fastest product for each measured number of rows, which holds for those below it, too."""
+
+    rows: list[int] = field(default_factory=list)
+    products: list[_Product] = field(default_factory=list)
+
+    def add(self, rows: int, product: _Product) -> None:
+        self.rows.append(rows)
+        self.products.append(product)
+
+    def product(self, rows: int) -> _Product:
+        place = bisect_left(self.rows, rows)
+        return _LIBRARY if place == len(self.rows) else self.products[place]
+
+
+_chosen: dict[_Kind, _Choice] = {}
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """``x @ weight.T + bias``; x: [rows, k], weight: [features, k]."""
-    if _prefers_own(x, weight, gated=False):
-        return cuda.skinny_linear(x, weight, bias)
-    return F.linear(x, weight, bias)
+    return _product(x, weight, gated=False)(x, weight, bias, gated=False)
 
 
 def gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """``silu_mul`` of ``linear``: the features are [gate | up]."""
-    if _prefers_own(x, weight, gated=True):
-        return cuda.skinny_linear(x, weight, bias, gated=True)
-    return ops.silu_mul(linear(x, weight, bias))
+    return _product(x, weight, gated=True)(x, weight, bias, gated=True)
 
 
-def _prefers_own(x: torch.Tensor, weight: torch.Tensor, *, gated: bool) -> bool:
-    rows = x.shape[0]
-    if rows > cuda.MAX_SKINNY_TOKENS or not _faster:
-        return False
-    sizes = _faster.get((weight.shape, weight.dtype, gated))
-    return sizes is not None and next(size for size in _ROWS if size >= rows) in sizes
+def _product(x: torch.Tensor, weight: torch.Tensor, *, gated: bool) -> _Product:
+    if not _chosen or x.shape[0] > _ROWS[-1]:
+        return _LIBRARY
+    choice = _chosen.get(_Kind(weight.shape, weight.dtype, gated))
+    return _LIBRARY if choice is None else choice.product(x.shape[0])
 
 
 @torch.inference_mode()
-def measure(weight: torch.Tensor, *, gated: bool) -> None:
-    """Find out which of the two is faster for each small number of rows of this shape."""
-    kind = weight.shape, weight.dtype, gated
-    features, k = weight.shape
-    if kind in _faster or weight.dtype not in cuda.DECODE_DTYPES or features % 16 or k % 64:
+def measure(uses: Iterable[Use]) -> None:
+    """Find out what is fastest for each number of rows of each kind of weight.
+
+    uses: of all weights of a model, on one GPU.
+    """
+    by_kind: dict[_Kind, list[Use]] = defaultdict(list)
+    for use in uses:
+        features, k = use.weight.shape
+        if use.weight.dtype in cuda.DECODE_DTYPES and features % 16 == 0 == k % 64:
+            kind = _Kind(use.weight.shape, use.weight.dtype, use.gated)
+            by_kind[kind].append(use)
+    new = {kind: some for kind, some in by_kind.items() if kind not in _chosen}
+    if not new:
         return
-    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=weight.device)
-    sizes = set()
-    for rows in _ROWS:
-        x = torch.zeros(rows, k, dtype=weight.dtype, device=weight.device)
-
-        def library(x: torch.Tensor = x) -> torch.Tensor:
-            out = F.linear(x, weight)
-            return ops.silu_mul(out) if gated else out
-
-        def own(x: torch.Tensor = x) -> torch.Tensor:
-            return cuda.skinny_linear(x, weight, gated=gated)
-
-        if _microseconds(own, flushed) < _microseconds(library, flushed):
-            sizes.add(rows)
-    _faster[kind] = sizes
+    device = next(iter(new.values()))[0].weight.device
+    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
+    for kind, some in new.items():
+        choice = _chosen[kind] = _Choice()
+        weights = [use.weight for use in some]
+        sizes = _up_to(max(use.max_rows for use in some))
+        _load_library(weights[0], sizes[-1])
+        for rows in sizes:
+            candidates = list(_candidates(rows, device))
+            choice.add(rows, _fastest(candidates, rows, kind, weights, flushed))
 
 
-def _microseconds(product: Callable[[], torch.Tensor], flushed: torch.Tensor) -> float:
-    times: list[float] = []
+def _up_to(max_rows: int) -> Sequence[int]:
+    """The numbers of rows to be measured for steps of at most ``max_rows``."""
+    most = min(max_rows, _ROWS[-1])
+    return [*(rows for rows in _ROWS if rows < most), most]
+
+
+def _load_library(weight: torch.Tensor, max_rows: int) -> None:
+    """Have the library load its kernels now, of which it has some for almost each number of rows.
+
+    At its first use a kernel waits until the GPU has nothing else to do: in a step that grows by a
+    request, for as long as the step takes.
+    """
+    x = torch.zeros(max_rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    for rows in range(_LOADED_EVERY, max_rows + 1, _LOADED_EVERY):
+        F.linear(x[:rows], weight)
+
+
+def _candidates(rows: int, device: torch.device) -> Iterator[_Product]:
+    yield _LIBRARY
+    if rows <= cuda.MAX_SKINNY_TOKENS:
+        yield _Product("skinny")
+    elif cuda_wide.has_wide(device):
+        for width in cuda_wide.WIDTHS:
+            yield _Product("wide", width)
+
+
+def _fastest(
+    candidates: Sequence[_Product],
+    rows: int,
+    kind: _Kind,
+    weights: Sequence[torch.Tensor],
+    flushed: torch.Tensor,
+) -> _Product:
+    """By the median of some rounds in which they take turns."""
+    if len(candidates) == 1:
+        return candidates[0]
+    # No zeros, with which a GPU multiplies faster.
+    x = torch.randn(rows, kind.shape[1], dtype=kind.dtype, device=flushed.device)
+    used = weights[: min(_MAX_DISTINCT, -(-_DISTINCT_BYTES // weights[0].nbytes))]
+    times: dict[_Product, list[float]] = {product: [] for product in candidates}
+    for product in candidates:
+        product(x, used[0], None, gated=kind.gated)  # whatever is made at first use
     for _ in range(_REPEATS):
-        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for product in candidates:
+            times[product].append(_microseconds(product, x, used, flushed, gated=kind.gated))
+    medians = {product: sorted(times[product])[_REPEATS // 2] for product in candidates}
+    best = min(candidates, key=medians.__getitem__)
+    return best if medians[best] < _LEAD * medians[_LIBRARY] else _LIBRARY
+
+
+def _microseconds(
+    product: _Product,
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    flushed: torch.Tensor,
+    *,
+    gated: bool,
+) -> float:
+    """Of a row of products with different weights."""
+    start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    for _ in range(_FLUSHES):
         flushed.zero_()
-        start.record()
-        product()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return sorted(times)[_REPEATS // 2]
+    start.record()
+    for weight in weights:
+        product(x, weight, None, gated=gated)
+    end.record()
+    end.synchronize()
+    microseconds: float = start.elapsed_time(end) * 1e3
+    return microseconds

@@ -47,7 +47,7 @@ class CudaAttention:
         self._max_queries = min(MAX_QUERIES, cuda.max_decode_rows(shape.head_dim))
         # The schedule depends on the window and knows blocks: layers that differ in their group or
         # window need one each.
-        self._workspaces: dict[tuple[int, int | None], cuda.DecodeWorkspace] = {}
+        self._workspaces: dict[_WorkspaceKey, cuda.DecodeWorkspace] = {}
 
     @staticmethod
     def refusal(device: torch.device, shape: AttentionShape) -> str | None:
@@ -104,14 +104,18 @@ class CudaAttention:
         return _ShortStepAttention(batch, max_queries, block_size, self._shape, self._workspaces)
 
 
+_WorkspaceKey = tuple[int, int | None, int]
+
+
 @dataclass(frozen=True, slots=True)
 class _ShortStepAttention:
     batch: DeviceBatch
     max_queries: int
     block_size: int
     shape: AttentionShape
-    workspaces: dict[tuple[int, int | None], cuda.DecodeWorkspace]
-    """By group and window, shared by all steps: a step's first layer of both makes the schedule."""
+    workspaces: dict[_WorkspaceKey, cuda.DecodeWorkspace]
+    """By group, window and CTAs an SM, shared by all steps: a step's first layer of all three makes
+    the schedule."""
     scheduled: set[int | None] = field(default_factory=set)
 
     def __call__(
@@ -166,7 +170,7 @@ class _ShortStepAttention:
             batch.block_table,
             batch.seq_lens,
             batch.cu_queries,
-            self.workspaces[batch.group, window],
+            self.workspaces[self._workspace_key(window)],
             scale=scale,
             max_queries=self.max_queries,
             window=window or 0,
@@ -177,14 +181,23 @@ class _ShortStepAttention:
             v_scale=None if kv_scales is None else kv_scales.v,
         )
 
+    @property
+    def _rows(self) -> int:
+        return self.max_queries * self.shape.num_heads // self.shape.num_kv_heads
+
+    def _workspace_key(self, window: int | None) -> _WorkspaceKey:
+        ctas = cuda.decode_ctas_per_sm(self.shape.head_dim, self._rows, fp8=self.shape.is_fp8)
+        return self.batch.group, window, ctas
+
     def _schedule(self, window: int | None, device: torch.device) -> None:
-        key = self.batch.group, window
+        key = self._workspace_key(window)
         if key not in self.workspaces:
             self.workspaces[key] = cuda.DecodeWorkspace.create(
                 self.shape.max_num_seqs,
                 self.shape.num_heads,
                 self.shape.head_dim,
                 device,
+                rows=self._rows,
                 fp8=self.shape.is_fp8,
             )
         cuda.decode_schedule(

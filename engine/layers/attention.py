@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,6 +18,18 @@ from kernels.rounded import Activations
 KVCache = list[tuple[torch.Tensor, torch.Tensor]]
 """(k_cache, v_cache) of each layer: [num_blocks, block_size, num_kv_heads, head_dim]. One tensor
 twice where a layer caches latents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The tokens whose hidden states a step is for: a last layer needs no others, once their keys
+    are stored."""
+
+    index: torch.Tensor
+    """[num_wanted] int64, not empty."""
+    prepare: Callable[[], StepAttention] | None = None
+    """Attention of their queries alone, to be prepared when the other layers have had theirs; None:
+    a layer attends with all and leaves some out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,12 @@ class StepContext:
     """Some tokens have an adapter, which the linear layers apply."""
     by_layer: Mapping[int, tuple[torch.Tensor, StepAttention]] = field(default_factory=dict)
     """``slots`` and ``attend`` of the layers whose keys are in blocks of their own."""
+    wanted: Wanted | None = None
+    """None: all tokens."""
+
+    def kept(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [num_tokens, ...]; returns those of the wanted tokens."""
+        return x if self.wanted is None else x.index_select(0, self.wanted.index)
 
     def of(self, layer: int) -> tuple[torch.Tensor, StepAttention]:
         """``slots`` and ``attend`` for a layer."""
@@ -113,7 +131,7 @@ class SelfAttention(Module):
         return self.qkv_proj
 
     def __call__(self, x: Activations, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """x: [num_tokens, hidden]; cos_sin: see ``ops.rope_and_cache``."""
+        """x: [num_tokens, hidden]; cos_sin: see ``ops.rope_and_cache``. Of the wanted tokens."""
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         k_cache, v_cache = step.kv_cache[self.layer]
@@ -131,6 +149,9 @@ class SelfAttention(Module):
         else:
             q_norm, k_norm = self.q_norm.weight.data, self.k_norm.weight.data
             store(q_norm=q_norm, k_norm=k_norm, eps=self.q_norm.eps)
+        prepare = None if step.wanted is None else step.wanted.prepare
+        if prepare is not None:
+            q, attend = step.kept(q), prepare()
         attended = attend(
             q,
             k_cache,
@@ -140,4 +161,5 @@ class SelfAttention(Module):
             softcap=self.softcap,
             kv_scales=scales,
         )
-        return self.o_proj(attended.view(x.shape[0], -1))
+        attended = attended.view(len(q), -1)
+        return self.o_proj(step.kept(attended) if prepare is None else attended)

@@ -118,7 +118,8 @@ class LatentAttention(Module):
         )
 
     def __call__(self, x: Activations, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """x: [num_tokens, hidden]; cos_sin: [max_positions, qk_rope_head_dim]."""
+        """x: [num_tokens, hidden]; cos_sin: [max_positions, qk_rope_head_dim]. Of the wanted
+        tokens."""
         assert isinstance(x, torch.Tensor), "rounded for nobody"
         config, num_tokens = self._config, len(x)
         rotary_dim, rank = config.qk_rope_head_dim, config.kv_lora_rank
@@ -149,7 +150,7 @@ class LatentAttention(Module):
         attended = step.attend(q, cache, cache, self.scale, kv_scales=scales)[..., rotary_dim:]
         values = x.new_empty(num_tokens, self.num_heads, config.v_head_dim)
         torch.bmm(attended.transpose(0, 1), to_values.transpose(1, 2), out=values.transpose(0, 1))
-        return self.o_proj(values.view(num_tokens, -1))
+        return self.o_proj(step.kept(values.view(num_tokens, -1)))
 
     def _queries(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, num_heads, qk_nope_head_dim + qk_rope_head_dim]"""

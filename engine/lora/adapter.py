@@ -69,7 +69,9 @@ def load_adapter(
     try:
         data = path.read_bytes()
         tensors = load(data)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
+        raise AdapterLoadError(f"{path} cannot be read: {error.strerror}") from error
+    except SafetensorError as error:
         raise AdapterLoadError(f"{path} cannot be read: {error}") from error
     sides: dict[str, dict[str, torch.Tensor]] = {"A": {}, "B": {}}
     for key, tensor in sorted(tensors.items()):
@@ -110,6 +112,8 @@ def _check_shape(key: str, tensor: torch.Tensor, shape: list[int], config: Adapt
         )
     if not tensor.is_floating_point():
         raise AdapterLoadError(f"tensor {key!r} has dtype {tensor.dtype}, not a float's")
+    if not tensor.isfinite().all():
+        raise AdapterLoadError(f"tensor {key!r} holds values that are no finite numbers")
 
 
 def _check_complete(

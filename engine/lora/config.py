@@ -58,7 +58,9 @@ def read_config(folder: Path) -> AdapterConfig:
     try:
         fields: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         config = msgspec.convert(fields, AdapterConfig)
-    except (OSError, msgspec.MsgspecError) as error:
+    except OSError as error:
+        raise AdapterLoadError(f"{path} cannot be read: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
         raise AdapterLoadError(f"{path}: {error}") from error
     _refuse_unsupported(path, fields)
     return config

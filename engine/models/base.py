@@ -167,7 +167,7 @@ class Model(Module, ABC):
 
     @abstractmethod
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """token_ids: [num_tokens] int64; returns [num_tokens, hidden], normed."""
+        """token_ids: [num_tokens] int64; returns [num_wanted, hidden], normed."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -69,7 +69,7 @@ class Gemma2DecoderLayer(llama.LlamaDecoderLayer):
         step: StepContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         normed = self.input_layernorm(x, residual)
-        residual = x if residual is None else residual
+        residual = step.kept(x if residual is None else residual)
         attended = self.self_attn(normed, cos_sin, step)
         fed = self.feed_forward(
             self.pre_feedforward_layernorm(attended, residual, self.post_attention_layernorm)

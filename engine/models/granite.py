@@ -42,7 +42,7 @@ class GraniteDecoderLayer(llama.LlamaDecoderLayer):
         step: StepContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         normed = self.input_layernorm(x, residual)
-        residual = x if residual is None else residual
+        residual = step.kept(x if residual is None else residual)
         attended = self.self_attn(normed, cos_sin, step).mul_(self.residual_multiplier)
         normed = self.post_attention_layernorm(attended, residual)
         return self.feed_forward(normed).mul_(self.residual_multiplier), residual

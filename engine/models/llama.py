@@ -6,6 +6,7 @@ norm, or a method of the layer that makes one of its blocks.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -83,12 +84,13 @@ class LlamaDecoderLayer(Module):
         cos_sin: torch.Tensor,
         step: StepContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's input is x + residual, its output the sum of the two results.
+        """The layer's input is x + residual, its output the sum of the two results, of the wanted
+        tokens alone.
 
         So each addition is fused into the norm after it.
         """
         normed = self.input_layernorm.into(self.self_attn.reader, x, residual)
-        residual = x if residual is None else residual
+        residual = step.kept(x if residual is None else residual)
         attended = self.self_attn(normed, cos_sin, step)
         normed = self.post_attention_layernorm.into(self.feed_forward_reader, attended, residual)
         return self.feed_forward(normed), residual
@@ -140,13 +142,14 @@ class LlamaModel(Module):
     def __call__(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         x = self.embed_tokens(token_ids)
         if self._fused is not None and self._fused.serves(step):
-            return self._fused(x, step)
+            return step.kept(self._fused(x, step))
         residual: torch.Tensor | None = None
+        last, inner = len(self.layers) - 1, replace(step, wanted=None)
         for index, (layer, cos_sin) in enumerate(zip(self.layers, self._tables, strict=True)):
             if index in step.taps:
                 tap = step.taps[index]
                 tap.copy_(x) if residual is None else torch.add(x, residual, out=tap)
-            x, residual = layer(x, residual, cos_sin, step)
+            x, residual = layer(x, residual, cos_sin, step if index == last else inner)
         return self.norm(x, residual)
 
 

@@ -74,7 +74,7 @@ class TransformersModel(Model):
             )
         self._outputs = type(outputs)
         hidden: torch.Tensor = outputs[0]
-        return hidden.squeeze(0)
+        return step.kept(hidden.squeeze(0))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Whatever the model does after its decoder: the head, scales, soft caps."""

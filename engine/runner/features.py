@@ -97,9 +97,9 @@ class WatchedModel(Model):
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         layers = self._network.tapped_layers
         if not layers:
-            hidden = self.model.hidden_states(token_ids, step)
+            hidden = self.model.hidden_states(token_ids, replace(step, wanted=None))
             self._features.keep(step.slots, hidden)
-            return hidden
+            return step.kept(hidden)
         room = self._room.get(len(token_ids)) or self._make_room(len(token_ids))
         hidden = self.model.hidden_states(token_ids, replace(step, taps=room.taps))
         self._features.keep(step.slots, room.tapped)

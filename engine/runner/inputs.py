@@ -71,6 +71,15 @@ class ChunkFields:
         )
         return cls(*np.ascontiguousarray(fields.T))
 
+    def of_places(self) -> ChunkFields:
+        """The places to sample at, as the chunks that they end; or the first token where there are
+        none."""
+        places, ends = self.num_places, self.computed + self.query_lens
+        some = places > 0
+        if not some.any():
+            return ChunkFields(self.rows[:1], self.computed[:1], np.ones(1, np.int64), places[:1])
+        return ChunkFields(self.rows[some], (ends - places)[some], places[some], places[some])
+
 
 def build_inputs(fields: ChunkFields, table: RowTable, block_size: int) -> StepInputs:
     if table.tokens.is_cuda and cuda.available():

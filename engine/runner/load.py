@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -99,7 +100,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
     host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
     if device.type == "cuda" and has_kernels:
-        _measure_products(made.model, report)
+        _measure_products(config, made.model, facts, report)
     graphs, verify_graphs = None, None
     capturable = made.model.is_capturable and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
@@ -241,13 +242,24 @@ def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> tor
     return torch.float32 if device.type == "cpu" else model.dtype
 
 
-def _measure_products(model: Model, report: OnProgress) -> None:
+def _measure_products(
+    config: EngineConfig, model: Model, facts: ModelFacts, report: OnProgress
+) -> None:
     report(LoadProgress("Measuring matrix products", 0.95))
+    products.measure(_uses(config, model, facts))
+
+
+def _uses(config: EngineConfig, model: Model, facts: ModelFacts) -> Iterator[products.Use]:
+    """Of weights that are multiplied as they are."""
+    gated: set[Linear] = set()
     for module in model.modules():
         match module:
-            case GatedMLP() if module.gate_up_proj.quantized is None:
-                products.measure(module.gate_up_proj.weight.data, gated=True)
+            case GatedMLP() if module.activation == "silu":
+                gated.add(module.gate_up_proj)
             case Linear() if module.quantized is not None:
                 pass
             case Linear() | TiedLinear():
-                products.measure(module.weight.data, gated=False)
+                weight = module.weight.data
+                is_head = weight.shape[0] == facts.vocab_size
+                rows = config.num_seqs if is_head else config.step_tokens
+                yield products.Use(weight, module in gated, rows)

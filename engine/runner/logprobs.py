@@ -95,6 +95,10 @@ class LogprobRows:
         kept = logits[to_device(indices, logits.device)]
         return KeptLogits(kept, indices, num_top[indices])
 
+    def wants_prompts(self, fields: ChunkFields) -> bool:
+        """Whether ``of_prompts`` may need the hidden states of all tokens."""
+        return bool(self._num_prompt[fields.rows].max() >= 0)
+
     def of_prompts(
         self,
         fields: ChunkFields,
@@ -104,12 +108,12 @@ class LogprobRows:
     ) -> Reading | None:
         """Of the prompt tokens that a step's tokens predict.
 
-        hidden: [num_tokens, hidden_size]; tokens: [max_num_rows, max_len] int64; logits_of: from
-        rows of ``hidden`` to logits.
+        hidden: [num_tokens, hidden_size], where ``wants_prompts``; tokens: [max_num_rows, max_len]
+        int64; logits_of: from rows of ``hidden`` to logits.
         """
-        num_top = self._num_prompt[fields.rows]
-        if num_top.max() < 0:
+        if not self.wants_prompts(fields):
             return None
+        num_top = self._num_prompt[fields.rows]
         left = self._prompt_lens[fields.rows] - 1 - fields.computed
         counts = np.where(num_top >= 0, np.minimum(fields.query_lens, left), 0).clip(min=0)
         if not counts.any():

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from engine.attention.base import AttentionBackend, StepAttention
-from engine.layers.attention import StepContext
+from engine.layers.attention import StepContext, Wanted
 from engine.lora.slots import AdapterSlots
 from engine.models.base import Model
 from engine.runner.drafting import Drafting
@@ -191,6 +192,8 @@ class TorchRunner:
         self, plan: StepPlan, fields: ChunkFields, *, adapted: bool = False
     ) -> _Launched:
         inputs = build_inputs(fields, self._table, self._block_size)
+        # Adapters and the logprobs of prompts go by all tokens.
+        needs_all = adapted or self._logprobs.wants_prompts(fields)
         step = StepContext(
             inputs.positions,
             inputs.slots,
@@ -198,6 +201,7 @@ class TorchRunner:
             self._cache.layers,
             adapted=adapted,
             by_layer=self._by_layer(fields),
+            wanted=None if needs_all else self._wanted(fields, inputs),
         )
         hidden = self._model.hidden_states(inputs.token_ids, step)
         prompt_logprobs = self._logprobs.of_prompts(
@@ -205,10 +209,23 @@ class TorchRunner:
         )
         logits = None
         if len(inputs.sampled_chunks):
-            if inputs.logits_index is not None:
+            if step.wanted is None and inputs.logits_index is not None:
                 hidden = hidden.index_select(0, inputs.logits_index)
             logits = self._model.logits(hidden)
         return _Launched(plan, inputs, logits, prompt_logprobs)
+
+    def _wanted(self, fields: ChunkFields, inputs: StepInputs) -> Wanted | None:
+        index = inputs.logits_index
+        if index is None:
+            return None
+        index = index if len(index) else index.new_zeros(1)
+        # Layers of other groups attend with all: they have block tables of their own.
+        has_groups = len(self._table.windows) > 1
+        return Wanted(index, None if has_groups else partial(self._attend_at_places, fields))
+
+    def _attend_at_places(self, fields: ChunkFields) -> StepAttention:
+        inputs = build_inputs(fields.of_places(), self._table, self._block_size)
+        return self._attention.prepare(inputs.attention, self._block_size)
 
     def _by_layer(self, fields: ChunkFields) -> dict[int, tuple[torch.Tensor, StepAttention]]:
         """What layers of the groups behind the first have for themselves in a step."""

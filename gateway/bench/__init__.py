@@ -3,7 +3,10 @@
     sluice bench --replay 20 -c 1000 --requests 2000 --max-tokens 400
     sluice bench --replay 20 -c 1000 --max-tokens 400 --duration 600 --stalled 0.05 --leaving 0.02
     sluice bench --replay 20 -c 250 --max-tokens 200 --most
-    sluice bench --replay 20 -c 500 --max-tokens 400 --floor
+    sluice bench --replay 20 -c 1000 --requests 1000 --max-tokens 400 --limits --resumable --floor
+
+A key without limits is not asked about, and a stream that cannot be resumed is not logged:
+``--limits`` and ``--resumable`` measure both.
 
 What is counted as a chunk's CPU time is all that the server's process does from the first request
 to the last: authentication, admission, rendering and settling, spread over the chunks. So answers
@@ -84,6 +87,10 @@ def run(
         raise ConfigError("--most needs --replay: it asks what is added to an engine's own pace")
     if target.has_floor and manner.uses_websocket:
         raise ConfigError("--floor is measured over SSE, not with --websocket")
+    if target.through is not None and manner.resumable:
+        raise ConfigError("--resumable is Sluice's own: a proxy --through does not know it")
+    if manner.leaving and manner.resumable:
+        raise ConfigError("--leaving measures aborts: --resumable streams outlive their readers")
     if manner.stalled and duration_s is None:
         raise ConfigError("--stalled needs --duration: readers that stall never end by themselves")
     _allow_many_files()

@@ -39,7 +39,6 @@ WORDS = [
     "and",
     "then",
     "again.",
-    "",
 ]
 
 

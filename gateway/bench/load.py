@@ -62,6 +62,8 @@ class Manner(msgspec.Struct, frozen=True, kw_only=True):
     replay_tokens_per_s: float | None = None
     """As in ``Target``."""
     uses_websocket: bool = False
+    resumable: bool = False
+    """Streams are logged, to be read on after a broken connection."""
     stalled: float = 0.0
     """Share of the streams whose readers stall."""
     leaving: float = 0.0
@@ -188,6 +190,7 @@ class Load:
             model=self._model,
             content=f"Tell me a story about a {animal} named {name}. ({number})",
             max_tokens=max_tokens,
+            resumable=self._manner.resumable,
             reader=reader,
             stall_s=max(0.0, min(STALL_S, self._ends_at - time.monotonic())),
             leave_after=1 + number % max(1, max_tokens // 2),

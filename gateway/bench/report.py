@@ -27,6 +27,7 @@ def _streaming(model: str, manner: Manner, rows: Sequence[tuple[str, Level]]) ->
     interval_ms = 0.0 if pace is None else 1000 / pace
     said = "" if pace is None else f", {pace:g} tokens/s a stream"
     way = "WebSocket" if manner.uses_websocket else "SSE"
+    way += ", resumable" if manner.resumable else ""
     table = Table(
         title=f"{model} over {way}, {manner.max_tokens} tokens an answer{said}; p50 / p99",
         title_justify="left",
@@ -43,7 +44,7 @@ def _streaming(model: str, manner: Manner, rows: Sequence[tuple[str, Level]]) ->
             *(f"{level.requests_per_s:.1f}", f"{level.tokens_per_s:.0f}"),
             f"{level.ttft_p50_ms:.1f} / {level.ttft_p99_ms:.1f}",
             f"{level.gap_p50_ms - interval_ms:.1f} / {level.gap_p99_ms - interval_ms:.1f}",
-            "" if cpu_us is None else f"{cpu_us:.0f}",
+            "" if cpu_us is None else f"{cpu_us:.1f}",
             str(level.errors),
         )
     return table

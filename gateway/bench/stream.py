@@ -38,6 +38,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     content: str
     max_tokens: int
+    resumable: bool = False
     reader: Reader = Reader.WHOLE
     stall_s: float = 0.0
     leave_after: int = 1
@@ -49,6 +50,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
             "messages": [{"role": "user", "content": self.content}],
             "max_tokens": self.max_tokens,
             "ignore_eos": True,  # every answer is as long as the others
+            **({"resumable": True} if self.resumable else {}),
         }
 
 

@@ -19,10 +19,21 @@ from rich.console import Console
 from engine.transport import ABORTS_ENV
 from gateway.bench.aborts import Aborts
 from gateway.commands.database import Address
+from gateway.data_dir import DataDir, Running
 from gateway.errors import ClientError, ConfigError
+from gateway.http_client import ask
+from tenants.limits import Limits
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
+FAR_LIMITS = Limits(
+    requests_per_minute=10**6,
+    tokens_per_minute=10**9,
+    max_concurrent=10**6,
+    max_queued=10**6,
+    monthly_tokens=10**15,
+    monthly_cost_micro=10**15,
+)
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +52,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     through_pids: Sequence[int] = ()
     has_floor: bool = False
     """Measure ``bench.floor`` beside it."""
+    has_limits: bool = False
+    """Give the demo's tenant limits of all kinds, which nothing reaches."""
 
 
 class Measured(NamedTuple):
@@ -70,6 +83,8 @@ def opened(target: Target, console: Console) -> Iterator[list[Measured]]:
 @contextmanager
 def _served(target: Target, console: Console) -> Iterator[list[Measured]]:
     if target.url is not None:
+        if target.has_limits:
+            raise ConfigError("--limits is for a demo that is started: --url has its own tenants")
         direct = Measured("direct", _address("url", target.url, target.key), target.pids)
         yield [direct, *_through(target)]
         return
@@ -80,9 +95,12 @@ def _served(target: Target, console: Console) -> Iterator[list[Measured]]:
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         notes = Path(folder) / "aborts"
         with console.status("Starting a demo to measure"):
-            process, address = _start_demo(Path(folder), target.replay_tokens_per_s, notes)
+            process, running = _start_demo(Path(folder), target.replay_tokens_per_s, notes)
+        address = Address(running.url, running.api_key)
         replays = target.replay_tokens_per_s is not None
         try:
+            if target.has_limits:
+                _set_limits(Address(running.url, running.admin_key))
             yield [Measured("direct", address, [process.pid], Aborts(notes) if replays else None)]
         finally:
             _stop(process)
@@ -124,11 +142,15 @@ def _address(option: str, url: str, key: str | None) -> Address:
     return Address(url.rstrip("/"), key)
 
 
+def _set_limits(admin: Address) -> None:
+    """Of the only tenant."""
+    (tenant,) = ask(admin, "GET", "/admin/v1/tenants")["data"]
+    ask(admin, "PUT", f"/admin/v1/tenants/{tenant['id']}/limits", FAR_LIMITS)
+
+
 def _start_demo(
     folder: Path, replay_tokens_per_s: float | None, notes: Path
-) -> tuple[subprocess.Popen[bytes], Address]:
-    from gateway.data_dir import DataDir
-
+) -> tuple[subprocess.Popen[bytes], Running]:
     command = [sys.executable, "-m", "gateway", "demo", "--port", "0", "--data-dir", str(folder)]
     if replay_tokens_per_s is not None:
         command += ["--replay", str(replay_tokens_per_s)]
@@ -145,7 +167,7 @@ def _start_demo(
     except BaseException:
         _stop(process)
         raise
-    return process, Address(running.url, running.api_key)
+    return process, running
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -159,8 +181,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def served_model(address: Address) -> str:
     """The first model of ``/v1/models``. Raises ``ClientError``."""
-    from gateway.http_client import ask
-
     models = ask(address, "GET", "/v1/models")
     try:
         return str(models["data"][0]["id"])

@@ -62,6 +62,10 @@ ThroughPids = Annotated[list[int] | None, typer.Option(help="A process of that p
 Floor = Annotated[
     bool, typer.Option("--floor", help="Measure a server that only sends chunks, beside it.")
 ]
+HasLimits = Annotated[
+    bool, typer.Option("--limits", help="Give the demo's tenant limits, which nothing reaches.")
+]
+Resumable = Annotated[bool, typer.Option("--resumable", help="Ask for streams that are logged.")]
 Output = Annotated[
     Path | None, typer.Option("--json", help="Write the figures to this file; - for stdout.")
 ]
@@ -84,6 +88,8 @@ def bench(
     through_key: ThroughKey = None,
     through_pid: ThroughPids = None,
     floor: Floor = False,
+    limits: HasLimits = False,
+    resumable: Resumable = False,
     output: Output = None,
 ) -> None:
     """Measure streaming over HTTP: tokens/s, time to first token, gaps, CPU and memory."""
@@ -100,11 +106,13 @@ def bench(
         through_key=through_key,
         through_pids=through_pid or [],
         has_floor=floor,
+        has_limits=limits,
     )
     manner = benchmark.Manner(
         max_tokens=max_tokens,
         replay_tokens_per_s=replay,
         uses_websocket=websocket,
+        resumable=resumable,
         stalled=stalled,
         leaving=leaving,
     )

@@ -5,7 +5,6 @@
 #include "logprobs.cuh"
 #include "penalties.cuh"
 #include "sampling.cuh"
-#include "skinny_linear.cuh"
 #include "step_inputs.cuh"
 
 namespace {
@@ -140,41 +139,6 @@ void rope_and_cache(Tensor q, const Tensor& k, const Tensor& v, Tensor k_cache, 
   }
   const c10::cuda::CUDAGuard guard(q.device());
   check(sluice::rope_and_cache(p, dtype, c10::cuda::getCurrentCUDAStream()), "rope_and_cache");
-}
-
-void skinny_linear(Tensor out, const Tensor& x, const Tensor& weight,
-                   const std::optional<Tensor>& bias, bool gated) {
-  TORCH_CHECK(x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf,
-              "x must be bfloat16 or float16");
-  check_like(out, x, "out");
-  check_like(weight, x, "weight");
-  if (bias) check_like(*bias, x, "bias");
-  const int64_t tokens = x.size(0), k = weight.size(1), features = weight.size(0);
-  TORCH_CHECK(x.dim() == 2 && x.size(1) == k && x.stride(1) == 1 && weight.is_contiguous() &&
-                  out.is_contiguous() && out.size(0) == tokens &&
-                  out.size(1) == (gated ? features / 2 : features),
-              "x must be [tokens, k], weight [features, k], out [tokens, features] (or half)");
-  TORCH_CHECK(tokens <= sluice::kMaxSkinnyTokens && features % 16 == 0 && k % 64 == 0 &&
-                  x.stride(0) % 8 == 0,
-              "at most ", sluice::kMaxSkinnyTokens,
-              " tokens, features a multiple of 16 and k of 64, got ", tokens, ", ", features,
-              " and ", k);
-  TORCH_CHECK(!bias || (bias->numel() == features && bias->is_contiguous()),
-              "bias must have ", features, " elements");
-  sluice::SkinnyLinear p = {};
-  p.out = out.data_ptr();
-  p.x = x.data_ptr();
-  p.weight = weight.data_ptr();
-  p.bias = bias ? bias->data_ptr() : nullptr;
-  p.x_stride = x.stride(0);
-  p.tokens = tokens;
-  p.features = features;
-  p.k = k;
-  p.gated = gated;
-  const c10::cuda::CUDAGuard guard(x.device());
-  check(sluice::skinny_linear(p, x.scalar_type() == at::kBFloat16,
-                              c10::cuda::getCurrentCUDAStream()),
-        "skinny_linear");
 }
 
 void check_int64(const Tensor& t, int64_t at_least, const char* name) {
@@ -353,8 +317,6 @@ TORCH_LIBRARY(sluice_cuda, m) {
   m.def(
       "sample(Tensor(a!) out, Tensor logits, Tensor table, Tensor rows, Tensor positions, "
       "Tensor(b!)? tokens) -> ()");
-  m.def(
-      "skinny_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, bool gated) -> ()");
   m.def("apply_token_bitmask(Tensor(a!) logits, Tensor bitmask, Tensor rows) -> ()");
   m.def(
       "token_logprobs(Tensor(a!) logprobs, Tensor(b!) ranks, Tensor(c!) top_ids, "
@@ -371,7 +333,6 @@ TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {
   m.impl("rope_and_cache", &rope_and_cache);
   m.impl("step_inputs", &step_inputs);
   m.impl("sample", &sample);
-  m.impl("skinny_linear", &skinny_linear);
   m.impl("apply_token_bitmask", &apply_token_bitmask);
   m.impl("apply_penalties", &apply_penalties);
   m.impl("token_logprobs", &token_logprobs);

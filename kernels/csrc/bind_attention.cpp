@@ -227,9 +227,9 @@ sluice::PrefillParams prefill_params(const Tensor& q, const Tensor& k_cache,
   p.q_stride = q.stride(0);
   p.num_blocks = k_cache.size(0);
   p.table_stride = block_table.stride(0);
-  p.block_size = k_cache.size(1);
+  p.block = sluice::Divisor::of(static_cast<int>(k_cache.size(1) / 16));
   p.num_kv_heads = k_cache.size(2);
-  p.group = q.size(1) / k_cache.size(2);
+  p.group = sluice::Divisor::of(static_cast<int>(q.size(1) / k_cache.size(2)));
   p.batch = seq_lens.numel();
   p.scale = scale;
   return p;

@@ -6,9 +6,11 @@
 namespace sluice {
 
 // CTAs that share an SM: as cuda.py has it. Widening FP8 takes so many instructions that more warps
-// pay; beyond 16 rows their registers do not suffice, and CTAs wait for others to end.
+// pay, as many as registers suffice for.
 template <typename Tile, int D, int kRowTiles>
-constexpr int kSharers = Tile::kFp8 ? (D == 256 || kRowTiles == 4 ? 2 : 3) : (D == 256 ? 1 : 2);
+constexpr int kSharers =
+    Tile::kFp8 ? (D == 256 || kRowTiles == 4 ? 2 : D == 128 && kRowTiles == 1 ? 4 : 3)
+               : (D == 256 ? 1 : 2);
 
 template <typename T, typename Tile, int D, int kRowTiles, int kStages, Extras kExtras>
 __global__ void __launch_bounds__(kThreads, (kSharers<Tile, D, kRowTiles>))
@@ -43,10 +45,11 @@ cudaError_t launch_extras(const DecodeParams& p, int num_ctas, cudaStream_t stre
   return launch_decode<T, Tile, D, kRowTiles, kStages, Extras::kNone>(p, num_ctas, stream);
 }
 
-// kStages: tiles in flight, as many as the memory of an SM holds for its CTAs.
-template <typename T, typename Tile, int D, int kStages>
+// kStages: tiles in flight, as many as the memory of an SM holds for its CTAs; kFewRowStages: the same
+// where there are more CTAs.
+template <typename T, typename Tile, int D, int kStages, int kFewRowStages = kStages>
 cudaError_t launch_rows(const DecodeParams& p, int rows, int num_ctas, cudaStream_t stream) {
-  if (rows <= 8) return launch_extras<T, Tile, D, 1, kStages>(p, num_ctas, stream);
+  if (rows <= 8) return launch_extras<T, Tile, D, 1, kFewRowStages>(p, num_ctas, stream);
   if (rows <= 16) return launch_extras<T, Tile, D, 2, kStages>(p, num_ctas, stream);
   if constexpr (D == 256) {
     return cudaErrorInvalidValue;
@@ -66,7 +69,7 @@ cudaError_t launch_head_dim(const DecodeParams& p, int head_dim, int rows, int n
     case 96:
       return launch_rows<T, kTile<T, 96>, 96, kFp8 ? 3 : 4>(p, rows, num_ctas, stream);
     case 128:
-      return launch_rows<T, kTile<T, 128>, 128, 3>(p, rows, num_ctas, stream);
+      return launch_rows<T, kTile<T, 128>, 128, 3, kFp8 ? 2 : 3>(p, rows, num_ctas, stream);
     case 256:
       return launch_rows<T, kTile<T, 256>, 256, kFp8 ? 2 : 3>(p, rows, num_ctas, stream);
     default:

@@ -7,14 +7,6 @@ namespace sluice {
 
 using Cursor = DecodeCursor;
 
-__device__ __forceinline__ int quotient(int n, const Divisor& by) {
-  return __umulhi(static_cast<uint32_t>(n) * 2, by.inverse);
-}
-
-__device__ __forceinline__ int remainder(int n, const Divisor& by) {
-  return n - quotient(n, by) * by.value;
-}
-
 __device__ __forceinline__ int first_tile(int seq_len, int num_queries, int window) {
   if (window <= 0) return 0;
   const int oldest = seq_len - num_queries - window + 1;  // first key the first query may see

@@ -43,22 +43,22 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, int parity) {
   } while (!done);
 }
 
-// Starts the copy of one box; its bytes count towards the barrier.
-__device__ __forceinline__ void copy_box(uint32_t smem, const CUtensorMap& map, uint32_t barrier,
-                                         int x, int y, int z) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-      "[%1, {%2, %3, %4}], [%5];" ::"r"(smem),
-      "l"(reinterpret_cast<uint64_t>(&map)), "r"(x), "r"(y), "r"(z), "r"(barrier)
-      : "memory");
-}
-
+// Starts the copy of one box, from (x, y) or (x, y, z, v, w) on; its bytes count towards the barrier.
 __device__ __forceinline__ void copy_box(uint32_t smem, const CUtensorMap& map, uint32_t barrier,
                                          int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
       "[%1, {%2, %3}], [%4];" ::"r"(smem),
       "l"(reinterpret_cast<uint64_t>(&map)), "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void copy_box(uint32_t smem, const CUtensorMap& map, uint32_t barrier,
+                                         int x, int y, int z, int v, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(smem),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(x), "r"(y), "r"(z), "r"(v), "r"(w), "r"(barrier)
       : "memory");
 }
 
@@ -105,21 +105,53 @@ __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Likewise, but says nothing of what they wrote, which takes less time.
+// Likewise, but says nothing of what they wrote, except for barriers made known by
+// mbarrier_init_fence; takes less time.
 __device__ __forceinline__ void meet_cluster() {
-  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Starts the copy of one box to the same place in several CTAs of the cluster, given as bits; its
+// bytes count towards the barrier of each.
+__device__ __forceinline__ void copy_box_to(uint16_t ranks, uint32_t smem, const CUtensorMap& map,
+                                            uint32_t barrier, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(smem),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(x), "r"(y), "r"(barrier),
+      "h"(ranks)
+      : "memory");
+}
+
+// Arrives at the barrier of a CTA of the cluster. Orders this thread's accesses within its CTA only:
+// an order for the whole cluster would cost a fence of the GPU.
+__device__ __forceinline__ void mbarrier_arrive_at(int rank, uint32_t barrier) {
+  asm volatile(
+      "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+      "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
 }
 
 // From the shared memory of a CTA of the cluster.
 __device__ __forceinline__ float4 load_from(int rank, uint32_t smem) {
   float4 v;
   asm volatile(
-      "{.reg .b32 a; mapa.shared::cluster.u32 a, %4, %5; ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, "
-      "[a];}"
+      "{.reg .b32 there; mapa.shared::cluster.u32 there, %4, %5; "
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];}"
       : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
       : "r"(smem), "r"(rank)
       : "memory");
   return v;
+}
+
+// A warp stores four matrices of 8 x 8 elements of 16 bits, laid out as accumulators are; lane l has
+// the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_matrices(uint32_t smem, uint32_t a, uint32_t b, uint32_t c,
+                                               uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
 }
 
 }  // namespace sluice

@@ -4,22 +4,13 @@
 #include <cuda_runtime.h>
 #include <cstdint>
 
+#include "divisor.cuh"
+
 namespace sluice {
 
 constexpr int kDecodeTile = 64;      // KV tokens of one unit of work
 constexpr int kEarlyTiles = 4;       // tiles whose blocks a span starts with
 constexpr int kMaxDecodeRows = 32;   // query tokens x query heads per KV head in one pass
-
-// Division of what is not negative by a number that is known before the launch: exact while their
-// product is below 2^31.
-struct Divisor {
-  int value;
-  uint32_t inverse;  // 2^31 / value, rounded up
-
-  static Divisor of(int value) {
-    return {value, ((1u << 31) + static_cast<uint32_t>(value) - 1) / static_cast<uint32_t>(value)};
-  }
-};
 
 // One tile on the line of all tiles of a step, with what is known of its sequence.
 struct alignas(16) DecodeCursor {

@@ -7,12 +7,12 @@
 // take tiles in turn, longest first, back and forth over the grid, so that all end together. Keys
 // are visited from the newest to the oldest: those that need a mask come first.
 //
-// The scores of block i + 1 are multiplied together with block i's values, and one warpgroup's softmax
-// hides behind the other's products. (Measured: no gain from making them take turns, nor from keeping
-// the exponentials before the wait for the values.)
+// The scores of block i + 1 are multiplied together with block i's values. A warpgroup's softmax begins
+// while its values are multiplied, and hides behind the other warpgroup's products, too. (Measured:
+// slower if all of it must come before the wait for the values, or if the warpgroups take turns.)
 //
-// A block of the cache has 16 tokens or a multiple: a copy takes 16 tokens x 64 elements, 128-byte
-// rows swizzled as wgmma wants them. Keys and values past a sequence's end are never read; their
+// A block of the cache has 16 tokens or a multiple: a copy takes a head of 16 tokens, 128-byte rows
+// swizzled as wgmma wants them. Keys and values past a sequence's end are never read; their
 // places are zeroed for the values, since 0 * NaN would survive.
 
 #include "dependent_launch.cuh"
@@ -41,6 +41,10 @@ class Consumer {
   static constexpr int kSteps = kKeys / 16;
 
  public:
+  // A row's weights are relative to 2^(a former maximum) until the maximum has grown by more than this:
+  // hardly ever are there outputs to be multiplied again.
+  static constexpr float kSlack = 8.f;
+
   __device__ Consumer(const PrefillParams& params, Memory& shared)
       : p(params),
         sm(shared),
@@ -77,6 +81,7 @@ class Consumer {
         pin(s);
         release(sm.k_empty, k_place);
         soften(tile, block, fade);
+        hold(fade[0] + fade[1]);
         wgmma_wait<0>();
         pin(o);
         release(sm.v_empty, v_place);
@@ -107,7 +112,7 @@ class Consumer {
   float s[kScores];
   float o[kOutputs];
   uint32_t weights[kSteps][4];
-  float row_max[2], row_sum[2];  // of row_of(0) and row_of(1)
+  float base[2], row_sum[2];  // of row_of(0) and row_of(1): weights are 2^(score - base)
   int position[2];
 
   // This thread's rows within the tile are row_of(0) and row_of(1).
@@ -127,28 +132,27 @@ class Consumer {
     for (int i = 0; i < kOutputs; ++i) o[i] = 0.f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      row_max[half] = -INFINITY;
+      base[half] = -INFINITY;
       row_sum[half] = 0.f;
       const int row = tile.row + row_of(half);
       // Rows past the last one see what it sees: something, and nothing past the end.
       position[half] = kShared ? tile.computed
-                               : min(tile.computed + row / p.group, tile.seq_len - 1);
+                               : min(tile.computed + quotient(row, p.group), tile.seq_len - 1);
     }
   }
 
   // s = Q K
   __device__ void multiply_keys() {
-    const uint32_t q = uniform(address(sm.q[q_place.stage][group]));
-    const uint32_t k = uniform(address(sm.k[k_place.stage]));
+    const TileDescriptor<kPatchBytes> q(uniform(address(sm.q[q_place.stage][group])), 16);
+    const TileDescriptor<Memory::kGroupBytes> k(uniform(address(sm.k[k_place.stage])), 16);
     pin(s);
     wgmma_fence();
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        const uint64_t a = tile_descriptor(q + panel * kGroupRows * kPanelBytes + step * 32, 16);
-        const uint64_t b = tile_descriptor(k + panel * kKeys * kPanelBytes + step * 32, 16);
-        wgmma<T>(s, a, b, panel == 0 && step == 0);
+        wgmma<T>(s, q.at(panel * kGroupRows * kPanelBytes + step * 32),
+                 k.at(panel * kPatchBytes + step * 32), panel == 0 && step == 0);
       }
     }
     wgmma_commit();
@@ -156,12 +160,12 @@ class Consumer {
 
   // o += P V
   __device__ void multiply_values() {
-    const uint32_t v = uniform(address(sm.v[v_place.stage]));
+    const TileDescriptor<Memory::kGroupBytes> v(uniform(address(sm.v[v_place.stage])), kPatchBytes);
     pin(o);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      wgmma<T>(o, weights[step], tile_descriptor(v + step * kBoxBytes, kKeys * kPanelBytes));
+      wgmma<T>(o, weights[step], v.at(step * Memory::kBoxBytes));
     }
     wgmma_commit();
   }
@@ -170,10 +174,11 @@ class Consumer {
   __device__ void zero_values(int known) {
     mbarrier_wait(address(&sm.v_full[v_place.stage]), v_place.parity);
     uint8_t* v = sm.v[v_place.stage];
-    const int pieces = (kKeys - known) * 8;
-    for (int i = threadIdx.x - 128; i < pieces * kPanels; i += kConsumers) {
-      const int at = (i / pieces * kKeys + known) * kPanelBytes + i % pieces * 16;
-      *reinterpret_cast<uint4*>(v + at) = make_uint4(0, 0, 0, 0);
+    constexpr int kPieces = kPanels * 8;  // of 16 bytes
+    for (int i = threadIdx.x - 128; i < (kKeys - known) * kPieces; i += kConsumers) {
+      const int key = known + i / kPieces, piece = i % kPieces;
+      const int at = key / 8 * Memory::kGroupBytes + piece / 8 * kPatchBytes + key % 8 * kPanelBytes;
+      *reinterpret_cast<uint4*>(v + at + piece % 8 * 16) = make_uint4(0, 0, 0, 0);
     }
     fence_async_proxy();
     sync_named(kFilled, kConsumers);
@@ -188,28 +193,31 @@ class Consumer {
     }
     // Whole blocks that every row of the tile sees need no mask.
     const int key0 = block * kKeys;
-    const int oldest = kShared ? tile.computed : tile.computed + tile.row / p.group;
+    const int oldest = tile.computed + (kShared ? 0 : quotient(tile.row, p.group));
     if (key0 + kKeys - 1 > oldest || p.window > 0) mask(key0);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float top = row_max[half];
+      float top = -INFINITY;
 #pragma unroll
       for (int i = 0; i < kScores; i += 4) {
         top = fmaxf(top, fmaxf(s[i + half * 2], s[i + half * 2 + 1]));
       }
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      // A row that has seen no key yet keeps max = -inf; exp2(-inf - -inf) must not become NaN.
-      const float base = top == -INFINITY ? 0.f : top * scale;
-      fade[half] = exp2f(row_max[half] * scale - base);
-      row_max[half] = top;
+      top *= scale;
+      const bool higher = !(top - base[half] <= kSlack);  // also if both are -inf
+      const float now = higher ? top : base[half];
+      // A row that has seen no key yet keeps -inf; exp2(-inf - -inf) must not become NaN.
+      const float from = now == -INFINITY ? 0.f : now;
+      fade[half] = higher ? exp2f(base[half] - from) : 1.f;
+      base[half] = now;
       float sum = 0.f;
 #pragma unroll
       for (int i = 0; i < kScores; i += 4) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = s[i + half * 2 + e];
-          x = exp2f(x * scale - base);
+          x = exp2f(x * scale - from);
           sum += x;
         }
       }
@@ -239,30 +247,51 @@ class Consumer {
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int row = tile.row + row_of(half);
-      if (row >= tile.num_rows) continue;
-      const int head = tile.head * p.group + row % p.group;
+      const bool exists = row < tile.num_rows;
       if constexpr (kShared) {
-        leave(half, sum, tile.index, work.token(tile, row), head);
+        if (exists) leave(half, sum, tile, row);
       } else {
-        const float inverse = sum > 0.f ? 1.f / sum : 0.f;
-        T* to = static_cast<T*>(p.out) +
-                static_cast<int64_t>(work.token(tile, row)) * p.out_stride +
-                static_cast<int64_t>(head) * D + lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < kOutputs; i += 4) {
-          *reinterpret_cast<uint32_t*>(to + i * 2) =
-              Half<T>::pack(o[i + half * 2] * inverse, o[i + half * 2 + 1] * inverse);
-        }
+        T* to = static_cast<T*>(p.out) + work.place(tile, row, p.out_stride, D);
+        store(half, sum > 0.f ? 1.f / sum : 0.f, to, exists);
       }
     }
   }
 
+  // A row of the output. The four lanes that have it exchange columns, so that each writes eight
+  // neighbours: whole sectors of memory.
+  __device__ void store(int half, float factor, T* to, bool exists) {
+#pragma unroll
+    for (int i = 0; i < kOutputs; i += 16) {
+      uint32_t x[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const float* pair = &o[i + n * 4 + half * 2];
+        x[n] = Half<T>::pack(pair[0] * factor, pair[1] * factor);
+      }
+      exchange(x[0], x[1], 1);
+      exchange(x[2], x[3], 1);
+      exchange(x[0], x[2], 2);
+      exchange(x[1], x[3], 2);
+      if (exists) {
+        *reinterpret_cast<uint4*>(to + i * 2 + lane % 4 * 8) = make_uint4(x[0], x[1], x[2], x[3]);
+      }
+    }
+  }
+
+  // Between two lanes that differ in the bit `distance`: b of the lower for a of the upper one.
+  __device__ void exchange(uint32_t& a, uint32_t& b, int distance) const {
+    const bool upper = lane & distance;
+    const uint32_t other = __shfl_xor_sync(~0u, upper ? a : b, distance);
+    (upper ? a : b) = other;
+  }
+
   // The partial result of a row.
-  __device__ void leave(int half, float sum, int index, int token, int head) {
-    const int heads = p.num_kv_heads * p.group;
-    const int64_t row = (static_cast<int64_t>(p.splits[index]) * p.batch + token) * heads + head;
-    if (lane % 4 == 0) p.partial_stats[row] = make_float2(row_max[half] * scale, sum);
-    float* to = p.partial_out + row * D + lane % 4 * 2;
+  __device__ void leave(int half, float sum, const Tile& tile, int row) {
+    const int heads = p.num_kv_heads * p.group.value;
+    const int64_t splits = static_cast<int64_t>(p.splits[tile.index]) * p.batch;
+    const int64_t at = splits * heads * D + work.place(tile, row, heads * D, D);
+    if (lane % 4 == 0) p.partial_stats[at / D] = make_float2(base[half], sum);
+    float* to = p.partial_out + at + lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < kOutputs; i += 4) {
       *reinterpret_cast<float2*>(to + i * 2) = make_float2(o[i + half * 2], o[i + half * 2 + 1]);
@@ -309,18 +338,20 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-// The cache as [tokens, heads, D], to be copied in boxes of 16 tokens x 64 elements of one head.
+// The cache as [tokens / 8, heads, panels, 8 tokens, 64], to be copied in boxes of 16 tokens of one head.
 cudaError_t describe_cache(CUtensorMap& map, const void* cache, const PrefillParams& p, bool bf16,
                            int head_dim) {
   const auto encode = tensor_map_encoder();
   if (!encode) return cudaErrorNotSupported;
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(head_dim),
-                              static_cast<cuuint64_t>(p.num_kv_heads),
-                              static_cast<cuuint64_t>(p.num_blocks) * p.block_size};
-  const cuuint64_t strides[] = {sizes[0] * 2, sizes[0] * sizes[1] * 2};  // in bytes
-  const cuuint32_t box[] = {64, 1, kBoxTokens}, steps[] = {1, 1, 1};
+  const cuuint64_t heads = p.num_kv_heads, panels = head_dim / 64;
+  const cuuint64_t head_bytes = head_dim * 2, token_bytes = heads * head_bytes;
+  const cuuint64_t sizes[] = {64, 8, panels, heads,
+                              static_cast<cuuint64_t>(p.num_blocks) * p.block.value * 2};
+  const cuuint64_t strides[] = {token_bytes, kPanelBytes, head_bytes, 8 * token_bytes};
+  const cuuint32_t box[] = {64, 8, static_cast<cuuint32_t>(panels), 1, kBoxTokens / 8};
+  const cuuint32_t steps[] = {1, 1, 1, 1, 1};
   const CUresult result = encode(
-      &map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
+      &map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 5,
       const_cast<void*>(cache), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

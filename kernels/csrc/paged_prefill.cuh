@@ -4,6 +4,8 @@
 #include <cuda_runtime.h>
 #include <cstdint>
 
+#include "divisor.cuh"
+
 namespace sluice {
 
 constexpr int kPrefillRows = 128;  // query tokens x query heads per KV head in one tile
@@ -16,6 +18,7 @@ struct alignas(16) SharedTile {
 };
 
 struct PrefillParams {
+  // Rows begin at multiples of 16 bytes.
   void* out;      // [num_tokens, num_q_heads, D], rows out_stride elements apart
   const void* q;  // likewise, q_stride
   const void* k_cache;  // [num_blocks, block_size, num_kv_heads, D]
@@ -27,10 +30,10 @@ struct PrefillParams {
   int64_t q_stride, out_stride;  // in elements
   int64_t num_blocks;
   int table_stride;
-  int block_size;  // a multiple of 16
+  Divisor block;  // tokens of a block of the cache, in units of 16
   int num_tiles;
   int num_kv_heads;
-  int group;   // query heads per KV head
+  Divisor group;  // query heads per KV head
   int window;  // keys a query sees at most, itself included; 0 = all
   float scale;
   float soft_cap;  // 0 = none

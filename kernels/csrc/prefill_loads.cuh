@@ -17,6 +17,7 @@ inline constexpr int kQueryThreads = 96;
 inline constexpr int kStages = 2;
 inline constexpr int kBoxTokens = 16;
 inline constexpr int kPanelBytes = 128;  // of a row of a panel: 64 elements
+inline constexpr int kPatchBytes = 8 * kPanelBytes;  // of 8 rows of a panel: what a swizzle spans
 
 struct Maps {
   CUtensorMap k, v;
@@ -33,10 +34,14 @@ struct Tile {
   int index;          // in the list of tiles; negative: there is none, and no more after it
 };
 
+// Queries lie panel by panel. Keys and values lie 8 tokens by 8 tokens, panel by panel in each: what
+// one copy brings of 16 tokens then lies in a row.
 template <int D>
 struct Shared {
   static constexpr int kKeys = D > 128 ? 64 : 128;  // of one block
   static constexpr int kPanels = D / 64;
+  static constexpr int kGroupBytes = kPanels * kPatchBytes;  // of 8 tokens
+  static constexpr int kBoxBytes = kBoxTokens / 8 * kGroupBytes;
   static constexpr int kQueryStages = D > 128 ? 1 : 2;
   uint8_t q[kQueryStages][kGroups][kPanels * kGroupRows * kPanelBytes];
   uint8_t k[kStages][kPanels * kKeys * kPanelBytes];
@@ -48,7 +53,6 @@ struct Shared {
 
 #ifdef SLUICE_HOPPER
 
-inline constexpr int kBoxBytes = kBoxTokens * kPanelBytes;
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr int kFilled = 1;  // the named barrier of the warpgroups that multiply
 
@@ -72,7 +76,7 @@ class Work {
       tile.seq = p.members[shared.first_member];  // any of them
       tile.seq_len = p.seq_lens[tile.seq];
       tile.row = 0;
-      tile.num_rows = shared.num_members * p.group;
+      tile.num_rows = shared.num_members * p.group.value;
       tile.query_start = shared.first_member;
       tile.computed = shared.end - 1;
       tile.begin = shared.begin;
@@ -84,19 +88,25 @@ class Work {
       tile.query_start = p.cu_queries[t.x];
       const int queries = p.cu_queries[t.x + 1] - tile.query_start;
       tile.row = t.y * kRows;
-      tile.num_rows = queries * p.group;
+      tile.num_rows = queries * p.group.value;
       tile.computed = tile.seq_len - queries;
-      const int oldest = tile.computed + tile.row / p.group - p.window + 1;
+      const int oldest = tile.computed + quotient(tile.row, p.group) - p.window + 1;
       tile.begin = p.window > 0 ? max(oldest, 0) : 0;
-      tile.end = tile.computed + min(queries, (tile.row + kRows - 1) / p.group + 1);
+      tile.end = tile.computed + min(queries, quotient(tile.row + kRows - 1, p.group) + 1);
     }
     return true;
   }
 
-  // The token of a row.
-  __device__ int token(const Tile& tile, int row) const {
-    const int query = tile.query_start + row / p.group;
-    return kShared ? p.cu_queries[p.members[query]] : query;
+  // Which elements of the queries or the output are a row's.
+  __device__ int64_t place(const Tile& tile, int row, int64_t stride, int head_dim) const {
+    const int query = quotient(row, p.group), head = row - query * p.group.value;
+    return token(tile, query) * stride + (tile.head * p.group.value + head) * head_dim;
+  }
+
+  // The token of a query of the tile's sequence, or of a member.
+  __device__ int64_t token(const Tile& tile, int query) const {
+    const int at = tile.query_start + query;
+    return kShared ? p.cu_queries[p.members[at]] : at;
   }
 
  private:
@@ -108,7 +118,7 @@ class Work {
 template <int D, bool kShared>
 class Producer {
   using Memory = Shared<D>;
-  static constexpr int kBoxes = Memory::kKeys / kBoxTokens * Memory::kPanels;
+  static constexpr int kBoxes = Memory::kKeys / kBoxTokens;
   static_assert(kBoxes <= 32, "one lane a box");
 
  public:
@@ -118,17 +128,24 @@ class Producer {
   // One warp.
   __device__ void run() {
     Work<kShared> work(p);
-    for (Tile tile; work.next(tile);) {
-      const int first = tile.begin / Memory::kKeys, last = (tile.end - 1) / Memory::kKeys;
-      int token = token_of(tile, last);
-      copy(maps.k, tile, last, token, k_place, sm.k[k_place.stage], sm.k_full, sm.k_empty);
+    Tile tile, following;
+    bool more = work.next(tile);
+    int newest = more ? box_of(tile, last_block(tile)) : 0;
+    for (; more; tile = following) {
+      const int first = tile.begin / Memory::kKeys, last = last_block(tile);
+      int box = newest;
+      copy(maps.k, tile, last, box, k_place, sm.k[k_place.stage], sm.k_full, sm.k_empty);
       for (int block = last; block >= first; --block) {
-        const int v_token = token;
+        const int v_box = box;
         if (block > first) {
-          token = token_of(tile, block - 1);
-          copy(maps.k, tile, block - 1, token, k_place, sm.k[k_place.stage], sm.k_full, sm.k_empty);
+          box = box_of(tile, block - 1);
+          copy(maps.k, tile, block - 1, box, k_place, sm.k[k_place.stage], sm.k_full, sm.k_empty);
         }
-        copy(maps.v, tile, block, v_token, v_place, sm.v[v_place.stage], sm.v_full, sm.v_empty);
+        copy(maps.v, tile, block, v_box, v_place, sm.v[v_place.stage], sm.v_full, sm.v_empty);
+        if (block == last) {  // while there is time, what the next tile begins with
+          more = work.next(following);
+          if (more) newest = box_of(following, last_block(following));
+        }
       }
     }
   }
@@ -140,30 +157,28 @@ class Producer {
   const int lane;
   Place<kStages> k_place, v_place;
 
-  __device__ int key_of(int block) const {
-    return block * Memory::kKeys + lane / Memory::kPanels * kBoxTokens;
+  static __device__ int last_block(const Tile& tile) { return (tile.end - 1) / Memory::kKeys; }
+
+  // Which 16 tokens of the cache are this lane's of a block of keys; -1: none.
+  __device__ int box_of(const Tile& tile, int block) const {
+    const int box = block * kBoxes + lane;
+    if (lane >= kBoxes || box * kBoxTokens >= tile.seq_len) return -1;
+    const int64_t row = static_cast<int64_t>(tile.seq) * p.table_stride;
+    const int column = quotient(box, p.block);
+    return (p.block_table[row + column] - column) * p.block.value + box;
   }
 
-  // Where in the cache this lane's 16 keys are; -1: nowhere.
-  __device__ int token_of(const Tile& tile, int block) const {
-    const int key = key_of(block);
-    if (lane >= kBoxes || key >= tile.seq_len) return -1;
-    const int64_t at = static_cast<int64_t>(tile.seq) * p.table_stride + key / p.block_size;
-    return p.block_table[at] * p.block_size + key % p.block_size;
-  }
-
-  __device__ void copy(const CUtensorMap& map, const Tile& tile, int block, int token, Place<kStages>& place,
+  __device__ void copy(const CUtensorMap& map, const Tile& tile, int block, int box, Place<kStages>& place,
                        const uint8_t* to, uint64_t* full, uint64_t* empty) {
     const uint32_t arrived = address(&full[place.stage]);
     mbarrier_wait(address(&empty[place.stage]), place.parity ^ 1);
     const int keys = min(Memory::kKeys, tile.seq_len - block * Memory::kKeys);
-    const int boxes = (keys + kBoxTokens - 1) / kBoxTokens * Memory::kPanels;
-    if (lane == 0) mbarrier_expect(arrived, boxes * kBoxBytes);
+    const int boxes = (keys + kBoxTokens - 1) / kBoxTokens;
+    if (lane == 0) mbarrier_expect(arrived, boxes * Memory::kBoxBytes);
     __syncwarp();
-    if (token >= 0) {
-      const int panel = lane % Memory::kPanels, box = lane / Memory::kPanels;
-      const int at = panel * Memory::kKeys * kPanelBytes + box * kBoxBytes;
-      copy_box(address(to) + at, map, arrived, panel * 64, tile.head, token);
+    if (box >= 0) {
+      copy_box(address(to) + lane * Memory::kBoxBytes, map, arrived, 0, 0, 0, tile.head,
+               box * (kBoxTokens / 8));
     }
     place.advance();
   }
@@ -173,14 +188,17 @@ class Producer {
 template <typename T, int D, bool kShared>
 class QueryProducer {
   using Memory = Shared<D>;
-  static constexpr int kPieces = D / 8;
+  static constexpr int kPieces = D / 8;  // of 16 bytes
+  static constexpr int kStep = kQueryThreads / kPieces;
+  static_assert(kQueryThreads % kPieces == 0, "a thread loads the same piece of several rows");
 
  public:
   __device__ QueryProducer(const PrefillParams& params, Memory& shared) : p(params), sm(shared) {}
 
   // kQueryThreads threads, numbered from 32.
   __device__ void run() {
-    const int thread = threadIdx.x - 32;
+    const int thread = threadIdx.x - 32, piece = thread % kPieces;
+    const T* q = static_cast<const T*>(p.q) + piece * 8;
     Work<kShared> work(p);
     Place<Memory::kQueryStages> place;
     for (bool more = true; more; place.advance()) {
@@ -188,15 +206,11 @@ class QueryProducer {
       more = work.next(tile);
       mbarrier_wait(address(&sm.q_empty[place.stage]), place.parity ^ 1);
       if (thread == 0) sm.tiles[place.stage] = tile;
-#pragma unroll 2
-      for (int i = thread; more && i < kRows * kPieces; i += kQueryThreads) {
-        const int r = i / kPieces, piece = i % kPieces, row = tile.row + r;
+#pragma unroll 4
+      for (int r = thread / kPieces; more && r < kRows; r += kStep) {
+        const int row = tile.row + r;
         const bool real = row < tile.num_rows;
-        const T* from = static_cast<const T*>(p.q);
-        if (real) {
-          from += static_cast<int64_t>(work.token(tile, row)) * p.q_stride +
-                  static_cast<int64_t>(tile.head * p.group + row % p.group) * D + piece * 8;
-        }
+        const T* from = real ? q + work.place(tile, row, p.q_stride, D) : q;
         const int at = (piece / 8 * kGroupRows + r % kGroupRows) * kPanelBytes;
         const uint32_t to = address(sm.q[place.stage][r / kGroupRows]) + at;
         cp_async_16(to + ((piece % 8) ^ (r % 8)) * 16, from, real);

@@ -203,6 +203,37 @@ async def test_messages_of_a_websocket() -> None:
     assert found == [False, True, True, False]
 
 
+@pytest.mark.parametrize("size", [0, 125, 126, 65_535, 65_536])
+async def test_messages_of_any_size(size: int) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        write = extensions.take_writer(scope)
+        assert write is not None
+        await receive()
+        await send({"type": "websocket.accept"})
+        assert write("x" * size)
+        await receive()
+
+    async with serving(app) as port, connect(f"ws://127.0.0.1:{port}/") as socket:
+        assert await socket.recv() == "x" * size
+
+
+async def test_no_message_follows_the_close_of_the_client() -> None:
+    wrote: list[bool] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        write = extensions.take_writer(scope)
+        assert write is not None
+        await receive()
+        await send({"type": "websocket.accept"})
+        wrote.append(write("open"))
+        assert (await receive())["type"] == "websocket.disconnect"
+        wrote.append(write("closed"))
+
+    async with serving(app) as port, connect(f"ws://127.0.0.1:{port}/") as socket:
+        assert await socket.recv() == "open"
+    assert wrote == [True, False]
+
+
 async def test_a_scope_and_its_context_do_not_keep_each_other() -> None:
     async def send(message: object) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from contextlib import aclosing
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from websockets.exceptions import ConnectionClosed
 
 from engine.errors import EngineDead
 from gateway.errors import ApiError, InvalidApiKey
@@ -20,7 +22,9 @@ from tenants.limits import Limits
 from tenants.memory import MemoryStore
 from tests.gateway.engine_double import Play, echo
 from tests.gateway.parts import Parts, parts
-from tests.gateway.serving import until
+from tests.gateway.raw_http import RawClient, post
+from tests.gateway.serving import MODEL, Gateway, chat_body, encode, served_double, until
+from tests.gateway.ws_client import ready
 
 ENDS = ("read", "cancel", "leave", "close at once", "engine dies", "key revoked", "killed")
 
@@ -119,3 +123,83 @@ def _own_name() -> str:
     task = asyncio.current_task()
     assert task is not None
     return task.get_name()
+
+
+# -- the same over connections
+
+PLACES = ("answer", "stream", "resumable", "completion", "response", "background", "websocket")
+
+
+@st.composite
+def visits(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "place": draw(st.sampled_from(PLACES)),
+        "begins_ms": draw(st.integers(0, 10)),
+        "leaves_ms": draw(st.none() | st.integers(0, 40)),
+        "length": draw(st.integers(0, 60)),
+    }
+
+
+async def visit(gateway: Gateway, wanted: dict[str, Any]) -> None:
+    """Ask, and read to the end or leave in the middle without a word."""
+    await asyncio.sleep(wanted["begins_ms"] / 1000)
+    text = "x" * wanted["length"]
+    with contextlib.suppress(TimeoutError, OSError, asyncio.IncompleteReadError, ConnectionClosed):
+        async with asyncio.timeout(
+            None if wanted["leaves_ms"] is None else wanted["leaves_ms"] / 1000
+        ):
+            if wanted["place"] == "websocket":
+                async with ready(gateway) as client:
+                    await client.chat("t", text)
+                    await client.turn("t")
+            else:
+                await post_and_read(gateway, wanted["place"], text)
+
+
+async def post_and_read(gateway: Gateway, place: str, text: str) -> None:
+    response = {"model": MODEL, "input": text or " "}
+    path, body = {
+        "answer": ("/v1/chat/completions", chat_body(text)),
+        "stream": ("/v1/chat/completions", chat_body(text, stream=True)),
+        "resumable": ("/v1/chat/completions", chat_body(text, stream=True, resumable=True)),
+        "completion": (
+            "/v1/completions",
+            {"model": MODEL, "prompt": text or " ", "max_tokens": 30},
+        ),
+        "response": ("/v1/responses", response | {"stream": True}),
+        "background": ("/v1/responses", response | {"background": True}),
+    }[place]
+    client = await RawClient.connect(gateway)
+    try:
+        client.send(post(gateway, encode(body), path=path))
+        await client.answer()
+    finally:
+        client.reset()
+
+
+@settings(max_examples=15)
+@given(st.lists(visits(), max_size=6), st.none() | st.integers(0, 40))
+def test_nobody_who_comes_and_goes_leaves_anything(
+    model_dir: Path, wanted: list[dict[str, Any]], crash_ms: int | None
+) -> None:
+    async def run() -> None:
+        before = asyncio.all_tasks()
+        async with served_double(model_dir, resume_grace_s=0.02) as (gateway, double):
+            services, tenant = gateway.app.state.services, gateway.tenant
+            gateway.api_key = await gateway.key("chat", "responses")
+            double.script = lambda prompt: Play(text="y" * len(prompt), interval_s=0.001)
+            if crash_ms is not None:
+                asyncio.get_running_loop().call_later(crash_ms / 1000, double.crash)
+            await asyncio.gather(*(visit(gateway, one) for one in wanted))
+            await services.generations.wait_idle(30)
+            await services.generations.drain(30)
+            await until(lambda: not services.streams._running)
+            assert not len(services.generations)
+            assert not services.lifecycle.sessions
+            assert services.quota.num_held == 0
+            assert not services.engine._streams
+            totals = await gateway.store.usage_totals(tenant.id)
+            assert totals.completion_tokens == sum(double.generated.values())
+        await until(lambda: asyncio.all_tasks() == before)
+
+    asyncio.run(run())

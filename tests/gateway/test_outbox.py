@@ -72,7 +72,7 @@ async def test_nothing_is_remembered_of_turns_that_ended() -> None:
     for i in range(100):
         await outbox.put(str(i), "x")
     await outbox.flush()
-    assert not vars(outbox)["_unsent"]
+    assert not outbox._unsent
     writer.cancel()
 
 

@@ -242,12 +242,15 @@ async def test_half_a_character_is_not_passed_on(model_dir: Path) -> None:
         assert [delta.content for delta in engine.sink.deltas] == ["é"]
 
 
-async def test_a_sink_that_fails_fails_its_own_stream_only(model_dir: Path) -> None:
-    async with driven(model_dir) as engine:
+@pytest.mark.parametrize("is_short", [False, True])
+async def test_a_sink_that_fails_fails_its_own_stream_only(model_dir: Path, is_short: bool) -> None:
+    async with driven(model_dir, is_short=is_short) as engine:
 
         def put(delta: Delta) -> None:
             raise ZeroDivisionError
 
+        if is_short:
+            engine.say("a")  # from here on it is known
         engine.sink.put = put  # type: ignore[method-assign]
         engine.say("a")  # raises nothing here, where other streams' outputs come from as well
         with pytest.raises(InternalError):

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from uuid import uuid4
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFound
@@ -50,6 +51,68 @@ async def test_readers_get_everything_from_where_they_are() -> None:
     assert await asyncio.gather(*readers) == [items, items]
     assert await read_all(log, "s", 300) == items[300:]
     assert await log.read("s", len(items)) == []
+
+
+@pytest.mark.asyncio
+async def test_what_comes_is_taken_at_once_until_it_is_not() -> None:
+    log, taken, is_free = make(), list[bytes](), True
+
+    def take(items: Sequence[bytes]) -> bool:
+        if is_free:
+            taken.extend(items)
+        return is_free
+
+    await log.create("s", ACME, "sse")
+    log.append("s", [b"0"])
+    assert await log.read("s", 0, take) == [b"0"]  # was there already
+    reading = asyncio.create_task(log.read("s", 1, take))
+    other = asyncio.create_task(log.read("s", 1))
+    await asyncio.sleep(0)
+    log.append("s", [b"1"])
+    log.append("s", [b"2", b"3"])
+    assert taken == [b"1", b"2", b"3"]
+    assert await other == [b"1", b"2", b"3"]
+    is_free = False
+    log.append("s", [b"4"])
+    is_free = True
+    log.append("s", [b"5"])  # behind one that waits to be read
+    assert await reading == [b"4", b"5"]
+    assert taken == [b"1", b"2", b"3"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(["say", "say", "stall", "free", "turn"]), max_size=30))
+@pytest.mark.asyncio
+async def test_taken_and_read_items_are_all_items_in_order(steps: list[str]) -> None:
+    log, found, is_free, after = make(), list[bytes](), True, 0
+
+    def take(items: Sequence[bytes]) -> bool:
+        nonlocal after
+        if is_free:
+            found.extend(items)
+            after += len(items)
+        return is_free
+
+    async def read() -> None:
+        nonlocal after
+        while items := await log.read("s", after, take):
+            found.extend(items)
+            after += len(items)
+
+    await log.create("s", ACME, "sse")
+    reading = asyncio.create_task(read())
+    number = 0
+    for step in steps:
+        if step == "say":
+            log.append("s", [b"%d" % number, b"and %d" % number])
+            number += 1
+        elif step == "turn":
+            await asyncio.sleep(0)
+        else:
+            is_free = step == "free"
+    await log.end("s")
+    await reading
+    assert found == [b"%b%d" % (word, i) for i in range(number) for word in (b"", b"and ")]
 
 
 @pytest.mark.asyncio

@@ -20,6 +20,7 @@ KERNEL = (
     "decode_line.cuh",
     "decode_tile.cuh",
     "decoder.cuh",
+    "divisor.cuh",
     "fp8_layout.cuh",
     "paged_decode.cuh",
 )

@@ -135,6 +135,7 @@ def run(case: Case, *, min_span: int = 1, **options: object) -> torch.Tensor:
         case.q.shape[1],
         case.q.shape[2],
         case.q.device,
+        rows=case.max_queries * case.q.shape[1] // case.k_cache.shape[2],
         fp8=bool(case.scales),
     )
     window = int(options.get("window", 0))  # type: ignore[call-overload]

@@ -4,10 +4,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import ops, products
+from kernels import cuda_wide, ops, products
+from kernels.products import Use, _Choice, _Kind, _Product
+
+KIND = _Kind(torch.Size((32, 64)), torch.float32, gated=False)
+LIBRARY, SKINNY, WIDE = _Product("library"), _Product("skinny"), _Product("wide", 224)
 
 
-@pytest.mark.parametrize("rows", [1, 16, 17])
+@pytest.mark.parametrize("rows", [1, 16, 17, 300])
 def test_without_measurements_the_library_serves(rows: int) -> None:
     gen = torch.Generator().manual_seed(rows)
     x, weight = torch.randn(rows, 64, generator=gen), torch.randn(32, 64, generator=gen)
@@ -18,11 +22,104 @@ def test_without_measurements_the_library_serves(rows: int) -> None:
 
 
 def test_rows_between_two_measured_sizes_go_by_the_larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = torch.randn(32, 64)
-    monkeypatch.setattr(products, "_faster", {(weight.shape, weight.dtype, False): {1, 8}})
+    choice = _Choice([1, 4, 8, 64, 256], [SKINNY, LIBRARY, SKINNY, LIBRARY, WIDE])
+    monkeypatch.setattr(products, "_chosen", {KIND: choice})
+    weight = torch.randn(KIND.shape)
 
-    def own(rows: int, *, gated: bool = False) -> bool:
-        return products._prefers_own(torch.zeros(rows, 64), weight, gated=gated)
+    def chosen(rows: int, *, gated: bool = False) -> _Product:
+        return products._product(torch.zeros(rows, 64), weight, gated=gated)
 
-    assert [rows for rows in range(1, 20) if own(rows)] == [1, 5, 6, 7, 8]
-    assert not own(1, gated=True)
+    served = {rows: chosen(rows) for rows in range(1, 400)}
+    assert [rows for rows in served if served[rows] == SKINNY] == [1, 5, 6, 7, 8]
+    assert [rows for rows in served if served[rows] == WIDE] == list(range(65, 257))
+    assert served[257] == LIBRARY, "not measured"
+    assert chosen(1, gated=True) == LIBRARY, "measured for the other"
+    other = torch.zeros(1, 32), torch.zeros(16, 32)
+    assert products._product(*other, gated=False) == LIBRARY
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "last"),
+    [(1, [1]), (5, [2, 4, 5]), (64, [32, 48, 64]), (65, [48, 64, 65]), (9999, [768, 896, 1024])],
+)
+def test_what_is_measured_ends_with_the_largest_step(max_rows: int, last: list[int]) -> None:
+    sizes = products._up_to(max_rows)
+    assert list(sizes[-len(last) :]) == last
+    assert list(sizes) == sorted(set(sizes))
+
+
+def test_rows_the_copy_engine_cannot_read_are_left_to_the_library() -> None:
+    gen = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(80, 128, generator=gen), torch.randn(32, 64, generator=gen)
+    x = x[:, 1:65]
+    assert torch.equal(WIDE(x, weight, None, gated=False), F.linear(x, weight))
+    assert torch.equal(WIDE(x, weight, None, gated=True), ops.silu_mul(F.linear(x, weight)))
+
+
+def test_what_no_product_of_ours_takes_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_chosen", {})
+    odd = torch.randn(24, 64).bfloat16(), torch.randn(32, 48).bfloat16(), torch.randn(32, 64)
+    products.measure(Use(weight, gated=False, max_rows=100) for weight in odd)
+    assert not products._chosen
+
+
+@pytest.mark.parametrize(("wide", "best"), [([4.0] * 3, WIDE), ([4.95] * 3, LIBRARY)])
+def test_what_is_faster_by_the_median_and_not_by_noise_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, wide: list[float], best: _Product
+) -> None:
+    times = {LIBRARY: [5.0] * 5, SKINNY: [1.0, 1.0, 9.0, 9.0, 9.0], WIDE: [*wide, 9.0, 9.0]}
+
+    def took(product: _Product, *_: object, **__: object) -> float:
+        return times[product].pop()
+
+    monkeypatch.setattr(products, "_microseconds", took)
+    monkeypatch.setattr(_Product, "__call__", lambda *_, **__: torch.empty(0))
+    weight, flushed = torch.randn(KIND.shape), torch.empty(1)
+    candidates = [LIBRARY, SKINNY, WIDE]
+    assert products._fastest(candidates, 64, KIND, [weight], flushed) == best
+    assert not any(times.values()), "every candidate has its rounds"
+    assert products._fastest([LIBRARY], 64, KIND, [weight], flushed) == LIBRARY
+
+
+def test_the_library_multiplies_every_eighth_number_of_rows_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[int, ...]] = []
+    monkeypatch.setattr(F, "linear", lambda x, weight: seen.append((*x.shape, len(weight))))
+    products._load_library(torch.randn(KIND.shape), 30)
+    assert seen == [(8, 64, 32), (16, 64, 32), (24, 64, 32)]
+
+
+def test_few_rows_may_be_skinny_and_more_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    few, more = (list(products._candidates(rows, torch.device("cuda"))) for rows in (16, 17))
+    assert few == [LIBRARY, SKINNY]
+    assert more == [LIBRARY, *(_Product("wide", width) for width in cuda_wide.WIDTHS)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert list(products._candidates(17, torch.device("cuda"))) == [LIBRARY]
+
+
+@pytest.mark.gpu
+def test_each_number_of_rows_gets_the_product_that_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from kernels import cuda
+
+    cuda.register()
+    monkeypatch.setattr(products, "_chosen", {})
+    gen = torch.Generator(device="cuda").manual_seed(0)
+    up = torch.randn(2048, 512, generator=gen, device="cuda").bfloat16()
+    down = torch.randn(512, 1024, generator=gen, device="cuda").bfloat16()
+    products.measure([Use(up, True, 500), Use(down, False, 40)])
+    assert [choice.rows[-1] for choice in products._chosen.values()] == [500, 40]
+    for rows in (1, 3, 16, 17, 40, 64, 100, 256, 700):
+        x = torch.randn(rows, 512, generator=gen, device="cuda").bfloat16()
+        inner = products.gated_linear(x, up, None)
+        exact = ops.silu_mul((x.double() @ up.double().T).float())
+        assert (inner - exact).norm() / exact.norm() < 2e-2
+        out = products.linear(inner, down, None).double()
+        exact = inner.double() @ down.double().T
+        assert (out - exact).norm() / exact.norm() < 5e-3
+    before = dict(products._chosen)
+    products.measure([Use(up, True, 100)])
+    assert products._chosen == before, "measured once"

@@ -8,8 +8,6 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402
 
-from kernels import products  # noqa: E402
-
 pytestmark = pytest.mark.gpu
 LIMIT = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 
@@ -78,18 +76,3 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     whole = cuda.skinny_linear(x, weight)
     for rows in (1, 3, 8, 11):
         assert torch.equal(cuda.skinny_linear(x[:rows], weight), whole[:rows])
-
-
-def test_the_faster_of_two_products_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_faster", {})
-    weight = randn(4096, 4096, dtype=torch.bfloat16, seed=2)
-    x = randn(3, 4096, dtype=torch.bfloat16, seed=1)
-    assert torch.equal(products.linear(x, weight, None), F.linear(x, weight))
-    products.measure(weight, gated=False)
-    kind = weight.shape, weight.dtype, False
-    assert products._faster[kind] <= {1, 2, 4, 8, 16}
-    products._faster[kind] = {4}
-    from kernels import cuda
-
-    assert torch.equal(products.linear(x, weight, None), cuda.skinny_linear(x, weight))
-    assert torch.equal(products.linear(x[:2], weight, None), F.linear(x[:2], weight))

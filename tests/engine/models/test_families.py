@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.layers.attention import StepContext
 from engine.llm import LLM, SamplingParams
 from engine.outputs import CompletionOutput
 from engine.runner import TorchRunner, load_runner
@@ -120,6 +122,27 @@ def test_logits_after_a_prefix_hit(subject: Subject, seen: list[torch.Tensor]) -
     harness(subject).run([first, hit])
     assert [len(logits) for logits in seen] == [1, *[2] * NUM_DECODED]
     subject.assert_logits_equal([logits[-1:] for logits in seen[1:]], hit)
+
+
+def test_a_step_ends_with_the_tokens_that_are_sampled_from(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A last layer leaves the others out, or one where nothing is sampled."""
+    compute = subject.runner._model.hidden_states
+    sizes: list[tuple[int, int]] = []
+
+    def both(token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
+        wanted, every = compute(token_ids, step), compute(token_ids, replace(step, wanted=None))
+        torch.testing.assert_close(wanted, step.kept(every))
+        sizes.append((len(every), len(wanted)))
+        return wanted
+
+    monkeypatch.setattr(subject.runner._model, "hidden_states", both)
+    harness(subject).run([Generation("a", subject.prompt, 2)], chunk_size=len(subject.prompt) // 2)
+    half = len(subject.prompt) // 2
+    whole = [(half, 1)] * (len(subject.prompt) // half)
+    rest = [(len(subject.prompt) % half, 1)] if len(subject.prompt) % half else []
+    assert sizes == [*whole, *rest, (1, 1)]
 
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_GREEDY, ignore_eos=True)

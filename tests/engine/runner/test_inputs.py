@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from engine.cache.groups import LayerGroups, single_group
@@ -132,3 +133,22 @@ def test_one_group_with_a_window_says_so() -> None:
     fields = ChunkFields.read([chunk(0, 0, 2, True)])
     assert build_inputs(fields, rows, BLOCK_SIZE).attention.window == 5
     assert other_groups(fields, rows, BLOCK_SIZE) == []
+
+
+def test_the_places_of_chunks_are_chunks_of_their_own() -> None:
+    """A whole prompt, one cut short, a decode, and one with two drafts."""
+    columns = ([4, 1, 7, 2], [0, 8, 20, 30], [5, 6, 1, 3], [1, 0, 1, 3])
+    fields = ChunkFields(*(np.array(column, np.int64) for column in columns))
+    places = fields.of_places()
+    assert places.rows.tolist() == [4, 7, 2]
+    assert places.computed.tolist() == [4, 20, 30]
+    assert places.query_lens.tolist() == places.num_places.tolist() == [1, 1, 3]
+
+
+def test_a_step_without_places_has_its_first_token_for_one() -> None:
+    fields = ChunkFields(
+        *(np.array(column, np.int64) for column in ([3, 5], [8, 0], [4, 4], [0, 0]))
+    )
+    places = fields.of_places()
+    assert (places.rows.tolist(), places.computed.tolist()) == ([3], [8])
+    assert (places.query_lens.tolist(), places.num_places.tolist()) == ([1], [0])

@@ -45,7 +45,7 @@ def test_a_row_holds_its_tokens_and_blocks_on_the_device_and_on_the_host() -> No
     table = row_table()
     assert table.block_table.shape == (ROWS, WIDTH)
     table.admit(admission(1, [7, 8, 9], [5, 2]))
-    table.append_blocks([(1, [4]), (1, [3])])
+    table.apply([], [(1, [4]), (1, [3])])
     assert table.tokens[1, :3].tolist() == [7, 8, 9]
     assert table.block_table[1].tolist() == [5, 2, 4, 3, 0, 0]
     assert table.block_ids[1].tolist() == [5, 2, 4, 3, 0, 0]
@@ -56,12 +56,12 @@ def test_a_row_holds_its_tokens_and_blocks_on_the_device_and_on_the_host() -> No
 def test_a_row_that_is_given_out_again_begins_anew() -> None:
     table = row_table()
     table.admit(admission(0, [1, 2, 3, 4, 5], [9, 8]))
-    table.append_blocks([(0, [7])])
+    table.apply([], [(0, [7])])
     before = table.num_admissions
     table.apply([admission(0, [6], [3])], [])
     assert table.num_admissions == before + 1
     assert table.tokens[0, 0] == 6
-    table.append_blocks([(0, [4])])
+    table.apply([], [(0, [4])])
     assert table.block_ids[0, :2].tolist() == [3, 4]
 
 
@@ -121,7 +121,7 @@ def test_device_and_host_always_hold_the_same(steps: list[tuple[int, bool, list[
             held[row] = []
             table.admit(admission(row, [row + 1], blocks))
         elif len(held[row]) + len(blocks) <= WIDTH:
-            table.append_blocks([(row, blocks)])
+            table.apply([], [(row, blocks)])
         else:
             continue
         held[row] = held[row] + blocks

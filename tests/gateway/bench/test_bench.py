@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -20,7 +22,8 @@ from starlette.routing import Route
 
 from gateway import bench
 from gateway.bench.load import Level, Load, percentile, summarize
-from gateway.bench.stream import Sample
+from gateway.bench.stream import Prompt, Sample
+from gateway.bench.target import opened
 from gateway.commands.database import Address
 from gateway.errors import ClientError, ConfigError
 from tests.gateway.web.served import served
@@ -268,6 +271,13 @@ def test_the_floor_is_measured_beside_it(tmp_path: Path) -> None:
         (bench.Target(url="http://x", key="k", through="y", through_key="k"), MANNER, "--through"),
         (bench.Target(url="x", key="k"), MANNER, "--url"),
         (bench.Target(), bench.Manner(max_tokens=7, stalled=0.1), "--duration"),
+        (bench.Target(), bench.Manner(max_tokens=7, leaving=0.1, resumable=True), "--leaving"),
+        (bench.Target(url="http://x", key="k", has_limits=True), MANNER, "--limits"),
+        (
+            bench.Target(url="http://x", key="k", through="http://y", through_key="k"),
+            bench.Manner(max_tokens=7, resumable=True),
+            "--resumable",
+        ),
     ],
 )
 def test_targets_that_cannot_be(target: bench.Target, manner: bench.Manner, word: str) -> None:
@@ -322,3 +332,25 @@ def test_a_replaying_demo_of_its_own(tmp_path: Path) -> None:
     assert end > 10
     assert 2.9 < level["duration_s"] < 10
     assert server["most_streams"] in (0, 4)
+
+
+@pytest.mark.pg
+def test_limits_and_logs_are_measured_where_they_are_wanted(tmp_path: Path) -> None:
+    manner = bench.Manner(max_tokens=3, resumable=True)
+    with opened(bench.Target(replay_tokens_per_s=100, has_limits=True), Console()) as servers:
+        (server,) = servers
+        level = asyncio.run(Load(server.address, "demo", manner).level(2, 4))
+        fields = Prompt(model="demo", content="x", max_tokens=1, resumable=True).fields()
+        request = urllib.request.Request(
+            f"{server.address.url}/v1/chat/completions",
+            data=json.dumps(fields | {"stream": True}).encode(),
+            headers={
+                "authorization": f"Bearer {server.address.key}",
+                "content-type": "application/json",
+            },
+        )
+        with urllib.request.urlopen(request) as response:
+            headers = response.headers
+    assert (level.requests, level.errors) == (4, 0)
+    assert "x-ratelimit-remaining-tokens" in headers
+    assert "x-sluice-stream-id" in headers

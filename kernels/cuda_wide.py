@@ -1,0 +1,38 @@
+"""The CUDA product of many tokens with a weight, on Hopper."""
+
+from __future__ import annotations
+
+import torch
+
+WIDTHS = (192, 224, 256)
+"""Features of a tile. Narrower ones leave less over where few tiles fill the GPU unevenly."""
+
+
+def has_wide(device: torch.device) -> bool:
+    """Whether ``wide_linear`` serves this GPU."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def takes(x: torch.Tensor) -> bool:
+    """Whether the copy engine can read these rows."""
+    whole = x.dim() == 2 and x.stride(1) == 1 and x.stride(0) % 8 == 0
+    return whole and x.data_ptr() % 16 == 0
+
+
+def wide_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+    width: int = 256,
+) -> torch.Tensor:
+    """``x @ weight.T + bias``; gated: the features are [gate | up], the result silu(gate) * up.
+
+    x: [tokens, k] bfloat16 or float16 that ``takes`` accepts; weight: [features, k] of the same
+    dtype, k a multiple of 64, features of 16; width: of ``WIDTHS``. ``cuda.load`` comes before.
+    """
+    outputs = weight.shape[0] // 2 if gated else weight.shape[0]
+    out = torch.empty(x.shape[0], outputs, dtype=x.dtype, device=x.device)
+    torch.ops.sluice_cuda.wide_linear(out, x, weight, bias, gated, width)
+    return out
