@@ -109,15 +109,34 @@ class _Waiting:
             self.future.set_result(None)
 
 
-class _Record:
-    def __init__(self, tenant_id: UUID, kind: StreamKind) -> None:
+class _Share:
+    """What a tenant's streams take together."""
+
+    __slots__ = ("num_bytes", "num_streams", "tenant_id")
+
+    def __init__(self, tenant_id: UUID) -> None:
         self.tenant_id = tenant_id
+        self.num_bytes = 0
+        self.num_streams = 0
+
+
+class _Record:
+    __slots__ = ("ended", "items", "kind", "num_dropped", "share", "size", "waiting")
+
+    def __init__(self, share: _Share, kind: StreamKind) -> None:
+        self.share = share
         self.kind = kind
         self.items: list[bytes] = []
         self.num_dropped = 0
-        self.size = STREAM_OVERHEAD_BYTES
+        self.size = 0
         self.ended = False
         self.waiting: list[_Waiting] = []
+        share.num_streams += 1
+        self.grow(STREAM_OVERHEAD_BYTES)
+
+    def grow(self, num_bytes: int) -> None:
+        self.size += num_bytes
+        self.share.num_bytes += num_bytes
 
     def wake(self) -> None:
         for waiting in self.waiting:
@@ -155,12 +174,13 @@ class MemoryStreamLog:
         self._max_tenant_bytes = max_tenant_bytes
         self._retention_s = retention_s
         self._records: dict[str, _Record] = {}
-        self._sizes: dict[UUID, int] = {}
+        self._shares: dict[UUID, _Share] = {}
         self._ended: dict[str, asyncio.TimerHandle] = {}  # oldest end first
 
     def size_of(self, tenant_id: UUID) -> int:
         """In bytes."""
-        return self._sizes.get(tenant_id, 0)
+        share = self._shares.get(tenant_id)
+        return 0 if share is None else share.num_bytes
 
     async def create(self, stream_id: str, tenant_id: UUID, kind: StreamKind) -> None:
         assert stream_id not in self._records
@@ -171,8 +191,8 @@ class MemoryStreamLog:
                 "without, or try again when one has ended.",
                 code="too_many_streams",
             )
-        self._records[stream_id] = _Record(tenant_id, kind)
-        self._sizes[tenant_id] = self.size_of(tenant_id) + STREAM_OVERHEAD_BYTES
+        share = self._shares.setdefault(tenant_id, _Share(tenant_id))
+        self._records[stream_id] = _Record(share, kind)
 
     def append(self, stream_id: str, items: Sequence[bytes]) -> None:
         record = self._records.get(stream_id)
@@ -181,8 +201,9 @@ class MemoryStreamLog:
         assert not record.ended
         after = record.num_dropped + len(record.items)
         record.items += items
-        self._grow(record, sum(map(len, items)) + ITEM_OVERHEAD_BYTES * len(items))
-        self._make_room(record)
+        record.grow(sum(map(len, items)) + ITEM_OVERHEAD_BYTES * len(items))
+        if record.size > self._max_stream_bytes or record.share.num_bytes > self._max_tenant_bytes:
+            self._make_room(record)
         for waiting in record.waiting:
             waiting.hear(items, after)
 
@@ -201,14 +222,14 @@ class MemoryStreamLog:
 
     async def forget(self, stream_id: str, tenant_id: UUID) -> None:
         record = self._records.get(stream_id)
-        if record is not None and record.tenant_id == tenant_id:
+        if record is not None and record.share.tenant_id == tenant_id:
             self._forget(stream_id)
 
     async def check(
         self, stream_id: str, tenant_id: UUID, *, kind: StreamKind | None = None, after: int = 0
     ) -> None:
         record = self._record(stream_id)
-        if record.tenant_id != tenant_id or kind not in (None, record.kind):
+        if record.share.tenant_id != tenant_id or kind not in (None, record.kind):
             raise stream_not_found()
         if kind is not None:
             record.check(after)
@@ -234,15 +255,11 @@ class MemoryStreamLog:
             raise stream_not_found()
         return record
 
-    def _grow(self, record: _Record, num_bytes: int) -> None:
-        record.size += num_bytes
-        self._sizes[record.tenant_id] += num_bytes
-
     def _make_room(self, record: _Record) -> None:
-        self._forget_ended(record.tenant_id)
+        self._forget_ended(record.share.tenant_id)
         excess = max(
             record.size - self._max_stream_bytes,
-            self.size_of(record.tenant_id) - self._max_tenant_bytes,
+            record.share.num_bytes - self._max_tenant_bytes,
         )
         num_dropped, num_bytes = 0, 0
         while num_bytes < excess and num_dropped < len(record.items):
@@ -250,14 +267,14 @@ class MemoryStreamLog:
             num_dropped += 1
         del record.items[:num_dropped]
         record.num_dropped += num_dropped
-        self._grow(record, -num_bytes)
+        record.grow(-num_bytes)
 
     def _forget_ended(self, tenant_id: UUID, *, room_for: int = 0) -> None:
         limit = self._max_tenant_bytes - room_for
         if self.size_of(tenant_id) <= limit:
             return
         for stream_id in list(self._ended):
-            if self._records[stream_id].tenant_id == tenant_id:
+            if self._records[stream_id].share.tenant_id == tenant_id:
                 self._forget(stream_id)
                 if self.size_of(tenant_id) <= limit:
                     return
@@ -267,9 +284,12 @@ class MemoryStreamLog:
             timer.cancel()
         record = self._records.pop(stream_id)
         record.wake()
-        self._grow(record, -record.size)
-        if not self._sizes[record.tenant_id]:
-            del self._sizes[record.tenant_id]
+        record.grow(-record.size)
+        share = record.share
+        share.num_streams -= 1
+        if not share.num_streams:
+            assert share.num_bytes == 0
+            del self._shares[share.tenant_id]
 
 
 def stream_not_found() -> StreamNotFound:

@@ -199,9 +199,11 @@ class FollowingEventStream(EventResponse):
             self._beating = asyncio.create_task(self._reader.beat(), name="heartbeat")
 
     def _take(self, items: Sequence[bytes]) -> bool:
-        if not self.is_free:
+        outlet = self._outlet
+        if not outlet.is_free:
             return False
-        self._write(b"".join(items))
+        outlet.put_at = self._loop.time()
+        outlet.put(b"".join(items))
         return True
 
     def _end(self) -> None:

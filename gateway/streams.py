@@ -50,6 +50,17 @@ class Work(Protocol):
 class _Running:
     """A stream whose work has not ended."""
 
+    __slots__ = (
+        "grace",
+        "heartbeat",
+        "is_detached",
+        "num_readers",
+        "said_at",
+        "task",
+        "time",
+        "work",
+    )
+
     def __init__(
         self, work: Work, heartbeat: Callable[[], bytes] | None, *, is_detached: bool
     ) -> None:
@@ -70,6 +81,8 @@ class _Running:
 
 class Reader:
     """Yields a stream's items from a position on, in batches. ``close`` it, in a ``finally``."""
+
+    __slots__ = ("_after", "_closed", "_owner", "_take", "stream_id")
 
     def __init__(self, owner: Streams, stream_id: str, after: int) -> None:
         self.stream_id = stream_id
@@ -121,34 +134,43 @@ class LogSink:
     ``reading.Sink``, made by ``Streams.sink``."""
 
     def __init__(
-        self,
-        write: Callable[[Sequence[bytes]], None],
-        encode: Encode,
-        encode_text: EncodeText | None,
+        self, owner: Streams, stream_id: str, encode: Encode, encode_text: EncodeText | None
     ) -> None:
         self.is_free = True
-        self._write = write
+        self._owner = owner
+        self._stream_id = stream_id
         self._encode = encode
         self._encode_text = encode_text
 
     def put(self, delta: Delta) -> None:
-        self._write(self._encode(delta))
+        running = self._owner._running.get(self._stream_id)
+        if running is not None and (items := self._encode(delta)):
+            self._owner._log.append(self._stream_id, items)
+            running.said_at = running.time()
 
     def text_sink(self, index: int) -> TextSink | None:
-        return None if self._encode_text is None else _TextSink(self._write, self._encode_text)
+        running = self._owner._running.get(self._stream_id)
+        if running is None or self._encode_text is None:
+            return None
+        return _TextSink(self._owner._log, self._stream_id, running, self._encode_text)
 
 
 class _TextSink:
     """The same of the content of a stream that has one choice."""
 
-    __slots__ = ("_encode", "_write")
+    __slots__ = ("_append", "_encode", "_running", "_stream_id")
 
-    def __init__(self, write: Callable[[Sequence[bytes]], None], encode: EncodeText) -> None:
-        self._write = write
+    def __init__(
+        self, log: StreamLog, stream_id: str, running: _Running, encode: EncodeText
+    ) -> None:
+        self._append = log.append
+        self._stream_id = stream_id
+        self._running = running
         self._encode = encode
 
     def put(self, piece: bytes, now: float) -> bool:
-        self._write([self._encode(piece)])
+        self._append(self._stream_id, (self._encode(piece),))
+        self._running.said_at = now
         return True
 
 
@@ -189,14 +211,7 @@ class Streams:
     ) -> LogSink:
         """For the body of a stream that is opened under this id. ``encode_text``: of streams with
         one choice, where there is a shorter way for its content."""
-
-        def write(items: Sequence[bytes]) -> None:
-            running = self._running.get(stream_id)
-            if running is not None and items:
-                self._log.append(stream_id, items)
-                running.said_at = running.time()
-
-        return LogSink(write, encode, encode_text)
+        return LogSink(self, stream_id, encode, encode_text)
 
     async def open(
         self,

@@ -24,9 +24,18 @@ class Addition(Protocol):
     def is_active(self) -> bool: ...
 
     def __call__(
-        self, x: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        x: torch.Tensor,
+        product: Callable[[torch.Tensor], torch.Tensor],
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        *,
+        gated: bool = False,
     ) -> torch.Tensor:
-        """``product(x)``, with the addition for the inputs ``x`` made in place."""
+        """``product(x)`` and what is added to it for the inputs ``x``; gated: ``silu_mul`` of that.
+
+        weight, bias: what ``product`` multiplies with, where it is plain.
+        """
 
 
 class QuantizedWeight(Module, ABC):
@@ -122,7 +131,7 @@ class Linear(Module):
         """x: [rows, in_features], rounded only where it ``rounds`` them."""
         if self.addition is None or not isinstance(x, torch.Tensor):
             return self._product(x)
-        return self.addition(x, self._product)
+        return self._with(self.addition, x)
 
     def _product(self, x: Activations) -> torch.Tensor:
         if self.quantized is not None:
@@ -141,8 +150,8 @@ class Linear(Module):
             round_out = reader is not None and reader.rounds(x.shape[0])
             return self.quantized.gated_linear(x, self._bias(), round_out=round_out)
         assert isinstance(x, torch.Tensor), "rounded for a layer that is not quantized"
-        if self._is_added_to:
-            return ops.silu_mul(self(x))
+        if self.addition is not None and self.addition.is_active:
+            return self._with(self.addition, x, gated=True)
         if self.packed is not None:
             return ops.silu_mul(self.packed(x))
         return products.gated_linear(x, self.weight.data, self._bias())
@@ -150,6 +159,11 @@ class Linear(Module):
     @property
     def _is_added_to(self) -> bool:
         return self.addition is not None and self.addition.is_active
+
+    def _with(self, addition: Addition, x: torch.Tensor, *, gated: bool = False) -> torch.Tensor:
+        if self.packed is not None or self.quantized is not None:
+            return addition(x, self._product, gated=gated)
+        return addition(x, self._product, self.weight.data, self._bias(), gated=gated)
 
     def _bias(self) -> torch.Tensor | None:
         return None if self.bias is None else self.bias.data

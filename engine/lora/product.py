@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.lora.adapter import LowRankPair
-from kernels import ops
+from kernels import cuda_low_rank, ops
 from kernels.low_rank import AdapterTiles, LowRankMatrices, padded_rank
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -53,11 +53,28 @@ class LowRankAddition:
     def is_active(self) -> bool:
         return self._step.tiles is not None
 
-    def __call__(self, x: torch.Tensor, product: Product) -> torch.Tensor:
-        """``product`` of x: [num_tokens, in_features], with the addition made in place."""
-        tiles, beside = self._step.tiles, self._step.beside
+    def __call__(
+        self,
+        x: torch.Tensor,
+        product: Product,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        *,
+        gated: bool = False,
+    ) -> torch.Tensor:
+        """See ``linear.Addition``. x: [num_tokens, in_features]."""
+        tiles = self._step.tiles
         if tiles is None:
-            return product(x)
+            out = product(x)
+        elif weight is not None and cuda_low_rank.serves(x, weight):
+            return cuda_low_rank.linear(x, weight, bias, self._matrices, tiles, gated=gated)
+        else:
+            out = self._beside(x, product, tiles)
+        return ops.silu_mul(out) if gated else out
+
+    def _beside(self, x: torch.Tensor, product: Product, tiles: AdapterTiles) -> torch.Tensor:
+        """``product(x)``, to which the adapters' share is added in place."""
+        beside = self._step.beside
         if beside is None:
             out = product(x)
             low = ops.shrink_low_rank(x, self._matrices, tiles)

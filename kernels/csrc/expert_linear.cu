@@ -3,50 +3,16 @@
 
 #include "dependent_launch.cuh"
 #include "expert_linear.cuh"
-#include "mma.cuh"
 #include "skinny_output.cuh"
 #include "vector.cuh"
+#include "weight_rows.cuh"
 
 namespace sluice {
 namespace {
 
-constexpr int kChunk = 64;    // elements of k that a warp takes at a time
 constexpr int kUnroll = 2;    // chunks under way per warp
 constexpr int kPairWarps = 4;  // of a CTA, of which four find room on an SM
 constexpr int kSumWarps = 8;
-
-__device__ __forceinline__ uint4 load_once(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-}
-
-// A chunk of features g and g + 8 of a CTA, in two halves.
-struct Weights {
-  uint4 low[2], high[2];
-
-  __device__ __forceinline__ void load(const void* low_row, const void* high_row) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      low[half] = load_once(static_cast<const uint4*>(low_row) + half * 4);
-      high[half] = load_once(static_cast<const uint4*>(high_row) + half * 4);
-    }
-  }
-
-  // x: the chunk of this lane's token, or null.
-  template <typename T>
-  __device__ __forceinline__ void multiply(float (&sum)[4], const T* x) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint4 v = x ? *reinterpret_cast<const uint4*>(x + half * 32) : make_uint4(0, 0, 0, 0);
-      const uint4 a = low[half], b = high[half];
-      Half<T>::mma(sum, {a.x, b.x, a.y, b.y}, v.x, v.y);
-      Half<T>::mma(sum, {a.z, b.z, a.w, b.w}, v.z, v.w);
-    }
-  }
-};
 
 // blockIdx.x is the pair, so that pairs of one expert find its rows in the L2.
 template <typename T>
@@ -54,7 +20,7 @@ __global__ void __launch_bounds__(kPairWarps * 32, 4) expert_kernel(const Expert
   __shared__ float partial[kPairWarps][kSkinnyFeatures];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
-  const int num_chunks = p.k / kChunk;
+  const int num_chunks = p.k / kWeightChunk;
   const int64_t pair = blockIdx.x;
   wait_for_inputs();
   const int64_t expert = p.experts[pair];
@@ -66,12 +32,12 @@ __global__ void __launch_bounds__(kPairWarps * 32, 4) expert_kernel(const Expert
     return static_cast<const T*>(p.weight) + (expert * p.features + feature) * p.k + t * 8;
   };
   const T *low_row = row_of(g), *high_row = row_of(g + 8);
-  Weights now[kUnroll], next[kUnroll];
-  auto load = [&](Weights(&w)[kUnroll], int first) {
+  WeightRows now[kUnroll], next[kUnroll];
+  auto load = [&](WeightRows(&w)[kUnroll], int first) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int chunk = first + u * kPairWarps;
-      if (chunk < num_chunks) w[u].load(low_row + chunk * kChunk, high_row + chunk * kChunk);
+      if (chunk < num_chunks) w[u].load(low_row + chunk * kWeightChunk, high_row + chunk * kWeightChunk);
     }
   };
   load(now, warp);
@@ -82,7 +48,7 @@ __global__ void __launch_bounds__(kPairWarps * 32, 4) expert_kernel(const Expert
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int chunk = first + u * kPairWarps;
-      if (chunk < num_chunks) now[u].multiply(sum, g == 0 ? x + chunk * kChunk : nullptr);
+      if (chunk < num_chunks) now[u].multiply(sum, g == 0 ? x + chunk * kWeightChunk : nullptr);
       now[u] = next[u];
     }
   }
@@ -113,15 +79,15 @@ __global__ void __launch_bounds__(kSumWarps * 32, 2) expert_sum_kernel(const Exp
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
   const int64_t pairs = static_cast<int64_t>(blockIdx.x) * p.top_k;
-  const int chunks_each = p.k / kChunk, num_chunks = p.top_k * chunks_each;
+  const int chunks_each = p.k / kWeightChunk, num_chunks = p.top_k * chunks_each;
   const int feature = blockIdx.y * kSkinnyFeatures + g;
   // Made before the kernel before this one began to work.
   const int own = lane < p.top_k ? static_cast<int>(p.experts[pairs + lane]) : p.num_experts;
   const float own_scale = own < p.num_experts ? p.scales[pairs + lane] : 0.f;
   const int safe = own < p.num_experts ? own : 0;
 
-  Weights now[kUnroll], next[kUnroll];
-  auto load = [&](Weights(&w)[kUnroll], int first) {
+  WeightRows now[kUnroll], next[kUnroll];
+  auto load = [&](WeightRows(&w)[kUnroll], int first) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int chunk = first + u * kSumWarps;
@@ -129,7 +95,7 @@ __global__ void __launch_bounds__(kSumWarps * 32, 2) expert_sum_kernel(const Exp
       const int place = chunk / chunks_each;
       const int64_t row = static_cast<int64_t>(__shfl_sync(~0u, safe, place)) * p.features + feature;
       const T* at = static_cast<const T*>(p.weight) + row * p.k + t * 8 +
-                    (chunk - place * chunks_each) * kChunk;
+                    (chunk - place * chunks_each) * kWeightChunk;
       w[u].load(at, at + static_cast<int64_t>(8) * p.k);
     }
   };
@@ -144,7 +110,7 @@ __global__ void __launch_bounds__(kSumWarps * 32, 2) expert_sum_kernel(const Exp
       const int chunk = first + u * kSumWarps;
       if (chunk >= num_chunks) break;
       float made[4] = {};
-      now[u].multiply(made, g == 0 ? x + chunk * kChunk : nullptr);
+      now[u].multiply(made, g == 0 ? x + chunk * kWeightChunk : nullptr);
       const float scale = __shfl_sync(~0u, own_scale, chunk / chunks_each);
       sum[0] += scale * made[0];  // the token is column 0: of lanes with t == 0
       sum[1] += scale * made[2];

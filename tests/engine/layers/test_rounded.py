@@ -56,10 +56,16 @@ class Adapters:
     is_active: bool
 
     def __call__(
-        self, x: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        x: torch.Tensor,
+        product: Callable[[torch.Tensor], torch.Tensor],
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        *,
+        gated: bool = False,
     ) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
-        return product(x)
+        return ops.silu_mul(product(x)) if gated else product(x)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,41 @@
+// Interface of low_rank_linear.cu: raw pointers only.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <cstdint>
+
+namespace sluice {
+
+constexpr int kLowRankTokens = 16;  // of a step, and of a tile
+
+// What the layers of a step share, and one layer's matrices (kernels/low_rank.py).
+struct LowRank {
+  const void* down;   // [num_slots, columns, k], where columns = parts * max_rank
+  const void* up;     // [num_slots, features, max_rank]
+  const int* ranks;   // [num_slots, parts], rows rank_stride apart; 0: none
+  const int* ends;    // [parts + 1], of the parts' features
+  const int* slots;   // [num_tiles]: whose the tokens of a tile are; -1: no tile
+  const int* tokens;  // [num_tiles, kLowRankTokens], -1 behind the last
+  int num_tiles, parts, rank_stride;
+  int max_rank;  // a multiple of 16
+};
+
+struct LowRankLinear {
+  void* out;           // [tokens, outputs], contiguous
+  void* low;           // [tokens, columns], scratch
+  int* counters;       // [2], 0 between launches, which follow one another
+  const void* x;       // [tokens, k], rows x_stride elements apart
+  const void* weight;  // [features, k], contiguous
+  const void* bias;    // [features] or null
+  LowRank adapters;
+  int64_t x_stride;
+  int tokens;    // at most kLowRankTokens
+  int features;  // a multiple of 16
+  int k;         // a multiple of 64
+  bool gated;    // features = [gate | up], out = silu(gate) * up, outputs = features / 2
+};
+
+// out = x weight^T + bias + (x down^T) up^T, each token with the matrices of its tile's slot.
+cudaError_t low_rank_linear(const LowRankLinear& linear, bool bf16, cudaStream_t stream);
+
+}  // namespace sluice

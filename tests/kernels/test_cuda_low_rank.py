@@ -1,0 +1,118 @@
+"""Adapters of few tokens, in one launch, against the products one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kernels import cuda, cuda_low_rank, reference
+from kernels.low_rank import AdapterTiles
+from tests.kernels.test_low_rank import PARTS, RANKS, draw, naive
+
+CUDA = torch.device("cuda")
+FEATURES = sum(PARTS)
+
+
+def tiles_of(slots: np.ndarray) -> AdapterTiles:
+    return AdapterTiles.of(slots, CUDA)
+
+
+def some_slots(num_tokens: int) -> list[np.ndarray]:
+    mixed = np.random.default_rng(num_tokens).integers(-1, len(RANKS), num_tokens)
+    return [mixed, np.full(num_tokens, 1), np.full(num_tokens, -1)]
+
+
+def inputs(num_tokens: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(num_tokens)
+    x = torch.randn(num_tokens, k, generator=generator)
+    weight = torch.randn(FEATURES, k, generator=generator) * k**-0.5
+    bias = torch.randn(FEATURES, generator=generator)
+    return x.to(CUDA, dtype), weight.to(CUDA, dtype), bias.to(CUDA, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_tokens", [1, 3, 8, 9, 16])
+@pytest.mark.parametrize("k", [64, 704, 4096])
+def test_it_equals_the_products(k: int, num_tokens: int, dtype: torch.dtype) -> None:
+    cuda.load()
+    matrices = draw(k, dtype, "cuda")
+    x, weight, bias = inputs(num_tokens, k, dtype)
+    assert cuda_low_rank.serves(x, weight)
+    for slots in some_slots(num_tokens):
+        for b in (None, bias):
+            want = naive(torch.nn.functional.linear(x, weight, b), x, matrices, slots)
+            got = cuda_low_rank.linear(x, weight, b, matrices, tiles_of(slots))
+            torch.testing.assert_close(got.double().cpu(), want, rtol=2e-2, atol=5e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_tokens", [1, 5, 16])
+def test_gated_it_equals_the_gate_of_the_products(num_tokens: int, dtype: torch.dtype) -> None:
+    """A part may end within the gates."""
+    cuda.load()
+    matrices = draw(256, dtype, "cuda")
+    x, weight, _ = inputs(num_tokens, 256, dtype)
+    for slots in some_slots(num_tokens):
+        both = naive(torch.nn.functional.linear(x, weight), x, matrices, slots)
+        got = cuda_low_rank.linear(x, weight, None, matrices, tiles_of(slots), gated=True)
+        want = reference.silu_mul(both.to(dtype).double())
+        torch.testing.assert_close(got.double().cpu(), want, rtol=3e-2, atol=5e-2)
+
+
+@pytest.mark.gpu
+def test_a_graph_reads_the_tables_that_are_there_when_it_runs() -> None:
+    cuda.load()
+    matrices = draw(256, torch.bfloat16, "cuda")
+    x, weight, _ = inputs(4, 256, torch.bfloat16)
+    tables = [tiles_of(np.array(slots)) for slots in ([0, 1, 2, 1], [-1, 0, -1, -1])]
+    static = AdapterTiles(
+        4,
+        torch.full((4,), -1, dtype=torch.int32, device=CUDA),
+        torch.full((4, 16), -1, dtype=torch.int32, device=CUDA),
+    )
+
+    def compute() -> torch.Tensor:
+        return cuda_low_rank.linear(x, weight, None, matrices, static)
+
+    compute()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = compute()
+    for table in tables:
+        static.slots.fill_(-1)
+        static.tokens.fill_(-1)
+        static.slots[: len(table.slots)] = table.slots
+        static.tokens[: len(table.slots)] = table.tokens
+        graph.replay()
+        torch.testing.assert_close(out, cuda_low_rank.linear(x, weight, None, matrices, table))
+
+
+@pytest.mark.gpu
+def test_launch_after_launch_finds_the_counters_at_0() -> None:
+    """Steps with adapters and without, of layers of any size, one right after the other."""
+    cuda.load()
+    matrices = draw(256, torch.bfloat16, "cuda")
+    x, weight, _ = inputs(16, 256, torch.bfloat16)
+    plain = torch.nn.functional.linear(x, weight)
+    cases = [
+        (slots, cuda_low_rank.linear(x, weight, None, matrices, tiles_of(slots)))
+        for slots in some_slots(16) * 200
+    ]
+    assert not cuda_low_rank._counters(x.device).any()
+    for slots, got in cases:
+        want = naive(plain, x, matrices, slots)
+        torch.testing.assert_close(got.double().cpu(), want, rtol=2e-2, atol=5e-2)
+
+
+def test_many_tokens_floats_and_other_devices_are_not_served() -> None:
+    weight = torch.zeros(16, 64, dtype=torch.bfloat16)
+    assert not cuda_low_rank.serves(weight[:1], weight)
+    if torch.cuda.is_available():
+        x, weight = weight.new_zeros(17, 64, device=CUDA), weight.to(CUDA)
+        assert not cuda_low_rank.serves(x, weight)
+        assert cuda_low_rank.serves(x[:16], weight)
+        assert not cuda_low_rank.serves(x[:16].float(), weight)
+        assert not cuda_low_rank.serves(x[:16], weight[:8])
