@@ -61,6 +61,11 @@ class Around(NamedTuple):
     head: bytes
     tail: bytes
 
+    def event(self, piece: bytes) -> bytes:
+        """With ``piece`` between them."""
+        head, tail = self
+        return head + piece + tail
+
 
 class StreamEnds:
     """How the stream of a completion ends, whichever API it is of."""

@@ -190,7 +190,6 @@ class FollowingEventStream(EventResponse):
             headers={STREAM_ID_HEADER: reader.stream_id},
         )
         self._reader = reader
-        reader.divert(self._take)
         self._beating: asyncio.Task[None] | None = None
 
     def _beat(self) -> None:
@@ -198,18 +197,32 @@ class FollowingEventStream(EventResponse):
         if self._beating is None or self._beating.done():
             self._beating = asyncio.create_task(self._reader.beat(), name="heartbeat")
 
-    def _take(self, items: Sequence[bytes]) -> bool:
-        outlet = self._outlet
-        if not outlet.is_free:
-            return False
-        outlet.put_at = self._loop.time()
-        outlet.put(b"".join(items))
-        return True
+    async def _stream_response(self, send: Send) -> None:
+        self._reader.divert(_Follower(self._outlet).take)
+        await super()._stream_response(send)
 
     def _end(self) -> None:
         if self._beating is not None:
             self._beating.cancel()
         self._reader.close()
+
+
+class _Follower:
+    """Sends what is logged in the callback that logs it, past the response it belongs to."""
+
+    __slots__ = ("_outlet", "_time")
+
+    def __init__(self, outlet: Outlet[bytes]) -> None:
+        self._outlet = outlet
+        self._time = asyncio.get_running_loop().time
+
+    def take(self, items: Sequence[bytes]) -> bool:
+        outlet = self._outlet
+        if not outlet.is_free:
+            return False
+        outlet.put_at = self._time()
+        outlet.put(items[0] if len(items) == 1 else b"".join(items))
+        return True
 
 
 async def open_event_stream(
@@ -235,10 +248,7 @@ async def open_event_stream(
 def _text_event(generation: Generation, chunks: Chunks) -> Callable[[bytes], bytes] | None:
     """The event of content alone; None where it is not always alike."""
     around = chunks.around_text(0)
-    if around is None or generation.num_choices > 1:
-        return None
-    head, tail = around
-    return lambda piece: head + piece + tail
+    return None if around is None or generation.num_choices > 1 else around.event
 
 
 def _message(chunk: bytes) -> Message:

@@ -108,8 +108,23 @@ class TritonStepAttention:
         kv_scales: KVScales | None = None,
     ) -> None:
         """Write the tokens of the sequences being served, and no others."""
-        from kernels.triton import paged_prefill
+        from kernels.triton import latent_attention, paged_prefill
 
+        k_scale = None if kv_scales is None else kv_scales.k
+        plain = window is None and softcap is None
+        if plain and v_cache is k_cache and self.how.rows == latent_attention.ROWS:
+            latent_attention.latent_attention(
+                out,
+                q,
+                k_cache,
+                self.batch.block_table,
+                self.batch.seq_lens,
+                self.batch.cu_queries,
+                self.tiles,
+                scale=scale,
+                k_scale=k_scale,
+            )
+            return
         paged_prefill.paged_prefill(
             out,
             q,
@@ -123,6 +138,6 @@ class TritonStepAttention:
             scale=scale,
             window=window or 0,
             soft_cap=softcap or 0.0,
-            k_scale=None if kv_scales is None else kv_scales.k,
+            k_scale=k_scale,
             v_scale=None if kv_scales is None else kv_scales.v,
         )

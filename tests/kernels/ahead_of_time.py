@@ -12,6 +12,7 @@ TYPES = {
     torch.float16: "*fp16",
     torch.float32: "*fp32",
     torch.int32: "*i32",
+    torch.uint8: "*u8",
 }
 
 
@@ -52,15 +53,19 @@ class Recorded:
             made.append(triton.compile(source, target=target, options=options))
         return made
 
-    def _is_divisible(self, name: str, value: torch.Tensor | int) -> bool:
-        """Tensors are; of numbers Triton looks."""
+    def _is_divisible(self, name: str, value: torch.Tensor | float | None) -> bool:
+        """Tensors are; of integers Triton looks."""
         if isinstance(value, torch.Tensor):
             return True
-        return value % 16 == 0 and name not in self.kernel.do_not_specialize
+        return (
+            isinstance(value, int) and value % 16 == 0 and name not in self.kernel.do_not_specialize
+        )
 
 
-def _type(name: str, given: dict[str, torch.Tensor | int]) -> str:
+def _type(name: str, given: dict[str, torch.Tensor | float | None]) -> str:
     value = given.get(name)
     if value is None:
         return "constexpr"
-    return TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"
+    if isinstance(value, torch.Tensor):
+        return TYPES[value.dtype]
+    return "i32" if isinstance(value, int) else "fp32"
