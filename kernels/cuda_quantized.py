@@ -1,4 +1,4 @@
-"""The CUDA products with quantized weights.
+"""The CUDA products with quantized weights, and what leaves rows in FP8 for them.
 
 out is [tokens, features], or gated, where the features are [gate | up], ``silu(gate) * up`` of half
 the width; features are a multiple of 16. ``cuda.available`` comes before.
@@ -9,6 +9,9 @@ from __future__ import annotations
 import torch
 
 from kernels.cuda import product_output
+
+MAX_ROW_BYTES = 65536
+"""Of what is rounded."""
 
 
 def has_tiled(device: torch.device) -> bool:
@@ -81,14 +84,48 @@ def tiled_fp8_linear(
     *,
     dtype: torch.dtype,
     gated: bool = False,
+    block_rows: int = 0,
     split: int = 0,
 ) -> torch.Tensor:
     """``(x * x_scale) @ (weight * scale).T + bias`` in ``dtype``, as ``tiled_int4_linear``.
 
     x: [tokens, k] and weight: [features, k], float8_e4m3fn, k a multiple of 128; x_scale: [tokens,
-    1], scale: [features, 1], float32.
+    1], scale: [features, 1], float32. With blocks of ``block_rows`` features and 128 inputs, scale
+    is [features / block_rows, k / 128], rounded up, and x_scale [k / 128, tokens] in rows of a
+    multiple of 64 elements.
     """
     features = weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty(x.shape[0], features, dtype=dtype, device=x.device)
-    torch.ops.sluice_cuda.tiled_fp8_linear(out, x, x_scale, weight, scale, bias, gated, split)
+    torch.ops.sluice_cuda.tiled_fp8_linear(
+        out, x, x_scale, weight, scale, bias, gated, block_rows, split
+    )
     return out
+
+
+def round_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``reference.quantize_rows`` of rows of a multiple of 16 bytes, at most ``MAX_ROW_BYTES``."""
+    x = x if x.stride(1) == 1 else x.contiguous()
+    out, scales = _rounded(x.shape[0], x.shape[1], x.device)
+    torch.ops.sluice_cuda.round_rows(out, scales, x)
+    return out, scales
+
+
+def rms_norm_rounded(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``round_rows(cuda.rms_norm(...))``, which is never written."""
+    out, scales = _rounded(x.shape[0], x.shape[1], x.device)
+    torch.ops.sluice_cuda.rms_norm_rounded(out, scales, x, residual, weight, eps)
+    return out, scales
+
+
+def silu_mul_rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``round_rows(cuda.silu_mul(x))``, which is never written."""
+    out, scales = _rounded(x.shape[0], x.shape[1] // 2, x.device)
+    torch.ops.sluice_cuda.silu_mul_rounded(out, scales, x)
+    return out, scales
+
+
+def _rounded(rows: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    out = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=device)
+    return out, torch.empty(rows, 1, dtype=torch.float32, device=device)

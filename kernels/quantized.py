@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, cuda_quantized, ops, reference
+from kernels import cuda, cuda_quantized, ops, reference, rounded
+from kernels.rounded import Activations, RoundedRows
 
 INT4_INPUTS = 32
 """Whose four bits share four words."""
@@ -23,6 +24,8 @@ _FEW_ROWS = 64
 """Up to so many, Triton's product with FP8 weights is faster than the library's."""
 _TILED_FP8_ROWS = 128
 """Up to so many, our product with FP8 weights is faster than either."""
+_TILED_BLOCKS_ROWS = 128
+"""Likewise with a scale for each block."""
 _SKINNY_INT4_ROWS = 8
 """For more, tiles are faster."""
 _TILED_INT4_ROWS = 2048
@@ -39,8 +42,18 @@ def serves_fp8_blocks(weight: torch.Tensor, block: tuple[int, int]) -> bool:
     return serves(weight) and block[1] == _COLUMNS and weight.shape[1] % _COLUMNS == 0
 
 
+def rounds(rows: int, weight: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether ``fp8_linear`` rounds so many rows of x, of this dtype, where it may."""
+    features, k = weight.shape
+    if rows <= cuda.MAX_SKINNY_TOKENS:
+        return False
+    if _is_tiled(rows, weight, dtype, _TILED_FP8_ROWS):
+        return True
+    return rows > _FEW_ROWS and features % 16 == 0 == k % 16 and _multiplies_fp8(weight.device)
+
+
 def fp8_linear(
-    x: torch.Tensor,
+    x: Activations,
     weight: torch.Tensor,
     scale: torch.Tensor,
     bias: torch.Tensor | None,
@@ -50,38 +63,48 @@ def fp8_linear(
 ) -> torch.Tensor:
     """``x @ reference.dequantize_fp8(weight, scale, block).T + bias``; x: [rows, k].
 
-    With blocks of a layout that is served. round_x: more rows than a few may be rounded to FP8.
+    With blocks of a layout that is served. round_x: more rows than a few may be rounded to FP8. x
+    may come so where ``rounds`` says so.
     """
-    (rows, k), features = x.shape, weight.shape[0]
-    if _is_served(x, features, k, 64):
-        return cuda_quantized.skinny_fp8_linear(x, weight, scale, bias, block=block)
-    if block is None and round_x and _is_tiled(x, features, k, _TILED_FP8_ROWS):
+    if isinstance(x, torch.Tensor):
+        (rows, k), features = x.shape, weight.shape[0]
+        if _is_served(rows, features, k, x.dtype, 64):
+            return cuda_quantized.skinny_fp8_linear(x, weight, scale, bias, block=block)
+        if block is not None and round_x and _is_tiled(rows, weight, x.dtype, _TILED_BLOCKS_ROWS):
+            return _tiled_blocks(x, weight, scale, bias, block[0])
+        if not round_x or block is not None or not rounds(rows, weight, x.dtype):
+            return _widening_product(x, weight, scale, bias, block, round_x=round_x)
+        x = rounded.quantize(x)
+    if _is_tiled(x.shape[0], weight, x.dtype, _TILED_FP8_ROWS):
         return _tiled_fp8(x, weight, scale, bias)
-    scaled = round_x and block is None and features % 16 == 0 == k % 16
-    if scaled and rows > _FEW_ROWS and _multiplies_fp8(x.device):
-        return _scaled_product(x, weight, scale, bias)
-    if k % _COLUMNS == 0:
-        out = ops.linear_fp8(x, weight, scale, block, round_x=round_x)
-        return out if bias is None else out.add_(bias)
-    return F.linear(x, reference.dequantize_fp8(weight, scale).to(x.dtype), bias)
+    return _scaled_product(x, weight, scale, bias)
 
 
 def fp8_gated_linear(
-    x: torch.Tensor,
+    x: Activations,
     weight: torch.Tensor,
     scale: torch.Tensor,
     bias: torch.Tensor | None,
     *,
     block: tuple[int, int] | None = None,
     round_x: bool = True,
-) -> torch.Tensor:
-    """``silu_mul`` of ``fp8_linear``: the features are [gate | up]."""
-    (_, k), features = x.shape, weight.shape[0]
-    if _is_served(x, features, k, 64):
+    round_out: bool = False,
+) -> Activations:
+    """``silu_mul`` of ``fp8_linear``: the features are [gate | up].
+
+    round_out: the result may be rounded, where that is no work of its own.
+    """
+    rows, k = x.shape
+    if isinstance(x, torch.Tensor) and _is_served(rows, weight.shape[0], k, x.dtype, 64):
         return cuda_quantized.skinny_fp8_linear(x, weight, scale, bias, gated=True, block=block)
-    if block is None and round_x and _is_tiled(x, features, k, _TILED_FP8_ROWS):
+    if block is None and round_x and _is_tiled(rows, weight, x.dtype, _TILED_FP8_ROWS):
+        x = rounded.quantize(x) if isinstance(x, torch.Tensor) else x
         return _tiled_fp8(x, weight, scale, bias, gated=True)
-    return ops.silu_mul(fp8_linear(x, weight, scale, bias, block=block, round_x=round_x))
+    if block is not None and round_x and _is_tiled(rows, weight, x.dtype, _TILED_BLOCKS_ROWS):
+        assert isinstance(x, torch.Tensor), "rounded by rows for a product with blocks"
+        return _tiled_blocks(x, weight, scale, bias, block[0], gated=True)
+    out = fp8_linear(x, weight, scale, bias, block=block, round_x=round_x)
+    return rounded.silu_mul(out) if round_out else ops.silu_mul(out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,44 +160,45 @@ def _int4(
 ) -> torch.Tensor:
     x = x if matrix.order is None else x.index_select(1, matrix.order)
     features, num_groups, _ = matrix.groups.shape
-    k = x.shape[1]
+    (rows, k), weight = x.shape, (matrix.packed, matrix.groups)
     group_size = k // num_groups
-    weight = matrix.packed, matrix.groups
-    whole = group_size % 32 == 0
-    if whole and _is_served(x, features, k, 128, _SKINNY_INT4_ROWS):
-        return cuda_quantized.skinny_int4_linear(x, *weight, bias, gated=gated)
-    regular = group_size in (32, 64) or group_size % 128 == 0
-    if regular and _is_tiled(x, features, k, _TILED_INT4_ROWS):
+    serves = functools.partial(_is_served, rows, features, k, x.dtype, 128)
+    tiled = _has_tiled(x.device) and (group_size in (32, 64) or group_size % 128 == 0)
+    # Without tiles, reading four bits twice takes less time than widening them all once.
+    few = _SKINNY_INT4_ROWS if tiled else 2 * cuda.MAX_SKINNY_TOKENS
+    if group_size % 32 == 0 and serves(few):
+        parts = [
+            cuda_quantized.skinny_int4_linear(part, *weight, bias, gated=gated)
+            for part in torch.split(x, cuda.MAX_SKINNY_TOKENS)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if tiled and serves(_TILED_INT4_ROWS):
         return cuda_quantized.tiled_int4_linear(x, *weight, bias, gated=gated)
-    if whole and _is_served(x, features, k, 128):
-        return cuda_quantized.skinny_int4_linear(x, *weight, bias, gated=gated)
-    # Reading four bits twice takes less time than widening them all once.
-    if whole and _is_served(x, features, k, 128, 2 * cuda.MAX_SKINNY_TOKENS):
-        halves = torch.split(x, cuda.MAX_SKINNY_TOKENS)
-        parts = [cuda_quantized.skinny_int4_linear(h, *weight, bias, gated=gated) for h in halves]
-        return torch.cat(parts)
     out = ops.linear_int4(x, *weight)
     out = out if bias is None else out.add_(bias)
     return ops.silu_mul(out) if gated else out
 
 
 def _is_served(
-    x: torch.Tensor,
+    rows: int,
     features: int,
     k: int,
+    dtype: torch.dtype,
     k_multiple: int,
     max_rows: int = cuda.MAX_SKINNY_TOKENS,
 ) -> bool:
     return (
-        0 < x.shape[0] <= max_rows
-        and x.dtype in cuda.DECODE_DTYPES
+        0 < rows <= max_rows
+        and dtype in cuda.DECODE_DTYPES
         and features % 16 == 0 == k % k_multiple
         and cuda.available()
     )
 
 
-def _is_tiled(x: torch.Tensor, features: int, k: int, max_rows: int) -> bool:
-    return _is_served(x, features, k, 128, max_rows) and _has_tiled(x.device)
+def _is_tiled(rows: int, weight: torch.Tensor, dtype: torch.dtype, max_rows: int) -> bool:
+    """weight: [features, k] in FP8."""
+    features, k = weight.shape
+    return _has_tiled(weight.device) and _is_served(rows, features, k, dtype, 128, max_rows)
 
 
 @functools.cache
@@ -182,43 +206,75 @@ def _has_tiled(device: torch.device) -> bool:
     return cuda_quantized.has_tiled(device)
 
 
-def _tiled_fp8(
+@functools.cache
+def _multiplies_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _widening_product(
     x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    block: tuple[int, int] | None,
+    *,
+    round_x: bool,
+) -> torch.Tensor:
+    """Triton's, which widens the weights where x must not be rounded; or all of them first."""
+    if weight.shape[1] % _COLUMNS == 0:
+        out = ops.linear_fp8(x, weight, scale, block, round_x=round_x)
+        return out if bias is None else out.add_(bias)
+    return F.linear(x, reference.dequantize_fp8(weight, scale).to(x.dtype), bias)
+
+
+def _tiled_fp8(
+    x: RoundedRows,
     weight: torch.Tensor,
     scale: torch.Tensor,
     bias: torch.Tensor | None,
     *,
     gated: bool = False,
 ) -> torch.Tensor:
-    rounded, x_scale = ops.quantize_rows(x)
     return cuda_quantized.tiled_fp8_linear(
-        rounded, x_scale, weight, scale, bias, dtype=x.dtype, gated=gated
+        x.values, x.scale, weight, scale, bias, dtype=x.dtype, gated=gated
     )
 
 
-@functools.cache
-def _multiplies_fp8(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+def _tiled_blocks(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    block_rows: int,
+    *,
+    gated: bool = False,
+) -> torch.Tensor:
+    from kernels.triton.fp8_linear import quantize_pieces  # Triton is there where GPUs are.
+
+    values, x_scale = quantize_pieces(x)
+    return cuda_quantized.tiled_fp8_linear(
+        values, x_scale, weight, scale, bias, dtype=x.dtype, gated=gated, block_rows=block_rows
+    )
 
 
 def _scaled_product(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+    x: RoundedRows, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    rounded, x_scale = ops.quantize_rows(x)
+    """The library's."""
     if x.dtype == torch.bfloat16:
         out: torch.Tensor = torch._scaled_mm(
-            rounded,
+            x.values,
             weight.T,
-            scale_a=x_scale,
+            scale_a=x.scale,
             scale_b=scale.T,
             out_dtype=torch.bfloat16,
             use_fast_accum=True,
         )
         return out if bias is None else out.add_(bias)
     # Scales by row exist for bfloat16 only.
-    one = torch.ones((), device=x.device)
+    one = torch.ones((), device=weight.device)
     wide = torch._scaled_mm(
-        rounded, weight.T, scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=True
+        x.values, weight.T, scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=True
     )
-    wide.mul_(x_scale).mul_(scale.T)
+    wide.mul_(x.scale).mul_(scale.T)
     return (wide if bias is None else wide.add_(bias)).to(x.dtype)

@@ -13,6 +13,7 @@ from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from kernels import ops
+from kernels.rounded import Activations
 
 KVCache = list[tuple[torch.Tensor, torch.Tensor]]
 """(k_cache, v_cache) of each layer: [num_blocks, block_size, num_kv_heads, head_dim]. One tensor
@@ -124,7 +125,12 @@ class SelfAttention(Module):
         """Causal attention over everything, queries and keys rotated and nothing else."""
         return self.window is None and self.softcap is None and self.q_norm is None
 
-    def __call__(self, x: torch.Tensor, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
+    @property
+    def reader(self) -> Linear:
+        """Alone reads the input."""
+        return self.qkv_proj
+
+    def __call__(self, x: Activations, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
         """x: [num_tokens, hidden]; cos_sin: see ``ops.rope_and_cache``. Of the wanted tokens."""
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)

@@ -10,8 +10,9 @@ import torch
 
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
-from kernels import cpu, onednn, ops, products
+from kernels import cpu, onednn, ops, products, rounded
 from kernels.experts import ExpertMatrices
+from kernels.rounded import Activations
 
 PackedLinear = cpu.PackedLinear | onednn.PackedLinear
 
@@ -49,17 +50,24 @@ class QuantizedWeight(Module, ABC):
     def dequantize(self) -> torch.Tensor:
         """[out_features, in_features] of the layer's dtype."""
 
+    def rounds(self, num_rows: int) -> bool:
+        """Whether ``linear`` rounds so many rows to FP8, and takes them so. Once prepared."""
+        return False
+
     @abstractmethod
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, x: Activations, bias: torch.Tensor | None) -> torch.Tensor:
         """``x @ dequantize().T + bias``; x: [rows, in_features]. Once prepared."""
 
     @abstractmethod
     def stack(self, weights: Sequence[QuantizedWeight]) -> ExpertMatrices:
         """Weights like this one, of experts, as one. Once all are prepared."""
 
-    def gated_linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """``silu_mul`` of ``linear``."""
-        return ops.silu_mul(self.linear(x, bias))
+    def gated_linear(
+        self, x: Activations, bias: torch.Tensor | None, *, round_out: bool = False
+    ) -> Activations:
+        """``silu_mul`` of ``linear``. round_out: the result may be rounded to FP8."""
+        out = self.linear(x, bias)
+        return rounded.silu_mul(out) if round_out else ops.silu_mul(out)
 
 
 class Linear(Module):
@@ -109,25 +117,48 @@ class Linear(Module):
         if self.packed is not None:
             self.weight.data = self.weight.data.new_empty(0)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product(x) if self.addition is None else self._with(self.addition, x)
+    def rounds(self, num_rows: int) -> bool:
+        """Whether so many rows of x are rounded to FP8 before the product, in this step: what makes
+        them may do that."""
+        return (
+            self.quantized is not None
+            and not self._is_added_to
+            and rounded.fits(self.in_features, self.dtype)
+            and self.quantized.rounds(num_rows)
+        )
 
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
-        if self.packed is not None:
-            return self.packed(x)
+    def __call__(self, x: Activations) -> torch.Tensor:
+        """x: [rows, in_features], rounded only where it ``rounds`` them."""
+        if self.addition is None or not isinstance(x, torch.Tensor):
+            return self._product(x)
+        return self._with(self.addition, x)
+
+    def _product(self, x: Activations) -> torch.Tensor:
         if self.quantized is not None:
             return self.quantized.linear(x, self._bias())
+        assert isinstance(x, torch.Tensor), "rounded for a layer that is not quantized"
+        if self.packed is not None:
+            return self.packed(x)
         return products.linear(x, self.weight.data, self._bias())
 
-    def gated(self, x: torch.Tensor) -> torch.Tensor:
-        """``silu(gate) * up`` of an output that is [gate | up]."""
+    def gated(self, x: Activations, reader: Linear | None = None) -> Activations:
+        """``silu(gate) * up`` of an output that is [gate | up].
+
+        reader: alone reads the result, which may come rounded for it.
+        """
+        if self.quantized is not None and not self._is_added_to:
+            round_out = reader is not None and reader.rounds(x.shape[0])
+            return self.quantized.gated_linear(x, self._bias(), round_out=round_out)
+        assert isinstance(x, torch.Tensor), "rounded for a layer that is not quantized"
         if self.addition is not None and self.addition.is_active:
             return self._with(self.addition, x, gated=True)
         if self.packed is not None:
             return ops.silu_mul(self.packed(x))
-        if self.quantized is not None:
-            return self.quantized.gated_linear(x, self._bias())
         return products.gated_linear(x, self.weight.data, self._bias())
+
+    @property
+    def _is_added_to(self) -> bool:
+        return self.addition is not None and self.addition.is_active
 
     def _with(self, addition: Addition, x: torch.Tensor, *, gated: bool = False) -> torch.Tensor:
         if self.packed is not None or self.quantized is not None:

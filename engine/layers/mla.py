@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -22,6 +23,7 @@ from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from engine.layers.parameter import Weight
 from kernels import ops
+from kernels.rounded import Activations
 
 _LATENT_EPS = 1e-6
 
@@ -67,6 +69,9 @@ class UpProjection(Module):
 
 
 class LatentAttention(Module):
+    reader: ClassVar[None] = None
+    """Several read the input."""
+
     def __init__(
         self,
         layer: int,
@@ -112,9 +117,10 @@ class LatentAttention(Module):
             device=device,
         )
 
-    def __call__(self, x: torch.Tensor, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
+    def __call__(self, x: Activations, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
         """x: [num_tokens, hidden]; cos_sin: [max_positions, qk_rope_head_dim]. Of the wanted
         tokens."""
+        assert isinstance(x, torch.Tensor), "rounded for nobody"
         config, num_tokens = self._config, len(x)
         rotary_dim, rank = config.qk_rope_head_dim, config.kv_lora_rank
         # [num_heads, nope + v, rank]

@@ -7,6 +7,7 @@ import torch
 from engine.layers.linear import Linear
 from engine.layers.module import Module
 from kernels import ops
+from kernels.rounded import Activations
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 """By transformers' names."""
@@ -39,7 +40,12 @@ class GatedMLP(Module):
             intermediate_size, {"": hidden_size}, bias=bias, dtype=dtype, device=device
         )
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def reader(self) -> Linear:
+        """Alone reads the input."""
+        return self.gate_up_proj
+
+    def __call__(self, x: Activations) -> torch.Tensor:
         if self.activation == "silu":
-            return self.down_proj(self.gate_up_proj.gated(x))
+            return self.down_proj(self.gate_up_proj.gated(x, reader=self.down_proj))
         return self.down_proj(ops.gelu_tanh_mul(self.gate_up_proj(x)))

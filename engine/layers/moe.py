@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch.nn import functional as F
@@ -15,6 +15,7 @@ from engine.layers.module import Module
 from engine.layers.parameter import Weight
 from kernels import ops
 from kernels.experts import ExpertMatrices
+from kernels.rounded import Activations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +161,9 @@ class Experts(Module):
 
 
 class SparseMoE(Module):
+    reader: ClassVar[None] = None
+    """Many read the input."""
+
     def __init__(
         self,
         router: RouterConfig,
@@ -187,6 +191,7 @@ class SparseMoE(Module):
                 hidden_size, shared_size, bias=False, dtype=dtype, device=device
             )
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Activations) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor), "rounded for nobody"
         out = self.experts(x, *self.gate(x))
         return out if self.shared_experts is None else out.add_(self.shared_experts(x))

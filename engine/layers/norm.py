@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
-from kernels import ops
+from kernels import ops, rounded
+from kernels.rounded import Activations
 
 
 class RMSNorm(Module):
@@ -23,6 +25,16 @@ class RMSNorm(Module):
         x."""
         weight = None if inner is None else inner.weight.data
         return ops.rms_norm(x, self.weight.data, self.eps, residual, weight)
+
+    def into(
+        self, reader: Linear | None, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> Activations:
+        """The norm of x or residual + x, which ``reader``, if any, alone reads: rounded where that
+        would round it."""
+        weight = self.weight.data
+        if reader is None or weight.dtype != x.dtype or not reader.rounds(x.shape[0]):
+            return self(x, residual)
+        return rounded.rms_norm(x, weight, self.eps, residual)
 
 
 class OffsetRMSNorm(RMSNorm):

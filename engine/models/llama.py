@@ -23,6 +23,7 @@ from engine.layers.norm import RMSNorm
 from engine.layers.rope import cos_sin_table
 from engine.models.base import Model, ModelConfig
 from engine.models.config import ConfigFile as ConfigFile
+from kernels.rounded import Activations
 
 
 class LlamaDecoderLayer(Module):
@@ -88,12 +89,18 @@ class LlamaDecoderLayer(Module):
 
         So each addition is fused into the norm after it.
         """
-        normed = self.input_layernorm(x, residual)
+        normed = self.input_layernorm.into(self.self_attn.reader, x, residual)
         residual = step.kept(x if residual is None else residual)
         attended = self.self_attn(normed, cos_sin, step)
-        return self.feed_forward(self.post_attention_layernorm(attended, residual)), residual
+        normed = self.post_attention_layernorm.into(self.feed_forward_reader, attended, residual)
+        return self.feed_forward(normed), residual
 
-    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def feed_forward_reader(self) -> Linear | None:
+        """Alone reads what goes into ``feed_forward``."""
+        return self.mlp.reader
+
+    def feed_forward(self, x: Activations) -> torch.Tensor:
         return self.mlp(x)
 
 

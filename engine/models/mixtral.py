@@ -10,6 +10,7 @@ from engine.layers.moe import RouterConfig, SparseMoE
 from engine.models import llama, mistral
 from engine.models.base import ModelConfig, MoEConfig
 from engine.models.config import Count, Positive
+from kernels.rounded import Activations
 
 
 class ConfigFile(mistral.ConfigFile, kw_only=True):
@@ -41,7 +42,11 @@ class MixtralDecoderLayer(llama.LlamaDecoderLayer):
             device=self._device,
         )
 
-    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def feed_forward_reader(self) -> None:
+        return None
+
+    def feed_forward(self, x: Activations) -> torch.Tensor:
         return self.block_sparse_moe(x)
 
 

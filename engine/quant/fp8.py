@@ -17,6 +17,7 @@ from engine.layers.parameter import Weight
 from engine.quant.base import Quantization
 from kernels import ops, quantized
 from kernels.experts import ExpertMatrices, Fp8Experts
+from kernels.rounded import Activations
 
 FP8 = torch.float8_e4m3fn
 
@@ -68,14 +69,24 @@ class _Fp8Product(QuantizedWeight):
         scales = [product.scale for product in products]
         return Fp8Experts(torch.stack(data).view(FP8), torch.stack(scales))
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def rounds(self, num_rows: int) -> bool:
+        return self._activations and quantized.rounds(num_rows, self.weight.data, self._dtype)
+
+    def linear(self, x: Activations, bias: torch.Tensor | None) -> torch.Tensor:
         return quantized.fp8_linear(
             x, self.weight.data, self.scale, bias, round_x=self._activations
         )
 
-    def gated_linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def gated_linear(
+        self, x: Activations, bias: torch.Tensor | None, *, round_out: bool = False
+    ) -> Activations:
         return quantized.fp8_gated_linear(
-            x, self.weight.data, self.scale, bias, round_x=self._activations
+            x,
+            self.weight.data,
+            self.scale,
+            bias,
+            round_x=self._activations,
+            round_out=round_out,
         )
 
 

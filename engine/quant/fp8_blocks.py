@@ -22,6 +22,7 @@ from engine.quant.fp8 import FP8, DrawnFp8, Fp8
 from kernels import quantized
 from kernels.experts import ExpertMatrices, Fp8Experts
 from kernels.reference import dequantize_fp8
+from kernels.rounded import Activations
 
 
 class Fp8Blocks(Quantization):
@@ -80,11 +81,15 @@ class Fp8BlockWeight(QuantizedWeight):
         scales = [product.scale for product in products]
         return Fp8Experts(torch.stack(data).view(FP8), torch.stack(scales), self.block)
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, x: Activations, bias: torch.Tensor | None) -> torch.Tensor:
         return quantized.fp8_linear(x, self.weight.data, self.scale, bias, block=self.block)
 
-    def gated_linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return quantized.fp8_gated_linear(x, self.weight.data, self.scale, bias, block=self.block)
+    def gated_linear(
+        self, x: Activations, bias: torch.Tensor | None, *, round_out: bool = False
+    ) -> Activations:
+        return quantized.fp8_gated_linear(
+            x, self.weight.data, self.scale, bias, block=self.block, round_out=round_out
+        )
 
 
 class BlockScale(Weight):

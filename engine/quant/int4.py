@@ -19,6 +19,7 @@ from engine.layers.linear import Linear, QuantizedWeight
 from engine.layers.parameter import Weight
 from kernels import quantized
 from kernels.experts import ExpertMatrices, Int4Experts
+from kernels.rounded import Activations
 
 PER_WORD = 8
 """Nibbles in an int32."""
@@ -120,16 +121,19 @@ class Int4Weight(QuantizedWeight):
         """As ``dequantize``, once prepared."""
         return torch.cat([matrix.dequantize() for matrix in self._packed])
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, x: Activations, bias: torch.Tensor | None) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor), "rounded, though nobody asked"
         if len(self._packed) == 1:
             return quantized.int4_linear(x, self._packed[0], bias)
         out = torch.cat([quantized.int4_linear(x, matrix, None) for matrix in self._packed], 1)
         return out if bias is None else out.add_(bias)
 
-    def gated_linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if len(self._packed) == 1:
+    def gated_linear(
+        self, x: Activations, bias: torch.Tensor | None, *, round_out: bool = False
+    ) -> Activations:
+        if len(self._packed) == 1 and isinstance(x, torch.Tensor):
             return quantized.int4_gated_linear(x, self._packed[0], bias)
-        return super().gated_linear(x, bias)
+        return super().gated_linear(x, bias, round_out=round_out)
 
     def _order(self, groups: torch.Tensor) -> torch.Tensor | None:
         """[in] int64: in which inputs of one group are neighbours; None: they are already.

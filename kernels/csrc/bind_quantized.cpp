@@ -112,17 +112,28 @@ void tiled_int4_linear(Tensor out, const Tensor& x, const Tensor& packed, const 
 
 void tiled_fp8_linear(Tensor out, const Tensor& x, const Tensor& x_scale, const Tensor& weight,
                       const Tensor& scale, const std::optional<Tensor>& bias, bool gated,
-                      int64_t split) {
+                      int64_t block_rows, int64_t split) {
   auto p = common(out, x, weight, scale, bias, gated, 128);
   check_split(p, split);
   TORCH_CHECK(x.scalar_type() == at::kFloat8_e4m3fn &&
                   weight.scalar_type() == at::kFloat8_e4m3fn && weight.size(1) == p.k,
               "x must be [tokens, k] and weight [features, k], both float8_e4m3fn");
-  TORCH_CHECK(scale.scalar_type() == at::kFloat && scale.numel() == p.features,
-              "scale must be [features] float32");
-  TORCH_CHECK(x_scale.scalar_type() == at::kFloat && x_scale.numel() == p.tokens &&
-                  x_scale.is_contiguous() && x_scale.is_cuda(),
-              "x_scale must be [tokens] float32");
+  const int64_t pieces = block_rows > 0 ? p.k / 128 : 1;
+  const int64_t blocks = block_rows > 0 ? (p.features + block_rows - 1) / block_rows : p.features;
+  TORCH_CHECK(scale.scalar_type() == at::kFloat && scale.numel() == blocks * pieces,
+              "scale must be float32 [features] or [features / block_rows, k / 128]");
+  TORCH_CHECK(x_scale.is_cuda() && x_scale.scalar_type() == at::kFloat &&
+                  x_scale.numel() == p.tokens * pieces,
+              "x_scale must be float32 [tokens] or with blocks [k / 128, tokens]");
+  if (block_rows > 0) {
+    TORCH_CHECK(x_scale.dim() == 2 && x_scale.size(0) == pieces && x_scale.stride(1) == 1 &&
+                    x_scale.stride(0) % 64 == 0 && x_scale.stride(0) >= p.tokens,
+                "x_scale must have rows of a multiple of 64 elements");
+    p.x_scale_stride = x_scale.stride(0);
+  } else {
+    TORCH_CHECK(x_scale.is_contiguous(), "x_scale must be contiguous");
+  }
+  p.block_rows = block_rows;
   p.x_scales = x_scale.data_ptr<float>();
   const c10::cuda::CUDAGuard guard(x.device());
   check(sluice::tiled_fp8_linear(p, split, is_bf16(out), c10::cuda::getCurrentCUDAStream()),
@@ -143,7 +154,7 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
       "bool gated, int split) -> ()");
   m.def(
       "tiled_fp8_linear(Tensor(a!) out, Tensor x, Tensor x_scale, Tensor weight, Tensor scale, "
-      "Tensor? bias, bool gated, int split) -> ()");
+      "Tensor? bias, bool gated, int block_rows, int split) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(sluice_cuda, CUDA, m) {

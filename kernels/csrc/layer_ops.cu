@@ -6,94 +6,22 @@
 #include "dependent_launch.cuh"
 #include "fp8.cuh"
 #include "layer_ops.cuh"
+#include "rows.cuh"
 
 namespace sluice {
 namespace {
 
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(~0u, x, d);
-  return x;
-}
-
-__device__ __forceinline__ float block_sum(float x) {
-  __shared__ float sums[32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  x = warp_sum(x);
-  if (lane == 0) sums[warp] = x;
-  __syncthreads();
-  x = lane < blockDim.x / 32 ? sums[lane] : 0.f;
-  return warp_sum(x);
-}
-
-// One CTA per row; a thread keeps its kVectors vectors in registers between the passes.
 template <typename T, int kVectors, bool kWide>
 __global__ void __launch_bounds__(1024) rms_norm_kernel(const RmsNorm p) {
-  using V = Vector<T>;
-  using W = VectorWeights<T, kWide>;
-  const int vectors = p.width / V::kSize;
-  constexpr bool kEarly = kVectors == 1;  // more would not fit into registers
-  W early;                                // a weight comes from memory, and no kernel makes it
-  if (kEarly && threadIdx.x < vectors) early = W::load(p.weight, threadIdx.x);
-  wait_for_inputs();
-  allow_next();
-  const int64_t row = blockIdx.x;
-  const V* src = reinterpret_cast<const V*>(static_cast<const T*>(p.x) + row * p.x_stride);
-  V* sum = p.residual ? static_cast<V*>(p.residual) + row * vectors : nullptr;
-  V values[kVectors];
-  auto each = [&](auto&& work) {
+  Vector<T> values[kVectors];
+  normed_row<kWide>(values, p);
+  const int vectors = p.width / Vector<T>::kSize;
+  auto* out = static_cast<Vector<T>*>(p.out) + static_cast<int64_t>(blockIdx.x) * vectors;
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      const int i = j * blockDim.x + threadIdx.x;
-      if (i < vectors) work(values[j], i);
-    }
-  };
-  float squares = 0.f;
-  auto add_squares = [&](const V& value) {
-#pragma unroll
-    for (int e = 0; e < V::kSize; ++e) {
-      const float f = to_float(value.x[e]);
-      squares += f * f;
-    }
-  };
-  auto multiply = [&](V& value, float scale, const W& w) {
-#pragma unroll
-    for (int e = 0; e < V::kSize; ++e) {
-      value.x[e] = from_float<T>(weighted<T, kWide>(to_float(value.x[e]), scale, w[e]));
-    }
-  };
-  each([&](V& value, int i) { value = src[i]; });
-  if (p.inner) {
-    each([&](V& value, int) { add_squares(value); });
-    const float scale = rsqrtf(block_sum(squares) / p.width + p.eps);
-    each([&](V& value, int i) { multiply(value, scale, W::load(p.inner, i)); });
-    squares = 0.f;
-    __syncthreads();  // all have read the first sum
+  for (int j = 0; j < kVectors; ++j) {
+    const int i = j * blockDim.x + threadIdx.x;
+    if (i < vectors) out[i] = values[j];
   }
-  each([&](V& value, int i) {
-    if (sum) {
-      const V before = sum[i];
-#pragma unroll
-      for (int e = 0; e < V::kSize; ++e) {
-        value.x[e] = from_float<T>(to_float(value.x[e]) + to_float(before.x[e]));
-      }
-      sum[i] = value;
-    }
-    add_squares(value);
-  });
-  const float scale = rsqrtf(block_sum(squares) / p.width + p.eps);
-  each([&](V& value, int i) {
-    multiply(value, scale, kEarly ? early : W::load(p.weight, i));
-    static_cast<V*>(p.out)[row * vectors + i] = value;
-  });
-}
-
-template <Activation kActivation>
-__device__ __forceinline__ float activated(float x) {
-  if constexpr (kActivation == Activation::kSilu) return x / (1.f + __expf(-x));
-  // x / 2 * (1 + tanh(y)) is x * sigmoid(2 y).
-  const float y = 0.7978845608f * (x + 0.044715f * x * x * x);
-  return x / (1.f + __expf(-2.f * y));
 }
 
 template <typename T, Activation kActivation>
@@ -106,15 +34,8 @@ __global__ void __launch_bounds__(256) gated_mul_kernel(T* out, const T* x, int 
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < total; i += gridDim.x * 256ll) {
     const int64_t row = i / vectors;
     const int64_t gate_at = row * 2 * vectors + i % vectors;
-    const V gate = reinterpret_cast<const V*>(x)[gate_at];
-    const V up = reinterpret_cast<const V*>(x)[gate_at + vectors];
-    V y;
-#pragma unroll
-    for (int e = 0; e < V::kSize; ++e) {
-      const float active = rounded<T>(activated<kActivation>(to_float(gate.x[e])));
-      y.x[e] = from_float<T>(active * to_float(up.x[e]));
-    }
-    reinterpret_cast<V*>(out)[i] = y;
+    const V* gate = reinterpret_cast<const V*>(x) + gate_at;
+    reinterpret_cast<V*>(out)[i] = gated<kActivation>(gate[0], gate[vectors]);
   }
 }
 
@@ -256,10 +177,10 @@ __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p)
 template <typename T, bool kWide>
 cudaError_t launch_norm(const RmsNorm& p, cudaStream_t stream) {
   const int vectors = p.width / Vector<T>::kSize;
-  const int threads = min(1024, (vectors + 31) / 32 * 32);
+  const int threads = row_threads(vectors);
   auto run = [&](auto kernel) { return launch_dependent(kernel, p.rows, threads, 0, stream, p); };
   if (vectors <= threads) return run(rms_norm_kernel<T, 1, kWide>);
-  if (vectors <= 4 * threads) return run(rms_norm_kernel<T, 4, kWide>);
+  if (vectors <= kRowVectors * threads) return run(rms_norm_kernel<T, kRowVectors, kWide>);
   return cudaErrorInvalidValue;
 }
 

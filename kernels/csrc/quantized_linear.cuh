@@ -14,9 +14,10 @@ struct QuantizedLinear {
   const void* weight;  // [features, k] in its format, contiguous, rows multiples of 64 bytes
   const void* scales;  // FP8: [features] float, or of blocks [features / block_rows, k / group_size],
                        // both rounded up; INT4: [features, k / group_size, 2] like x
-  const float* x_scales;  // of x in FP8: [tokens]
+  const float* x_scales;  // of x in FP8: [tokens]; with blocks [k / 128, tokens], with room for 64
+                          // tokens and their multiples, x_scale_stride apart
   const void* bias;       // [features] like out, or null
-  int64_t x_stride;
+  int64_t x_stride, x_scale_stride;
   int tokens;
   int features;    // a multiple of 16
   int k;           // a multiple of 64 (FP8) or 128 (INT4)

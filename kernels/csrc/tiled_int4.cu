@@ -16,8 +16,9 @@ constexpr int kWord = 32;                // inputs that share four words
 constexpr int kBlocks = kChunk / kWord;  // of them in a chunk
 
 // kScales: that are read for a chunk: 1, or kBlocks for groups of 32 or 64.
-template <typename T, int kScales>
+template <typename T, int kScales, int kWarpgroups>
 struct Int4 {
+  static constexpr int kGroups = kWarpgroups;
   using Out = T;
   using Row = uint8_t;
   using X = T;
@@ -146,10 +147,11 @@ struct Int4 {
 #endif
 };
 
+// More than 64 tokens take the registers of one CTA an SM.
 template <typename T>
 cudaError_t of_groups(const QuantizedLinear& p, int split, cudaStream_t stream) {
-  if (p.group_size % kChunk == 0) return dispatch<Int4<T, 1>>(p, split, stream);
-  return dispatch<Int4<T, kBlocks>>(p, split, stream);
+  if (p.group_size % kChunk == 0) return dispatch<Int4<T, 1, 2>, Int4<T, 1, 4>>(p, split, stream);
+  return dispatch<Int4<T, kBlocks, 2>, Int4<T, kBlocks, 4>>(p, split, stream);
 }
 
 }  // namespace

@@ -1,12 +1,12 @@
 // Matrix products of dozens of tokens with quantized weights on Hopper: what the formats share.
 //
 // The weight is wgmma's first operand, with 64 features a warpgroup, and the tokens are its second:
-// out^T = weight x^T. A CTA makes 256 features of up to 128 tokens, so that it reads four times as
-// much of the weight as of x; a cluster of CTAs shares the sum over k of the same features and adds
-// its parts up through shared memory, in the order of the CTAs.
+// out^T = weight x^T. A CTA makes 128 or 256 features of up to 128 tokens; a cluster of CTAs shares
+// the sum over k of the same features and adds its parts up through shared memory, in the order of
+// the CTAs.
 //
-// A thread keeps the copy engine some 190 KB ahead. The first weights are on their way before the
-// kernel that makes x has ended.
+// A thread keeps the copy engine as far ahead as shared memory allows. The first weights are on
+// their way before the kernel that makes x has ended.
 #pragma once
 
 #include <algorithm>
@@ -21,28 +21,37 @@
 
 namespace sluice::tiled {
 
-inline constexpr int kGroups = 4;      // warpgroups that multiply
-inline constexpr int kGroupRows = 64;  // features of each
-inline constexpr int kFeatures = kGroups * kGroupRows;
-inline constexpr int kConsumers = kGroups * 128;
-inline constexpr int kThreads = kConsumers + 128;
-inline constexpr int kChunk = 128;           // elements of k at a time
-inline constexpr int kPanel = 128;           // bytes of a token in a panel of x, swizzled
-inline constexpr int kPitch = kFeatures + 4;  // of a token's sums: another bank for each lane
-inline constexpr int kStageBytes = 200 * 1024;
+inline constexpr int kGroupRows = 64;  // features of a warpgroup
+inline constexpr int kChunk = 128;     // elements of k at a time
+inline constexpr int kPanel = 128;     // bytes of a token in a panel of x, swizzled
 inline constexpr int kMaxStages = 8;
 inline constexpr int kMaxSplit = 8;  // CTAs of a cluster
 
-// A format says what a chunk is made of:
-//   Row, X     types of a feature's and a token's elements for the copy engine
-//   kRowBytes  of a feature in a chunk, 64 or 128
-//   kXBytes    of a token in a chunk, a multiple of kPanel
-//   Sums       the class that multiplies; see the formats
-//   scale(p, feature, token)  what a finished sum is multiplied with
+// A format says what a chunk is made of, and multiplies:
+//   Out             type of the results
+//   Row, X          types of a feature's and a token's elements for the copy engine, and kRowType,
+//                   kXType its names for them
+//   kGroups         warpgroups that multiply: 4, or 2 of each of an SM's two CTAs
+//   kRowBytes       of a feature in a chunk, 64 or 128
+//   kXBytes         of a token in a chunk, a multiple of kPanel
+//   multiply(sum, p, sm, work, feature)  adds up a warpgroup's chunks, its features from `feature` on
+//   scale(p, feature, token)             what a finished sum is multiplied with
+template <typename Format>
+struct Team {
+  static constexpr int kGroups = Format::kGroups;
+  static constexpr int kCtas = 4 / kGroups;  // of an SM
+  static constexpr int kFeatures = kGroups * kGroupRows;
+  static constexpr int kConsumers = kGroups * 128;
+  static constexpr int kThreads = kConsumers + (kCtas == 1 ? 128 : 32);
+};
+
+// Shared memory of a CTA; an SM has some 220 KB for its CTAs.
 template <typename Format, int kTokens>
 struct Shared {
+  static constexpr int kPitch = Team<Format>::kFeatures + 4;  // another bank for each lane
+  static constexpr int kStageBytes = 216 * 1024 / Team<Format>::kCtas;
   struct Stage {
-    uint8_t weight[kGroups][kGroupRows * Format::kRowBytes];
+    uint8_t weight[Format::kGroups][kGroupRows * Format::kRowBytes];
     uint8_t x[Format::kXBytes / kPanel][kTokens * kPanel];
   };
   static constexpr int kFit = kStageBytes / sizeof(Stage);
@@ -75,10 +84,12 @@ __device__ __forceinline__ Work work_of(const QuantizedLinear& p, int split, int
           chunks * rank / split, chunks * (rank + 1) / split};
 }
 
-// First feature of a warpgroup: gated, two have gates and the others their ups.
+// First feature of a warpgroup: gated, half of them have gates and the others their ups.
+template <typename Format>
 __device__ __forceinline__ int first_feature(const QuantizedLinear& p, int tile, int group) {
-  if (!p.gated) return tile * kFeatures + group * kGroupRows;
-  return group / 2 * (p.features / 2) + (tile * 2 + group % 2) * kGroupRows;
+  constexpr int kHalf = Format::kGroups / 2;
+  if (!p.gated) return (tile * Format::kGroups + group) * kGroupRows;
+  return group / kHalf * (p.features / 2) + (tile * kHalf + group % kHalf) * kGroupRows;
 }
 
 // One thread.
@@ -90,10 +101,10 @@ __device__ void produce(const QuantizedLinear& p, const Maps& maps, Shared<Forma
     const uint32_t full = address(&sm.full[stage]);
     mbarrier_expect(full, sizeof(typename Memory::Stage));
 #pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
+    for (int group = 0; group < Format::kGroups; ++group) {
       copy_box(address(sm.stages[stage].weight[group]), maps.weight, full,
                chunk * (Format::kRowBytes / sizeof(typename Format::Row)),
-               first_feature(p, work.tile, group));
+               first_feature<Format>(p, work.tile, group));
     }
   };
   auto bring_x = [&](int stage, int chunk) {
@@ -123,8 +134,8 @@ template <typename Format, int kTokens>
 __device__ void consume(const QuantizedLinear& p, Shared<Format, kTokens>& sm, const Work& work) {
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
   float sum[kTokens / 2] = {};
-  Format::template multiply<kTokens>(sum, p, sm, work, first_feature(p, work.tile, group));
-  sync_named(kMultiplied, kConsumers);  // the sums take the place of the stages
+  Format::template multiply<kTokens>(sum, p, sm, work, first_feature<Format>(p, work.tile, group));
+  sync_named(kMultiplied, Team<Format>::kConsumers);  // the sums take the place of the stages
   const int row = group * kGroupRows + threadIdx.x % 128 / 32 * 16 + lane / 4;
 #pragma unroll
   for (int i = 0; i < kTokens / 2; ++i) {
@@ -169,6 +180,7 @@ struct alignas(8) Four {
 template <typename Format, int kTokens>
 __device__ void finish(const QuantizedLinear& p, Shared<Format, kTokens>& sm, const Work& work) {
   using T = typename Format::Out;
+  constexpr int kFeatures = Team<Format>::kFeatures, kConsumers = Team<Format>::kConsumers;
   const int width = p.gated ? kFeatures / 2 : kFeatures;  // outputs of the cluster
   const int outputs = p.gated ? p.features / 2 : p.features;
   const int quads = width / 4, tokens = min(kTokens, p.tokens - work.first_token);
@@ -192,11 +204,12 @@ __device__ void finish(const QuantizedLinear& p, Shared<Format, kTokens>& sm, co
 #endif  // Hopper
 
 template <typename Format, int kTokens>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(Team<Format>::kThreads, Team<Format>::kCtas)
     tiled_linear_kernel(const QuantizedLinear p, int split, const __grid_constant__ Maps maps) {
 #ifdef SLUICE_HOPPER
   extern __shared__ __align__(1024) uint8_t raw[];
   auto& sm = *reinterpret_cast<Shared<Format, kTokens>*>(raw);
+  constexpr int kConsumers = Team<Format>::kConsumers;
   const Work work = work_of(p, split, kTokens);
   if (threadIdx.x == kConsumers) {
     prefetch_map(maps.weight);
@@ -209,10 +222,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   if (threadIdx.x < kConsumers) {
-    take_registers<112>();
+    if constexpr (Team<Format>::kCtas == 1) take_registers<112>();
     consume(p, sm, work);
   } else {
-    give_up_registers<32>();
+    if constexpr (Team<Format>::kCtas == 1) give_up_registers<32>();
     if (threadIdx.x == kConsumers) produce(p, maps, sm, work);
   }
   __syncthreads();
@@ -255,7 +268,7 @@ int choose_split(int tiles, int chunks) {
       attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
       cudaLaunchConfig_t config = {};
       config.gridDim = size;
-      config.blockDim = kThreads;
+      config.blockDim = Team<Format>::kThreads;
       config.dynamicSmemBytes = sizeof(Shared<Format, kTokens>);
       config.attrs = &attribute;
       config.numAttrs = 1;
@@ -267,12 +280,12 @@ int choose_split(int tiles, int chunks) {
     }
     return clusters;
   }();
-  constexpr int kStart = 3;  // chunks' time that a CTA takes besides
+  constexpr int kStart = 2;  // chunks' time that a CTA takes besides, and one more for each to add up
   int best = 1, least = 1 << 30;
   for (int size = 1; size <= std::min(kMaxSplit, chunks); ++size) {
     if (room[size] == 0) continue;
     const int waves = (tiles + room[size] - 1) / room[size];
-    const int time = waves * ((chunks + size - 1) / size + kStart);
+    const int time = waves * ((chunks + size - 1) / size + size + kStart);
     if (time < least) best = size, least = time;
   }
   return best;
@@ -299,18 +312,19 @@ cudaError_t launch(const QuantizedLinear& p, int split, cudaStream_t stream) {
   static const cudaError_t ready =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
   if (ready != cudaSuccess) return ready;
+  constexpr int kFeatures = Team<Format>::kFeatures;
   const int tiles = (p.features + kFeatures - 1) / kFeatures * ((p.tokens + kTokens - 1) / kTokens);
   if (split == 0) split = choose_split<Format, kTokens>(tiles, p.k / kChunk);
-  return launch_dependent_clusters(kernel, tiles * split, kThreads, smem, stream, split, p, split,
+  return launch_dependent_clusters(kernel, tiles * split, Team<Format>::kThreads, smem, stream, split, p, split,
                                    maps);
 }
 
-template <typename Format>
+template <typename Format, typename ForMany = Format>
 cudaError_t dispatch(const QuantizedLinear& p, int split, cudaStream_t stream) {
   if (p.tokens <= 16) return launch<Format, 16>(p, split, stream);
   if (p.tokens <= 32) return launch<Format, 32>(p, split, stream);
   if (p.tokens <= 64) return launch<Format, 64>(p, split, stream);
-  return launch<Format, 128>(p, split, stream);
+  return launch<ForMany, 128>(p, split, stream);
 }
 
 }  // namespace sluice::tiled

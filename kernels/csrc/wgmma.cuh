@@ -58,12 +58,12 @@
                : SLUICE_ACC##count(d, 0)                                                 \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
-// d += a * b in e4m3, both K-major, 32 elements of k at once.
-#define SLUICE_WGMMA_FP8(n, count, a_at, b_at)                                               \
-  asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n" #n    \
+// d += a * b in e4m3, both K-major, 32 elements of k at once; fresh: d = a * b.
+#define SLUICE_WGMMA_FP8(n, count, a_at, b_at, p_at)                                         \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, " p_at ", 0; wgmma.mma_async.sync.aligned.m64n" #n \
                "k32.f32.e4m3.e4m3 {" SLUICE_REGS##count "}, " a_at ", " b_at ", p, 1, 1;}"   \
                : SLUICE_ACC##count(d, 0)                                                     \
-               : "l"(a), "l"(b))
+               : "l"(a), "l"(b), "r"(static_cast<int>(!fresh)))
 
 #define SLUICE_WGMMA(n, count, i0, i1, i2, i3, i4)                                              \
   template <typename T>                                                                         \
@@ -91,8 +91,9 @@
       SLUICE_WGMMA_RS(n, count, "bf16", 0, i0, i1, i2, i3, i4);                                 \
     }                                                                                           \
   }                                                                                             \
-  __device__ __forceinline__ void wgmma_fp8(float (&d)[count], uint64_t a, uint64_t b) {        \
-    SLUICE_WGMMA_FP8(n, count, i0, i1);                                                         \
+  __device__ __forceinline__ void wgmma_fp8(float (&d)[count], uint64_t a, uint64_t b,          \
+                                            bool fresh) {                                       \
+    SLUICE_WGMMA_FP8(n, count, i0, i1, i2);                                                     \
   }
 
 namespace sluice {

@@ -28,6 +28,7 @@ COLUMNS = 128
 """Of a block, and what k is a multiple of."""
 MAX_ROWS = 256
 """More rows share the cost of widening the whole weight first."""
+SCALE_ROWS = 64
 _FEW_ROWS = 128
 _MAX_TILES = 256
 """More need no sharing of their sums."""
@@ -79,6 +80,7 @@ def linear_fp8(
         features,
         k,
         x.stride(0),
+        0 if x_scales is None else x_scales.stride(0),
         1 if block is None else block[0],
         FEATURES=tile_features,
         ROWS=tile_rows,
@@ -109,16 +111,17 @@ def dequantize(
 def quantize_pieces(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``reference.quantize_rows`` of each ``COLUMNS`` neighbours in a row, rows with stride 1.
 
-    Returns [rows, k] float8_e4m3fn and [rows, k / COLUMNS] float32.
+    Returns [rows, k] float8_e4m3fn and [k / COLUMNS, rows] float32, in memory for multiples of
+    ``SCALE_ROWS`` rows.
     """
     rows, k = x.shape
-    num_pieces = k // COLUMNS
+    num_pieces, room = k // COLUMNS, triton.cdiv(rows, SCALE_ROWS) * SCALE_ROWS
     out = torch.empty(rows, k, dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty(rows, num_pieces, dtype=torch.float32, device=x.device)
+    scales = torch.empty(num_pieces, room, dtype=torch.float32, device=x.device)
     _quantize[(rows, triton.cdiv(num_pieces, 8))](
-        out, scales, x, x.stride(0), num_pieces, FP8_MAX, MIN_SCALE, PIECES=8, COLUMNS=COLUMNS
+        out, scales, x, x.stride(0), room, num_pieces, FP8_MAX, MIN_SCALE, PIECES=8, COLUMNS=COLUMNS
     )
-    return out, scales
+    return out, scales[:, :rows]
 
 
 def _num_shares(num_tiles: int, k: int) -> int:
@@ -158,6 +161,7 @@ def _quantize(
     scales,
     x,
     x_stride,
+    scale_stride,
     num_pieces,
     fp8_max,
     min_scale,
@@ -173,7 +177,7 @@ def _quantize(
     scaled = tl.minimum(tl.maximum(values / scale[:, None], -fp8_max), fp8_max)
     to = out + row * num_pieces * COLUMNS + at
     tl.store(to, scaled.to(out.dtype.element_ty), mask=real[:, None])
-    tl.store(scales + row * num_pieces + piece, scale, mask=real)
+    tl.store(scales + piece * scale_stride + row, scale, mask=real)
 
 
 @triton.jit
@@ -189,6 +193,7 @@ def _product(
     features,
     k,
     x_stride,
+    x_scale_stride,
     block_rows,
     FEATURES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -217,7 +222,7 @@ def _product(
         if IN_BLOCKS:
             factor = tl.load(scales_at + piece, mask=real_feature, other=0.0)[:, None]
             if ROUNDED:
-                of_x = tl.load(x_scales + row * num_pieces + piece, mask=real_row, other=0.0)
+                of_x = tl.load(x_scales + piece * x_scale_stride + row, mask=real_row, other=0.0)
                 factor = factor * of_x[None, :]
             total += tl.dot(w, tl.trans(v), input_precision=PRECISION) * factor
         else:

@@ -104,13 +104,6 @@ def product(
 
 
 @triton.jit
-def _int4_order(place):
-    """Which of a row's inputs stands at a place of its words, nibble by nibble of both halves."""
-    word, pair = place // 8, place // 2 % 4
-    return word // 4 * 32 + pair * 8 + word % 4 * 2 + place % 2
-
-
-@triton.jit
 def _int4_block(
     packed,
     groups,
@@ -122,19 +115,21 @@ def _int4_block(
     DEPTH: tl.constexpr,
     like,
 ):
-    """Inputs [start, start + DEPTH) of some features, of one group, dequantized, as ``_int4_order``
-    has them."""
-    place = tl.arange(0, 8)
-    shift = (place % 2 * 16 + place // 2 * 4)[None, None, :]
+    """Inputs [start, start + DEPTH) of some features, of one group, dequantized."""
     word = tl.arange(0, DEPTH // 8)
     words_at = packed + feature[:, None] * (width // 8) + start // 8 + word[None, :]
     words = tl.load(words_at, mask=in_features[:, None], other=0)
-    nibbles = tl.reshape((words[:, :, None] >> shift) & 15, (words.shape[0], DEPTH))
+    # [feature, block, word, eight, half]; the eights come first in the order of the inputs.
+    words = tl.reshape(words, (words.shape[0], DEPTH // 32, 4, 1, 1))
+    eight, half = tl.arange(0, 4), tl.arange(0, 2)
+    shift = 4 * eight[None, None, None, :, None] + 16 * half[None, None, None, None, :]
+    nibbles = ((words >> shift) & 15).to(tl.float32)
     group = (feature * (width // group_size) + start // group_size) * 2
     scale = tl.load(groups + group, mask=in_features, other=0.0).to(tl.float32)
     zero = tl.load(groups + group + 1, mask=in_features, other=0.0).to(tl.float32)
-    exact = (nibbles.to(tl.float32) - zero[:, None]) * scale[:, None]
-    return exact.to(like.dtype.element_ty)
+    exact = (nibbles - zero[:, None, None, None, None]) * scale[:, None, None, None, None]
+    ordered = tl.permute(exact.to(like.dtype.element_ty), (0, 1, 3, 2, 4))
+    return tl.reshape(ordered, (words.shape[0], DEPTH))
 
 
 @triton.jit
@@ -168,8 +163,6 @@ def _kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     in_features = column < features
     depth = tl.arange(0, DEPTH)
-    if KIND == "int4":
-        depth = _int4_order(depth)  # a sum does not mind, and x is quicker to shuffle
     x_at = x + (pair // pairs_per_row)[:, None] * width + depth[None, :]
     feature = expert.to(tl.int64) * features + column
     w_at = weight + feature[:, None] * width + depth[None, :]

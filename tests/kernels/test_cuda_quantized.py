@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import cuda, cuda_quantized, ops
+from kernels import cuda, cuda_quantized, ops, reference
 from tests.kernels.test_quantized import LIMIT, draw_int4, randn, relative_error
+
+pytest.importorskip("triton")
+from kernels.triton import fp8_linear
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("triton_products")]
 
@@ -54,6 +57,33 @@ def test_fp8(features: int, k: int, tokens: int, dtype: torch.dtype) -> None:
     gate, up = want.chunk(2, -1)
     gated = cuda_quantized.tiled_fp8_linear(
         x, x_scale, weight, scale, bias, dtype=dtype, gated=True
+    )
+    assert relative_error(gated, F.silu(gate) * up) < 3 * LIMIT[dtype] + 2e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [1, 16, 19, 64, 130])
+@pytest.mark.parametrize("block_rows", [16, 128])
+@pytest.mark.parametrize(("features", "k"), SHAPES)
+def test_fp8_in_blocks(
+    features: int, k: int, block_rows: int, tokens: int, dtype: torch.dtype
+) -> None:
+    x, x_scale = fp8_linear.quantize_pieces(randn(tokens, k, seed=1, device="cuda"))
+    assert x_scale.shape == (k // 128, tokens)
+    weight, _ = ops.quantize_rows(randn(features, k, seed=2, device="cuda") * k**-0.5)
+    blocks = randn(-(-features // block_rows), k // 128, seed=4, device="cuda").abs()
+    scale = blocks * 0.005 * k**-0.5
+    bias = randn(features, seed=3, device="cuda").to(dtype)
+    x_meant = x.double() * x_scale.T.double().repeat_interleave(128, 1)
+    meant = reference.dequantize_fp8(weight, scale, (block_rows, 128)).double()
+    want = x_meant @ meant.T + bias.double()
+    got = cuda_quantized.tiled_fp8_linear(
+        x, x_scale, weight, scale, bias, dtype=dtype, block_rows=block_rows
+    )
+    assert relative_error(got, want) < LIMIT[dtype] + 1e-3
+    gate, up = want.chunk(2, -1)
+    gated = cuda_quantized.tiled_fp8_linear(
+        x, x_scale, weight, scale, bias, dtype=dtype, block_rows=block_rows, gated=True
     )
     assert relative_error(gated, F.silu(gate) * up) < 3 * LIMIT[dtype] + 2e-3
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import ops, quantized, reference
+from kernels import cuda, ops, quantized, reference, rounded
+from kernels.rounded import RoundedRows
 from tests.kernels.interpreter import interpret
 
 pytest.importorskip("triton")
@@ -115,6 +116,7 @@ def test_few_rows_in_fp8(features: int, k: int, tokens: int, dtype: torch.dtype)
     small = scale * k**-0.5
     gate, up = (x.double() @ (weight.double() * small).T).chunk(2, -1)
     out = quantized.fp8_gated_linear(x, weight, small, None)
+    assert isinstance(out, torch.Tensor)
     assert relative_error(out, F.silu(gate) * up) < 3 * LIMIT[dtype]
 
 
@@ -149,6 +151,38 @@ def test_many_rows_in_fp8(tokens: int, round_x: bool, dtype: torch.dtype) -> Non
     want = x_meant @ (weight.double() * scale).T + bias.double()
     got = quantized.fp8_linear(x, weight, scale, bias, round_x=round_x)
     assert relative_error(got, want) < 6e-3
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_few_rows_are_never_rounded(tiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The products that read x as it is are faster for them."""
+    monkeypatch.setattr(cuda, "available", lambda: True)
+    monkeypatch.setattr(quantized, "_has_tiled", lambda device: tiled)
+    monkeypatch.setattr(quantized, "_multiplies_fp8", lambda device: True)
+    weight = torch.empty(64, 256, dtype=torch.float8_e4m3fn)
+    rounding = [rows for rows in range(1, 200) if quantized.rounds(rows, weight, torch.bfloat16)]
+    assert rounding == list(range(17 if tiled else 65, 200))
+    odd = torch.empty(64, 264, dtype=torch.float8_e4m3fn)
+    assert not any(quantized.rounds(rows, odd, torch.bfloat16) for rows in (1, 17, 64, 200))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [40, 300, 700])
+def test_what_is_rounded_already_gives_the_same(tokens: int, dtype: torch.dtype) -> None:
+    x = randn(tokens, 1024, seed=1, device="cuda").to(dtype)
+    weight, scale = ops.quantize_rows(randn(2048, 1024, seed=2, device="cuda") * 0.03)
+    assert quantized.rounds(tokens, weight, dtype)
+    given = rounded.quantize(x)
+    want = quantized.fp8_linear(x, weight, scale, None)
+    assert torch.equal(quantized.fp8_linear(given, weight, scale, None), want)
+    gated = quantized.fp8_gated_linear(given, weight, scale, None)
+    assert isinstance(gated, torch.Tensor)
+    out = quantized.fp8_gated_linear(given, weight, scale, None, round_out=True)
+    if isinstance(out, RoundedRows):
+        assert relative_error(out.values.float() * out.scale, gated.double()) < 0.04
+    else:
+        assert torch.equal(out, gated)
 
 
 @pytest.mark.gpu
