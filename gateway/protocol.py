@@ -109,6 +109,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_headers = True
+        if not self.pipeline:  # a large body pauses reading, and who does not read hears no end
+            self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """Answer below ASGI, where no request exists yet, and close."""

@@ -59,6 +59,27 @@ async def test_a_client_that_leaves_with_several_choices_running(
     assert totals.completion_tokens == sum(double.generated.values())
 
 
+async def test_a_client_that_leaves_after_a_long_prompt_is_missed(
+    gateway: Gateway, double: EngineDouble
+) -> None:
+    """More than the server takes at once before it stops reading: it must read on afterwards."""
+    double.script = lambda prompt: Play(text="x", queued_s=60.0)
+    client = await RawClient.connect(gateway)
+    body = json.dumps(chat_body()).encode() + b" " * 200_000
+    request = post(gateway, body)
+    head = request.index(b"\r\n\r\n") + 4
+    client.send(request[:head])
+    await until(lambda: gateway.server.server_state.tasks)
+    await asyncio.sleep(0.05)  # it waits for the body
+    client.send(request[head:])
+    await until(lambda: double.running)
+    left_at = asyncio.get_running_loop().time()
+    await client.close()
+    await until(lambda: not double.running)
+    (aborted_at,) = double.aborted.values()
+    assert aborted_at - left_at < MOMENT_S
+
+
 async def test_a_client_that_stops_reading_loses_its_stream(model_dir: Path) -> None:
     limits = {"send_timeout_s": 0.3, "heartbeat_s": 0.1}
     async with served_double(model_dir, max_model_len=10**6, **limits) as (gateway, double):
