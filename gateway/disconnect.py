@@ -20,7 +20,8 @@ async def until_disconnect(
 ) -> T:
     """The result of ``work``. Raises ``ClientDisconnect`` when the client leaves before.
 
-    The request's body must have been read. Cancelled work has ended when this returns.
+    The request's body must have been read. Cancelled work has ended when this returns; work for a
+    client that has left already is not begun: what it would clean up is the caller's.
     ``departure`` spares two tasks; without it ``receive`` is asked.
     """
     if departure is None:

@@ -78,7 +78,10 @@ async def heard(request: Request, generation: Generation) -> None:
 async def collect(request: Request, generation: Generation, completion: Completion) -> Response:
     """The whole answer as one JSON object. Closes the generation."""
     departure = context.of(request.scope).departure
-    return await until_disconnect(request.receive, _collect(generation, completion), departure)
+    try:
+        return await until_disconnect(request.receive, _collect(generation, completion), departure)
+    finally:  # out here: for a client that has left already nothing of it runs
+        generation.close()
 
 
 async def _collect(generation: Generation, completion: Completion) -> Response:
@@ -90,8 +93,6 @@ async def _collect(generation: Generation, completion: Completion) -> Response:
         return Response(answer, media_type="application/json")
     except ApiError as exc:
         return error_response(exc, began=generation.num_generated_tokens > 0)
-    finally:
-        generation.close()
 
 
 def has_usage(options: StreamOptions | None) -> bool:

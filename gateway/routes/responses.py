@@ -97,7 +97,10 @@ class ResponseRoutes:
             return FollowingEventStream(reader, heartbeat_s=self._heartbeat_s)
         if body.stream:
             return ResponseEventStream(run, heartbeat_s=self._heartbeat_s)
-        return await until_disconnect(request.receive, _collect(run), known.departure)
+        try:
+            return await until_disconnect(request.receive, _collect(run), known.departure)
+        finally:
+            run.close()
 
     async def retrieve(self, request: Request) -> Response:
         _check_include(request)
@@ -181,8 +184,6 @@ async def _collect(run: ResponseRun) -> Response:
         return _json(await run.result())
     except ApiError as exc:
         return answers.error_response(exc, began=run.generation.num_generated_tokens > 0)
-    finally:
-        run.close()
 
 
 def _page(items: Sequence[dict[str, Any]], after: str | None, limit: int) -> InputItemList:

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Scope
+
+from gateway import context, extensions
+from gateway.assembler import ChatCompletion
+from gateway.extensions import Departure
+from gateway.routes import answers
+from tests.gateway.engine_double import Play
+from tests.gateway.test_generation import bench
+
+pytestmark = pytest.mark.asyncio
+
+
+async def _never(message: Message) -> None:
+    pytest.fail(f"sent {message}")
+
+
+async def test_a_client_that_has_left_before_its_answer_is_collected_is_settled(
+    model_dir: Path,
+) -> None:
+    """As when it leaves in the turn of the event loop that admits its request."""
+    departure = Departure()
+    scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    extensions.offer(scope, lambda data: False, departure)
+    context.attach(scope, _never)
+    async with bench(model_dir) as here:
+        here.double.script = lambda prompt: Play(text="x", queued_s=60)
+        generation = here.begin()
+        completion = ChatCompletion(
+            completion_id="chatcmpl-1", created=1, model="tiny", num_choices=1
+        )
+        departure.leave()
+        with pytest.raises(ClientDisconnect):
+            await answers.collect(Request(scope), generation, completion)
+        assert (await here.event()).status == "disconnected"
+        assert not here.generations.live()
