@@ -81,12 +81,14 @@ class Idempotency:
                 f"Must have from 1 to {MAX_KEY_CHARS} characters.", param=HEADER
             )
         body = await Request(scope, receive).body()
+        known = context.of(scope)
+        departure = known.departure  # before the work runs, which hides it from its route
         reader, is_replay = await self._reader(scope, key, body)
         if is_replay:
-            context.of(scope).notes["idempotent_replay"] = "true"
+            known.notes["idempotent_replay"] = "true"
         try:
             answer = give(reader, send, is_replay=is_replay)
-            await until_disconnect(receive, answer, context.of(scope).departure)
+            await until_disconnect(receive, answer, departure)
         finally:
             reader.close()
 
