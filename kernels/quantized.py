@@ -45,7 +45,7 @@ def serves_fp8_blocks(weight: torch.Tensor, block: tuple[int, int]) -> bool:
 def rounds(rows: int, weight: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether ``fp8_linear`` rounds so many rows of x, of this dtype, where it may."""
     features, k = weight.shape
-    if rows <= cuda.MAX_SKINNY_TOKENS:
+    if rows <= cuda.MAX_SKINNY_TOKENS or not cuda.available():
         return False
     if _is_tiled(rows, weight, dtype, _TILED_FP8_ROWS):
         return True

@@ -129,8 +129,9 @@ class ConfigFile(msgspec.Struct, kw_only=True):
             if not isinstance(parameters.get(name), list if what == "list" else int | float):
                 raise ValueError(f"rope scaling {scaling!r} needs the {what} {name!r}")
         fraction = parameters.pop("partial_rotary_factor", self.partial_rotary_factor)
-        for name, value in (("rope_theta", theta), ("factor", parameters.get("factor"))):
-            if value is not None and not (isinstance(value, int | float) and value > 0):
+        factor = parameters.get("factor")
+        for name, value in (("rope_theta", theta), ("factor", 1.0 if factor is None else factor)):
+            if not (isinstance(value, int | float) and value > 0):
                 raise ValueError(f"{name}: must be a number above 0, got {value!r}")
         return RopeConfig(
             theta=float(theta),
@@ -237,6 +238,8 @@ def _check_experts(router: RouterConfig, activation: str) -> None:
         return
     if router.num_experts % router.num_groups:
         raise ValueError(f"n_group: {router.num_groups} groups of {router.num_experts} experts")
+    if router.has_bias and router.num_groups == router.num_experts:
+        raise ValueError(f"n_group: {router.num_groups}, but the two best of a group count")
     if router.top_k_groups > router.num_groups:
         raise ValueError(f"topk_group: {router.top_k_groups} of {router.num_groups} groups")
     within = router.num_experts // router.num_groups * router.top_k_groups

@@ -241,9 +241,11 @@ class Speculator:
         now = self._clock()
         planned = self._planned.popleft()
         if isinstance(planned, int):
-            if self._planned or not self._rest.overlaps:
-                self._rest.seconds.append(now - self._collected_s)
-                if len(self._rest.seconds) == HOLDS:
+            rest = self._rest
+            # Of a rest that is over, the last step may end in the next one, of another batch.
+            if planned == rest.batch and (self._planned or not rest.overlaps):
+                rest.seconds.append(now - self._collected_s)
+                if len(rest.seconds) == HOLDS:
                     self._observe_rest()
             self._collected_s = now
             return

@@ -52,8 +52,11 @@ def latent_attention(
     if num_tiles == 0:
         return
     splits = num_splits(num_tiles) if splits is None else splits
-    partial = q.new_empty(splits, num_tokens * num_heads, head_dim, dtype=torch.float32)
-    stats = q.new_empty(splits, num_tokens * num_heads, 2, dtype=torch.float32)
+    made: torch.Tensor = out
+    stats: torch.Tensor | None = None
+    if splits > 1:  # there are few tokens then
+        made = q.new_empty(splits, num_tokens * num_heads, head_dim, dtype=torch.float32)
+        stats = q.new_empty(splits, num_tokens * num_heads, 2, dtype=torch.float32)
     sizes = {
         "HEADS": num_heads,
         "HEAD_DIM": head_dim,
@@ -65,7 +68,7 @@ def latent_attention(
         "TILE_ROWS": ROWS,
     }
     _attend[(num_tiles, splits)](
-        out if splits == 1 else partial,
+        made,
         stats,
         q,
         cache if k_scale is None else cache.view(torch.uint8),
@@ -89,7 +92,7 @@ def latent_attention(
     if splits > 1:
         _merge[(num_tiles * ROWS,)](
             out,
-            partial,
+            made,
             stats,
             seq_lens,
             cu_queries,

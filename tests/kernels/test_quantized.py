@@ -166,6 +166,18 @@ def test_few_rows_are_never_rounded(tiled: bool, monkeypatch: pytest.MonkeyPatch
     assert not any(quantized.rounds(rows, odd, torch.bfloat16) for rows in (1, 17, 64, 200))
 
 
+def test_without_kernels_of_our_own_nothing_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They could not be built, though the GPU multiplies in FP8."""
+    monkeypatch.setattr(cuda, "available", lambda: False)
+    monkeypatch.setattr(quantized, "_multiplies_fp8", lambda device: True)
+    x = randn(80, 256, seed=1).to(torch.bfloat16)
+    weight, scale = reference.quantize_rows(randn(64, 256, seed=2))
+    assert not quantized.rounds(80, weight, x.dtype)
+    want = x.double() @ (weight.double() * scale).T
+    assert relative_error(quantized.fp8_linear(x, weight, scale, None), want) < 0.04
+    assert quantized.fp8_gated_linear(x, weight, scale, None, round_out=False).shape == (80, 32)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tokens", [40, 300, 700])

@@ -70,6 +70,26 @@ def test_what_is_read(
     torch.testing.assert_close(pair.up, tensors[PREFIX + "v_proj.lora_B.weight"] * scaling)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float64])
+def test_floats_of_any_size_are_read(load: Load, tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {
+        PREFIX + "q_proj.lora_A.weight": torch.full((8, 48), 0.5).to(dtype),
+        PREFIX + "q_proj.lora_B.weight": torch.full((48, 8), 0.25).to(dtype),
+    }
+    write_files(tmp_path, tensors, r=8, target_modules=["q_proj"])
+    pair = load(tmp_path).pairs["model.layers.0.self_attn.q_proj"]
+    torch.testing.assert_close(pair.down, torch.full((8, 48), 0.5))
+    torch.testing.assert_close(pair.up, torch.full((48, 8), 1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float32])
+def test_what_is_no_number_is_refused(load: Load, tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {PREFIX + "q_proj.lora_A.weight": torch.full((8, 48), float("nan")).to(dtype)}
+    write_files(tmp_path, tensors, r=8, target_modules=["q_proj"])
+    with pytest.raises(AdapterLoadError, match="no finite numbers"):
+        load(tmp_path)
+
+
 def test_the_digest_is_of_the_content(load: Load, model_dir: Path, tmp_path: Path) -> None:
     no_fields: dict[str, Any] = {}
     digests = [

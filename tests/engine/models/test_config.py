@@ -102,6 +102,7 @@ def test_generation_config_decides_the_end_of_sequence(
         ({"max_position_embeddings": 0}, r">= 1 - at `\$.max_position_embeddings`"),
         ({"rms_norm_eps": -1.0}, r"Expected `float` > 0.0 - at `\$.rms_norm_eps`"),
         ({"rope_parameters": {"rope_theta": "ten"}}, "rope_theta: must be a number above 0"),
+        ({"rope_parameters": {"rope_theta": None}}, "rope_theta: must be a number above 0"),
         ({"rope_parameters": {"rope_theta": 0}}, "rope_theta: must be a number above 0, got 0"),
         ({"rope_scaling": {"type": "linear", "factor": -2}}, "factor: must be a .*, got -2"),
     ],
@@ -164,6 +165,7 @@ def test_every_familys_defaults_are_those_of_transformers(
         ("MixtralForCausalLM", {"num_experts_per_tok": 9}, "num_experts_per_tok: 9 of 8 experts"),
         ("Qwen3MoeForCausalLM", {"num_experts_per_tok": 0}, r">= 1 - at `\$.num_experts_per_tok`"),
         ("DeepseekV3ForCausalLM", {"n_group": 7}, "n_group: 7 groups of 256 experts"),
+        ("DeepseekV3ForCausalLM", {"n_group": 256}, "n_group: 256, but the two best of a group"),
         ("DeepseekV3ForCausalLM", {"topk_group": 9}, "topk_group: 9 of 8 groups"),
         (
             "DeepseekV3ForCausalLM",

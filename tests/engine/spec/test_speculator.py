@@ -350,6 +350,27 @@ def test_a_rest_ends_with_the_batch_that_it_was_for() -> None:
     core.check_integrity()
 
 
+def test_what_a_rest_took_is_learned_of_its_own_batch() -> None:
+    """The last step of a rest ends when the batch is another one already."""
+    runner = TimedRunner(padded(H200), 0.05)
+    core, _ = start(runner, 64, overlap=True)
+    run(core, runner, 200)
+    learned: list[int] = []
+    adaptive = core._speculator._adaptive
+    observe_rest = adaptive.observe_rest
+
+    def spy(batch: int, seconds: Sequence[float]) -> None:
+        learned.extend([batch] * len(seconds))
+        observe_rest(batch, seconds)
+
+    adaptive.observe_rest = spy  # type: ignore[method-assign]
+    while not core._speculator.rests(64):
+        run(core, runner, 1)
+    core.abort([str(index) for index in range(56, 64)])
+    run(core, runner, 2)
+    assert learned.count(56) == 1, "only one of these is over"
+
+
 class Slow(Guesses):
     """Thinks for a while, and has no idea."""
 
