@@ -138,13 +138,7 @@ __global__ void __launch_bounds__(kThreads, 2) low_rank_linear_kernel(const LowR
   }
   allow_next();
 
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      partial[warp][i / 2 * 8 + g][group * 8 + t * 2 + i % 2] = sum[group][i];
-    }
-  }
+  keep_skinny(partial[warp], sum, g, t);
   __syncthreads();
   const int token = place < kGroups * 8 ? token_at(place) : -1;
   float total = 0.f;

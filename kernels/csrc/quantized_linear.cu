@@ -20,14 +20,6 @@ __device__ __forceinline__ uint32_t word(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-__device__ __forceinline__ uint4 load_once(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-}
-
 template <typename T>
 struct Fp8 {
   static constexpr int kChunk = 64;  // elements of k that a warp takes at a time
@@ -177,13 +169,7 @@ __global__ void __launch_bounds__(kThreads, Format<T>::template kUnroll<kGroups>
   }
   allow_next();
 
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      partial[warp][i / 2 * 8 + g][group * 8 + t * 2 + i % 2] = sum[group][i];
-    }
-  }
+  keep_skinny(partial[warp], sum, g, t);
   __syncthreads();
   store_skinny<T>(p.out, p.tokens, p.features, p.gated, [&](int row, int token) {
     const int feature = skinny_feature(row, p.features, p.gated);

@@ -2,6 +2,7 @@
 // rounded to its own type first, as if it had been written and read again.
 
 #include "fp8.cuh"
+#include "reduce.cuh"
 #include "rounded_rows.cuh"
 #include "rows.cuh"
 
@@ -10,12 +11,6 @@ namespace {
 
 constexpr float kLargest = 448.f;   // of e4m3
 constexpr float kMinScale = 1e-12f;  // of a row of zeros
-
-__device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, d));
-  return x;
-}
 
 __device__ __forceinline__ float block_max(float x) {
   __shared__ float largest[32];

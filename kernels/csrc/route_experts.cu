@@ -3,6 +3,7 @@
 #include <climits>
 
 #include "dependent_launch.cuh"
+#include "reduce.cuh"
 #include "route_experts.cuh"
 
 namespace sluice {
@@ -11,18 +12,6 @@ namespace {
 constexpr int kRouteWarps = 8;
 constexpr int kGroupThreads = 1024;
 constexpr unsigned kAll = ~0u;
-
-__device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, d));
-  return x;
-}
-
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(kAll, x, d);
-  return x;
-}
 
 // An integer in the order of floats.
 __device__ __forceinline__ unsigned ordered(float x) {

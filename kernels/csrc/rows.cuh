@@ -3,6 +3,7 @@
 
 #include "dependent_launch.cuh"
 #include "layer_ops.cuh"
+#include "reduce.cuh"
 #include "vector.cuh"
 
 namespace sluice {
@@ -10,12 +11,6 @@ namespace sluice {
 constexpr int kRowVectors = 4;  // most of a row that one thread holds
 
 inline int row_threads(int vectors) { return min(1024, (vectors + 31) / 32 * 32); }
-
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(~0u, x, d);
-  return x;
-}
 
 __device__ __forceinline__ float block_sum(float x) {
   __shared__ float sums[32];

@@ -25,14 +25,6 @@ struct Weights {
   uint4 low[kUnroll][2], high[kUnroll][2];  // features g and g + 8, two halves of a chunk
 };
 
-__device__ __forceinline__ uint4 load_once(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-}
-
 template <typename T, int kGroups>  // groups of 8 tokens
 __global__ void __launch_bounds__(kThreads, 2) skinny_linear_kernel(const SkinnyLinear p) {
   __shared__ float partial[kWarps][kSkinnyFeatures][kGroups * 8 + 1];
@@ -87,11 +79,7 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_linear_kernel(const Skinny
   }
   allow_next();
 
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) partial[warp][i / 2 * 8 + g][group * 8 + t * 2 + i % 2] = sum[group][i];
-  }
+  keep_skinny(partial[warp], sum, g, t);
   __syncthreads();
   store_skinny<T>(p.out, p.tokens, p.features, p.gated, [&](int row, int token) {
     float total = 0.f;

@@ -13,6 +13,17 @@ __device__ __forceinline__ int skinny_feature(int row, int features, bool gated)
   return (row < 8 ? 0 : features / 2) + blockIdx.x * 8 + row % 8;
 }
 
+// A warp's sums by feature and token, as lane 4 * g + t has them of MMAs of 16 features, 8 tokens.
+template <int kGroups, int kColumns>
+__device__ __forceinline__ void keep_skinny(float (&partial)[kSkinnyFeatures][kColumns],
+                                            const float (&sum)[kGroups][4], int g, int t) {
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) partial[i / 2 * 8 + g][group * 8 + t * 2 + i % 2] = sum[group][i];
+  }
+}
+
 // feature(row, token): the finished sum, rounded to T. 256 threads, at most 16 tokens.
 template <typename T, typename Feature>
 __device__ __forceinline__ void store_skinny(void* to, int tokens, int features, bool gated,

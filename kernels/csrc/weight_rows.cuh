@@ -3,19 +3,11 @@
 #pragma once
 
 #include "mma.cuh"
+#include "vector.cuh"
 
 namespace sluice {
 
 constexpr int kWeightChunk = 64;  // elements of k
-
-// 16 bytes that nobody reads again.
-__device__ __forceinline__ uint4 load_once(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-}
 
 // A chunk of rows g and g + 8, where g = lane / 4: this lane's 8 elements of each of its two halves.
 struct WeightRows {
