@@ -22,6 +22,7 @@ _MAX_SPLITS = 32
 _PROGRAMS = 264
 """About what a large GPU runs at a time."""
 _MIN_SPLIT_KEYS = 64
+_LOG2E = tl.constexpr(1.4426950408889634)
 
 
 def num_splits(num_tiles: int) -> int:
@@ -111,6 +112,33 @@ def _split_keys(seq_len, KEYS: tl.constexpr, SPLITS: tl.constexpr, MIN_SPLIT: tl
 
 
 @triton.jit
+def _load_rows(base, at, real, main, rest, HEAD_DIM: tl.constexpr):
+    """Of the rows that begin ``at``, [rows]: their power of two, and the rest."""
+    in_rest = real[:, None] & (rest < HEAD_DIM)[None, :]
+    of_main = tl.load(base + at[:, None] + main[None, :], mask=real[:, None], other=0)
+    return of_main, tl.load(base + at[:, None] + rest[None, :], mask=in_rest, other=0)
+
+
+@triton.jit
+def _store_rows(base, at, real, main, rest, of_main, of_rest, HEAD_DIM: tl.constexpr):
+    kind = base.dtype.element_ty
+    in_rest = real[:, None] & (rest < HEAD_DIM)[None, :]
+    tl.store(base + at[:, None] + main[None, :], of_main.to(kind), mask=real[:, None])
+    tl.store(base + at[:, None] + rest[None, :], of_rest.to(kind), mask=in_rest)
+
+
+@triton.jit
+def _online_softmax(qk, best, total):
+    """exp2(qk - the maximum so far), how much earlier ones fade, the maximum and the sum so far."""
+    new_best = tl.maximum(best, tl.max(qk, 1))
+    # Of a row that has seen nothing yet, -inf - -inf would be NaN.
+    anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
+    p = tl.exp2(qk - anchor[:, None])
+    fade = tl.exp2(best - anchor)
+    return p, fade, new_best, total * fade + tl.sum(p, 1)
+
+
+@triton.jit
 def _attend(
     made,
     stats,
@@ -148,7 +176,6 @@ def _attend(
     end = min(begin + length, seq_len)
     query_start = tl.load(cu_queries + sequence)
     num_queries = tl.load(cu_queries + sequence + 1) - query_start
-
     first_row = tl.load(tiles + 2 * tl.program_id(0) + 1) * TILE_ROWS
     row = first_row + tl.arange(0, TILE_ROWS)
     token = row // HEADS
@@ -158,16 +185,9 @@ def _attend(
         end = min(end, seq_len - num_queries + (first_row + TILE_ROWS - 1) // HEADS + 1)
     main = tl.arange(0, MAIN)
     rest = MAIN + tl.arange(0, REST)
-    in_rest = rest < HEAD_DIM
     from_q = (query_start + token).to(tl.int64) * q_stride + row % HEADS * HEAD_DIM
-    q_main = tl.load(q + from_q[:, None] + main[None, :], mask=real[:, None], other=0.0)
-    q_rest = tl.load(
-        q + from_q[:, None] + rest[None, :], mask=real[:, None] & in_rest[None, :], other=0.0
-    )
-    factor = 1.0
-    if FP8:
-        factor = tl.load(k_scale)
-    log2e: tl.constexpr = 1.4426950408889634
+    q_main, q_rest = _load_rows(q, from_q, real, main, rest, HEAD_DIM)
+    factor = tl.load(k_scale) if FP8 else 1.0
     best = tl.full([TILE_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([TILE_ROWS], tl.float32)
     acc_main = tl.zeros([TILE_ROWS, MAIN], tl.float32)
@@ -178,27 +198,17 @@ def _attend(
         known = slot < end
         block = tl.load(table + slot // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
         at = (block * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM
-        k_main = tl.load(cache + at[:, None] + main[None, :], mask=known[:, None], other=0)
-        k_rest = tl.load(
-            cache + at[:, None] + rest[None, :], mask=known[:, None] & in_rest[None, :], other=0
-        )
+        k_main, k_rest = _load_rows(cache, at, known, main, rest, HEAD_DIM)
         if FP8:
             k_main, k_rest = from_fp8(k_main, q_main.dtype), from_fp8(k_rest, q_main.dtype)
         qk = tl.dot(q_main, tl.trans(k_main), input_precision=PRECISION)
         qk = tl.dot(q_rest, tl.trans(k_rest), qk, input_precision=PRECISION)
         visible = known[None, :] & (slot[None, :] <= position[:, None])
-        qk = tl.where(visible, qk * (scale * factor * log2e), float("-inf"))
-        new_best = tl.maximum(best, tl.max(qk, 1))
-        # Of a row that has seen nothing yet, -inf - -inf would be NaN.
-        anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
-        p = tl.exp2(qk - anchor[:, None])
-        fade = tl.exp2(best - anchor)
-        total = total * fade + tl.sum(p, 1)
+        qk = tl.where(visible, qk * (scale * factor * _LOG2E), float("-inf"))
+        p, fade, best, total = _online_softmax(qk, best, total)
         p = p.to(k_main.dtype)
         acc_main = tl.dot(p, k_main, acc_main * fade[:, None], input_precision=PRECISION)
         acc_rest = tl.dot(p, k_rest, acc_rest * fade[:, None], input_precision=PRECISION)
-        best = new_best
-
     if SPLITS == 1:
         divisor = tl.where(real, total, 1.0)[:, None]
         acc_main, acc_rest = acc_main / divisor, acc_rest / divisor
@@ -208,10 +218,7 @@ def _attend(
         tl.store(stats + to * 2, best, mask=real)
         tl.store(stats + to * 2 + 1, total, mask=real)
         to *= HEAD_DIM
-    kind = made.dtype.element_ty
-    in_rest = real[:, None] & in_rest[None, :]
-    tl.store(made + to[:, None] + main[None, :], (acc_main * factor).to(kind), mask=real[:, None])
-    tl.store(made + to[:, None] + rest[None, :], (acc_rest * factor).to(kind), mask=in_rest)
+    _store_rows(made, to, real, main, rest, acc_main * factor, acc_rest * factor, HEAD_DIM)
 
 
 @triton.jit
