@@ -42,6 +42,7 @@ from gateway.config import Config, ModelsConfig, ServedEngineConfig, ServerConfi
 from gateway.data_dir import DataDir, Keys, Running
 from gateway.errors import AddressInUse, SetupError
 from gateway.load_progress import LoadLines
+from gateway.signals import ending_signals_sent_to
 from tenants.authenticator import Authenticator
 from tenants.embedded import EmbeddedPostgres
 from tenants.errors import AuthenticationFailed
@@ -112,18 +113,16 @@ class Demo:
 
     async def _main(self) -> None:
         self._task = asyncio.current_task()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
-        # A taken port is found before anything is started; the server binds it again itself.
-        self._check_address()
-        self._folder.create()
-        with self._folder.owned() as is_first:
-            if is_first:
-                self._ready_files.append(self._folder.ready_file)
-            else:
-                self._tell_of_the_first()
-            await self._run()
+        with ending_signals_sent_to(self._on_signal):
+            # A taken port is found before anything is started; the server binds it again itself.
+            self._check_address()
+            self._folder.create()
+            with self._folder.owned() as is_first:
+                if is_first:
+                    self._ready_files.append(self._folder.ready_file)
+                else:
+                    self._tell_of_the_first()
+                await self._run()
 
     def _tell_of_the_first(self) -> None:
         running = self._folder.running()
@@ -160,7 +159,7 @@ class Demo:
                 self._console.print("Stopping PostgreSQL", style="dim")
             await _in_thread(postgres.stop)
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         """While it serves, the server acts on signals itself; before that, we do."""
         self._num_signals += 1
         assert self._task is not None

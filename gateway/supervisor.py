@@ -30,6 +30,7 @@ from gateway.config import Config, ServerConfig
 from gateway.engine_client import make_engine_client
 from gateway.errors import SetupError
 from gateway.lifecycle import ABORT_S
+from gateway.signals import ending_signals_sent_to
 from gateway.worker import Launch, Started
 
 logger = logging.getLogger(__name__)
@@ -202,7 +203,7 @@ async def _until_stopped(
             supervisor.hurry()
         signalled.set()
 
-    with _signals(on_signal):
+    with ending_signals_sent_to(on_signal):
         starting = asyncio.create_task(engine.start(), name="engine start")
         working = asyncio.create_task(supervisor.run(on_ready), name="workers")
         stopping = asyncio.create_task(signalled.wait(), name="signals")
@@ -225,19 +226,6 @@ def _raise_failure(working: asyncio.Task[None]) -> None:
     while isinstance(failure, BaseExceptionGroup):
         failure = failure.exceptions[0]
     raise failure
-
-
-@contextlib.contextmanager
-def _signals(on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, on_signal, number)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 @contextlib.contextmanager

@@ -105,12 +105,6 @@ def _missing_browser() -> str | None:
     return None
 
 
-# A shell's background job ignores Ctrl-C, and its children inherit that: tests that send one to
-# their own children need the default back.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def _missing_time() -> str | None:
     return None if os.environ.get("SLUICE_LONG_TESTS") else "takes minutes: SLUICE_LONG_TESTS=1"
 
@@ -136,6 +130,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers():
         if reason := missing(mark.name):
             pytest.skip(reason)
+    _hear_ctrl_c()
+
+
+def _hear_ctrl_c() -> None:
+    """Whatever came before: a shell's background job ignores Ctrl-C and its children inherit that,
+    and a loop that pytest-asyncio stops between fixture and test leaves a handler to nobody."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 PATIENCE_MS = 30_000

@@ -2,19 +2,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from engine.interrupts import interrupts_held_back
-
-
-@pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
-    """A process started in the background ignores interrupts from its first moment on."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def interrupted(times: int, done: list[str]) -> None:
