@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from engine.messages import FinishReason, StructuredOutputs
+    from engine.messages import FinishReason
     from engine.request import Request
+    from engine.sampling_params import StructuredOutputs
     from grammar.compiler import CompiledGrammar, GrammarCompiler
     from grammar.matcher import TokenMatcher
     from grammar.spec import Kind

@@ -22,19 +22,10 @@ from engine.errors import AdapterLoadError, ConfigError, EngineError, InvalidReq
 from engine.field_hints import explain
 from engine.interrupts import interrupts_held_back
 from engine.lora.request import LoRARequest
-from engine.messages import (
-    AdapterRef,
-    GenerateRequest,
-    LoadProgress,
-    Ready,
-    RequestOutput,
-    RequestOutputKind,
-    SamplingParams,
-    Stats,
-    StructuredOutputs,
-)
+from engine.messages import AdapterRef, GenerateRequest, LoadProgress, Ready, RequestOutput, Stats
 from engine.outputs import CompletionOutput, GenerationOutput, GenerationProgress, Logprob
 from engine.process import build_engine
+from engine.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputs
 from engine.tokenizer import Tokenizer
 
 __all__ = [

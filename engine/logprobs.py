@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.messages import SamplingParams, TokenLogprobs
+    from engine.messages import TokenLogprobs
+    from engine.sampling_params import SamplingParams
 
 
 class Logprobs:

@@ -11,7 +11,8 @@ from engine.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from engine.messages import GenerateRequest, SamplingParams
+    from engine.messages import GenerateRequest
+    from engine.sampling_params import SamplingParams
 
 
 class RequestChecks:

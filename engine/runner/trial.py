@@ -8,11 +8,11 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.layers.attention import StepContext
-from engine.messages import SamplingParams
 from engine.models.base import Model, ModelFacts
 from engine.runner.inputs import ChunkFields, build_inputs
 from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
+from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk
 
 
