@@ -103,7 +103,7 @@ class ClientError(SetupError):
 
 
 def quoted(text: str) -> str:
-    """What a client sent, as an error message may show it: an id can be of any length."""
+    """A client's text shortened for an error message: an id can be of any length."""
     return repr(text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…")
 
 
@@ -133,7 +133,8 @@ class ApiError(Exception):
         self.extra_headers = headers or {}
 
     def object(self) -> ErrorObject:
-        """As the client gets it. SDKs show people the message alone: it names the field too."""
+        """The error object that the client gets. SDKs show people only the message, so it names the
+        field, too."""
         message, param = self.message, self.param
         if param is not None and not _is_named(param, message):
             message = f"{param}: {message}"
@@ -149,14 +150,15 @@ class ApiError(Exception):
         return msgspec.json.encode(ErrorBody(self.object()))
 
     def limit_headers(self) -> dict[str, str]:
-        """When to try again, and what is left of the limits: WebSockets have them in the event."""
+        """Headers that say when to try again and what is left of the limits; WebSockets send them
+        in the event."""
         headers = dict(self.extra_headers)
         if self.retry_after_s is not None:
             headers["retry-after"] = str(math.ceil(self.retry_after_s))
         return headers
 
     def headers(self, *, began: bool = False) -> dict[str, str]:
-        """``began``: tokens were generated already, so a silent second try would cost twice."""
+        """began: tokens were generated already, so a silent retry would be billed twice."""
         headers = {"content-type": "application/json", **self.limit_headers()}
         if (self.status >= 500 or self.status == 429) and (began or not self.retryable):
             headers["x-should-retry"] = "false"
@@ -164,7 +166,7 @@ class ApiError(Exception):
 
 
 def _is_named(param: str, message: str) -> bool:
-    """Whether ``message`` has the last name on the path."""
+    """Whether ``message`` mentions the last name of the path ``param``."""
     name = re.sub(r"\[.*?\]", "", param).rpartition(".")[2]
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message) is not None
 
@@ -266,7 +268,7 @@ class Conflict(ApiError):
     close_code = 1008
 
     def headers(self, *, began: bool = False) -> dict[str, str]:
-        # OpenAI's clients take every 409 for a lock that will be free soon.
+        # OpenAI's clients treat every 409 as a lock that will soon be free.
         return {**super().headers(began=began), "x-should-retry": "false"}
 
 
