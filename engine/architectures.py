@@ -37,7 +37,7 @@ NATIVE = {
 }
 """By the name in a checkpoint's ``architectures``."""
 
-QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors"]
+QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors", "modelopt"]
 """Of weights, by vLLM's names: what a native family can be loaded with."""
 QUANTIZATIONS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 FALLBACK_QUANTIZATIONS: tuple[QuantizationMethod, ...] = ("fp8",)
