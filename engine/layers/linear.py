@@ -107,6 +107,17 @@ class Linear(Module):
         if self.bias is not None:
             yield "bias", self.bias
 
+    def load(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """From tensors in place of a checkpoint's; a quantized weight must be rounded as it loads.
+
+        Of one part, weight: [out_features, in_features].
+        """
+        (part,) = self.parts
+        for path, target in self.named_weights():
+            tensor = weight if path == "weight" else bias
+            assert tensor is not None, path
+            target.load(part, tensor)
+
     def pack(self) -> None:
         if self.quantized is not None:
             if self.quantized.prepare():
@@ -174,6 +185,7 @@ class TiedLinear(Module):
 
     def __init__(self, weight: Weight) -> None:
         self._weight = weight
+        self._own: Linear | None = None
         self.packed: PackedLinear | None = None
 
     @property
@@ -181,10 +193,31 @@ class TiedLinear(Module):
         """The embedding's."""
         return self._weight
 
+    @property
+    def quantized(self) -> QuantizedWeight | None:
+        return None if self._own is None else self._own.quantized
+
+    def quantize(self, weight: Callable[[Linear], QuantizedWeight]) -> None:
+        """Multiply with a quantized copy. The embedding stays as it is: few of its rows are read.
+
+        weight: one that is loaded from a plain weight.
+        """
+        (vocab_size, hidden_size), data = self._weight.data.shape, self._weight.data
+        self._own = Linear(
+            hidden_size, {"": vocab_size}, bias=False, dtype=data.dtype, device=data.device
+        )
+        self._own.quantize(weight)
+
     def pack(self) -> None:
-        self.packed = _pack(self._weight.data, None)
+        if self._own is None:
+            self.packed = _pack(self._weight.data, None)
+        else:
+            self._own.load(self._weight.data)
+            self._own.pack()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._own is not None:
+            return self._own(x)
         if self.packed is not None:
             return self.packed(x)
         return products.linear(x, self._weight.data, None)

@@ -256,7 +256,7 @@ def _uses(config: EngineConfig, model: Model, facts: ModelFacts) -> Iterator[pro
         match module:
             case GatedMLP() if module.activation == "silu":
                 gated.add(module.gate_up_proj)
-            case Linear() if module.quantized is not None:
+            case Linear() | TiedLinear() if module.quantized is not None:
                 pass
             case Linear() | TiedLinear():
                 weight = module.weight.data
