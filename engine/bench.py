@@ -27,7 +27,7 @@ from rich.table import Table
 
 from engine.errors import ConfigError, EngineError
 from engine.llm import LLM, TokensPrompt
-from engine.messages import SamplingParams
+from engine.sampling_params import SamplingParams
 from engine.spec.config import SpeculativeConfig
 from engine.transport import IDLE_THREADS
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
-from engine.messages import SamplingParams, StructuredOutputs
+from engine.sampling_params import SamplingParams, StructuredOutputs
 from engine.tokenizer import Tokenizer
 from gateway import output_format, text_prompt, tool_use, unsupported
 from gateway.admitted import Admitted

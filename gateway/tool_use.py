@@ -102,10 +102,6 @@ class Tools:
         if not fields.tools:
             if choice not in (None, "none", "auto"):
                 raise InvalidRequestError("Only allowed when tools are given.", param="tool_choice")
-            if fields.parallel_tool_calls is not None and fields.tools is None:
-                raise InvalidRequestError(
-                    "Only allowed when tools are given.", param="parallel_tool_calls"
-                )
             return None
         tools = _checked(fields.tools)
         if choice == "none":
@@ -308,6 +304,12 @@ def _check_schema(tool: FunctionTool, path: str) -> None:
         output_format.check_strict(spec, param)
     else:
         output_format.check_form(spec, param)
+    kind = function.parameters.get("type", "object")
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
+        raise InvalidRequestError(
+            f"Arguments are an object, so the schema's type must be 'object', got {kind!r}.",
+            param=param,
+        )
 
 
 def _chosen(

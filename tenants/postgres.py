@@ -73,7 +73,6 @@ from tenants.types import (
     UsageEvent,
     UsageGroup,
     UsageSum,
-    UsageTotals,
 )
 
 MAX_AUDIT_ID = 2**63 - 1
@@ -399,9 +398,6 @@ class PostgresStore(Store):
     async def reap(self, *, patience: timedelta = NO_TIME) -> UUID | None:
         request_id: UUID | None = (await self._one("reap", patience, self._now()))["request_id"]
         return request_id
-
-    async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
-        return UsageTotals(**await self._one("usage_totals", tenant_id, tenant_id=tenant_id))
 
     async def sum_usage(
         self,

@@ -23,7 +23,6 @@ from tenants.types import (
     UsageEvent,
     UsageGroup,
     UsageSum,
-    UsageTotals,
 )
 
 NO_TIME = timedelta()
@@ -189,9 +188,6 @@ class Store(Protocol):
         """Settle one request whose lease ran out ``patience`` ago, as ``error``; None when there is
         none. One that only queues is released as soon as its lease has run out.
         """
-
-    async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
-        """Sums over the tenant's ledger."""
 
     async def sum_usage(
         self,

@@ -160,16 +160,6 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidValue("created_at", "needs a time zone")
 
 
-class UsageTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over a tenant's ledger."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    cost_micro: int = 0
-
-
 UsageGroup = Literal["tenant", "project", "key", "model"]
 USAGE_GROUPS: tuple[UsageGroup, ...] = get_args(UsageGroup)
 UsageBucket = Literal["hour", "day", "total"]

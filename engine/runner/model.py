@@ -1,4 +1,4 @@
-"""Which implementation serves a model, and the model itself with its weights."""
+"""Chooses the implementation that serves a model, and loads the model with its weights."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ OnProgress = Callable[[LoadProgress], None]
 
 
 def read_facts(config: EngineConfig) -> ModelFacts:
-    """Of our own implementation if there is one, or as ``model_impl`` says.
+    """The facts of our own implementation if there is one, or of the one that ``model_impl`` names.
 
-    ``ModelLoadError`` says why neither can serve.
+    ``ModelLoadError`` says why neither can serve the model.
     """
     architecture = read_architecture(config.model_dir)
     if config.model_impl == "native" or (config.model_impl == "auto" and architecture in NATIVE):
@@ -52,7 +52,7 @@ def load_model(
     device: torch.device,
     report: OnProgress,
 ) -> Model:
-    """facts: of ``read_facts``. ``report`` hears of the shares [0.05, 0.9]."""
+    """facts: from ``read_facts``. ``report`` is told of progress within [0.05, 0.9]."""
     if isinstance(facts, ModelConfig):
         quantization = read_quantization(config.model_dir, config.quantization)
         model = create_model(facts, max_model_len=max_model_len, dtype=dtype, device=device)

@@ -12,7 +12,8 @@ import psutil
 
 from engine.client import EngineClient, RequestStream
 from engine.config import EngineConfig
-from engine.messages import GenerateRequest, SamplingParams
+from engine.messages import GenerateRequest
+from engine.sampling_params import SamplingParams
 from tests.engine.stand_in import StandInProcess
 
 ENDLESS = 1 << 30

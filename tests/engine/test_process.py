@@ -28,16 +28,15 @@ from engine.messages import (
     LoadProgress,
     Ping,
     Ready,
-    SamplingParams,
     Shutdown,
     Stats,
     StepOutputs,
-    StructuredOutputs,
     UnloadAdapter,
     decode_engine_message,
     encode,
 )
 from engine.process import Engine, OnProgress, run, serve
+from engine.sampling_params import SamplingParams, StructuredOutputs
 from engine.tokenizer import Tokenizer
 from engine.transport import Launch
 from tests.engine import toys

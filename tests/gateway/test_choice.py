@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.client import RequestStream
-from engine.messages import RequestOutput, SamplingParams, TokenLogprobs
+from engine.messages import RequestOutput, TokenLogprobs
+from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from gateway.admitted import Admitted
 from gateway.assembler import Delta
