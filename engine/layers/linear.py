@@ -10,8 +10,9 @@ import torch
 
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
-from kernels import cpu, onednn, ops, products, rounded
+from kernels import cpu, onednn, ops, rounded
 from kernels.experts import ExpertMatrices
+from kernels.products import UNMEASURED, Products
 from kernels.rounded import Activations
 
 PackedLinear = cpu.PackedLinear | onednn.PackedLinear
@@ -92,6 +93,7 @@ class Linear(Module):
         self.bias: Weight | None = None
         if bias:
             self.bias = Weight(torch.empty(out_features, dtype=dtype, device=device), parts)
+        self.products: Products = UNMEASURED
         self.packed: PackedLinear | None = None
 
     def quantize(self, weight: Callable[[Linear], QuantizedWeight]) -> None:
@@ -150,7 +152,7 @@ class Linear(Module):
         assert isinstance(x, torch.Tensor), "rounded for a layer that is not quantized"
         if self.packed is not None:
             return self.packed(x)
-        return products.linear(x, self.weight.data, self._bias())
+        return self.products.linear(x, self.weight.data, self._bias())
 
     def gated(self, x: Activations, reader: Linear | None = None) -> Activations:
         """``silu(gate) * up`` of an output that is [gate | up].
@@ -165,7 +167,7 @@ class Linear(Module):
             return self._with(self.addition, x, gated=True)
         if self.packed is not None:
             return ops.silu_mul(self.packed(x))
-        return products.gated_linear(x, self.weight.data, self._bias())
+        return self.products.gated_linear(x, self.weight.data, self._bias())
 
     @property
     def _is_added_to(self) -> bool:
@@ -186,6 +188,7 @@ class TiedLinear(Module):
     def __init__(self, weight: Weight) -> None:
         self._weight = weight
         self._own: Linear | None = None
+        self.products: Products = UNMEASURED
         self.packed: PackedLinear | None = None
 
     @property
@@ -220,7 +223,7 @@ class TiedLinear(Module):
             return self._own(x)
         if self.packed is not None:
             return self.packed(x)
-        return products.linear(x, self._weight.data, None)
+        return self.products.linear(x, self._weight.data, None)
 
 
 def _pack(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
