@@ -12,8 +12,9 @@ import psutil
 
 from engine.client import EngineClient
 from engine.config import EngineConfig
-from engine.messages import GenerateRequest, SamplingParams
+from engine.messages import GenerateRequest
 from engine.request_stream import RequestStream
+from engine.sampling_params import SamplingParams
 from tests.engine.stand_in import StandInProcess
 
 ENDLESS = 1 << 30

@@ -24,9 +24,9 @@ from engine.messages import (
     GenerateRequest,
     LoadProgress,
     RequestOutput,
-    SamplingParams,
     TokenLogprobs,
 )
+from engine.sampling_params import SamplingParams
 from tests.engine.stand_in import StandInProcess, expected_tokens
 from tests.engine.stand_in_client import read, request, running, until
 
