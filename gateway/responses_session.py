@@ -191,7 +191,7 @@ class ResponsesSession(SocketSession):
                 async for events in running:
                     for event in events:
                         frame = event.data[:-1] + tail
-                        await self._outbox.put(run.id, frame.decode())
+                        await self._outbox.put(run.id, frame)
         finally:
             run.close()
             del self._running[run.id]
@@ -210,7 +210,7 @@ class ResponsesSession(SocketSession):
 
     # -- sending
 
-    def _error_frame(self, error: ApiError, lane: str | None = None) -> str:
+    def _error_frame(self, error: ApiError, lane: str | None = None) -> bytes:
         known = error.object()
         event = SocketError(
             status=error.status,
@@ -223,7 +223,7 @@ class ResponsesSession(SocketSession):
             ),
             stream_id=msgspec.UNSET if lane is None else lane,
         )
-        return msgspec.json.encode(event).decode()
+        return msgspec.json.encode(event)
 
     async def _send_error_to(self, lane: str | None, error: ApiError) -> None:
         await self._outbox.put(None, self._error_frame(error, lane))
