@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from gateway.outlet import Outlet
 
@@ -53,6 +53,17 @@ class Outbox:
         while self._unsent.get(turn, 0) >= self._max_bytes:
             self._drained.clear()
             await self._drained.wait()
+        self._queue(turn, frame)
+
+    def put_all_now(self, turn: str | None, frames: Iterable[bytes]) -> None:
+        """Send a few at once, as far as the reader takes them; the rest is queued."""
+        for frame in frames:
+            if self.is_free:
+                self._outlet.put(frame)
+            else:
+                self._queue(turn, frame)
+
+    def _queue(self, turn: str | None, frame: bytes) -> None:
         self._unsent[turn] += len(frame)
         self._frames.append((turn, frame))
         self._filled.set()

@@ -273,13 +273,17 @@ class _MadeItems:
 
     __slots__ = ("_make", "_record")
 
-    def __init__(self, record: _Record, make: Callable[[Text], bytes]) -> None:
+    def __init__(self, record: _Record, make: Callable[[Text], bytes | None]) -> None:
         self._record = record
         self._make = make
 
     def put(self, text: Text, now: float) -> bool:
-        if not self._record.ended:
-            self._record.say(self._make(text), now)
+        if self._record.ended:
+            return True
+        item = self._make(text)
+        if item is None:
+            return False
+        self._record.say(item, now)
         return True
 
 

@@ -58,7 +58,7 @@ class _Running:
     )
 
     def __init__(
-        self, work: Work, heartbeat: Callable[[], bytes] | None, *, is_detached: bool
+        self, work: Work, heartbeat: Callable[[], bytes | None] | None, *, is_detached: bool
     ) -> None:
         self.work = work
         self.is_detached = is_detached
@@ -180,7 +180,7 @@ class Streams:
         tenant_id: UUID,
         kind: StreamKind,
         cut: Callable[[ApiError], bytes],
-        heartbeat: Callable[[], bytes] | None = None,
+        heartbeat: Callable[[], bytes | None] | None = None,
         is_detached: bool = False,
         retention_s: float | None = None,
     ) -> Reader:
@@ -348,5 +348,5 @@ class Streams:
             return
         silence_s = asyncio.get_running_loop().time() - self._log.said_at(stream_id)
         # Several readers of one silence: the first one's beat is everybody's.
-        if silence_s >= self._heartbeat_s / 2:
-            self._log.append(stream_id, [running.heartbeat()])
+        if silence_s >= self._heartbeat_s / 2 and (item := running.heartbeat()) is not None:
+            self._log.append(stream_id, [item])

@@ -28,9 +28,9 @@ class Around(NamedTuple):
         return self.head + text + self.tail
 
 
-TextForm = Around | Callable[[Text], bytes]
+TextForm = Around | Callable[[Text], bytes | None]
 """How an event of text alone is made: from what is always around it, or by a function that is
-called once for each event, in their order."""
+called once for each event, in their order; None where this one takes more than an event."""
 
 
 class TextSink(Protocol):
