@@ -31,6 +31,9 @@ Replay = Annotated[
 WebSocket = Annotated[
     bool, typer.Option("--websocket", help="Over the WebSocket /v1/chat, not as SSE.")
 ]
+UsesResponses = Annotated[
+    bool, typer.Option("--responses", help="From /v1/responses, not /v1/chat/completions.")
+]
 Duration = Annotated[
     float | None, typer.Option(min=1, help="Seconds for each level, in place of --requests.")
 ]
@@ -79,6 +82,7 @@ def bench(
     max_tokens: MaxTokens = 64,
     replay: Replay = None,
     websocket: WebSocket = False,
+    responses: UsesResponses = False,
     duration: Duration = None,
     stalled: Stalled = 0.0,
     leaving: Leaving = 0.0,
@@ -112,6 +116,7 @@ def bench(
         max_tokens=max_tokens,
         replay_tokens_per_s=replay,
         uses_websocket=websocket,
+        uses_responses=responses,
         resumable=resumable,
         stalled=stalled,
         leaving=leaving,
