@@ -42,8 +42,8 @@ class GrammarSpec:
     """One grammar.
 
     ``source`` by kind: ``json_schema`` a schema as JSON text, in the words of draft 2020-12 or in
-    older ones (``grammar.schema.drafts``) · ``json_object`` empty · ``regex`` an expression the whole
-    output matches · ``choice`` a JSON array of strings · ``ebnf`` Lark or GBNF text ·
+    older ones (``grammar.schema.drafts``) · ``json_object`` empty · ``regex`` an expression that
+    the whole output matches · ``choice`` a JSON array of strings · ``ebnf`` Lark or GBNF text ·
     ``structural_tag`` a JSON object, see ``grammar.structural_tag``.
 
     ``strict`` is about schemas: a keyword that no backend enforces exactly is refused, instead of
