@@ -1,4 +1,4 @@
-"""``POST /v1/tokenize`` and ``POST /v1/detokenize``: what a prompt will cost, before it does."""
+"""``POST /v1/tokenize`` and ``POST /v1/detokenize``: what a prompt costs, before it is sent."""
 
 from __future__ import annotations
 
