@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,18 @@ _NUM_SEQS = 256
 MAX_DEFAULT_NUM_SEQS = 512
 """What ``max_num_seqs`` is on a GPU with much memory, where none is set."""
 _MUCH_MEMORY_BYTES = 64 * 2**30
+
+_AT_LEAST_ONE = (
+    *("block_size", "max_loras", "max_lora_rank"),
+    *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "max_num_partial_prefills"),
+    *("num_gpu_blocks_override", "num_threads"),
+    *("max_num_queued_reqs", "max_num_queued_tokens"),
+    *("max_num_queued_reqs_per_tenant", "max_num_queued_tokens_per_tenant"),
+)
+_AT_LEAST_ZERO = (
+    *("fair_share_input_cost", "fair_share_output_cost", "fair_share_cached_cost"),
+    *("fair_share_quantum", "swap_space", "long_prefill_token_threshold"),
+)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,67 +155,31 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Decides the sampling of requests that bring no seed of their own."""
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_loras", "max_lora_rank"):
-            _require(getattr(self, name) >= 1, name, "must be at least 1", getattr(self, name))
-        for name in (
-            "max_model_len",
-            "max_num_batched_tokens",
-            "max_num_seqs",
-            "num_gpu_blocks_override",
-            "num_threads",
-            "max_num_partial_prefills",
-            "max_num_queued_reqs",
-            "max_num_queued_tokens",
-            "max_num_queued_reqs_per_tenant",
-            "max_num_queued_tokens_per_tenant",
-        ):
+        for name in _AT_LEAST_ONE:
             value = getattr(self, name)
-            _require(value is None or value >= 1, name, "must be at least 1", value)
-        _require(
-            self.max_cpu_loras is None or self.max_cpu_loras >= self.max_loras,
-            "max_cpu_loras",
-            "must be at least max_loras",
-            self.max_cpu_loras,
-        )
-        _require(
-            0 < self.gpu_memory_utilization <= 1,
-            "gpu_memory_utilization",
-            "must be in (0, 1]",
-            self.gpu_memory_utilization,
-        )
-        for name in (
-            "fair_share_input_cost",
-            "fair_share_output_cost",
-            "fair_share_cached_cost",
-            "fair_share_quantum",
-        ):
+            self._check(name, value is None or value >= 1, "must be at least 1")
+        for name in _AT_LEAST_ZERO:
             value = getattr(self, name)
-            _require(0 <= value < float("inf"), name, "must be at least 0", value)
-        _require(
-            self.priority_aging_s > 0, "priority_aging_s", "must be positive", self.priority_aging_s
+            self._check(name, value is None or 0 <= value < math.inf, "must be at least 0")
+        loras_fit = self.max_cpu_loras is None or self.max_cpu_loras >= self.max_loras
+        self._check("max_cpu_loras", loras_fit, "must be at least max_loras")
+        self._check(
+            "gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "must be in (0, 1]"
         )
+        self._check("priority_aging_s", self.priority_aging_s > 0, "must be positive")
         floor, ceiling = self.prefix_cache_tenant_floor, self.prefix_cache_tenant_ceiling
-        _require(0 <= floor <= 1, "prefix_cache_tenant_floor", "must be in [0, 1]", floor)
-        _require(
-            floor <= ceiling <= 1,
+        self._check("prefix_cache_tenant_floor", 0 <= floor <= 1, "must be in [0, 1]")
+        self._check(
             "prefix_cache_tenant_ceiling",
+            floor <= ceiling <= 1,
             "must be in [prefix_cache_tenant_floor, 1]",
-            ceiling,
         )
-        _require(self.max_logprobs >= -1, "max_logprobs", "must be at least -1", self.max_logprobs)
-        _require(
-            self.swap_space is None or 0 <= self.swap_space < float("inf"),
-            "swap_space",
-            "must be at least 0",
-            self.swap_space,
-        )
-        _require(0 <= self.watermark < 1, "watermark", "must be in [0, 1)", self.watermark)
-        _require(
-            self.long_prefill_token_threshold >= 0,
-            "long_prefill_token_threshold",
-            "must be at least 0",
-            self.long_prefill_token_threshold,
-        )
+        self._check("max_logprobs", self.max_logprobs >= -1, "must be at least -1")
+        self._check("watermark", 0 <= self.watermark < 1, "must be in [0, 1)")
+
+    def _check(self, name: str, ok: bool, rule: str) -> None:
+        if not ok:
+            raise ConfigError(f"{name} {rule}, got {getattr(self, name)!r}")
 
     def for_device(self, device_type: str, memory_bytes: int = 0) -> EngineConfig:
         """The config with what depends on the device filled in.
@@ -237,8 +214,3 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def model_dir(self) -> Path:
         """Downloads a hub repository when it is first asked for (``ModelLoadError``)."""
         return hub.fetch(self.model, self.revision)
-
-
-def _require(ok: bool, field: str, rule: str, got: object) -> None:
-    if not ok:
-        raise ConfigError(f"{field} {rule}, got {got!r}")
