@@ -37,7 +37,7 @@ NATIVE = {
 }
 """Keyed by the name in a checkpoint's ``architectures``."""
 
-QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors"]
+QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors", "modelopt"]
 """Weight formats that native families load, by vLLM's names."""
 QUANTIZATIONS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 FALLBACK_QUANTIZATIONS: tuple[QuantizationMethod, ...] = ("fp8",)

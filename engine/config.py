@@ -60,6 +60,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantization: QuantizationMethod | None = None
     """How the weights of linear layers are stored. None: as the checkpoint's quantization_config
     says; ``fp8`` quantizes a checkpoint that has none while it loads."""
+    quantize_lm_head: bool = False
+    """Round the language model head to FP8 while it loads, with a scale for each row, where the
+    checkpoint has not quantized it. A head tied to the embedding becomes a copy, which takes memory
+    of its own; the embedding stays as it is."""
     load_format: LoadFormat = "auto"
     """``auto`` reads safetensors files; ``dummy`` draws random weights, to measure speed without a
     checkpoint (a config.json is enough)."""

@@ -108,7 +108,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
     host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
     if device.type == "cuda" and has_kernels:
-        _measure_products(config, made.model, facts, report)
+        _measure_products(config, made.model, network, facts, report)
     graphs, verify_graphs = None, None
     capturable = made.model.is_capturable and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
@@ -275,10 +275,18 @@ def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> tor
 
 
 def _measure_products(
-    config: EngineConfig, model: Model, facts: ModelFacts, report: OnProgress
+    config: EngineConfig,
+    model: Model,
+    network: DraftNetwork | None,
+    facts: ModelFacts,
+    report: OnProgress,
 ) -> None:
     report(LoadProgress("Measuring matrix products", 0.95))
-    products.measure(_uses(config, model, facts))
+    fastest = products.measure(_uses(config, model, facts))
+    for part in (model, network):
+        for module in () if part is None else part.modules():
+            if isinstance(module, Linear | TiedLinear):
+                module.products = fastest
 
 
 def _uses(config: EngineConfig, model: Model, facts: ModelFacts) -> Iterator[products.Use]:
@@ -288,7 +296,7 @@ def _uses(config: EngineConfig, model: Model, facts: ModelFacts) -> Iterator[pro
         match module:
             case GatedMLP() if module.activation == "silu":
                 gated.add(module.gate_up_proj)
-            case Linear() if module.quantized is not None:
+            case Linear() | TiedLinear() if module.quantized is not None:
                 pass
             case Linear() | TiedLinear():
                 weight = module.weight.data

@@ -13,9 +13,10 @@ from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.config import read_architecture
 from engine.models.registry import create_model, read_config
+from engine.quant import transformers_linears
 from engine.quant.base import Quantization, quantize
 from engine.quant.config import read_quantization
-from engine.quant.transformers_linears import quantize_linears
+from engine.quant.head import ROUNDED, quantize_head
 from engine.weights.dummy import draw_weights
 from engine.weights.load import load_weights
 from engine.weights.names import targets
@@ -57,6 +58,8 @@ def load_model(
         model = create_model(facts, max_model_len=max_model_len, dtype=dtype, device=device)
         if quantization is not None:
             quantize(model, quantization)
+        if config.quantize_lm_head:
+            quantize_head(model)
         _fill(model, facts, quantization, config, report)
         return model
     from engine.models import transformers_fallback
@@ -65,7 +68,9 @@ def load_model(
 
     def adapt(model: object) -> None:
         if quantization is not None:
-            quantize_linears(model, quantization, device)
+            transformers_linears.quantize_linears(model, quantization, device)
+        if config.quantize_lm_head:
+            transformers_linears.quantize_head(model, ROUNDED, device)
 
     report(LoadProgress("Loading with transformers", 0.05))
     assert isinstance(facts, transformers_fallback.FallbackConfig)

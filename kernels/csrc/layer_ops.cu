@@ -39,8 +39,9 @@ __global__ void __launch_bounds__(256) gated_mul_kernel(T* out, const T* x, int 
   }
 }
 
-// A thread turns one pair of vectors of a head, `pairs` neighbouring threads (a power of two, at most
-// a warp) the whole head; the heads are those of q, then k, then v. For rotary_dim == head_dim.
+// A thread turns one pair of vectors of a head, `pairs` neighbouring threads (a power of two, at
+// most a warp) the whole head; the heads are those of q, then k, then v. For rotary_dim ==
+// head_dim.
 template <typename T, bool kFp8, bool kWide>
 __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, int pairs) {
   using V = Vector<T>;
@@ -216,7 +217,8 @@ template <typename T>
 cudaError_t rope_typed(const RopeParams& p, cudaStream_t stream) {
   auto run = [&](auto wide) {
     constexpr bool kWide = decltype(wide)::value && !std::is_same_v<T, float>;
-    return p.k_scale ? launch_rope<T, true, kWide>(p, stream) : launch_rope<T, false, kWide>(p, stream);
+    return p.k_scale ? launch_rope<T, true, kWide>(p, stream)
+                     : launch_rope<T, false, kWide>(p, stream);
   };
   return p.wide_norms ? run(std::true_type{}) : run(std::false_type{});
 }
