@@ -40,6 +40,7 @@ class Tokenizer:
         """Cached texts of tokens that start and end on a character boundary."""
         self.vocab_size = len(self._token_bytes)
         """One more than the highest id. A model's logits may be wider (padding)."""
+        self.max_token_bytes = max(map(len, self._token_bytes), default=0)
         self.eos_token_ids = eos_token_ids
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
 

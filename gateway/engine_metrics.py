@@ -1,7 +1,8 @@
-"""What the engine says of itself, as Prometheus metrics. Names as in vLLM wherever it has one.
+"""The engine's statistics as Prometheus metrics.
 
-The tenant label is the scheduler's fair key, which is the tenant's id. The engine keeps a bounded
-number of tenants apart and sums up those it has not seen for long as ``others``.
+Names as in vLLM wherever it has one. The tenant label is the scheduler's fair key, which is the
+tenant's id. The engine keeps a bounded number of tenants apart, and reports the others' sums as
+``others``.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class Latencies(Collector):
         self._sum_s = 0.0
 
     def observe(self, seconds: float, count: int = 1) -> None:
-        """``count`` things took this long together."""
+        """Record that ``count`` events took this long together."""
         self._counts[bisect_left(self._buckets_s, seconds / count)] += count
         self._sum_s += seconds
 
@@ -187,7 +188,8 @@ class Latencies(Collector):
 def histogram(
     name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float
 ) -> Metric:
-    """``counts``: for each bound those up to it and above the one before; then those above all."""
+    """counts: for each bound, the observations up to it and above the one before; then those above
+    all bounds."""
     assert len(counts) == len(bounds) + 1, (len(counts), len(bounds))
     edges = [*(f"{float(bound)}" for bound in bounds), "+Inf"]
     buckets = [(edge, float(count)) for edge, count in zip(edges, accumulate(counts), strict=True)]

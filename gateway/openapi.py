@@ -46,7 +46,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
     events: type[msgspec.Struct] | None = None
-    """What a streamed answer's events hold."""
+    """The data of a streamed answer's events."""
     status: int = 200
     parameters: tuple[Parameter, ...] = ()
     is_public: bool = False

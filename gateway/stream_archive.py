@@ -1,6 +1,6 @@
-"""Logs of streams that have ended, kept in the store for whichever worker is asked for them.
+"""Logs of ended streams, kept in the store, where every worker finds them.
 
-Written once for each stream, whole and packed: while a stream runs its log is its worker's.
+Written once for each stream, whole and packed: the log of a running stream stays with its worker.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from gateway.stream_log import MAX_READ_ITEMS, Take, check_position, stream_not_
 from tenants.shared import ArchivedStream, SharedState, StreamKind
 
 LARGE_BYTES = 64 * 1024
-"""Logs from here on are packed and unpacked in a thread: a millisecond of event loop."""
+"""Logs of at least this size are packed and unpacked in a thread: that takes a millisecond or
+more."""
 
 _decoder = msgspec.msgpack.Decoder(list[bytes])
 
 
 class StreamArchive:
-    """Over the store; bounded in time by retention, and in bytes for each tenant."""
+    """Archived logs in the store, bounded in time by retention and in size for each tenant."""
 
     def __init__(self, shared: SharedState, *, max_tenant_bytes: int) -> None:
         self._shared = shared
@@ -95,16 +96,16 @@ class ArchivedReader:
         return some
 
     def divert(self, take: Take) -> None:
-        """Nothing comes any more."""
+        """Does nothing: nothing will be added."""
 
     async def beat(self) -> None:
-        """It says no more."""
+        """Does nothing: the stream has ended."""
 
     def stop(self) -> None:
-        """It has ended."""
+        """Does nothing: the stream has ended."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: nothing is held."""
 
 
 async def _pack(items: Sequence[bytes]) -> bytes:
@@ -119,6 +120,6 @@ async def _unpack(packed: bytes) -> list[bytes]:
     def unpack() -> list[bytes]:
         return _decoder.decode(zlib.decompress(packed))
 
-    # Events of one stream are much alike: they take about a tenth of their length.
+    # Events of one stream are similar: they compress to about a tenth.
     is_large = len(packed) > LARGE_BYTES / 10
     return await asyncio.to_thread(unpack) if is_large else unpack()

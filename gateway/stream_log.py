@@ -293,4 +293,4 @@ class MemoryStreamLog:
 
 
 def stream_not_found() -> StreamNotFound:
-    return StreamNotFound("There is no such stream; it may have been kept long enough.")
+    return StreamNotFound("There is no such stream, or it is no longer kept.")

@@ -77,7 +77,7 @@ from tenants.types import (
 
 MAX_AUDIT_ID = 2**63 - 1
 MAX_BATCH = 64
-"""Larger ones are slower: the planner joins them as if they were small."""
+"""Larger batches are slower: the planner joins them as if they were small."""
 
 _SQL = queries.load()
 
@@ -89,7 +89,7 @@ class PostgresStore(Store):
         self._connections = connections
         self._now = now
         self.shared = PostgresShared(connections)
-        # Two each leave connections for key lookups, however slow the ledger is.
+        # Two batches of each kind leave connections for key lookups, however slow the ledger is.
         self._reservations = Batcher(self._reserve_many, identity=_request_id, max_items=MAX_BATCH)
         self._settlements = Batcher(self._settle_many, identity=_request_id, max_items=MAX_BATCH)
 

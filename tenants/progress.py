@@ -38,7 +38,7 @@ class _Left(msgspec.Struct, frozen=True):
 
 
 class Running:
-    """One request's slot. ``end`` it when its settlement is kept elsewhere."""
+    """One request's slot. Call ``end`` once its settlement is kept elsewhere."""
 
     __slots__ = ("_ended", "_number", "_offset", "_owner")
 
@@ -49,7 +49,7 @@ class Running:
         self._ended = False
 
     def count(self, generated: int, cached: int) -> None:
-        """So many tokens by now. Not after ``end``."""
+        """Set the number of tokens so far. Not after ``end``."""
         assert not self._ended, "the slot may be another request's by now"
         _pack_counts(self._owner.memory, self._offset, generated, cached)
 
@@ -61,7 +61,7 @@ class Running:
 
 
 class Progress:
-    """This process's file in a folder. The caller locks it: ``file`` is open for that."""
+    """This process's file in a folder. The caller locks it through ``file``."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ``OSError``."""
@@ -72,9 +72,9 @@ class Progress:
         self.memory = self._grow()
 
     def begin(self, event: UsageEvent, price: Price) -> Running | None:
-        """A slot for a request; ``event`` is its settlement but for what is counted.
+        """A slot for a request; ``event`` is its settlement except for the token counts.
 
-        None when the request's names do not fit: then it is settled by its lease alone.
+        None when the request's names do not fit: then only its lease settles it.
         """
         body = msgspec.json.encode(_Left(event, price))
         if len(body) > SLOT_BYTES - _HEAD.size:
@@ -89,14 +89,15 @@ class Progress:
         return Running(self, number)
 
     def free(self, number: int) -> None:
-        """For ``Running.end``."""
+        """Free a slot; called by ``Running.end``."""
         if self.file.closed:
             return  # whoever took the file over settles it again, which changes nothing
         _LENGTH.pack_into(self.memory, number * SLOT_BYTES, 0)
         self._free.append(number)
 
     def close(self) -> None:
-        """Let go of the file; it stays for others if something in it has not ended. Idempotent."""
+        """Close the file; it stays for other processes if something in it has not ended.
+        Idempotent."""
         if not self.file.closed:
             if len(self._free) == self._num_slots:
                 self.path.unlink(missing_ok=True)
@@ -112,9 +113,9 @@ class Progress:
 
 
 def read(file: IO[bytes]) -> Sequence[UsageEvent]:
-    """The settlements of requests that ran when a process died: errors, with what was counted.
+    """The settlements of requests that ran when a process died: errors, with the counted tokens.
 
-    A request that had generated nothing costs nothing, as if it had failed while we lived.
+    A request that had generated nothing costs nothing, as if it had failed normally.
     """
     events = []
     file.seek(0)
