@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -84,6 +87,44 @@ def test_a_name_that_does_not_fit_is_left_to_the_lease(tmp_path: Path) -> None:
     assert progress.begin(opening(model="m" * SLOT_BYTES), PRICE) is None
     assert left(progress) == {}
     progress.close()
+
+
+@contextmanager
+def no_file_above(num_bytes: int) -> Iterator[None]:
+    """What a full disk says to who writes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_costs_the_count_and_not_the_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    progress = Progress(tmp_path)
+    status = progress.path.stat()
+    assert status.st_blocks * 512 >= status.st_size, "no holes, in which a store would be SIGBUS"
+    num_slots = status.st_size // SLOT_BYTES
+    with no_file_above(status.st_size):
+        slots = [progress.begin(opening(), PRICE) for _ in range(num_slots)]
+        assert None not in slots
+        assert progress.begin(opening(), PRICE) is None
+        assert "a crash would not settle" in caplog.text
+        count(slots[0], 7)
+        assert slots[1] is not None
+        slots[1].end()
+        assert progress.begin(opening(), PRICE) is not None
+    assert progress.begin(opening(), PRICE) is not None  # there is room again
+    assert max(event.completion_tokens for event in left(progress).values()) == 7
+    progress.close()
+
+
+def test_no_room_for_the_file_is_an_error(tmp_path: Path) -> None:
+    with no_file_above(SLOT_BYTES), pytest.raises(OSError, match="File too large"):
+        Progress(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_counting_after_the_end_is_a_mistake(tmp_path: Path) -> None:
