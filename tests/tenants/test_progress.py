@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -20,6 +17,7 @@ from tenants.journal import Journal
 from tenants.limits import Price
 from tenants.progress import SLOT_BYTES, Progress, Running, read
 from tenants.types import UsageEvent
+from tests.tenants.full_disk import no_file_above
 from tests.tenants.samples import make_event
 
 ROOT = Path(__file__).parents[2]
@@ -87,17 +85,6 @@ def test_a_name_that_does_not_fit_is_left_to_the_lease(tmp_path: Path) -> None:
     assert progress.begin(opening(model="m" * SLOT_BYTES), PRICE) is None
     assert left(progress) == {}
     progress.close()
-
-
-@contextmanager
-def no_file_above(num_bytes: int) -> Iterator[None]:
-    """What a full disk says to who writes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_costs_the_count_and_not_the_process(
