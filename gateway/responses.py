@@ -392,7 +392,9 @@ async def _admitted(
     out would have fit. Tools that are strict by default only are not, where that is refused.
     """
     num_dropped = 0
-    held = response_fields.strict_by_default(tools)
+    held = list(tools)
+    if tools:
+        held = await asyncio.to_thread(response_fields.strict_by_default, tools)
     while True:
         chat = response_fields.chat_fields(fields, held, items)
         try:

@@ -46,6 +46,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 9}, "n", "invalid_request"),
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "invalid_request"),
     ({"stop": ""}, "stop", "invalid_request"),
+    ({"stop": ["x" * 1025]}, "stop", "invalid_request"),
     ({"stream_options": {}}, "stream_options", "invalid_request"),
     ({"stream_options": {"zz": 1}}, "stream_options.zz", "unknown_parameter"),
     ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "invalid_request"),
