@@ -10,7 +10,7 @@ from engine.layers.parameter import Weight
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A part of a parameter."""
+    """A part of a parameter, as the target of a checkpoint's tensor."""
 
     weight: Weight
     part: str
@@ -40,7 +40,7 @@ def is_ignored(name: str, *, tied: bool) -> bool:
 
 
 def checkpoint_name(parameter_name: str, part: str) -> str:
-    """What the checkpoint calls ``part`` of the parameter."""
+    """The checkpoint's name for ``part`` of the parameter."""
     if not part:
         return parameter_name
     *parents, _fused, leaf = parameter_name.split(".")

@@ -8,5 +8,5 @@ from engine.weights.names import Target
 
 
 def load_shard(target: Target, tensor: torch.Tensor) -> None:
-    """Copy with conversion to the parameter's form and device. The shapes are equal."""
+    """Copy a tensor of the same shape, converting it to the parameter's dtype and device."""
     target.weight.load(target.part, tensor)
