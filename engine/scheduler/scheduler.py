@@ -107,7 +107,7 @@ class Scheduler:
     def register(self, request: Request) -> None:
         """Count a new request as queued, before ``add``. Raises ``QueueFull``."""
         self.queue.enter(request.fair_key, request.num_prompt_tokens)
-        self.tenants.of(request.fair_key)  # Known from now on.
+        self.tenants.of(request.fair_key)  # From now on its totals are reported.
 
     def add(self, request: Request) -> None:
         """Queue a new request, or one whose grammar is ready now."""
@@ -246,7 +246,7 @@ class Scheduler:
         """Note that the next request cannot be admitted, for want of a row or of
         ``num_blocks_lacking`` blocks."""
         if any(victim.arrival in self._draining for victim in self._displaced):
-            return  # Room is being made already.
+            return  # Room for it is being made already.
         self._blocked = request
         self._num_blocks_lacking = num_blocks_lacking
 
@@ -266,7 +266,7 @@ class Scheduler:
             index += 1
             num_planned = len(request.token_ids) + request.num_pending
             if num_planned >= request.token_limit or request.num_drafts_in_flight:
-                continue  # The last token it may have is in flight, or it is not known which.
+                continue  # Its last permitted token is in flight, or where it ends is unknown.
             # A long prefill leaves a token of the budget to each request behind it.
             limit = min(self._chunk_limit, budget - (len(order) - index))
             num_tokens = num_planned - request.num_computed_tokens
@@ -287,7 +287,7 @@ class Scheduler:
                     step.plan.append(request.row, self.cache.grow(table, num_places))
             self._add_chunk(step, request, num_tokens, drafts)
             budget -= num_tokens
-        # Where they do not, new work would only take what running requests are short of.
+        # If blocks fell short, new work would only take what running requests lack.
         return budget, num_missing == 0 and num_preemptions == self.stats.num_preemptions
 
     def _may_run_short(self, order: list[Request]) -> bool:
@@ -349,7 +349,7 @@ class Scheduler:
         while budget > 0:
             request = self.policy.head()
             if request is None or request.num_in_flight > 0:
-                return  # It was preempted just now; its last token is not known yet.
+                return  # Preempted just now: its last token is not known yet.
             if request.awaits_grant:
                 self.policy.dequeue(request)
                 self._ungranted[request.arrival] = request

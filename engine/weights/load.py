@@ -20,7 +20,6 @@ from engine.hub import weight_files
 from engine.layers.module import Module
 from engine.messages import LoadProgress
 from engine.weights.names import Target, is_ignored, targets
-from engine.weights.shard import load_shard
 
 OnProgress = Callable[[LoadProgress], None]
 
@@ -62,7 +61,7 @@ def load_weights(
                 next_report = read / total + _PROGRESS_STEP
             target = wanted.get(place(name) or "")
             if target is not None:
-                load_shard(target, tensor)
+                target.load(tensor)
             read += tensor.nbytes
         read = before + path.stat().st_size
 

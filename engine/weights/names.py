@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
 
@@ -14,6 +16,10 @@ class Target:
 
     weight: Weight
     part: str
+
+    def load(self, tensor: torch.Tensor) -> None:
+        """Copy a tensor of the part's shape, converted to the parameter's dtype and device."""
+        self.weight.load(self.part, tensor)
 
 
 def targets(model: Module) -> dict[str, Target]:
