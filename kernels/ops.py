@@ -19,7 +19,7 @@ from kernels import reference, reference_experts
 P = ParamSpec("P")
 R = TypeVar("R")
 Implementation = Callable[..., Any]
-"""Takes what the op takes. Callers are checked against the op's own signature, its reference's."""
+"""Takes what the op takes. Calls are type-checked against the op's reference."""
 
 _PREFERENCE: dict[str, tuple[str, ...]] = {
     "cuda": ("cuda", "triton", "reference"),
@@ -55,8 +55,8 @@ def register(
 def resolve(
     op: str, device_type: str, dtype: torch.dtype, behind: str | None = None
 ) -> Implementation:
-    """The implementation of ``op`` that tensors of this device and dtype run; ``behind``: the one
-    that serves what this backend does not."""
+    """The implementation of ``op`` for tensors of this device and dtype. behind: the one to use for
+    what this backend does not serve."""
     backends = _PREFERENCE.get(device_type, ("reference",))
     for backend in backends[0 if behind is None else backends.index(behind) + 1 :]:
         found = _registry.get((op, backend))
@@ -66,7 +66,8 @@ def resolve(
 
 
 def _op(reference: Callable[P, R]) -> Callable[P, R]:
-    """The op with this reference. Its first argument, a tensor, decides what runs."""
+    """The op whose reference this is. The device and dtype of its first argument, a tensor, select
+    the implementation."""
     name = reference.__name__
     _registry[name, "reference"] = _Registered(reference, None)
 
