@@ -68,9 +68,7 @@ def load_model(
 
     def adapt(model: object) -> None:
         if quantization is not None:
-            assert isinstance(quantization, Quantization), (
-                "refused with what was read of the config"
-            )
+            assert isinstance(quantization, Quantization), "mixtures are refused by read_facts"
             transformers_linears.quantize_linears(model, quantization, device)
         if config.quantize_lm_head:
             transformers_linears.quantize_head(model, ROUNDED, device)

@@ -17,8 +17,7 @@ from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.parameter import Weight
-from engine.llm import LLM
-from engine.messages import SamplingParams
+from engine.llm import LLM, SamplingParams
 from engine.models.llama import ForCausalLM
 from engine.quant.head import ROUNDED
 from engine.quant.transformers_linears import quantize_head
