@@ -6,11 +6,13 @@ finds the file unlocked reads what was left (``Journal.adopt``).
 
     slot    u32 length | u32 generated | u32 cached | JSON of the request, ``length`` bytes
 
-A slot is published by its length, written last, and freed by setting it to 0.
+A slot is published by its length, written last, and freed by setting it to 0. Numbers are in the
+machine's own byte order: whoever adopts the file runs on the same one.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import struct
 from collections.abc import Sequence
@@ -26,10 +28,9 @@ from tenants.types import UsageEvent
 SUFFIX = ".running"
 SLOT_BYTES = 2048
 _SLOTS_AT_ONCE = 512
-_HEAD = struct.Struct("<III")
-_LENGTH = struct.Struct("<I")
-_COUNTS = struct.Struct("<II")
-_pack_counts = _COUNTS.pack_into
+_HEAD = struct.Struct("=III")
+_LENGTH = struct.Struct("=I")
+_COUNTS = struct.Struct("=II")
 
 
 class _Left(msgspec.Struct, frozen=True):
@@ -40,24 +41,24 @@ class _Left(msgspec.Struct, frozen=True):
 class Running:
     """One request's slot. Call ``end`` once its settlement is kept elsewhere."""
 
-    __slots__ = ("_ended", "_number", "_offset", "_owner")
+    __slots__ = ("_number", "_owner", "counts")
 
     def __init__(self, owner: Progress, number: int) -> None:
         self._owner = owner
         self._number = number
-        self._offset = number * SLOT_BYTES + _LENGTH.size
-        self._ended = False
+        start = number * SLOT_BYTES + _LENGTH.size
+        with memoryview(owner.memory) as memory:
+            self.counts = memory[start : start + _COUNTS.size].cast("I")
+        """Generated tokens, and cached tokens of the prompt, so far: write to it.
 
-    def count(self, generated: int, cached: int) -> None:
-        """Set the number of tokens so far. Not after ``end``."""
-        assert not self._ended, "the slot may be another request's by now"
-        _pack_counts(self._owner.memory, self._offset, generated, cached)
+        After ``end`` that raises ``ValueError``: the slot may be another request's by now."""
 
     def end(self) -> None:
         """Idempotent."""
-        if not self._ended:
-            self._ended = True
+        if self._number >= 0:
+            self.counts.release()
             self._owner.free(self._number)
+            self._number = -1
 
 
 class Progress:
@@ -101,7 +102,8 @@ class Progress:
         if not self.file.closed:
             if len(self._free) == self._num_slots:
                 self.path.unlink(missing_ok=True)
-            self.memory.close()
+            # The memory goes with the last request that counts in it, and keeps the file open.
+            fcntl.flock(self.file, fcntl.LOCK_UN)
             self.file.close()
 
     def _grow(self) -> mmap.mmap:

@@ -61,9 +61,10 @@ class TestServing:
             diverted: list[int] = []
             offered = 0
 
-            def divert(output: RequestOutput) -> bool:
+            def divert(output: RequestOutput, now: float) -> bool:
                 nonlocal offered
                 offered += 1
+                assert 0 <= time.monotonic() - now < 1
                 assert output.finish_reason is None
                 if offered % 3 == 0:
                     return False

@@ -122,9 +122,8 @@ def test_tenants_have_a_label() -> None:
 
 def test_latencies_are_a_histogram() -> None:
     latencies = Latencies("inter_token_latency_seconds", "help", (0.01, 0.1))
-    latencies.observe(0.01)
-    latencies.observe(0.15, 3)
-    latencies.observe(7.0)
+    latencies.observe([(0.01, 1), (0.15, 3)])
+    latencies.observe([(7.0, 1)])
     got = samples(latencies)
     name = "inter_token_latency_seconds"
     assert [got[f"{name}_bucket", edge] for edge in ("0.01", "0.1", "+Inf")] == [1, 4, 5]
