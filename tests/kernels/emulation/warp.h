@@ -1,5 +1,5 @@
-// The decode kernel on a CPU: each of a CTA's threads is a fiber, which runs until it has to wait
-// for others, so what the kernel leaves unordered shows. Copies are done at once; products are
+// Kernels on a CPU: each of a CTA's threads is a fiber, which runs until it has to wait for others,
+// so what a kernel leaves unordered shows. Copies are done at once; products are
 // summed in float32.
 #pragma once
 
@@ -16,7 +16,10 @@
 
 namespace emulation {
 
-constexpr int kThreads = 128, kStack = 128 * 1024;
+#ifndef EMULATED_THREADS
+#define EMULATED_THREADS 128
+#endif
+constexpr int kThreads = EMULATED_THREADS, kStack = 128 * 1024;
 
 struct Place {
   int x, y, z;
