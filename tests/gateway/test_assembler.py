@@ -13,6 +13,7 @@ from gateway.errors import EngineUnavailable
 from gateway.generation import usage_of
 from gateway.parsers.base import call_begins, call_goes_on
 from gateway.schemas.common import Compliance
+from gateway.text_events import Text
 from gateway.token_logprobs import TokenLogprob
 
 USAGE = usage_of(prompt_tokens=9, cached_tokens=4, completion_tokens=2)
@@ -228,7 +229,7 @@ def test_a_frame_holds_any_text(text: str) -> None:
 
 @given(st.text(min_size=1))
 def test_a_frame_of_text_alone_is_its_frame(text: str) -> None:
-    piece = orjson.dumps(text)[1:-1]
+    piece = Text(orjson.dumps(text)[1:-1])
     assert TurnFrames("t").text(piece) == TurnFrames("t").delta(Delta(0, text))
 
 
