@@ -238,9 +238,10 @@ async def test_grammars_are_compiled_before_anything_runs(model_dir: Path) -> No
         assert outputs is not None
         assert outputs.json is not None
         assert msgspec.json.decode(outputs.json) == schema
-        outputs = (await gate.admit(response_format={"type": "json_object"})).params
-        assert outputs.structured_outputs is not None
-        assert outputs.structured_outputs.json_object
+        admitted = await gate.admit(response_format={"type": "json_object"})
+        outputs = admitted.params.structured_outputs
+        assert outputs is not None
+        assert outputs.json_object
         assert (
             await gate.admit(response_format={"type": "text"})
         ).params.structured_outputs is None

@@ -504,11 +504,11 @@ async def test_twins_give_the_same_answers(
     clock = Clock()
     twins: list[tuple[Store, ApiKey]] = []
     postgres = await PostgresStore.connect(pg_dsn, now=clock, max_size=1)
-    for store in (postgres, MemoryStore(now=clock)):
-        _, who = await make_key(store, str(uuid4()))
+    for twin in (postgres, MemoryStore(now=clock)):
+        _, who = await make_key(twin, str(uuid4()))
         for kind, limits in first.items():
-            await put(store, who, kind, **limits)
-        twins.append((store, who.key))
+            await put(twin, who, kind, **limits)
+        twins.append((twin, who.key))
     names = [uuid4() for _ in range(8)]
     owner = uuid4()
     price = Price(prompt=500_000, completion=1_500_000)
