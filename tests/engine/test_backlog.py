@@ -4,7 +4,8 @@ from typing import Any
 
 from engine.backlog import Backlog
 from engine.config import EngineConfig
-from engine.messages import GenerateRequest, SamplingParams, Stats, TenantStats
+from engine.messages import GenerateRequest, Stats, TenantStats
+from engine.sampling_params import SamplingParams
 
 
 def backlog(**limits: Any) -> Backlog:

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from engine.messages import RequestOutput, RequestOutputKind, SamplingParams, TokenLogprobs
+from engine.messages import RequestOutput, TokenLogprobs
 from engine.outputs import CompletionOutput, GenerationProgress, Logprob, named
+from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.tokenizer import Tokenizer
 from tests.engine import toys
 
