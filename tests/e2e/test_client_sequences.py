@@ -48,7 +48,8 @@ async def chunks_of(
 def read_as_the_ai_sdk(chunks: list[dict[str, Any]]) -> tuple[str, list[dict[str, str]], Any]:
     """It opens a call at a new index, which must bring id and name, and closes it when its
     arguments have become JSON; usage and the finish reason come from wherever they are."""
-    text, calls, finish = "", [], None
+    text, finish = "", None
+    calls: list[dict[str, str]] = []
     for chunk in chunks:
         for choice in chunk["choices"]:
             finish = choice["finish_reason"] or finish

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 PRICE = Price(prompt=3_000_000, cached=1_000_000, completion=5_000_000)
 
 
-def opening(**changes: object) -> UsageEvent:
+def opening(**changes: Any) -> UsageEvent:
     counts = {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": 0}
     return make_event(status="error", **(counts | changes))
 
