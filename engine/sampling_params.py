@@ -100,12 +100,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         self._normalize()
         _check_types(self)
-        _require(1 <= self.n <= MAX_N, "n", f"must be in [1, {MAX_N}]", self.n)
+        self._check("n", 1 <= self.n <= MAX_N, f"must be in [1, {MAX_N}]")
         self._check_distribution()
         self._check_penalties()
         self._check_token_ids()
-        self._check_logprobs()
         self._check_end()
+        for name in ("logprobs", "prompt_logprobs"):
+            number = getattr(self, name)
+            rule = "must be at least 0, or -1 for the whole vocabulary"
+            self._check(name, number is None or number >= -1, rule)
 
     def _normalize(self) -> None:
         """As in vLLM, callers may write stop="x", and other sequences or None for the tuples."""
@@ -124,80 +127,52 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _set(self, field: str, value: object) -> None:
         msgspec.structs.force_setattr(self, field, value)
 
+    def _check(self, field: str, ok: bool, rule: str) -> None:
+        if not ok:
+            raise ValueError(f"{field} {rule}, got {getattr(self, field)!r}")
+
     def _check_distribution(self) -> None:
-        _require(
-            0 <= self.temperature < math.inf,
-            "temperature",
-            "must be a number of at least 0",
-            self.temperature,
-        )
-        _require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]", self.top_p)
-        _require(self.top_k >= -1, "top_k", "must be -1, 0 or positive", self.top_k)
-        _require(0 <= self.min_p <= 1, "min_p", "must be in [0, 1]", self.min_p)
+        is_temperature = 0 <= self.temperature < math.inf
+        self._check("temperature", is_temperature, "must be a number of at least 0")
+        self._check("top_p", 0 < self.top_p <= 1, "must be in (0, 1]")
+        self._check("top_k", self.top_k >= -1, "must be -1, 0 or positive")
+        self._check("min_p", 0 <= self.min_p <= 1, "must be in [0, 1]")
         # Philox takes a 64-bit seed.
-        _require(
-            self.seed is None or 0 <= self.seed < 2**64, "seed", "must be in [0, 2**64)", self.seed
-        )
+        is_seed = self.seed is None or 0 <= self.seed < 2**64
+        self._check("seed", is_seed, "must be in [0, 2**64)")
 
     def _check_penalties(self) -> None:
         for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            _require(-2 <= value <= 2, name, "must be in [-2, 2]", value)
-        _require(
-            0 < self.repetition_penalty < math.inf,
+            self._check(name, -2 <= getattr(self, name) <= 2, "must be in [-2, 2]")
+        self._check(
             "repetition_penalty",
+            0 < self.repetition_penalty < math.inf,
             "must be a number above 0; 1 changes nothing",
-            self.repetition_penalty,
         )
 
     def _check_token_ids(self) -> None:
         for token_id, bias in (self.logit_bias or {}).items():
-            _require(token_id >= 0, "logit_bias", "must map token ids", token_id)
-            _require(-100 <= bias <= 100, "logit_bias", "must have values in [-100, 100]", bias)
-        _require(
-            self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
+            if token_id < 0:
+                raise ValueError(f"logit_bias must map token ids, got {token_id!r}")
+            if not -100 <= bias <= 100:
+                raise ValueError(f"logit_bias must have values in [-100, 100], got {bias!r}")
+        self._check(
             "allowed_token_ids",
+            self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
             "must name at least one token, or be None to allow all",
-            self.allowed_token_ids,
         )
-        _require(
-            all(word.strip() for word in self.bad_words),
-            "bad_words",
-            "must not hold an empty string",
-            self.bad_words,
-        )
-        _require(
-            all(self.bad_words_token_ids),
-            "bad_words_token_ids",
-            "must not hold an empty sequence",
-            self.bad_words_token_ids,
-        )
-
-    def _check_logprobs(self) -> None:
-        for name in ("logprobs", "prompt_logprobs"):
-            number = getattr(self, name)
-            _require(
-                number is None or number >= -1,
-                name,
-                "must be at least 0, or -1 for the whole vocabulary",
-                number,
-            )
+        has_words = all(word.strip() for word in self.bad_words)
+        self._check("bad_words", has_words, "must not hold an empty string")
+        has_sequences = all(self.bad_words_token_ids)
+        self._check("bad_words_token_ids", has_sequences, "must not hold an empty sequence")
 
     def _check_end(self) -> None:
-        _require(
-            self.max_tokens is None or self.max_tokens >= 1,
-            "max_tokens",
-            "must be at least 1",
-            self.max_tokens,
-        )
-        _require(self.min_tokens >= 0, "min_tokens", "must be at least 0", self.min_tokens)
-        _require(
-            self.max_tokens is None or self.min_tokens <= self.max_tokens,
-            "min_tokens",
-            "must not exceed max_tokens",
-            self.min_tokens,
-        )
-        _require(all(self.stop), "stop", "must not hold an empty string", self.stop)
+        limit = self.max_tokens
+        self._check("max_tokens", limit is None or limit >= 1, "must be at least 1")
+        self._check("min_tokens", self.min_tokens >= 0, "must be at least 0")
+        is_reachable = limit is None or self.min_tokens <= limit
+        self._check("min_tokens", is_reachable, "must not exceed max_tokens")
+        self._check("stop", all(self.stop), "must not hold an empty string")
 
     @property
     def greedy(self) -> bool:
@@ -236,8 +211,3 @@ def _check_types(struct: msgspec.Struct) -> None:
             message = f"{field.name} has the wrong type: {error}, got {value!r}"
             raise ValueError(message) from None
         msgspec.structs.force_setattr(struct, field.name, checked)
-
-
-def _require(ok: bool, field: str, rule: str, got: object) -> None:
-    if not ok:
-        raise ValueError(f"{field} {rule}, got {got!r}")

@@ -60,7 +60,7 @@ def test_a_chunk_of_text_is_valid_whatever_the_text(text: str, has_usage: bool) 
 def test_text_between_what_is_around_it_is_its_chunk(text: str, index: int) -> None:
     around = chunks(num_choices=2, has_usage=True).around_text(index)
     assert around is not None
-    piece = orjson.dumps(text)[1:-1]
+    piece = Text(orjson.dumps(text)[1:-1])
     expected = chunks(num_choices=2, has_usage=True).delta(Delta(index, text))
     assert around.head + piece + around.tail == expected
     assert chunks(is_obfuscated=True).around_text(0) is None
