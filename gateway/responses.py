@@ -187,7 +187,7 @@ class Responses:
         )
         if len(line) == MAX_LINEAGE and line[0].previous_response_id is not None:
             raise InvalidRequestError(
-                f"There are {MAX_LINEAGE} responses before this one, the most there may be.",
+                f"A conversation has at most {MAX_LINEAGE} responses, and this one has as many.",
                 param="previous_response_id",
             )
         if not line or line[0].previous_response_id is not None:

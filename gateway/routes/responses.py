@@ -118,8 +118,8 @@ class ResponseRoutes:
             reader = await self._streams.follow(response_id, tenant_id, kind="sse", after=after + 1)
         except StreamNotFound:
             raise Gone(
-                "Its events are not kept, or not any more: ask for background or resumable when "
-                "you create it. Retrieve it without stream.",
+                "The events of this response are not kept, or not any longer: they are kept for a "
+                "while if it is created with background or resumable. Retrieve it without stream.",
                 code="response_events_gone",
             ) from None
         return FollowingEventStream(reader, heartbeat_s=self._heartbeat_s)
