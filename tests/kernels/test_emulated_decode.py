@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from kernels import build
 from tests.kernels.test_paged_decode import Case, make_case
@@ -167,3 +169,16 @@ def test_a_result_does_not_depend_on_the_run(library: ctypes.CDLL) -> None:
     case = make_case([300, 77], [1, 1], heads=8, kv_heads=2, device="cpu")
     first, second = (decode(library, case, 6) for _ in range(2))
     assert torch.equal(first, second)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sequences=st.lists(st.tuples(st.integers(0, 260), st.integers(1, 4)), min_size=1, max_size=5),
+    spans=st.integers(1, 24),
+)
+def test_any_batch(library: ctypes.CDLL, sequences: list[tuple[int, int]], spans: int) -> None:
+    queries = [count for _, count in sequences]
+    lens = [length and max(length, count) for length, count in sequences]
+    assume(any(lens))
+    case = make_case(lens, queries, heads=8, kv_heads=2, device="cpu")
+    check(case, decode(library, case, spans))
