@@ -17,11 +17,12 @@ from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.parameter import Weight
-from engine.llm import LLM, SamplingParams
+from engine.llm import LLM
 from engine.models.llama import ForCausalLM
 from engine.quant.head import ROUNDED
 from engine.quant.transformers_linears import quantize_head
 from engine.runner.model import load_model, read_facts
+from engine.sampling_params import SamplingParams
 from kernels import quantized, reference
 from tests.engine.models.families import FALLBACK_CASES, write
 from tests.engine.quant import checkpoints
@@ -174,27 +175,6 @@ def test_a_head_that_the_checkpoint_has_quantized(
     twin = checkpoints.quantize_in_place(tmp_path, quantize, document, HEAD_TOO)
     got = texts(tmp_path)
     assert texts(tmp_path, quantize_lm_head=True) == got
-    checkpoints.restore(tmp_path, twin)
-    assert got == texts(tmp_path)
-
-
-@everywhere
-def test_a_head_in_fp8_beside_layers_in_int4(as_on_a_gpu: bool, tmp_path: Path) -> None:
-    """As a checkpoint stores them, in groups of its own."""
-    quantize, document = LAYOUTS["compressed-tensors int4"]
-    save_tiny_llama(tmp_path, intermediate_size=96)
-    layers = re.compile(r"_proj\.weight$")
-    twin = checkpoints.quantize_in_place(tmp_path, quantize, document, layers)
-    numbers = {**checkpoints.FP8_NUMBERS, "strategy": "channel"}
-    of_head = {"targets": ["re:.*lm_head"], "weights": numbers, "input_activations": None}
-    groups = {**document["config_groups"], "group_1": of_head}
-    document = {**document, "config_groups": groups, "ignore": []}
-    head = re.compile(r"lm_head\.weight$")
-    twin = {**twin, **checkpoints.quantize_in_place(tmp_path, checkpoints.fp8, document, head)}
-    stored = load_file(tmp_path / "model.safetensors")
-    assert stored[HEAD].dtype == torch.float8_e4m3fn
-    got = texts(tmp_path)
-    twin = {name: tensor for name, tensor in twin.items() if "weight_" not in name}
     checkpoints.restore(tmp_path, twin)
     assert got == texts(tmp_path)
 
