@@ -7,15 +7,15 @@ import ctypes
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from kernels import build  # noqa: E402
-from tests.kernels.test_paged_decode import Case, make_case  # noqa: E402
+from kernels import build
+from tests.kernels.test_paged_decode import Case, make_case
 
 EMULATION = Path(__file__).parent / "emulation"
 KERNEL = (
@@ -160,7 +160,7 @@ def test_sliding_window(library: ctypes.CDLL, window: int) -> None:
 
 
 def test_soft_cap_and_alibi(library: ctypes.CDLL) -> None:
-    options = {"soft_cap": 5.0, "alibi_slopes": torch.logspace(-1, -3, 8)}
+    options: dict[str, Any] = {"soft_cap": 5.0, "alibi_slopes": torch.logspace(-1, -3, 8)}
     case = make_case([5, 200], [2, 1], heads=8, kv_heads=2, device="cpu", **options)
     check(case, decode(library, case, 3, **options))
 
