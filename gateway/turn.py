@@ -11,10 +11,11 @@ from gateway.assembler import Delta, TurnFrames
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.outbox import Outbox
-from gateway.reading import Sink, TextSink
+from gateway.reading import Sink
 from gateway.schemas import ws
+from gateway.text_events import Text, TextSink
 
-_LAST = ('{"type":"done"', '{"type":"error"')
+_LAST = (b'{"type":"done"', b'{"type":"error"')
 
 
 class Turn:
@@ -39,7 +40,7 @@ class Turn:
             self._stop()
 
 
-def is_last(frame: str) -> bool:
+def is_last(frame: bytes) -> bool:
     """Whether ``frame`` ends its turn: frames begin with their type."""
     return frame.startswith(_LAST)
 
@@ -71,11 +72,10 @@ class _TextSink:
         self._frames = frames
         self._outbox = outbox
 
-    def put(self, piece: bytes, now: float) -> bool:
-        if not self._outbox.is_free:
-            return False
-        self._outbox.put_now(self._frames.text(piece))
-        return True
+    def put(self, text: Text, now: float) -> bool:
+        outbox = self._outbox
+        # A frame that is not sent would leave a hole in the numbers.
+        return outbox.is_free and outbox.offer(self._frames.text(text), now)
 
 
 async def frames_of(
@@ -84,7 +84,7 @@ async def frames_of(
     *,
     stream_id: str | None = None,
     sink: Sink | None = None,
-) -> AsyncGenerator[str, None]:
+) -> AsyncGenerator[bytes, None]:
     """All frames of a turn that ends well, but for those that ``sink`` takes.
 
     Raises ``ApiError`` when it does not end well.
@@ -115,6 +115,6 @@ async def logged_frames_of(
         body = frames_of(generation, frames, stream_id=stream_id, sink=sink)
         async with aclosing(body) as running:
             async for frame in running:
-                yield [frame.encode()]
+                yield [frame]
     except ApiError as exc:
-        yield [frames.error(exc).encode()]
+        yield [frames.error(exc)]

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from grammar import structural_tag
 from grammar.errors import GrammarTooLarge, InvalidGrammar
 from grammar.regex_size import expanded_size
-from grammar.schema import forms
+from grammar.schema import drafts, forms
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag"]
 
@@ -23,16 +23,16 @@ class Limits:
     max_depth: int = 64
     """Nesting of subschemas."""
     max_properties: int = 5_000
-    """Of a schema in all."""
+    """Properties of a whole schema."""
     max_optional: int = 500
-    """Properties of one object that may be left out: each could come next, at every step. So many
-    cost 5 ms a mask, which all others in the batch wait for."""
+    """Optional properties of one object: each could come next at every step. This many take 5 ms
+    per mask, for which all others in the batch wait."""
     max_enum_values: int = 1_000
-    """In one enum, or choices in all."""
+    """Values of one enum, or choices in total."""
     max_regex_size: int = 5_000
     """Items of a regex with its counted repetitions written out."""
     max_choice_chars: int = 10_000
-    """Of one choice."""
+    """Characters of one choice."""
     max_count: int = 65_536
     """The largest length or number of items that a schema may name."""
 
@@ -41,9 +41,10 @@ class Limits:
 class GrammarSpec:
     """One grammar.
 
-    ``source`` by kind: ``json_schema`` a draft 2020-12 schema as JSON text · ``json_object`` empty
-    · ``regex`` an expression the whole output matches · ``choice`` a JSON array of strings ·
-    ``ebnf`` Lark or GBNF text · ``structural_tag`` a JSON object, see ``grammar.structural_tag``.
+    ``source`` by kind: ``json_schema`` a schema as JSON text, in the words of draft 2020-12 or in
+    older ones (``grammar.schema.drafts``) · ``json_object`` empty · ``regex`` an expression that
+    the whole output matches · ``choice`` a JSON array of strings · ``ebnf`` Lark or GBNF text ·
+    ``structural_tag`` a JSON object, see ``grammar.structural_tag``.
 
     ``strict`` is about schemas: a keyword that no backend enforces exactly is refused, instead of
     left to ``grammar.validation`` at the end. ``any_whitespace`` too: without it documents have no
@@ -103,6 +104,8 @@ class GrammarSpec:
         """The parsed source of a JSON kind. Raises ``InvalidGrammar``."""
         try:
             document = json.loads(self.source, parse_constant=_no_constant)
+            if self.kind == "json_schema" and drafts.OLD_SPELLING.search(self.source) is not None:
+                document = drafts.modern(document)
         except RecursionError:
             raise GrammarTooLarge("$", "nested too deeply") from None
         except ValueError as error:
@@ -149,11 +152,12 @@ def _check_regex(source: str, limits: Limits, path: str = "$") -> None:
         raise GrammarTooLarge(path, message)
 
 
-# Attributes of a rule that are not about what it matches, and that nobody here heeds.
+# Attributes of a rule that do not affect what it matches, and that no backend uses.
 _UNHEEDED = re.compile(r"^[ \t]*[\w-]+[ \t]*\[[^\]\n]*\b(temperature|capture)\b", re.MULTILINE)
 
 
-# What makes an engine lenient about a schema in the grammar, or about the bytes it lets through.
+# Options that would make an engine lenient about a schema in the grammar, or about the bytes it
+# allows.
 _OPTIONS = re.compile(r"x-guidance|allow_invalid_utf8")
 
 

@@ -12,7 +12,7 @@ from kernels.low_rank import AdapterTiles, LowRankMatrices
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 MIN_SCALE = 1e-12
-"""Of a row of zeros."""
+"""The scale of a row of zeros."""
 _NEG_INF = float("-inf")
 
 
@@ -71,12 +71,11 @@ def rope_and_cache(
     """Rotate q in place and k on its way into the paged cache, next to v (arXiv 2104.09864).
 
     q, k, v: [num_tokens, heads, head_dim], views of one fused projection. k_cache, v_cache:
-    [num_blocks, block_size, num_kv_heads, head_dim]; one tensor for both stores k alone (a latent
-    cache). cos_sin: [max_positions, rotary_dim] float32, cosines then sines; dimension i turns with
-    i + rotary_dim / 2, those past rotary_dim stay. positions, slots: [num_tokens] int64; slot =
-    block * block_size + offset, -1 stores nothing. q_norm, k_norm: [head_dim], weights of an
-    ``rms_norm`` of each head before the rotation. k_scale, v_scale: of caches in FP8, see
-    ``quantize_heads``.
+    [num_blocks, block_size, num_kv_heads, head_dim]. cos_sin: [max_positions, rotary_dim] float32,
+    cosines then sines; dimension i turns with i + rotary_dim / 2, those past rotary_dim stay.
+    positions, slots: [num_tokens] int64; slot = block * block_size + offset, -1 stores nothing.
+    q_norm, k_norm: [head_dim], weights of an ``rms_norm`` of each head before the rotation.
+    k_scale, v_scale: of caches in FP8, see ``quantize_heads``.
     """
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)
     if q_norm is not None:
@@ -90,8 +89,7 @@ def rope_and_cache(
         kept = ~padding
         k, v, slots = k[kept], v[kept], slots[kept]
     store_heads(k_cache, slots, k, k_scale)
-    if v_cache.data_ptr() != k_cache.data_ptr():
-        store_heads(v_cache, slots, v, v_scale)
+    store_heads(v_cache, slots, v, v_scale)
 
 
 def store_latents(
@@ -147,7 +145,7 @@ def store_heads(
 
 
 def quantize_heads(heads: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """``heads / scale`` in FP8 (e4m3), what is beyond its range at its ends.
+    """``heads / scale`` in FP8 (e4m3), clamped to its range.
 
     heads: [..., num_kv_heads, head_dim]; scale: [num_kv_heads] float32.
     """
@@ -214,16 +212,16 @@ def _by_slot(tiles: AdapterTiles) -> Iterator[tuple[int, slice | torch.Tensor]]:
 
 
 def _chosen(tokens: torch.Tensor) -> slice | torch.Tensor:
-    """Ascending numbers, as a slice where they have no gaps."""
+    """Ascending indices, as a slice if they are contiguous."""
     first, last = int(tokens[0]), int(tokens[-1])
     return slice(first, last + 1) if last - first == len(tokens) - 1 else tokens
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row in FP8 (e4m3), scaled so that its largest element is the largest there is.
+    """Each row in FP8 (e4m3), scaled so that its largest element becomes the largest FP8 number.
 
-    x: [rows, width]; returns [rows, width] float8_e4m3fn and the scales, [rows, 1] float32, with
-    which it is to be multiplied.
+    x: [rows, width]; returns [rows, width] float8_e4m3fn, and the scales [rows, 1] float32 to
+    multiply it with.
     """
     x32 = x.float()
     scale = (x32.abs().amax(-1, keepdim=True) / FP8_MAX).clamp_(min=MIN_SCALE)
@@ -467,7 +465,7 @@ def _keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> None:
     if limited.numel() == 0:
         return
     rows, p = scores[limited], top_p[limited].unsqueeze(1)
-    # In float64, so that no other order of adding up comes to another decision.
+    # In float64, so that another order of summing does not change a decision.
     target = p * rows.double().exp().sum(-1, keepdim=True)
     vocab_size = rows.shape[1]
     num_candidates = min(128, vocab_size)

@@ -18,6 +18,8 @@ DOCUMENTS = [
     for name in (
         "README.md",
         "PERFORMANCE.md",
+        "docs/experiments.md",
+        "engine/README.md",
         "engine/demo/README.md",
         "gateway/README.md",
         "grammar/README.md",

@@ -1,12 +1,12 @@
-"""Penalties for tokens that were there before."""
+"""Penalties for tokens that occurred before."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from engine.messages import SamplingParams
 from engine.sampling.processors import Ints
+from engine.sampling_params import SamplingParams
 from kernels import ops
 from kernels.transfer import to_device
 
@@ -21,7 +21,7 @@ class Penalties:
         self._active = np.zeros(max_num_rows, bool)
         self._num_prompt_tokens = np.zeros(max_num_rows, np.int64)
         self._strengths = np.zeros((3, max_num_rows), np.float32)
-        """Repetition, frequency and presence."""
+        """[3, max_num_rows]: repetition, frequency and presence."""
 
     def admit(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> None:
         self.release(row)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,9 +25,9 @@ from engine.messages import (
     GenerateRequest,
     LoadProgress,
     RequestOutput,
-    SamplingParams,
     TokenLogprobs,
 )
+from engine.sampling_params import SamplingParams
 from tests.engine.stand_in import StandInProcess, expected_tokens
 from tests.engine.stand_in_client import read, request, running, until
 
@@ -61,9 +62,10 @@ class TestServing:
             diverted: list[int] = []
             offered = 0
 
-            def divert(output: RequestOutput) -> bool:
+            def divert(output: RequestOutput, now: float) -> bool:
                 nonlocal offered
                 offered += 1
+                assert 0 <= time.monotonic() - now < 1
                 assert output.finish_reason is None
                 if offered % 3 == 0:
                     return False
@@ -155,7 +157,7 @@ class TestQueue:
         monkeypatch.setattr(engine.client, "PING_INTERVAL_S", 3600.0)
 
     @contextlib.asynccontextmanager
-    async def full(self, **limits: int) -> AsyncIterator[EngineClient]:
+    async def full(self, **limits: Any) -> AsyncIterator[EngineClient]:
         """One request runs, and two of one tenant wait."""
         config = EngineConfig(model="ok", max_num_seqs=1, **limits)
         client = EngineClient(config, transport=StandInProcess)

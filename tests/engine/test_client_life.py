@@ -13,10 +13,11 @@ import msgspec
 import psutil
 import pytest
 
-from engine.client import EngineClient, RequestStream
+from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError
 from engine.messages import RequestOutput
+from engine.request_stream import RequestStream
 from engine.transport import OnExit, OnMessage
 from tests.engine.stand_in import StandInProcess, Trap
 from tests.engine.stand_in_client import (
@@ -89,8 +90,8 @@ class TestDeath:
     @pytest.mark.parametrize("how", ["stopped", "in a step", "no progress"])
     async def test_a_hanging_engine_is_replaced(self, how: str) -> None:
         async with running(hang_timeout_s=0.8) as client:
-            trap = {"stopped": [1], "in a step": [Trap.HANG], "no progress": [Trap.STALL]}[how]
-            stream = client.submit(request("a", list(trap)))
+            traps = {"stopped": 1, "in a step": Trap.HANG, "no progress": Trap.STALL}
+            stream = client.submit(request("a", [traps[how]]))
             pid = client.info.pid
             if how == "stopped":
                 await anext(stream)

@@ -11,8 +11,9 @@ import pytest
 
 from engine.constraints import Constraints, Ending, grammar_spec
 from engine.errors import InvalidRequest
-from engine.messages import GenerateRequest, SamplingParams, Stats, StructuredOutputs
+from engine.messages import GenerateRequest, Stats
 from engine.request import Request
+from engine.sampling_params import SamplingParams, StructuredOutputs
 from engine.spec.base import TextProposer
 from grammar.compiler import CompiledGrammar, GrammarCompiler
 from grammar.errors import MatcherFailed
@@ -50,7 +51,9 @@ def make(regex: str = "[ab]+", **params: Any) -> Request:
         prompt_token_ids=[5],
         params=SamplingParams(structured_outputs=StructuredOutputs(regex=regex), **params),
     )
-    return Request(message, arrival=0, arrival_s=0, max_total_tokens=99, eos_token_ids={EOS})
+    return Request(
+        message, arrival=0, arrival_s=0, max_total_tokens=99, eos_token_ids=frozenset({EOS})
+    )
 
 
 def ready(constraints: Constraints, request: Request) -> Ending | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from engine.client import EngineClient, RequestStream
+from engine.client import EngineClient
 from engine.clients import Clients
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, ModelLoadError
@@ -28,16 +28,17 @@ from engine.messages import (
     LoadProgress,
     Ping,
     Ready,
-    SamplingParams,
+    RequestOutput,
     Shutdown,
     Stats,
     StepOutputs,
-    StructuredOutputs,
     UnloadAdapter,
     decode_engine_message,
     encode,
 )
 from engine.process import Engine, OnProgress, run, serve
+from engine.request_stream import RequestStream
+from engine.sampling_params import SamplingParams, StructuredOutputs
 from engine.tokenizer import Tokenizer
 from engine.transport import Launch
 from tests.engine import toys
@@ -94,7 +95,12 @@ def request(request_id: str, max_tokens: int) -> GenerateRequest:
 
 def test_one_message_a_step_for_all_requests(server: Server) -> None:
     both_sent, step = threading.Event(), server.core.step
-    server.core.step = lambda: both_sent.wait() and step()  # type: ignore[method-assign]
+
+    def step_with_both() -> list[RequestOutput]:
+        both_sent.wait()
+        return step()
+
+    server.core.step = step_with_both  # type: ignore[method-assign]
     server.send(request("a", 50), request("b", 50))
     both_sent.set()
     tokens: dict[str, list[int]] = {"a": [], "b": []}

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import AdapterRef, GenerateRequest, SamplingParams, StructuredOutputs
+from engine.messages import AdapterRef, GenerateRequest
 from engine.request import Request, RequestState
+from engine.sampling_params import SamplingParams, StructuredOutputs
 
 
 def make(max_total_tokens: int = 100, **params: object) -> Request:
@@ -15,7 +16,11 @@ def make(max_total_tokens: int = 100, **params: object) -> Request:
         params=SamplingParams(**params),  # type: ignore[arg-type]
     )
     return Request(
-        message, arrival=0, arrival_s=0.0, max_total_tokens=max_total_tokens, eos_token_ids={7}
+        message,
+        arrival=0,
+        arrival_s=0.0,
+        max_total_tokens=max_total_tokens,
+        eos_token_ids=frozenset({7}),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.messages import SamplingParams
+from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from gateway.errors import InvalidRequestError
 from gateway.sampling import Sampling, stop_strings
@@ -81,6 +81,7 @@ def test_stops_stay_here() -> None:
     assert stop_strings(None) == ()
     assert stop_strings("a") == ("a",)
     assert stop_strings(["a", "b"]) == ("a", "b")
+    assert stop_strings("a" * 1024) == ("a" * 1024,)
 
 
 @pytest.mark.parametrize(

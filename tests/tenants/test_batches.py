@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import timedelta
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import asyncpg
@@ -14,8 +15,11 @@ from tenants.batches import Batcher
 from tenants.errors import InvalidValue, KeyNotFound
 from tenants.limits import Price
 from tenants.postgres import PostgresStore
+from tests.ledger import usage_totals
 from tests.tenants.samples import make_event, make_key
 from tests.tenants.test_reservations import Clock, ask, put, settle
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.asyncio
 
@@ -111,6 +115,22 @@ class TestBatcher:
         line.open.set()
         with pytest.raises(asyncio.CancelledError):
             await call
+
+    async def test_its_own_end_is_that_of_those_who_wait(self) -> None:
+        """As when a loop shuts down: nobody is left waiting, and nothing is left under way."""
+        line = Line()
+        line.open.clear()
+        sender = batcher(line, max_running=1)
+        calls = [asyncio.create_task(sender.submit(item)) for item in (1, 2)]
+        while not line.batches:  # noqa: ASYNC110 - another object
+            await asyncio.sleep(0)
+        (batch,) = (task for task in asyncio.all_tasks() if task.get_name() == "batch of 2")
+        batch.cancel()
+        async with asyncio.timeout(30):
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(end) for end in ends] == [asyncio.CancelledError] * 2
+        line.open.set()
+        assert await sender.submit(3) == 6
 
 
 async def scopes(dsn: str) -> list[tuple[object, ...]]:
@@ -257,9 +277,9 @@ class TestInTheDatabase:
                 outcomes = sorted(
                     (
                         tenants.index(request.tenant_id),
-                        answer.state,  # type: ignore[attr-defined]
-                        answer.completion_tokens,  # type: ignore[attr-defined]
-                        str(answer.refused_by),  # type: ignore[attr-defined]
+                        answer.state,
+                        answer.completion_tokens,
+                        str(answer.refused_by),
                     )
                     for answer, request in zip(answers, requests, strict=True)
                 )
@@ -309,7 +329,7 @@ class TestInTheDatabase:
         assert written[0] is written[3] is True
         assert isinstance(written[1], KeyNotFound)
         assert isinstance(written[2], InvalidValue)
-        assert (await pg_store.usage_totals(who.tenant.id)).requests == 2
+        assert (await usage_totals(pg_store, who.tenant.id)).requests == 2
 
     async def test_batches_of_many_workers_do_not_deadlock(self, pg_dsn: str) -> None:
         """The same tenants in all orders: reserving, settling and reaping at once."""
@@ -331,14 +351,14 @@ class TestInTheDatabase:
 
         async with asyncio.timeout(100):
             await asyncio.gather(*(client(number) for number in range(300)))
-        totals = [await workers[0].usage_totals(who.tenant.id) for who in people]
+        totals = [await usage_totals(workers[0], who.tenant.id) for who in people]
         assert sum(total.requests for total in totals) == 240
         assert await workers[0].list_running() == []
         for worker in workers:
             await worker.close()
 
 
-async def _do(work: Sequence[object], *, together: bool) -> list[object]:
+async def _do(work: Sequence[Coroutine[Any, Any, T]], *, together: bool) -> list[T]:
     if together:
-        return list(await asyncio.gather(*work))  # type: ignore[call-overload]
-    return [await one for one in work]  # type: ignore[misc]
+        return list(await asyncio.gather(*work))
+    return [await one for one in work]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,13 +18,14 @@ from tenants.journal import Journal
 from tenants.limits import Price
 from tenants.progress import SLOT_BYTES, Progress, Running, read
 from tenants.types import UsageEvent
+from tests.tenants.full_disk import no_file_above
 from tests.tenants.samples import make_event
 
 ROOT = Path(__file__).parents[2]
 PRICE = Price(prompt=3_000_000, cached=1_000_000, completion=5_000_000)
 
 
-def opening(**changes: object) -> UsageEvent:
+def opening(**changes: Any) -> UsageEvent:
     counts = {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": 0}
     return make_event(status="error", **(counts | changes))
 
@@ -33,13 +35,18 @@ def left(progress: Progress) -> dict[object, UsageEvent]:
         return {event.request_id: event for event in read(file)}
 
 
+def count(slot: Running | None, generated: int, cached: int = 0) -> None:
+    assert slot is not None
+    slot.counts[0], slot.counts[1] = generated, cached
+
+
 def test_what_runs_is_there_and_what_has_ended_is_not(tmp_path: Path) -> None:
     progress = Progress(tmp_path)
     one, two, three = opening(), opening(), opening()
     slots = [progress.begin(event, PRICE) for event in (one, two, three)]
     assert all(slots)
-    slots[0].count(7, 4)  # type: ignore[union-attr]
-    slots[1].count(1, 0)  # type: ignore[union-attr]
+    count(slots[0], 7, 4)
+    count(slots[1], 1)
     slots[1].end()  # type: ignore[union-attr]
     slots[1].end()  # type: ignore[union-attr]
     found = left(progress)
@@ -62,8 +69,7 @@ def test_what_nobody_could_settle_stays_for_the_next_process(tmp_path: Path) -> 
     settled, unsettled = opening(), opening()
     slots = [journal.begin(event, PRICE) for event in (settled, unsettled)]
     for slot in slots:
-        assert slot is not None
-        slot.count(7, 0)
+        count(slot, 7)
     slots[0].end()  # type: ignore[union-attr]
     journal.close()
     slots[1].end()  # type: ignore[union-attr]  # too late: the file may be another's by now
@@ -82,13 +88,40 @@ def test_a_name_that_does_not_fit_is_left_to_the_lease(tmp_path: Path) -> None:
     progress.close()
 
 
+def test_a_full_disk_costs_the_count_and_not_the_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    progress = Progress(tmp_path)
+    status = progress.path.stat()
+    assert status.st_blocks * 512 >= status.st_size, "no holes, in which a store would be SIGBUS"
+    num_slots = status.st_size // SLOT_BYTES
+    with no_file_above(status.st_size):
+        slots = [progress.begin(opening(), PRICE) for _ in range(num_slots)]
+        assert None not in slots
+        assert progress.begin(opening(), PRICE) is None
+        assert "a crash would not settle" in caplog.text
+        count(slots[0], 7)
+        assert slots[1] is not None
+        slots[1].end()
+        assert progress.begin(opening(), PRICE) is not None
+    assert progress.begin(opening(), PRICE) is not None  # there is room again
+    assert max(event.completion_tokens for event in left(progress).values()) == 7
+    progress.close()
+
+
+def test_no_room_for_the_file_is_an_error(tmp_path: Path) -> None:
+    with no_file_above(SLOT_BYTES), pytest.raises(OSError, match="File too large"):
+        Progress(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_counting_after_the_end_is_a_mistake(tmp_path: Path) -> None:
     progress = Progress(tmp_path)
     slot = progress.begin(opening(), PRICE)
     assert slot is not None
     slot.end()
-    with pytest.raises(AssertionError):
-        slot.count(1, 0)
+    with pytest.raises(ValueError, match="released"):
+        slot.counts[0] = 1
     progress.close()
 
 
@@ -111,7 +144,7 @@ def test_slots_are_used_again_and_never_shared(
         elif open_:
             event, slot, _ = open_.pop(value % len(open_))
             if step == "count":
-                slot.count(value, 0)
+                count(slot, value)
                 open_.append((event, slot, value))
             else:
                 slot.end()
@@ -133,7 +166,8 @@ journal = Journal(Path(sys.argv[1]))
 event = msgspec.json.decode(sys.argv[2], type=UsageEvent)
 slot = journal.begin(event, Price(completion=1_000_000))
 for count in range(1, 43):
-    slot.count(count, 3)
+    slot.counts[1] = 3
+    slot.counts[0] = count
 print("counted", flush=True)
 time.sleep(60)
 """

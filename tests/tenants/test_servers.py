@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -23,6 +24,7 @@ from tenants.embedded import find_binaries
 from tenants.errors import MigrationRefused, StoreUnavailable
 from tenants.limits import Limits
 from tenants.postgres import PostgresStore
+from tests.ledger import usage_totals
 from tests.postgres import (
     empty_pg_dsn,
     execute,
@@ -78,7 +80,7 @@ async def exercise(store: PostgresStore) -> None:
     assert await settle(store, requests[0], 7)
     assert await store.release(tenant_id, requests[1].request_id)
     assert await store.record_usage(make_event(who.key))
-    assert (await store.usage_totals(tenant_id)).requests == 2
+    assert (await usage_totals(store, tenant_id)).requests == 2
     assert [tenant.id for tenant in await store.list_tenants()] == [tenant_id]
     assert (await store.revoke_key(who.key.public_id)).revoked_at is not None
     found = await store.find_key(who.key.public_id)
@@ -171,7 +173,7 @@ def pooler(dsn: str, folder: Path) -> Iterator[str]:
     # It refuses to run as root, and the server's socket is its account's alone.
     owner = Path(query["host"]).stat()
     shutil.chown(folder, owner.st_uid, owner.st_gid)
-    identity = {"user": owner.st_uid, "group": owner.st_gid} if os.geteuid() == 0 else {}
+    identity: Any = {"user": owner.st_uid, "group": owner.st_gid} if os.geteuid() == 0 else {}
     child = subprocess.Popen(
         [POOLER, folder / "pgbouncer.ini"],
         stdout=subprocess.DEVNULL,
@@ -215,7 +217,7 @@ class TestPooler:
 
             await asyncio.gather(*(client(number) for number in range(30)))
             for who in people:
-                assert (await workers[1].usage_totals(who.tenant.id)).completion_tokens == 40
+                assert (await usage_totals(workers[1], who.tenant.id)).completion_tokens == 40
             for worker in workers:
                 await worker.close()
         aside = await asyncpg.connect(pg_dsn)

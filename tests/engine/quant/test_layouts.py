@@ -70,6 +70,10 @@ LAYOUTS: dict[str, tuple[Quantize, dict[str, Any]]] = {
         partial(checkpoints.fp8, per_tensor=True),
         {"quant_method": "fp8", "activation_scheme": "static"},
     ),
+    "modelopt": (
+        partial(checkpoints.fp8, per_tensor=True),
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+    ),
     # 16 rows of k_proj: a fused matrix has blocks that are smaller than the checkpoint's.
     "fp8 in blocks": (
         checkpoints.fp8_blocks,
@@ -158,7 +162,7 @@ def test_blocks_on_a_gpu(tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     stored, twin = checkpoints.write(tmp_path, quantize, config, **sizes, **heads)
-    where = {"device": "cuda", "dtype": "float16", "max_num_batched_tokens": 16}
+    where: dict[str, Any] = {"device": "cuda", "dtype": "float16", "max_num_batched_tokens": 16}
     assert texts(stored, **where) == texts(twin, **where)
 
 
@@ -172,7 +176,7 @@ def test_on_a_gpu_it_writes_the_text_of_its_dequantized_twin(layout: str, tmp_pa
     sizes = {"hidden_size": 128, "intermediate_size": 256}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     stored, twin = checkpoints.write(tmp_path, quantize, config, **sizes, **heads)
-    where = {"device": "cuda", "dtype": "float16"}
+    where: dict[str, Any] = {"device": "cuda", "dtype": "float16"}
     assert texts(stored, **where) == texts(twin, **where)
 
 

@@ -11,7 +11,8 @@ from engine.adapters import Adapters
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import AdapterLoadError
-from engine.messages import AdapterRef, GenerateRequest, Grant, RequestOutput, SamplingParams
+from engine.messages import AdapterRef, GenerateRequest, Grant, RequestOutput
+from engine.sampling_params import SamplingParams
 from engine.spec.base import TextProposer
 from engine.spec.config import SpeculativeConfig
 from engine.spec.costs import StepCosts
@@ -144,7 +145,7 @@ class Harness:
         self.runner.step_costs = step_costs
         self.adapters = ToyMemory()
         self.runner.adapters = self.adapters.kept
-        extra = {} if clock is None else {"clock": clock}
+        extra: dict[str, Any] = {} if clock is None else {"clock": clock}
         self.core = EngineCore(
             self.config,
             self.runner,
@@ -181,8 +182,8 @@ class Harness:
         if isinstance(prompt, int):
             rng = random.Random(request_id)
             prompt = [rng.randrange(4, self.runner.vocab_size) for _ in range(prompt)]
-        names = ("weight", "priority", "fair_key", "num_public_tokens", "group")
-        names += ("max_cached_blocks", "num_granted_tokens")
+        names = ["weight", "priority", "fair_key", "num_public_tokens", "group"]
+        names += ["max_cached_blocks", "num_granted_tokens"]
         fields = {name: options.pop(name) for name in names if name in options}
         options.setdefault("temperature", 0.0)
         message = GenerateRequest(

@@ -182,6 +182,32 @@ async def test_arguments_that_nothing_held_to_their_schema_are_checked(
         assert where == ([] if valid else [(call["call_id"], "$.city")])
 
 
+@pytest.mark.parametrize(
+    ("city", "strict", "is_held"),
+    [
+        ({"type": "string"}, None, True),
+        ({"type": "string"}, False, False),
+        ({"type": "number", "multipleOf": 0.01}, None, False),  # which nobody can enforce
+        ({"type": "string", "minLength": 1}, None, False),  # outside of the strict subset
+    ],
+)
+async def test_functions_are_strict_by_default_where_that_is_possible(
+    gateway: Gateway, double: EngineDouble, city: Any, strict: bool | None, is_held: bool
+) -> None:
+    double.script = lambda prompt: Play(text="It rains.")
+    schema = {
+        "type": "object",
+        "properties": {"city": city},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "name": "get_weather", "parameters": schema, "strict": strict}
+    answer = await create(gateway, input="Rain?", tools=[tool])
+    assert answer.status == 200
+    assert answer.json()["tools"][0]["strict"] is strict
+    assert (double.requests[0].params.structured_outputs is not None) == is_held
+
+
 async def test_items_sent_back_by_hand(gateway: Gateway, double: EngineDouble) -> None:
     """As agents do that keep no state on the server: the whole list each time."""
     double.script = lambda prompt: Play(text=CALL)
@@ -234,10 +260,10 @@ async def test_input_items_in_pages(gateway: Gateway) -> None:
     async with gateway.openai() as client:
         response = await client.responses.create(model=MODEL, input=items)
         pages = client.responses.input_items.list(response.id, limit=3, order="asc")
-        texts = [item.content async for item in pages]  # type: ignore[union-attr]
+        texts = [item.content[0].text async for item in pages]  # type: ignore[union-attr, index]
         assert texts == [str(number) for number in range(7)]
         newest = await client.responses.input_items.list(response.id, limit=2)
-        assert [item.content for item in newest.data] == ["6", "5"]  # type: ignore[union-attr]
+        assert [item.content[0].text for item in newest.data] == ["6", "5"]  # type: ignore[union-attr, index]
         assert newest.has_more
         for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "msg_x"}):
             with pytest.raises(BadRequestError) as caught:
