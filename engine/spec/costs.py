@@ -25,9 +25,9 @@ _DECAY, _OVERALL_DECAY = 0.95, 0.98
 # And how fast it is forgotten where none of its kind follow: by this in every other step.
 _AGEING = 0.99
 _PRIOR_WEIGHT = 2.0
-# Of steps without drafts so many will do to know without what others take; nor is that forgotten,
-# as they are measured anew from time to time.
-_SURE = 4
+# Of steps without drafts so many will do to know without what others take. As they are measured
+# anew from time to time, that is not forgotten until then, and not all of it.
+_SURE, _KEPT = 4, 0.2
 # What a step counts for its kind whose difference was put down to the pace.
 _PACED_SHARE = 0.1
 # A step that takes this many times what was expected, or longer, counts as if it took just that:
@@ -125,6 +125,12 @@ class _Correction:
         self._expected_s = kept * self._expected_s + added * expected_s
         self.weight = kept * self.weight + added
 
+    def weaken(self, share: float) -> None:
+        """Leave so much of the weight."""
+        self._measured_s *= share
+        self._expected_s *= share
+        self.weight *= share
+
 
 def _weights(decay: float, num_steps: float) -> tuple[float, float]:
     """Kept and added, if the same happens so many times."""
@@ -197,6 +203,9 @@ class LearnedCosts:
         )
         found_s = min(max(seconds / self.pace, known_s / surprise), known_s * surprise)
         expected_s = self._expected(batch, length)
+        if num_drafts == 0:
+            # What steps without drafts took long ago counts less than what they take now.
+            of_kind.weaken(max(_KEPT, _AGEING ** (self._num_steps - num_steps - of_kind.seen)))
         share = _PACED_SHARE if is_paced else 1.0
         of_kind.observe(found_s, expected_s, *_weights(_DECAY, share * num_steps))
         of_kind.num_steps += num_steps

@@ -5,9 +5,9 @@ from __future__ import annotations
 # After so many steps with drafts, and after ever longer; where drafts are clearly faster and those
 # without are known, after a number of times as long.
 _INTERVAL, _MAX_INTERVAL, _TIMES_LONGER = 16, 256, 4
-_CLEAR_GAIN = 1.3
+_CLEAR_GAIN = 1.5
 # Steps of a measurement, more of them the first time. The first of them is not typical.
-_NUM_STEPS, _NUM_FIRST = 3, 8
+_NUM_STEPS, _NUM_FIRST = 4, 8
 
 
 class Remeasurement:

@@ -375,7 +375,7 @@ def test_what_a_rest_took_is_learned_of_its_own_batch() -> None:
     assert learned.count(56) == 1, "only one of these is over"
 
 
-class Slow(Guesses):
+class Slow(Ideas):
     """Thinks for a while, and has no idea."""
 
     def __init__(self, runner: TimedRunner, seconds: float) -> None:
