@@ -51,10 +51,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("decode")
     for name in KERNEL:
         shutil.copy(build.SOURCES / name, folder)
-    for path in EMULATION.iterdir():
+    for path in EMULATION.glob("*.*"):
         shutil.copy(path, folder)
     built = folder / "decode.so"
-    options = ["-x", "c++", "-std=c++20", "-O1", "-shared", "-Xcompiler", "-fPIC,-w"]
+    options = ["-x", "c++", "-std=c++20", "-O1", "-shared"]
+    # The libraries of a process have inline variables of the same names, each its own.
+    options += ["-Xcompiler", "-fPIC,-w,-fno-gnu-unique"]
     command = [build.find_nvcc(), *options, str(folder / "decode.cpp"), "-o", str(built)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
