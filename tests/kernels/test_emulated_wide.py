@@ -1,5 +1,5 @@
 """The wide product's own source without a GPU: compiled for the host, where fibers are the threads
-of a cluster's CTAs (``emulation/warp.h``), against float64."""
+of a cluster's CTAs (``cluster_emulation/cluster.h``), against float64."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from kernels import build, cuda_wide
 
-EMULATION = Path(__file__).parent / "emulation"
-CLUSTER_EMULATION = EMULATION / "wide"
+EMULATION = Path(__file__).parent / "cluster_emulation"
 KERNEL = ("vector.cuh", "wide_linear.cu", "wide_linear.cuh")
 MEMORY = "extern __shared__ __align__(1024) uint8_t raw[];"
 BF16 = torch.bfloat16
@@ -40,7 +39,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         text = (build.SOURCES / name).read_text()
         assert name != "wide_linear.cu" or text.count(MEMORY) == 1
         (folder / name).write_text(text.replace(MEMORY, "auto* raw = emulation::shared_memory;"))
-    for path in (EMULATION / "warp.h", *CLUSTER_EMULATION.iterdir()):
+    for path in EMULATION.iterdir():
         shutil.copy(path, folder)
     (folder / "dependent_launch.cuh").write_text("#pragma once\n")  # wide.cpp has its own
     built = folder / "wide.so"

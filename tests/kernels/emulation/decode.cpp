@@ -18,11 +18,10 @@ void launch(int spans) {
   static std::vector<uint8_t> memory(sizeof(Memory) + 512);
   std::fill(memory.begin(), memory.end(), 0xff);  // NaN
   const auto at = (reinterpret_cast<uintptr_t>(memory.data()) + 511) / 512 * 512;
-  emulation::ctas[0].shared_memory = reinterpret_cast<uint8_t*>(at);
+  emulation::shared_memory = reinterpret_cast<uint8_t*>(at);
   for (int y = 0; y < spans; ++y) {
     for (int x = 0; x < params.columns; ++x) {
-      emulation::ctas[0].place = {x, y, 0};
-      emulation::run_ctas([] {
+      emulation::run_cta({x, y, 0}, [] {
         auto* shared = reinterpret_cast<Memory*>(emulation::shared_memory);
         Decoder<T, Tile, D, kRowTiles, kStages, kExtras>(params, *shared).run();
       });

@@ -1,30 +1,25 @@
-// A kernel on a CPU: each thread is a fiber, which runs until it has to wait for others, so what the
-// kernel leaves unordered shows. Copies are done at once; products are summed in float32.
+// Kernels on a CPU: each of a CTA's threads is a fiber, which runs until it has to wait for others,
+// so what a kernel leaves unordered shows. Products are summed in float32.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
-#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <vector>
 
 namespace emulation {
 
-#ifndef EMULATED_THREADS  // of a CTA
+#ifndef EMULATED_THREADS
 #define EMULATED_THREADS 128
 #endif
-#ifndef EMULATED_CTAS  // that run together
-#define EMULATED_CTAS 1
-#endif
-constexpr int kThreads = EMULATED_THREADS, kCtas = EMULATED_CTAS;
-constexpr int kStack = kThreads * kCtas > 512 ? 32 * 1024 : 128 * 1024;
+constexpr int kThreads = EMULATED_THREADS, kStack = 128 * 1024;
 
 struct Place {
   int x, y, z;
@@ -41,52 +36,33 @@ struct Warp {
   uint32_t slots[32][6];  // what each lane shows the others
 };
 
-struct Cta {
-  Place place;
-  uint8_t* shared_memory;
-  Warp warps[kThreads / 32];
-  Barrier barriers[16];  // by their names; 0: of all threads
+struct Copy {
+  uint8_t* to;
+  uint8_t bytes[16];
 };
 
-inline int num_ctas = kCtas;  // that run now
-inline Place grid = {kCtas, 1, 1};
-inline Barrier all;  // of all threads of all CTAs
-inline int current;  // thread, counted through all CTAs
-inline Cta ctas[kCtas];
-inline uint8_t* shared_memory;  // of the current thread's CTA
-inline bool ended[kCtas * kThreads];
-inline bool started[kCtas * kThreads];
-inline ucontext_t fibers[kCtas * kThreads], outside;
-inline jmp_buf places[kCtas * kThreads];  // where they wait; unlike contexts, left without a system call
+inline int current;  // thread
+inline Place block;
+inline uint8_t* shared_memory;
+inline Warp warps[kThreads / 32];
+inline Barrier cta;
+inline bool ended[kThreads];
+// Of each thread, groups of copies under way; the last one is not committed yet.
+inline std::deque<std::vector<Copy>> pending[kThreads];
+inline ucontext_t fibers[kThreads], outside;
 inline void (*body)();
 
-inline int thread() { return current % kThreads; }
+inline std::deque<std::vector<Copy>>& copies() { return pending[current]; }
 inline int lane() { return current % 32; }
-inline Cta& cta() { return ctas[current / kThreads]; }
-inline Warp& warp() { return cta().warps[thread() / 32]; }
+inline Warp& warp() { return warps[current / 32]; }
 
-// Makes the next thread that has not ended the current one; -1 if there is none.
-inline int take_next_thread() {
-  for (int i = 1; i <= num_ctas * kThreads; ++i) {
-    const int next = (current + i) % (num_ctas * kThreads);
-    if (ended[next]) continue;
-    current = next;
-    shared_memory = cta().shared_memory;
-    return next;
+// The next thread that has not ended; -1 if none.
+inline int next_thread() {
+  for (int i = 1; i <= kThreads; ++i) {
+    const int next = (current + i) % kThreads;
+    if (!ended[next]) return next;
   }
   return -1;
-}
-
-[[noreturn]] inline void go_on(int thread) {
-  if (started[thread]) _longjmp(places[thread], 1);
-  started[thread] = true;
-  setcontext(&fibers[thread]);
-  std::abort();
-}
-
-inline void yield() {
-  const int from = current;
-  if (_setjmp(places[from]) == 0) go_on(take_next_thread());
 }
 
 inline void wait(Barrier& barrier, int count) {
@@ -95,34 +71,38 @@ inline void wait(Barrier& barrier, int count) {
     barrier.waiting = 0;
     ++barrier.generation;
   }
-  while (barrier.generation == generation) yield();
+  while (barrier.generation == generation) {
+    const int from = current;
+    current = next_thread();
+    swapcontext(&fibers[from], &fibers[current]);
+  }
 }
 
 inline void warp_sync() { wait(warp().barrier, 32); }
-inline void block_sync() { wait(cta().barriers[0], kThreads); }
+inline void block_sync() { wait(cta, kThreads); }
 
 inline void run_thread() {
   body();
   ended[current] = true;
-  const int next = take_next_thread();
+  const int next = next_thread();
   if (next < 0) setcontext(&outside);
-  go_on(next);
+  current = next;
+  setcontext(&fibers[next]);
 }
 
-// Runs the CTAs, whose places and memory are set.
-inline void run_ctas(void (*kernel)()) {
-  static std::vector<char> stacks(static_cast<size_t>(kCtas) * kThreads * kStack);
+inline void run_cta(Place place, void (*kernel)()) {
+  static std::vector<char> stacks(kThreads * kStack);
+  block = place;
   body = kernel;
-  for (int i = 0; i < num_ctas * kThreads; ++i) {
-    ended[i] = started[i] = false;
+  for (int i = 0; i < kThreads; ++i) {
+    ended[i] = false;
+    pending[i].assign(1, {});
     getcontext(&fibers[i]);
-    fibers[i].uc_stack.ss_sp = &stacks[static_cast<size_t>(i) * kStack];
+    fibers[i].uc_stack.ss_sp = &stacks[i * kStack];
     fibers[i].uc_stack.ss_size = kStack;
     makecontext(&fibers[i], run_thread, 0);
   }
   current = 0;
-  shared_memory = ctas[0].shared_memory;
-  started[0] = true;
   swapcontext(&outside, &fibers[0]);
 }
 
@@ -160,8 +140,8 @@ inline bool any(bool x) {
 
 }  // namespace emulation
 
-#define threadIdx (emulation::Place{emulation::thread(), 0, 0})
-#define blockIdx emulation::cta().place
+#define threadIdx (emulation::Place{emulation::current, 0, 0})
+#define blockIdx emulation::block
 #define __syncwarp emulation::warp_sync
 #define __syncthreads emulation::block_sync
 #define __shfl_xor_sync(mask, x, d) emulation::shuffle(x, emulation::lane() ^ (d))
@@ -169,10 +149,6 @@ inline bool any(bool x) {
 #define __any_sync(mask, x) emulation::any(x)
 #define __cvta_generic_to_shared(at) \
   static_cast<size_t>(reinterpret_cast<const uint8_t*>(at) - emulation::shared_memory)
-
-// No macros: members of launch configurations have these names, too.
-inline emulation::Place& gridDim = emulation::grid;
-inline const emulation::Place blockDim = {emulation::kThreads, 1, 1};
 
 using std::max;
 using std::min;
@@ -192,6 +168,3 @@ template <typename T>
 T __ldcg(const T* at) {
   return *at;
 }
-
-inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
-inline float __expf(float x) { return std::exp(x); }

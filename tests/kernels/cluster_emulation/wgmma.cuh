@@ -2,7 +2,7 @@
 #pragma once
 
 #include "vector.cuh"
-#include "warp.h"
+#include "cluster.h"
 
 namespace sluice {
 

@@ -4,7 +4,7 @@
 
 #include <cuda.h>
 
-#include "warp.h"
+#include "cluster.h"
 
 #define SLUICE_HOPPER
 
@@ -19,7 +19,6 @@ struct EmulatedBarrier {
 inline EmulatedBarrier& barrier_of(int rank, uint32_t at) {
   return *reinterpret_cast<EmulatedBarrier*>(emulation::ctas[rank].shared_memory + at);
 }
-inline int own_rank() { return emulation::current / emulation::kThreads; }
 inline void end_phase(EmulatedBarrier& barrier) {
   if (barrier.pending > 0 || barrier.bytes != 0) return;
   barrier.pending = barrier.arrivals;
@@ -32,13 +31,13 @@ inline void arrive(EmulatedBarrier& barrier, int bytes) {
   end_phase(barrier);
 }
 inline void mbarrier_init(uint32_t at, int arrivals) {
-  barrier_of(own_rank(), at) = {static_cast<uint8_t>(arrivals), static_cast<uint8_t>(arrivals), 0, 0};
+  barrier_of(emulation::rank(), at) = {static_cast<uint8_t>(arrivals), static_cast<uint8_t>(arrivals), 0, 0};
 }
 inline void mbarrier_init_fence() {}
-inline void mbarrier_expect(uint32_t at, int bytes) { arrive(barrier_of(own_rank(), at), bytes); }
+inline void mbarrier_expect(uint32_t at, int bytes) { arrive(barrier_of(emulation::rank(), at), bytes); }
 inline void mbarrier_arrive_at(int rank, uint32_t at) { arrive(barrier_of(rank, at), 0); }
 inline void mbarrier_wait(uint32_t at, int parity) {
-  for (int i = 0; (barrier_of(own_rank(), at).phase & 1) == parity; ++i) {
+  for (int i = 0; (barrier_of(emulation::rank(), at).phase & 1) == parity; ++i) {
     if (i == 1 << 20) std::abort();  // nobody comes any more
     emulation::yield();
   }
@@ -70,7 +69,7 @@ inline void copy_box_to(uint16_t ranks, uint32_t to, const CUtensorMap& map, uin
   }
 }
 inline void copy_box(uint32_t to, const CUtensorMap& map, uint32_t barrier, int x, int y) {
-  copy_box_to(1 << own_rank(), to, map, barrier, x, y);
+  copy_box_to(1 << emulation::rank(), to, map, barrier, x, y);
 }
 inline void prefetch_map(const CUtensorMap&) {}
 

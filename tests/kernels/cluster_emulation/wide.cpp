@@ -1,8 +1,6 @@
 // A library with one function for test_emulated_wide.py: the wide product, cluster after cluster.
 
-#define EMULATED_THREADS 384
-#define EMULATED_CTAS 4
-#include "warp.h"  // first: what the kernel finds on a GPU
+#include "cluster.h"  // first: what the kernel finds on a GPU
 
 #include <functional>
 
@@ -37,7 +35,7 @@ cudaError_t launch_dependent_clusters(void (*kernel)(Parameters...), int ctas, i
       emulation::ctas[i].shared_memory = reinterpret_cast<uint8_t*>(at);
       emulation::ctas[i].place = {first + i, 0, 0};
     }
-    emulation::run_ctas([] { run(); });
+    emulation::run_cluster([] { run(); });
   }
   return cudaSuccess;
 }
