@@ -636,6 +636,18 @@ class TestOutage:
         with pytest.raises(StoreUnavailable):
             await take(quota, two)
 
+    @pytest.mark.parametrize(("overdraft", "is_enough"), [(265, False), (266, True)])
+    async def test_the_overdraft_may_be_used_to_its_last_token(
+        self, overdraft: int, is_enough: bool
+    ) -> None:
+        store = WatchedStore()
+        who = await make(store, max_concurrent=9)
+        quota = Quota(store, overdraft_tokens=overdraft)
+        store.away = True
+        with contextlib.nullcontext() if is_enough else pytest.raises(StoreUnavailable):
+            await take(quota, who, prompt=10)  # and a slice of 256
+        assert quota.num_held == is_enough
+
     async def test_the_overdraft_bounds_prompts_slices_and_extensions_together(self) -> None:
         """Not a token beyond it, by whatever way the requests go, and all of it can be had."""
         store = WatchedStore()
