@@ -108,10 +108,11 @@ class PostgresShared(SharedState):
         return num_rows
 
     async def _fetch(self, tenant_id: UUID, name: str, *values: object) -> Sequence[Row]:
+        query = _SQL[name]
         return await self._connections.fetch(
-            _SQL[name],
+            query,
             (tenant_id, *values),
-            tenant_id=tenant_id,
+            tenant_id=tenant_id if query.access == "tenant" else None,  # or it enters by itself
             violations={
                 f"{table}_tenant_id_fkey": TenantNotFound(tenant_id)
                 for table in ("response", "ended_stream", "idempotency_key")

@@ -382,10 +382,10 @@ WHERE tenant_id = $1 AND id IN (
 )
 RETURNING id;
 
--- name: put_stream for tenant
--- The log of a stream that has ended; the first one of an id stays.
+-- name: put_stream
+-- The log of a stream that has ended; the first one of an id stays. In one round trip.
 INSERT INTO ended_stream (tenant_id, id, kind, num_dropped, items, expires_at)
-VALUES ($1, $2, $3, $4, $5, now() + $6::interval)
+SELECT tenant, $2, $3, $4, $5, now() + $6::interval FROM sluice_enter($1) AS tenant
 ON CONFLICT (tenant_id, id) DO NOTHING;
 
 -- name: find_stream for tenant

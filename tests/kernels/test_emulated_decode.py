@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-<<<<<<< HEAD
 import torch
-=======
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
->>>>>>> refs/heads/attn
 
 from kernels import build
 from tests.kernels.test_paged_decode import Case, make_case

@@ -266,6 +266,11 @@ def test_the_floor_is_measured_beside_it(tmp_path: Path) -> None:
             bench.Manner(max_tokens=7, replay_tokens_per_s=1, uses_websocket=True),
             "--websocket",
         ),
+        (
+            bench.Target(),
+            bench.Manner(max_tokens=7, uses_websocket=True, uses_responses=True),
+            "--responses",
+        ),
         (bench.Target(through="http://x", through_key="k"), MANNER, "--through is for"),
         (bench.Target(url="http://x", key="k", through="http://y"), MANNER, "--through-key"),
         (bench.Target(url="http://x", key="k", through="y", through_key="k"), MANNER, "--through"),
@@ -332,6 +337,19 @@ def test_a_replaying_demo_of_its_own(tmp_path: Path) -> None:
     assert end > 10
     assert 2.9 < level["duration_s"] < 10
     assert server["most_streams"] in (0, 4)
+
+
+@pytest.mark.pg
+def test_responses_are_measured_too() -> None:
+    manner = bench.Manner(max_tokens=5, uses_responses=True)
+    with opened(bench.Target(replay_tokens_per_s=100), Console()) as servers:
+        (server,) = servers
+        level = asyncio.run(Load(server.address, "demo", manner).level(2, 4))
+        unknown = asyncio.run(Load(server.address, "unknown", manner).level(1, 1))
+    assert (level.requests, level.errors) == (4, 0)
+    assert level.tokens_per_s == pytest.approx(5 * 4 / level.duration_s)
+    assert 4 <= level.chunks_per_s * level.duration_s <= 5 * 4
+    assert unknown.errors == 1
 
 
 @pytest.mark.pg
