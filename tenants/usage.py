@@ -131,15 +131,18 @@ class Ledger:
         """
         if self._journal is None:
             return 0
-        events = self._journal.adopt()
-        for event in events:
-            if event.request_id not in self._pending:
-                pending = self._enqueue(event)
-                pending.is_journaled = True
-                pending.answer.set_result(True)
-                self._num_journaled += 1
-        self._start_writers()
-        return len(events)
+        num_events = 0
+        try:
+            for event in self._journal.adopt():
+                num_events += 1
+                if event.request_id not in self._pending:
+                    pending = self._enqueue(event)
+                    pending.is_journaled = True
+                    pending.answer.set_result(True)
+                    self._num_journaled += 1
+        finally:  # the journal has those before an error, and nobody else has
+            self._start_writers()
+        return num_events
 
     async def run(self) -> None:
         """Adopt what dead processes have left, until cancelled: they may never be restarted."""
