@@ -199,6 +199,18 @@ class TestOutage:
         await eventually(lambda: ledger.num_pending == 0)
         assert (await usage_totals(store, key.tenant_id)).requests == 10
 
+    async def test_those_behind_the_first_failure_do_not_wait_for_the_next(self) -> None:
+        store, key = await faulty()
+        store.away = True
+        ledger = Ledger(store, num_writers=1, backoff_s=3600, max_backoff_s=3600)
+        async with asyncio.timeout(30):
+            settled = await asyncio.gather(*(ledger.settle(make_event(key)) for _ in range(3)))
+        assert all(settled)
+        assert ledger.num_pending == 3
+        store.away = False
+        assert await ledger.drain(30.0) == 0
+        assert (await usage_totals(store, key.tenant_id)).requests == 3
+
     async def test_one_writer_probes_with_growing_pauses(self) -> None:
         store, key = await faulty()
         store.away = True
@@ -343,9 +355,10 @@ class TestJournal:
         dead.append([make_event(key), make_event(key)])
         dead.close()
         await eventually(lambda: "Settling 2 requests" in caplog.text)
+        await eventually(lambda: journal.is_empty)  # written, though nobody settles or drains
         looking.cancel()
         await asyncio.wait([looking])
-        assert await ledger.drain(30.0) == 0
+        assert ledger.num_pending == 0
         assert (await usage_totals(store, key.tenant_id)).requests == 2
         journal.close()
 
