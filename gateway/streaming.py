@@ -82,6 +82,8 @@ class EventResponse(EventSourceResponse, ABC):
         self._loop = asyncio.get_running_loop()
         self._heartbeat_s = heartbeat_s
         self._silence: asyncio.TimerHandle | None = None
+        self._is_sending = False
+        """A chunk of the body waits for the reader: nothing that is made now may pass it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = context.of(scope)
@@ -100,7 +102,7 @@ class EventResponse(EventSourceResponse, ABC):
     @property
     def is_free(self) -> bool:
         """As a ``Sink`` says it."""
-        return self._outlet.is_free
+        return self._outlet.is_free and not self._is_sending
 
     def _write(self, chunk: bytes) -> None:
         """A chunk that leaves in no task; only while this ``is_free``."""
@@ -120,7 +122,9 @@ class EventResponse(EventSourceResponse, ABC):
         try:
             async with aclosing(self._body) as body:
                 async for chunk in body:
+                    self._is_sending = True
                     await self._outlet.send(chunk)
+                    self._is_sending = False
                     self._outlet.put_at = self._loop.time()
         finally:
             assert self._silence is not None
