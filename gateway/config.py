@@ -133,7 +133,10 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
     journal_dir: str | None = None
     """Where usage is kept while PostgreSQL is away; by default ``journal`` beside the secrets."""
-
+    key_grace_s: Annotated[float, msgspec.Meta(ge=30)] = 60.0
+    """How long a key works while PostgreSQL is away, from when it was looked up last (every 30 s of
+    use). More helps keys that are used rarely; but what is revoked meanwhile works as long, where
+    only this gateway cannot reach the database."""
     usage_retention_months: Positive | None = None
     """Whole months for which the ledger keeps single requests; hourly sums stay. By default all."""
 
