@@ -176,9 +176,11 @@ class Ledger:
         return len(self._pending)
 
     async def close(self) -> None:
-        """End the writers: from here on nothing is written, nor the journal touched. Idempotent.
+        """Cancel the writers and wait for them. After that nothing is sent to the store, and the
+        journal is not touched. Idempotent.
 
-        What ``drain`` has left may be written all the same, if its answer was under way.
+        A write that was cancelled may have reached the store. Its event stays pending and in the
+        journal; to write it again changes nothing.
         """
         writers = list(self._writers)
         for writer in writers:
