@@ -274,12 +274,14 @@ async def test_input_items_in_pages(gateway: Gateway) -> None:
 async def test_counting_the_input_beforehand(gateway: Gateway, double: EngineDouble) -> None:
     async with gateway.openai() as client:
         first = await client.responses.create(model=MODEL, input="one")
+        schema = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+        held = {"type": "function", "name": "now", "parameters": schema}  # strict by default
         wanted: Any = {
             "model": MODEL,
             "input": [{"role": "user", "content": "two"}],
             "instructions": "Be kind.",
             "previous_response_id": first.id,
-            "tools": [TOOL],
+            "tools": [TOOL, held],
         }
         before = len(double.requests)
         counted = await client.responses.input_tokens.count(**wanted)
