@@ -15,8 +15,13 @@ _Errors = Iterator[jsonschema.ValidationError]
 
 
 def _pattern(validator: Any, source: str, value: Any, schema: Any) -> _Errors:
-    if validator.is_type(value, "string") and not ecma.matches(source, value):
-        yield jsonschema.ValidationError(f"{value!r} does not match {source!r}")
+    if not validator.is_type(value, "string"):
+        return
+    try:
+        if not ecma.matches(source, value):
+            yield jsonschema.ValidationError(f"{value!r} does not match {source!r}")
+    except ecma.Unreadable as error:
+        yield jsonschema.ValidationError(f"pattern cannot be checked: {error}")
 
 
 def _pattern_properties(
@@ -24,10 +29,13 @@ def _pattern_properties(
 ) -> _Errors:
     if not validator.is_type(value, "object"):
         return
-    for source, sub in patterns.items():
-        for name, member in value.items():
-            if ecma.matches(source, name):
-                yield from validator.descend(member, sub, path=name, schema_path=source)
+    try:
+        for source, sub in patterns.items():
+            for name, member in value.items():
+                if ecma.matches(source, name):
+                    yield from validator.descend(member, sub, path=name, schema_path=source)
+    except ecma.Unreadable as error:
+        yield jsonschema.ValidationError(f"patternProperties cannot be checked: {error}")
 
 
 def _additional_properties(validator: Any, rest: Any, value: Any, schema: Any) -> _Errors:
@@ -35,8 +43,12 @@ def _additional_properties(validator: Any, rest: Any, value: Any, schema: Any) -
     if not sources or not validator.is_type(value, "object"):
         yield from _DRAFT.VALIDATORS["additionalProperties"](validator, rest, value, schema)
         return
+    try:
+        matched = {name for name in value if any(ecma.matches(s, name) for s in sources)}
+    except ecma.Unreadable:  # said of patternProperties
+        return
     for name, member in value.items():
-        if name in schema.get("properties", {}) or any(ecma.matches(s, name) for s in sources):
+        if name in schema.get("properties", {}) or name in matched:
             continue
         if rest is False:
             listed = ", ".join(map(repr, sources))

@@ -198,7 +198,7 @@ def _regex(value: Any) -> str | None:
     if not isinstance(value, str):
         return "a regular expression"
     try:
-        ecma.compiled(value)
+        ecma.check(value)
     except ecma.Unreadable as error:
         return f"a regular expression ({error})"
     return None

@@ -78,7 +78,7 @@ class Pattern:
     def parse(cls, source: str) -> Pattern:
         """Raises ``PatternError``."""
         try:
-            ecma.compiled(source)
+            ecma.check(source)
             node = _Parser(source).parse()
         except ecma.Unreadable as error:
             raise PatternError(f"not a regular expression: {error}") from None

@@ -43,6 +43,15 @@ def test_names(rest: Any, value: Any, message: str | None) -> None:
     assert message is None or found[0].startswith(message)
 
 
+def test_a_property_that_nobody_knows() -> None:
+    (message,) = messages({"pattern": r"\p{RGI_Emoji}"}, "a")
+    assert message.startswith("pattern cannot be checked: ")
+    names = {"patternProperties": {r"\p{RGI_Emoji}": {}}, "additionalProperties": False}
+    (message,) = messages(names, {"a": 1})
+    assert message.startswith("patternProperties cannot be checked: ")
+    assert messages(names, {}) == []
+
+
 def test_names_that_the_library_would_have_to_evaluate() -> None:
     schema = {"patternProperties": {r"^\p{L}": {}}, "unevaluatedProperties": False}
     (message,) = messages(schema, {"a": 1})

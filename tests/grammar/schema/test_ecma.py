@@ -25,22 +25,35 @@ from grammar.schema import ecma
         (r"^[^]$", ["a", "\n"], [""]),
         (r"^a$|[]", ["a"], ["", "b"]),
         (r"^\p{L}\[\]\\u{2}$", ["a[]\\uu"], ["a"]),
-        (r"^[\w-.]\p{L}$", [".a", "-a"], ["+a"]),
     ],
 )
 def test_what_python_cannot_read(source: str, good: list[str], bad: list[str]) -> None:
     with pytest.raises(re.error):
         re.compile(source)
+    ecma.check(source)
     for text in good:
         assert ecma.matches(source, text), text
     for text in bad:
         assert not ecma.matches(source, text), text
 
 
-@pytest.mark.parametrize("source", ["a(", "[a", "*", r"\p{Nonsense}", r"\u{110000}", "(" * 5000])
+@pytest.mark.parametrize("source", ["a(", "[a", "*", r"\u{110000}", "(" * 5000])
 def test_what_nobody_reads(source: str) -> None:
+    for read in (ecma.check, ecma.compiled):
+        with pytest.raises(ecma.Unreadable):
+            read(source)
+
+
+def test_a_property_of_the_right_form_that_nobody_knows() -> None:
+    ecma.check(r"^\p{RGI_Emoji}$")
     with pytest.raises(ecma.Unreadable):
-        ecma.compiled(source)
+        ecma.compiled(r"^\p{RGI_Emoji}$")
+
+
+def test_a_check_costs_no_more_than_the_pattern_is_long() -> None:
+    """``regex`` takes all of the memory for these."""
+    for quantifier in ("{2}", "{1,9}", "+"):
+        ecma.check("(?:" * 90 + r"\p{L}" + f"){quantifier}" * 90)
 
 
 @given(st.text("ab.^$*+?()[]{}|\\d-"), st.text("ab.d-"))

@@ -82,7 +82,7 @@ def test_patterns_mean_what_they_say(source: str, good: list[str], bad: list[str
         (r"\07", "back-reference"),
         (r"\p{Emoji}", "the property 'Emoji' at position 0"),
         (r"[\P{Any}]", "the property 'Any'"),
-        (r"\pL", "in braces"),
+        (r"\pL", "not a regular expression"),
         (r"(?<n>a)\k<n>", "the escape"),
         ("a(", "not a regular expression"),
         ("a++", "repeated repetition"),
