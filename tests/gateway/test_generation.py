@@ -17,10 +17,12 @@ from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from gateway.admitted import Admitted
 from gateway.assembler import Delta
+from gateway.compliance import ComplianceChecks
 from gateway.errors import ApiError, Draining, EngineUnavailable, Gone, InternalError
 from gateway.generation import Generation, Generations, usage_of
 from gateway.metrics import Metrics
 from tenants.errors import LedgerFull, StoreUnavailable
+from tenants.journal import Journal
 from tenants.keys import mint
 from tenants.limits import Limits, ScopePolicy
 from tenants.memory import MemoryStore
@@ -86,7 +88,13 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    model_dir: Path, *, flush_interval_s: float = 0.0, max_queued: int = 100, **options: float
+    model_dir: Path,
+    *,
+    flush_interval_s: float = 0.0,
+    max_queued: int = 100,
+    journal: Journal | None = None,
+    checks: ComplianceChecks | None = None,
+    **options: float,
 ) -> AsyncIterator[Bench]:
     tokenizer = Tokenizer.load(model_dir)
     double = EngineDouble(tokenizer, script=lambda prompt: Play(text="hello"))
@@ -107,7 +115,7 @@ async def bench(
         name="key",
         scopes=["chat"],
     )
-    ledger = Ledger(store)
+    ledger = Ledger(store, journal=journal)
     quota = Quota(store)
     generations = Generations(
         engine=engine,
@@ -116,6 +124,7 @@ async def bench(
         quota=quota,
         metrics=Metrics(),
         flush_interval_s=flush_interval_s,
+        checks=checks,
     )
     yield Bench(generations, double, store, Principal(tenant=tenant, key=key), ledger, quota)
     await engine.close()
