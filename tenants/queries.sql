@@ -388,6 +388,16 @@ INSERT INTO ended_stream (tenant_id, id, kind, num_dropped, items, expires_at)
 SELECT tenant, $2, $3, $4, $5, now() + $6::interval FROM sluice_enter($1) AS tenant
 ON CONFLICT (tenant_id, id) DO NOTHING;
 
+-- name: put_stream_many
+-- The same for many streams at once, of any tenants.
+INSERT INTO ended_stream (tenant_id, id, kind, num_dropped, items, expires_at)
+SELECT s.tenant_id, s.id, s.kind, s.num_dropped, s.items, now() + s.retention
+FROM sluice_enter_all($2::uuid[])
+CROSS JOIN unnest($1::text[], $2, $3::text[], $4::integer[], $5::bytea[], $6::interval[])
+    AS s (id, tenant_id, kind, num_dropped, items, retention)
+ORDER BY s.tenant_id, s.id
+ON CONFLICT (tenant_id, id) DO NOTHING;
+
 -- name: find_stream for tenant
 -- The log of a stream by its id.
 SELECT id, tenant_id, kind, num_dropped, items

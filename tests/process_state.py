@@ -1,7 +1,8 @@
 """Keeps process-wide settings the same before and after each test module.
 
 Programs that a test runs in this process configure logging, the garbage collector, torch's threads
-and precision, and the limit of open files; these settings are restored. A module that leaves any
+and precision, and the limit of open files; libraries that are imported on the way add to the
+environment and to the places of modules. These settings are restored. A module that leaves any
 other setting changed fails: a later test would depend on it, but only where both share a process.
 """
 
@@ -34,8 +35,8 @@ _LOGGERS = (
 )
 """What servers set up, ours and uvicorn's own; None is the root."""
 
-_IGNORED = ("PYTEST_", "TORCH", "TRITON", "CUDA", "NCCL")
-"""Variables that pytest sets for each test, and libraries when they are imported."""
+_RUNNING = "PYTEST_CURRENT_TEST"
+"""pytest sets it, and takes it away."""
 
 
 @contextmanager
@@ -43,12 +44,15 @@ def kept() -> Iterator[None]:
     """Raises ``AssertionError`` at the end, naming what was left changed."""
     loggers, thresholds = _loggers(), gc.get_threshold()
     files, torch_settings = resource.getrlimit(resource.RLIMIT_NOFILE), _torch_settings()
+    environment, places = dict(os.environ), sys.path[:]
     before = _held()
     yield
     _restore_loggers(loggers)
     gc.set_threshold(*thresholds)
     resource.setrlimit(resource.RLIMIT_NOFILE, files)
     _restore_torch(torch_settings)
+    _restore_environment(environment)
+    sys.path[:] = places
     after = _held()
     left = {name: _change(was, after[name]) for name, was in before.items() if was != after[name]}
     assert not left, f"left changed for the tests that follow (before, after): {left}"
@@ -61,16 +65,20 @@ def _change(was: object, now: object) -> object:
     return was, now
 
 
+def _restore_environment(before: dict[str, str]) -> None:
+    for name in set(os.environ) - {*before, _RUNNING}:
+        del os.environ[name]
+    os.environ.update({name: was for name, was in before.items() if name != _RUNNING})
+
+
 def _held() -> dict[str, object]:
     mask = os.umask(0)
     os.umask(mask)
     return {
-        "environment": {k: v for k, v in os.environ.items() if not k.startswith(_IGNORED)},
         "working directory": os.getcwd(),
         "umask": mask,
         "signal handlers": {number: signal.getsignal(number) for number in _SIGNALS},
         "address space": resource.getrlimit(resource.RLIMIT_AS),
-        "sys.path": sys.path[:],
         "sys.argv": sys.argv[:],
         "sys.excepthook": sys.excepthook,
         "recursion limit": sys.getrecursionlimit(),

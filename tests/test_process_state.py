@@ -21,11 +21,9 @@ def _ignore_sigusr1() -> None:
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        (lambda: os.environ.update(SLUICE_X="1"), "environment"),
         (lambda: os.chdir("/"), "working directory"),
         (lambda: os.umask(0o777), "umask"),
         (_ignore_sigusr1, "signal handlers"),
-        (lambda: sys.path.insert(0, "/x"), "sys.path"),
         (lambda: sys.setrecursionlimit(1234), "recursion limit"),
         (gc.disable, "collector"),
     ],
@@ -33,15 +31,12 @@ def _ignore_sigusr1() -> None:
 def test_what_is_left_changed_is_named(
     change: Callable[[], object], name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SLUICE_X", raising=False)
     mask, depth = os.umask(0o022), sys.getrecursionlimit()
     try:
         with pytest.raises(AssertionError, match=f"left changed.*'{name}'"), process_state.kept():
             change()
     finally:
-        os.environ.pop("SLUICE_X", None)
         os.umask(mask)
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         sys.setrecursionlimit(depth)
@@ -82,3 +77,17 @@ def test_what_programs_set_for_themselves_is_put_back() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, most))
         assert settings() != before
     assert settings() == before
+
+
+def test_what_libraries_set_when_they_are_imported_is_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLUICE_KEPT", "as it was")
+    monkeypatch.setenv("SLUICE_GONE", "as it was")
+    environment, path = dict(os.environ), sys.path[:]
+    with process_state.kept():
+        os.environ.update(SLUICE_X="1", SLUICE_KEPT="changed")
+        del os.environ["SLUICE_GONE"]
+        sys.path.insert(0, "/x")
+    assert dict(os.environ) == environment
+    assert sys.path == path

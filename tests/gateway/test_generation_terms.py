@@ -186,18 +186,15 @@ async def test_a_settlement_is_counted_in_the_metrics(model_dir: Path) -> None:
         generation = here.begin()
         await read(generation)
         generation.close()
-        await here.event()
+        event = await here.event()
         assert await here.generations.drain(5) == 0
-        metrics = here.generations.metrics
+        value = here.generations.metrics._registry.get_sample_value
         counted = {
-            sample.labels["kind"]: sample.value
-            for family in metrics._tokens.collect()
-            for sample in family.samples
-            if sample.name.endswith("_total")
+            kind: value("sluice_tokens_total", {"kind": kind, "model": event.model})
+            for kind in ("prompt", "cached", "completion")
         }
         assert counted == {"prompt": 3, "cached": 0, "completion": 5}
-        (family,) = metrics._request.collect()
-        assert [s.value for s in family.samples if s.name.endswith("_count")] == [1]
+        assert value("sluice_e2e_request_latency_seconds_count") == 1
 
 
 async def test_a_refusal_as_the_first_word_costs_nothing(model_dir: Path) -> None:
