@@ -244,6 +244,19 @@ def test_nobody_gives_way_for_less_than_is_lacking(num_blocks: int, num_preempti
     harness.check_outputs()
 
 
+def test_what_running_requests_take_meanwhile_is_lacking_too() -> None:
+    """When it came, one block of the eight was free; then ``low`` grew into that."""
+    harness = Harness(num_blocks=8, block_size=8, watermark=0.0, policy="priority")
+    harness.add("equal", 25, max_tokens=8, priority=0, ignore_eos=True)
+    harness.add("low", 23, max_tokens=8, priority=1, ignore_eos=True)
+    harness.step()
+    harness.add("high", 40, max_tokens=1, priority=0)
+    harness.step(5)
+    assert harness.core.stats().num_preemptions == 0, "the four blocks of low are too few"
+    harness.run()
+    harness.check_outputs()
+
+
 def test_while_drafts_are_checked_no_more_come_in_than_can_go_on() -> None:
     """A request whose drafts are in flight takes nothing of the budget of the next step; after it,
     it must have a token in every step again."""
