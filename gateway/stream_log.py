@@ -75,6 +75,13 @@ class StreamLog(Protocol):
     async def end(self, stream_id: str) -> None:
         """No more items; from now on the stream is kept for a limited time."""
 
+    def attach(self, stream_id: str) -> None:
+        """Somebody reads it: until as many ``detach``, it does not make room for others when it has
+        ended. One unknown is left so."""
+
+    def detach(self, stream_id: str) -> None:
+        """Undo one ``attach``."""
+
     async def forget(self, stream_id: str, tenant_id: UUID) -> None:
         """Drop all items at once; a stream that runs takes no more. One unknown is left so."""
 
@@ -156,12 +163,14 @@ class _Waiting:
 class _Share:
     """What a tenant's streams take together."""
 
-    __slots__ = ("num_bytes", "num_streams", "tenant_id")
+    __slots__ = ("idle", "num_bytes", "num_streams", "tenant_id")
 
     def __init__(self, tenant_id: UUID) -> None:
         self.tenant_id = tenant_id
         self.num_bytes = 0
         self.num_streams = 0
+        self.idle: dict[str, _Record] = {}
+        """Those that have ended and are not read, the oldest first."""
 
 
 class _Record:
@@ -171,12 +180,13 @@ class _Record:
         "_head",
         "_log",
         "_tail",
-        "_text_bytes",
         "around",
         "ended",
         "items",
         "kind",
         "num_dropped",
+        "num_readers",
+        "retention",
         "said_at",
         "share",
         "size",
@@ -191,14 +201,16 @@ class _Record:
         self.around: Around | None = None
         self.num_dropped = 0
         self.size = 0
-        """What the items take as they are sent: what they take here is less."""
+        """What the items take here; of most texts it is less, as other streams have the same."""
+        self.num_readers = 0
         self.ended = False
         """It takes nothing more."""
         self.said_at = asyncio.get_running_loop().time()
         self.waiting: list[_Waiting] = []
         self._log = log
         self._head = self._tail = b""
-        self._text_bytes = 0
+        self.retention: asyncio.TimerHandle | None = None
+        """Forgets it, some time after its end."""
         share.num_streams += 1
         self.grow(STREAM_OVERHEAD_BYTES)
 
@@ -206,7 +218,6 @@ class _Record:
         assert self.around in (None, around)
         self.around = around
         self._head, self._tail = around
-        self._text_bytes = len(around.head) + len(around.tail) + ITEM_OVERHEAD_BYTES
 
     def put(self, text: Text, now: float) -> bool:
         if self.ended:
@@ -214,7 +225,7 @@ class _Record:
         self.items.append(text)
         self.said_at = now
         # ``grow`` and ``hear``, written out: for each chunk of each stream, a call is a cost.
-        share, log, num_bytes = self.share, self._log, self._text_bytes + len(text)
+        share, log, num_bytes = self.share, self._log, ITEM_OVERHEAD_BYTES + len(text)
         self.size = size = self.size + num_bytes
         share.num_bytes = in_all = share.num_bytes + num_bytes
         if size > log.max_stream_bytes or in_all > log.max_tenant_bytes:
@@ -261,9 +272,7 @@ class _Record:
         """The oldest items, until so many bytes are free."""
         num_dropped, freed = 0, 0
         while freed < num_bytes and num_dropped < len(self.items):
-            item = self.items[num_dropped]
-            overhead = self._text_bytes if type(item) is Text else ITEM_OVERHEAD_BYTES
-            freed += len(item) + overhead
+            freed += len(self.items[num_dropped]) + ITEM_OVERHEAD_BYTES
             num_dropped += 1
         del self.items[:num_dropped]
         self.num_dropped += num_dropped
@@ -318,8 +327,9 @@ class MemoryStreamLog:
     """A ``StreamLog`` in this process's memory, bounded in bytes.
 
     A stream above ``max_stream_bytes`` loses its oldest items. A tenant above ``max_tenant_bytes``
-    loses its oldest ended streams; when all its streams run, it may open no more, and the one that
-    grows loses its oldest items. Tenants never take each other's room.
+    loses its oldest ended streams, but none that somebody reads; when there are no others, it may
+    open no more, and the one that grows loses its oldest items. Tenants never take each other's
+    room.
     """
 
     def __init__(self, *, max_stream_bytes: int, max_tenant_bytes: int, retention_s: float) -> None:
@@ -329,7 +339,6 @@ class MemoryStreamLog:
         self._retention_s = retention_s
         self._records: dict[str, _Record] = {}
         self._shares: dict[UUID, _Share] = {}
-        self._ended: dict[str, asyncio.TimerHandle] = {}  # oldest end first
 
     def size_of(self, tenant_id: UUID) -> int:
         """In bytes."""
@@ -338,14 +347,15 @@ class MemoryStreamLog:
 
     async def create(self, stream_id: str, tenant_id: UUID, kind: StreamKind) -> None:
         assert stream_id not in self._records
-        self._forget_ended(tenant_id, room_for=STREAM_OVERHEAD_BYTES)
-        if self.size_of(tenant_id) + STREAM_OVERHEAD_BYTES > self.max_tenant_bytes:
+        share = self._shares.get(tenant_id) or _Share(tenant_id)
+        self._forget_ended(share, room_for=STREAM_OVERHEAD_BYTES)
+        if share.num_bytes + STREAM_OVERHEAD_BYTES > self.max_tenant_bytes:
             raise RateLimited(
                 "Your running resumable streams fill the room there is for them; open this one "
                 "without, or try again when one has ended.",
                 code="too_many_streams",
             )
-        share = self._shares.setdefault(tenant_id, _Share(tenant_id))
+        self._shares[tenant_id] = share
         self._records[stream_id] = _Record(self, share, kind)
 
     def append(self, stream_id: str, items: Sequence[bytes]) -> None:
@@ -372,8 +382,21 @@ class MemoryStreamLog:
             return
         record.ended = True
         record.wake()
+        if not record.num_readers:
+            record.share.idle[stream_id] = record
         loop = asyncio.get_running_loop()
-        self._ended[stream_id] = loop.call_later(self._retention_s, self._forget, stream_id)
+        record.retention = loop.call_later(self._retention_s, self._forget, stream_id)
+
+    def attach(self, stream_id: str) -> None:
+        if (record := self._records.get(stream_id)) is not None:
+            record.num_readers += 1
+            record.share.idle.pop(stream_id, None)
+
+    def detach(self, stream_id: str) -> None:
+        if (record := self._records.get(stream_id)) is not None:
+            record.num_readers -= 1
+            if record.ended and not record.num_readers:
+                record.share.idle[stream_id] = record
 
     def kept(self, stream_id: str) -> Kept | None:
         record = self._records.get(stream_id)
@@ -419,7 +442,7 @@ class MemoryStreamLog:
 
     def make_room(self, record: _Record) -> None:
         """For a record that has grown."""
-        self._forget_ended(record.share.tenant_id)
+        self._forget_ended(record.share)
         record.drop(
             max(
                 record.size - self.max_stream_bytes,
@@ -427,24 +450,19 @@ class MemoryStreamLog:
             )
         )
 
-    def _forget_ended(self, tenant_id: UUID, *, room_for: int = 0) -> None:
-        limit = self.max_tenant_bytes - room_for
-        if self.size_of(tenant_id) <= limit:
-            return
-        for stream_id in list(self._ended):
-            if self._records[stream_id].share.tenant_id == tenant_id:
-                self._forget(stream_id)
-                if self.size_of(tenant_id) <= limit:
-                    return
+    def _forget_ended(self, share: _Share, *, room_for: int = 0) -> None:
+        while share.idle and share.num_bytes + room_for > self.max_tenant_bytes:
+            self._forget(next(iter(share.idle)))
 
     def _forget(self, stream_id: str) -> None:
-        if (timer := self._ended.pop(stream_id, None)) is not None:
-            timer.cancel()
         record = self._records.pop(stream_id)
+        share = record.share
+        share.idle.pop(stream_id, None)
+        if record.retention is not None:
+            record.retention.cancel()
         record.ended = True
         record.wake()
         record.release(record.size)
-        share = record.share
         share.num_streams -= 1
         if not share.num_streams:
             assert share.num_bytes == 0

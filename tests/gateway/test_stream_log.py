@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections import Counter
 from uuid import uuid4
 
 import pytest
@@ -134,8 +135,8 @@ async def test_texts_are_kept_by_themselves_and_read_as_items() -> None:
     assert kept is not None
     assert kept.items[0] is said, "not a copy"
     assert await log.read("s", Cursor(0)) == [b'{"text":"said"}', b"whole"]
-    # It counts as what is sent.
-    assert log.size_of(ACME) - before == 2 * ITEM_OVERHEAD_BYTES + len(b'{"text":"said"}whole')
+    # It counts as what is kept.
+    assert log.size_of(ACME) - before == 2 * ITEM_OVERHEAD_BYTES + len(b"said" + b"whole")
     await log.end("s")
     assert texts.put(said, 9.0)
     assert await read_all(log, "s") == [b'{"text":"said"}', b"whole"], "nothing after the end"
@@ -221,11 +222,42 @@ async def test_a_tenants_ended_streams_make_room_first() -> None:
         await log.end(name)
     await log.create("new", ACME, "ws")
     with pytest.raises(StreamNotFound):
-        await log.read("older", Cursor(1))  # a reader that was too slow
-    with pytest.raises(StreamNotFound):
         await log.check("older", ACME)
     for name, tenant in (("old", ACME), ("theirs", OTHER), ("runs", ACME)):
         assert await log.read(name, Cursor(0)) == [b"x" * 10], tenant
+
+
+@pytest.mark.asyncio
+async def test_what_is_read_to_its_end_does_not_make_room() -> None:
+    """Nor does a stream that has ended shortly before: its readers have yet to hear the last."""
+    each = STREAM_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES + 10
+    log = make(max_tenant_bytes=3 * each)
+    for name in ("read", "twice", "runs"):
+        await log.create(name, ACME, "sse")
+        log.attach(name)
+        log.append(name, [b"x" * 10])
+    log.attach("twice")
+    await log.end("read")
+    await log.end("twice")
+    with pytest.raises(RateLimited):
+        await log.create("new", ACME, "sse")
+    log.append("runs", [b"y" * 10])
+    assert await log.read("read", Cursor(0)) == await log.read("twice", Cursor(0)) == [b"x" * 10]
+    with pytest.raises(Gone):  # the one that grows pays for it
+        await log.read("runs", Cursor(0))
+    assert await log.read("runs", Cursor(1)) == [b"y" * 10]
+    log.detach("twice")
+    log.detach("twice")
+    await log.create("new", ACME, "sse")
+    with pytest.raises(StreamNotFound):
+        await log.check("twice", ACME)
+    log.detach("twice")  # nobody knows it any more
+    log.attach("twice")
+    assert await log.read("read", Cursor(0)) == [b"x" * 10]
+    log.detach("read")
+    log.attach("read")  # somebody came back
+    with pytest.raises(RateLimited):
+        await log.create("newer", ACME, "sse")
 
 
 @pytest.mark.asyncio
@@ -245,7 +277,9 @@ async def test_running_streams_are_never_taken_for_a_new_one() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from("abcd"), st.sampled_from(["open", "say", "text", "end"]), st.binary()
+            st.sampled_from("abcd"),
+            st.sampled_from(["open", "say", "text", "end", "attach", "detach"]),
+            st.binary(),
         )
     )
 )
@@ -256,6 +290,7 @@ def test_the_bound_of_a_tenant_holds_whatever_happens(steps: list[tuple[str, str
         around = Around(b"h" * 300, b"t" * 50)
         opened: dict[str, list[bytes]] = {}
         ended: set[str] = set()
+        readers = Counter[str]()
         for name, action, data in steps:
             if action == "open" and name not in opened:
                 with contextlib.suppress(RateLimited):
@@ -274,7 +309,15 @@ def test_the_bound_of_a_tenant_holds_whatever_happens(steps: list[tuple[str, str
             elif action == "end" and name in opened:
                 await log.end(name)
                 ended.add(name)
+            elif action == "attach" and name in opened:
+                log.attach(name)
+                readers[name] += log.kept(name) is not None
+            elif action == "detach" and readers[name]:
+                log.detach(name)
+                readers[name] -= 1
             assert log.size_of(ACME) <= limit
+            for read in +readers:
+                await log.check(read, ACME)
         for name, said in opened.items():
             await log.end(name)
             for after in range(len(said) + 1):
