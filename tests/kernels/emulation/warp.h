@@ -11,7 +11,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <vector>
 
 namespace emulation {
@@ -36,23 +35,15 @@ struct Warp {
   uint32_t slots[32][6];  // what each lane shows the others
 };
 
-struct Copy {
-  uint8_t* to;
-  uint8_t bytes[16];
-};
-
 inline int current;  // thread
 inline Place block;
 inline uint8_t* shared_memory;
 inline Warp warps[kThreads / 32];
 inline Barrier cta;
 inline bool ended[kThreads];
-// Of each thread, groups of copies under way; the last one is not committed yet.
-inline std::deque<std::vector<Copy>> pending[kThreads];
 inline ucontext_t fibers[kThreads], outside;
 inline void (*body)();
 
-inline std::deque<std::vector<Copy>>& copies() { return pending[current]; }
 inline int lane() { return current % 32; }
 inline Warp& warp() { return warps[current / 32]; }
 
@@ -96,7 +87,6 @@ inline void run_cta(Place place, void (*kernel)()) {
   body = kernel;
   for (int i = 0; i < kThreads; ++i) {
     ended[i] = false;
-    pending[i].assign(1, {});
     getcontext(&fibers[i]);
     fibers[i].uc_stack.ss_sp = &stacks[i * kStack];
     fibers[i].uc_stack.ss_size = kStack;
