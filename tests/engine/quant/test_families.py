@@ -85,12 +85,16 @@ def test_fp8_while_transformers_loads(case: Case, tmp_path: Path) -> None:
 @pytest.mark.gpu
 @of_transformers
 def test_fp8_while_transformers_loads_on_a_gpu(case: Case, tmp_path: Path) -> None:
-    """In 16 bits two roundings of a weight differ, but by far less than FP8 changes.
+    """In 16 bits two roundings of a number differ, but by far less than FP8 changes.
 
-    Of few tokens in a step: more would be rounded themselves.
+    Of few tokens in a step: more would be rounded themselves. The weights are such that float16 has
+    them: rounded to it first, some would come to another number in FP8.
     """
     wide = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
     folder = write(case, tmp_path, **wide)
+    tensors = load_file(folder / "model.safetensors")
+    halves = {name: tensor.half().to(tensor.dtype) for name, tensor in tensors.items()}
+    save_file(halves, folder / "model.safetensors", {"format": "pt"})
     where: dict[str, Any] = {"device": "cuda", "dtype": "float16", "max_num_batched_tokens": 16}
     plain, llm = logprobs(load(folder, **where), case), load(folder, "fp8", **where)
     round_weights(case, folder, llm)
