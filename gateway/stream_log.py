@@ -26,6 +26,9 @@ ITEM_OVERHEAD_BYTES = 48
 STREAM_OVERHEAD_BYTES = 1024
 """The same for each stream."""
 MAX_STRETCH_BYTES = 2048
+"""Of room that a stream takes before it is needed."""
+SWEEP_S = 0.1
+"""Streams whose time is over are forgotten together, at most so much later."""
 MAX_READ_ITEMS = 256
 """So many items are read at once, so that one read is no long step of the event loop."""
 
@@ -194,7 +197,6 @@ class _Record:
         "kind",
         "num_dropped",
         "num_readers",
-        "retention",
         "said_at",
         "share",
         "size",
@@ -215,8 +217,6 @@ class _Record:
         self.ended = False
         """It takes nothing more."""
         self.said_at = asyncio.get_running_loop().time()
-        self.retention: asyncio.TimerHandle | None = None
-        """Forgets it, some time after its end."""
         self.waiting: list[_Waiting] = []
         self._follower: asyncio.Future[None] | None = None
         """What the only one in ``waiting`` waits for, while it has taken all items."""
@@ -405,6 +405,10 @@ class MemoryStreamLog:
         self._retention_s = retention_s
         self._records: dict[str, _Record] = {}
         self._shares: dict[UUID, _Share] = {}
+        self._ended: dict[str, float] = {}
+        """Until when each is kept, the oldest end first."""
+        self._timer: asyncio.TimerHandle | None = None
+        """One for all: a timer keeps the context of whoever made it."""
 
     def size_of(self, tenant_id: UUID) -> int:
         """In bytes."""
@@ -450,7 +454,9 @@ class MemoryStreamLog:
         if not record.num_readers:
             record.share.idle[stream_id] = record
         loop = asyncio.get_running_loop()
-        record.retention = loop.call_later(self._retention_s, self._forget, stream_id)
+        self._ended[stream_id] = loop.time() + self._retention_s
+        if self._timer is None:
+            self._timer = loop.call_later(self._retention_s, self._forget_old)
 
     def attach(self, stream_id: str) -> None:
         if (record := self._records.get(stream_id)) is not None:
@@ -514,12 +520,22 @@ class MemoryStreamLog:
         while share.idle and share.num_bytes + room_for > self.max_tenant_bytes:
             self._forget(next(iter(share.idle)))
 
+    def _forget_old(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._ended:
+            stream_id, due_s = next(iter(self._ended.items()))
+            if due_s > loop.time():
+                break
+            self._forget(stream_id)
+        self._timer = None
+        if self._ended:
+            self._timer = loop.call_at(max(due_s, loop.time() + SWEEP_S), self._forget_old)
+
     def _forget(self, stream_id: str) -> None:
         record = self._records.pop(stream_id)
         share = record.share
         share.idle.pop(stream_id, None)
-        if record.retention is not None:
-            record.retention.cancel()
+        self._ended.pop(stream_id, None)
         record.end()
         record.release(record.size)
         share.num_streams -= 1
