@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFound
-from gateway.stream_log import (
+from gateway.stream_log import MemoryStreamLog
+from gateway.stream_record import (
     ITEM_OVERHEAD_BYTES,
     MAX_READ_ITEMS,
     MAX_STRETCH_BYTES,
     STREAM_OVERHEAD_BYTES,
     Cursor,
-    MemoryStreamLog,
 )
 from gateway.text_events import Around, Text
 
