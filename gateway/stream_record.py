@@ -102,7 +102,8 @@ class Record:
     """One stream's log; a ``TextSink``, once it knows what is ``around`` the texts.
 
     Nearly always one reader waits that takes each item at once: the *follower*. Where it stands is
-    not written down for each item, but when it follows no longer.
+    not written down for each item, but when it follows no longer. One that is cancelled goes on
+    taking until its task hears of that, and stands behind what it took.
     """
 
     __slots__ = (
@@ -139,8 +140,8 @@ class Record:
         """It takes nothing more."""
         self.said_at = asyncio.get_running_loop().time()
         self.waiting: list[Waiting] = []
-        self._follower: asyncio.Future[None] | None = None
-        """What the only one in ``waiting`` waits for, while it has taken all items."""
+        self._follower: Waiting | None = None
+        """The only one in ``waiting``, while it has taken all items."""
         self._take: Take = _takes_nothing
         """The follower's."""
         self._unused = 0
@@ -165,11 +166,7 @@ class Record:
         self._unused = unused = self._unused - ITEM_OVERHEAD_BYTES - len(text)
         if unused < 0:
             self._provide()
-        follower = self._follower
-        if follower is not None:
-            if follower.done() or not self._take(self._head + text + self._tail, now):
-                self._unfollow(num_unread=1)
-        elif self.waiting:
+        if not self._take(self._head + text + self._tail, now) and self.waiting:
             self._tell(self._head + text + self._tail, now)
         return True
 
@@ -187,12 +184,14 @@ class Record:
         self._unused -= ITEM_OVERHEAD_BYTES + len(item)
         if self._unused < 0:
             self._provide()
-        if self._follower is None:
+        if not self._take(item, now) and self.waiting:
             self._tell(item, now)
-        elif self._follower.done() or not self._take(item, now):
-            self._unfollow(num_unread=1)
 
     def _tell(self, item: bytes, now: float) -> None:
+        """Those who wait, of an item that no follower took."""
+        if self._follower is not None:
+            self._unfollow(num_unread=1)
+            return
         for waiting in self.waiting:
             waiting.hear(item, now)
 
@@ -202,16 +201,17 @@ class Record:
             self._unfollow(num_unread=0)
         self.waiting.append(waiting)
         if len(self.waiting) == 1 and waiting.cursor.take is not None:
-            self._follower, self._take = waiting.future, waiting.cursor.take
+            self._follower, self._take = waiting, waiting.cursor.take
 
     def leave(self, waiting: Waiting) -> None:
         """It waits no longer."""
-        if self._follower is waiting.future:
+        if self._follower is waiting:
             self._unfollow(num_unread=0)
         self.waiting.remove(waiting)
 
     def _unfollow(self, *, num_unread: int) -> None:
-        (waiting,) = self.waiting
+        assert self._follower is not None
+        waiting = self._follower
         waiting.cursor.after = self.num_dropped + len(self.items) - num_unread
         self._follower, self._take = None, _takes_nothing
         if num_unread:
