@@ -19,12 +19,14 @@ from gateway.stream_record import (
     STREAM_OVERHEAD_BYTES,
     Cursor,
     MadeItems,
+    NumberedItems,
     Record,
     Share,
     Take,
     Waiting,
+    whole,
 )
-from gateway.text_events import Around, TextForm, TextSink
+from gateway.text_events import Around, Numbered, TextForm, TextSink
 from tenants.shared import StreamKind
 
 SWEEP_S = 0.1
@@ -165,10 +167,12 @@ class MemoryStreamLog:
         record = self._records.get(stream_id)
         if record is None:
             return None
-        if not isinstance(form, Around):
-            return MadeItems(record, form)
-        record.set_around(form)
-        return record
+        if isinstance(form, Around):
+            record.set_form(form)
+            return record
+        if isinstance(form, Numbered):
+            return NumberedItems(record, form)
+        return MadeItems(record, form)
 
     def said_at(self, stream_id: str) -> float:
         record = self._records.get(stream_id)
@@ -201,7 +205,11 @@ class MemoryStreamLog:
         record = self._records.get(stream_id)
         if record is None:
             return None
-        return Kept(record.num_dropped, list(record.items), record.around)
+        if isinstance(record.form, Numbered):
+            return Kept(
+                record.num_dropped, whole(record.items, record.form, record.num_dropped), None
+            )
+        return Kept(record.num_dropped, list(record.items), record.form)
 
     async def forget(self, stream_id: str, tenant_id: UUID) -> None:
         record = self._records.get(stream_id)

@@ -13,7 +13,7 @@ from typing import Protocol
 from uuid import UUID
 
 from gateway.errors import Gone, InvalidRequestError
-from gateway.text_events import Around, Text
+from gateway.text_events import Around, Numbered, Text
 from tenants.shared import StreamKind
 
 ITEM_OVERHEAD_BYTES = 48
@@ -54,11 +54,14 @@ class Bounds(Protocol):
         """For a record that has grown beyond a bound."""
 
 
-def whole(items: Sequence[bytes], around: Around | None) -> list[bytes]:
-    """As they are sent."""
-    if around is None:
+def whole(items: Sequence[bytes], form: Around | Numbered | None, position: int) -> list[bytes]:
+    """As they are sent. ``position``: that of the first."""
+    if form is None:
         return list(items)
-    return [around.event(item) if type(item) is Text else item for item in items]
+    if isinstance(form, Numbered):
+        numbered = enumerate(items, position)
+        return [form.at(item, seq) if type(item) is Text else item for seq, item in numbered]
+    return [form.event(item) if type(item) is Text else item for item in items]
 
 
 class Waiting:
@@ -99,7 +102,7 @@ class Share:
 
 
 class Record:
-    """One stream's log; a ``TextSink``, once it knows what is ``around`` the texts.
+    """One stream's log; a ``TextSink``, once it knows the ``form`` of its texts.
 
     Nearly always one reader waits that takes each item at once: the *follower*. Where it stands is
     not written down for each item, but when it follows no longer. One that is cancelled goes on
@@ -113,8 +116,8 @@ class Record:
         "_tail",
         "_take",
         "_unused",
-        "around",
         "ended",
+        "form",
         "items",
         "kind",
         "num_dropped",
@@ -130,7 +133,8 @@ class Record:
         self.kind = kind
         self.items: list[bytes] = []
         """As ``Kept`` has them."""
-        self.around: Around | None = None
+        self.form: Around | Numbered | None = None
+        """What makes items of texts."""
         self.num_dropped = 0
         self.size = 0
         """What the items take here; of most texts it is less, as other streams have the same. While
@@ -151,10 +155,11 @@ class Record:
         share.num_streams += 1
         self._grow(STREAM_OVERHEAD_BYTES)
 
-    def set_around(self, around: Around) -> None:
-        assert self.around in (None, around)
-        self.around = around
-        self._head, self._tail = around
+    def set_form(self, form: Around | Numbered) -> None:
+        assert self.form in (None, form)
+        self.form = form
+        if isinstance(form, Around):
+            self._head, self._tail = form
 
     def put(self, text: Text, now: float) -> bool:
         if self.ended:
@@ -178,10 +183,12 @@ class Record:
         for item in items:
             self.say(item, now)
 
-    def say(self, item: bytes, now: float) -> None:
-        self.items.append(item)
+    def say(self, item: bytes, now: float, *, text: Text | None = None) -> None:
+        """``text``: kept in place of the item, which ``form`` makes of it."""
+        kept = item if text is None else text
+        self.items.append(kept)
         self.said_at = now
-        self._unused -= ITEM_OVERHEAD_BYTES + len(item)
+        self._unused -= ITEM_OVERHEAD_BYTES + len(kept)
         if self._unused < 0:
             self._provide()
         if not self._take(item, now) and self.waiting:
@@ -224,7 +231,8 @@ class Record:
 
     def read(self, start: int) -> Sequence[bytes]:
         """Some from there on."""
-        return whole(self.items[start : start + MAX_READ_ITEMS], self.around)
+        some = self.items[start : start + MAX_READ_ITEMS]
+        return whole(some, self.form, self.num_dropped + start)
 
     def _provide(self) -> None:
         """Room for the items there are, and for some to come: the bounds are not looked at for each
@@ -273,6 +281,22 @@ class Record:
 def _takes_nothing(item: bytes, now: float) -> bool:
     """Of no follower."""
     return False
+
+
+class NumberedItems:
+    """A ``TextSink`` of items that hold their positions."""
+
+    __slots__ = ("_following", "_record")
+
+    def __init__(self, record: Record, form: Numbered) -> None:
+        record.set_form(form)
+        self._record = record
+        self._following = form.following
+
+    def put(self, text: Text, now: float) -> bool:
+        if not self._record.ended:
+            self._record.say(self._following(text), now, text=text)
+        return True
 
 
 class MadeItems:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.assembler import Delta, TurnFrames
 from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFound
 from gateway.stream_log import MemoryStreamLog
 from gateway.stream_record import (
@@ -19,7 +20,7 @@ from gateway.stream_record import (
     STREAM_OVERHEAD_BYTES,
     Cursor,
 )
-from gateway.text_events import Around, Text
+from gateway.text_events import Around, Numbered, Text
 
 ACME, OTHER = uuid4(), uuid4()
 
@@ -179,6 +180,45 @@ async def test_texts_are_kept_by_themselves_and_read_as_items() -> None:
     await log.forget("s", ACME)
     assert log.text_sink("s", Around(b"", b"")) is None
     assert log.said_at("s") == math.inf
+
+
+@pytest.mark.asyncio
+async def test_numbered_items_are_made_anew_of_their_texts() -> None:
+    frames, taken = TurnFrames("t"), list[bytes]()
+
+    def take(item: bytes, now: float) -> bool:
+        taken.append(item)
+        return True
+
+    log = make(max_stream_bytes=STREAM_OVERHEAD_BYTES + 6 * (ITEM_OVERHEAD_BYTES + 10))
+    await log.create("s", ACME, "ws")
+    texts = log.text_sink("s", Numbered(frames.text, frames.text_at))
+    assert texts is not None
+    reading = asyncio.create_task(log.read("s", Cursor(0, take)))
+    await asyncio.sleep(0)
+    frames_said = []
+    for number in range(6):
+        if number == 3:
+            whole = frames.delta(Delta(0, "x", reasoning="y"))
+            log.append("s", [whole])
+            frames_said.append(whole)
+        else:
+            assert texts.put(Text(b"%d" % number), 0.0)
+            frames_said.append(
+                b'{"type":"delta","id":"t","seq":%d,"content":"%d"}' % ((number,) * 2)
+            )
+    assert taken == frames_said
+    kept = log.kept("s")
+    assert kept is not None
+    assert 0 < kept.num_dropped < 3, "texts take less room than frames"
+    assert kept.items == frames_said[kept.num_dropped :]
+    assert kept.around is None
+    for after in range(kept.num_dropped, 6):
+        assert await log.read("s", Cursor(after)) == frames_said[after:]
+    await log.end("s")
+    await reading
+    assert texts.put(Text(b"7"), 0.0), "taken, and let go"
+    assert frames.text(Text(b"")) == b'{"type":"delta","id":"t","seq":6,"content":""}'
 
 
 @pytest.mark.asyncio
