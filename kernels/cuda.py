@@ -208,6 +208,9 @@ def paged_decode(
     wait_first: bool = True,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    new_k: torch.Tensor | None = None,
+    new_v: torch.Tensor | None = None,
+    cos_sin: torch.Tensor | None = None,
 ) -> None:
     """Causal attention of up to ``max_queries`` last tokens of each sequence, into ``out``.
 
@@ -219,6 +222,11 @@ def paged_decode(
     it begin before the operation right before it has ended; that one then must make nothing but the
     queries and the step's own keys and values. k_scale, v_scale: [num_kv_heads] float32, of caches
     in float8_e4m3fn. scale: positive.
+
+    new_k, new_v, cos_sin: the step's own keys and values are not in the cache yet. They and ``q``
+    are views of one fused projection, and it does what ``rope_and_cache`` would have done before,
+    but leaves ``q`` as it is: the tokens of a sequence stand at positions 0, 1, 2 and so on,
+    cos_sin is [max_positions, head_dim]. Without FP8, shared, soft_cap and slopes.
     """
     torch.ops.sluice_cuda.paged_decode(
         out,
@@ -244,6 +252,9 @@ def paged_decode(
         wait_first,
         k_scale,
         v_scale,
+        new_k,
+        new_v,
+        cos_sin,
     )
 
 

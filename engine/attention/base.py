@@ -107,6 +107,32 @@ class StepAttention(Protocol):
         """
 
 
+@runtime_checkable
+class StoringStepAttention(StepAttention, Protocol):
+    """Attention that can also do what ``ops.rope_and_cache`` does before others: a launch less."""
+
+    def stores(self, cos_sin: torch.Tensor) -> bool:
+        """Whether it can, in this step, with this table."""
+
+    def store_and_attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos_sin: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """As a call after ``ops.rope_and_cache``, but ``q`` stays as it is.
+
+        q, k, v: views of one fused projection, of all the step's tokens. Only for a cache of their
+        dtype.
+        """
+
+
 class AttentionBackend(Protocol):
     """One way to attend. ``block_size_multiple`` must divide the cache's block size."""
 

@@ -38,6 +38,9 @@ cudaError_t launch_extras(const DecodeParams& p, int num_ctas, cudaStream_t stre
     return launch_decode<T, Tile, D, kRowTiles, kStages, Extras::kScores>(p, num_ctas, stream);
   }
   if constexpr (!Tile::kFp8) {
+    if (p.new_k) {
+      return launch_decode<T, Tile, D, kRowTiles, kStages, Extras::kNew>(p, num_ctas, stream);
+    }
     if (p.shared_splits) {
       return launch_decode<T, Tile, D, kRowTiles, kStages, Extras::kShared>(p, num_ctas, stream);
     }

@@ -32,6 +32,7 @@
 #pragma once
 
 #include "decode_line.cuh"
+#include "decode_rotation.cuh"
 #include "decode_tile.cuh"
 #include "dependent_launch.cuh"
 #include "mma.cuh"
@@ -60,6 +61,7 @@ enum class Extras {
   kNone,
   kScores,  // soft cap or ALiBi
   kShared,  // results for shared keys, found by shared_prefix, are merged in
+  kNew,     // queries, new keys and values are rotated and stored here, not by a kernel before
 };
 
 // T: of queries and output; Tile: how the cache is stored (decode_tile.cuh).
@@ -75,7 +77,9 @@ class Decoder {
   static constexpr unsigned kQuads = D / 4;                  // float4s of a row
   // Whether there are registers for what is asked for ahead of time.
   static constexpr bool kRoom = !Tile::kFp8 && kRowTiles < 4;
-  static constexpr bool kEarlyQueries = kRoom || kRowTiles == 1;
+  static constexpr bool kNew = kExtras == Extras::kNew;
+  // With kNew, what can be loaded before the wait comes first, see below.
+  static constexpr bool kEarlyQueries = !kNew && (kRoom || kRowTiles == 1);
 
  public:
   __device__ Decoder(const DecodeParams& params, Memory& shared)
@@ -120,16 +124,18 @@ class Decoder {
       if (i >= begin) {
         __syncwarp();  // one lane wrote it
         work = sm.tiles[warp][stage];
-        if (i == begin || work.tile == 0) {
+        const bool opens = i == begin || work.tile == 0;
+        if (opens) {
           if (asked != i) load_queries(work);
           asked = -1;
-          open_item();
         }
+        if constexpr (kNew) take_in_new(work, stage);
+        if (opens) open_item();
         consume(work, stage);
       }
       if (ahead < end) {
         refill(load, block, stage);
-        if ((kEarlyQueries && ahead == begin) || (kRoom && load.tile == 0 && asked < 0)) {
+        if ((kEarlyQueries && ahead == begin) || (kRoom && load.tile == 0 && asked < 0 && (!kNew || i >= begin))) {
           load_queries(load);
           asked = ahead;
         }
@@ -150,6 +156,7 @@ class Decoder {
   uint32_t ring;
   uint32_t q[kRowTiles][kSteps][2];
   uint32_t next_q[kRowTiles][kSteps][2];  // of an item whose keys are loaded, with kRoom
+  float2 turns[kNew ? kRowTiles : 1][kSteps / 2][2][2];  // cosines and sines for the rows of next_q
   float o[kRowTiles][kSteps][4];
   float row_max[kRowTiles][2];  // of rows lane % 4 * 2 and the next, times log2(e)
   float row_sum[kRowTiles][2];  // likewise, over this lane's keys
@@ -191,7 +198,8 @@ class Decoder {
   __device__ void refill(const Cursor& c, int block, int stage) {
     const int at = token0(c), tokens = c.seq_len - at;
     if (lane == 0) sm.tiles[warp][stage] = c;
-    if (tokens - c.num_queries < kWarpTokens) wait_for_inputs();  // there are new ones
+    // There are new ones. With kNew, what is loaded in their place will be written over.
+    if (!kNew && tokens - c.num_queries < kWarpTokens) wait_for_inputs();
     if (tokens <= 0) return;
     const int row = lane / kPieces, piece = lane % kPieces;
     const int64_t from = static_cast<int64_t>(block) * p.block_stride +
@@ -243,7 +251,51 @@ class Decoder {
           to[m][s][high] = Tile::query(*pair);
         }
       }
+      if constexpr (kNew) {
+        const int position = c.seq_len - c.num_queries + quotient(r, p.group);
+        const float* cos = p.cos_sin + static_cast<int64_t>(position) * D + lane % 4 * 2;
+#pragma unroll
+        for (int s = 0; s < kSteps / 2; ++s) {
+#pragma unroll
+          for (int high = 0; high < 2; ++high) {
+#pragma unroll
+            for (int sine = 0; sine < 2; ++sine) {
+              const float* pair = cos + Tile::query_dim(s, high, 0) + sine * (D / 2);
+              turns[m][s][high][sine] = *reinterpret_cast<const float2*>(pair);
+            }
+          }
+        }
+      }
     }
+  }
+
+  // Of the tile at c in a stage, this warp's new keys and values: to their place there, and to the
+  // cache.
+  __device__ void take_in_new(const Cursor& c, int stage) {
+    constexpr int kPairs = kPieces / 2;
+    const int at = token0(c), oldest = c.seq_len - c.num_queries;
+    const int first = max(oldest - at, 0), num = min(c.seq_len - at, kWarpTokens) - first;
+    if (num <= 0) return;
+    cp_async_wait<kStages - 1>();  // what came in their place would be written over them
+    __syncwarp();
+    const uint32_t tile = ring + stage * (2 * Tile::kBytes);
+    const int64_t slot = static_cast<int64_t>(block_of(p.table, c, at)) * p.block_stride +
+                         remainder(at / 16, p.table.block) * 16 * p.token_stride;
+#pragma unroll 1
+    for (int i = lane; i < num * kPairs; i += 32) {
+      const int row = first + i / kPairs, piece = i % kPairs, dim = piece * kPieceElems;
+      const int64_t from = (c.query_start + at + row - oldest) * p.q_stride + kv_head(c) * D + dim;
+      const int64_t to = slot + row * p.token_stride + kv_head(c) * D + dim;
+      NewPiece<T, Tile, D>{static_cast<const T*>(p.new_k) + from,
+                           static_cast<const T*>(p.new_v) + from,
+                           static_cast<T*>(p.k_cache) + to,
+                           static_cast<T*>(p.v_cache) + to,
+                           p.cos_sin + static_cast<int64_t>(at + row) * D + dim,
+                           tile + Tile::place(row, piece),
+                           tile + Tile::place(row, piece + kPairs)}
+          .take_in();
+    }
+    __syncwarp();
   }
 
   __device__ void open_item() {
@@ -253,6 +305,11 @@ class Decoder {
       for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
         for (int high = 0; kRoom && high < 2; ++high) q[m][s][high] = next_q[m][s][high];
+#pragma unroll
+        for (int high = 0; kNew && s >= kSteps / 2 && high < 2; ++high) {
+          const auto& turn = turns[kNew ? m : 0][s - kSteps / 2][high];
+          rotate<T>(q[m][s - kSteps / 2][high], q[m][s][high], turn[0], turn[1]);
+        }
 #pragma unroll
         for (int e = 0; e < 4; ++e) o[m][s][e] = 0.f;
       }

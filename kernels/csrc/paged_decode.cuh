@@ -64,8 +64,8 @@ struct DecodeSchedule {
 struct DecodeParams {
   void* out;             // [num_tokens, num_q_heads, D], rows out_stride elements apart
   const void* q;         // [num_tokens, num_q_heads, D], rows q_stride elements apart
-  const void* k_cache;   // [num_blocks, block_size, num_kv_heads, D]; of q's type or e4m3
-  const void* v_cache;
+  void* k_cache;         // [num_blocks, block_size, num_kv_heads, D]; of q's type or e4m3
+  void* v_cache;
   const DecodeLine* line;     // from decode_schedule
   const DecodeStart* starts;  // from decode_schedule
   DecodeLineShape line_shape;  // as it was for decode_schedule
@@ -89,6 +89,11 @@ struct DecodeParams {
   bool wait_first;  // the kernel right before made the schedule
   const float* k_scale;  // [num_kv_heads], what an e4m3 cache is multiplied with; else null
   const float* v_scale;
+  // The new keys and values, [num_tokens, num_kv_heads, D], rows q_stride elements apart, if they are
+  // not in the cache yet: they are stored there, they and the queries rotated as by rope_and_cache.
+  const void* new_k;  // else null
+  const void* new_v;
+  const float* cos_sin;  // [max_positions, D]: cosines, then sines
 };
 
 cudaError_t decode_schedule(const DecodeSchedule& schedule, int num_spans, cudaStream_t stream);

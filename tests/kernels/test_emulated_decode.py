@@ -13,11 +13,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kernels import build  # noqa: E402
-from tests.kernels.test_paged_decode import Case, make_case  # noqa: E402
+from tests.kernels.test_paged_decode import Case, NewKeys, make_case  # noqa: E402
 
 EMULATION = Path(__file__).parent / "emulation"
 KERNEL = (
     "decode_line.cuh",
+    "decode_rotation.cuh",
     "decode_tile.cuh",
     "decoder.cuh",
     "divisor.cuh",
@@ -27,12 +28,12 @@ KERNEL = (
 MAX_ROWS = 32
 POINTERS = (
     *("out", "q", "k_cache", "v_cache", "seq_lens", "cu_queries", "blocks"),
-    *("k_scale", "v_scale", "alibi_slopes", "arrivals", "tile_ends"),
-    *("partial_out", "partial_stats"),
+    *("k_scale", "v_scale", "alibi_slopes", "new_k", "new_v", "cos_sin"),
+    *("arrivals", "tile_ends", "partial_out", "partial_stats"),
 )
 INTS = (
     *("batch", "table_width", "block_size", "kv_heads", "parts", "group", "columns"),
-    *("head_dim", "max_rows", "spans", "window"),
+    *("head_dim", "max_rows", "spans", "window", "q_stride"),
 )
 
 
@@ -69,13 +70,14 @@ def decode(
     window: int = 0,
     soft_cap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    new: NewKeys | None = None,
 ) -> torch.Tensor:
     """The kernel's answer; what nobody wrote is NaN."""
     batch, (_, heads, dim) = len(case.seq_lens), case.q.shape
     _, block_size, kv_heads, _ = case.k_cache.shape
     group = heads // kv_heads
     columns = max(n for n in range(1, 9) if kv_heads % n == 0)
-    out = torch.full_like(case.q, float("nan"))
+    out = torch.full(case.q.shape, float("nan"), dtype=case.q.dtype)
     ints = torch.zeros(2, batch * kv_heads, dtype=torch.int32)
     slots = spans * columns * 2 * MAX_ROWS
     partial = torch.full((slots * (dim + 2),), float("nan"))
@@ -93,6 +95,7 @@ def decode(
         "partial_out": partial,
         "partial_stats": partial[slots * dim :],
         **case.scales,
+        **({} if new is None else new.arguments),
     }
     pointers = {name: t.data_ptr() for name, t in tensors.items() if t is not None}
     numbers = {
@@ -107,6 +110,7 @@ def decode(
         "max_rows": group * case.max_queries,
         "spans": spans,
         "window": window,
+        "q_stride": case.q.stride(0),
         "scale": dim**-0.5,
         "soft_cap": soft_cap,
     }
@@ -161,6 +165,38 @@ def test_soft_cap_and_alibi(library: ctypes.CDLL) -> None:
     options = {"soft_cap": 5.0, "alibi_slopes": torch.logspace(-1, -3, 8)}
     case = make_case([5, 200], [2, 1], heads=8, kv_heads=2, device="cpu", **options)
     check(case, decode(library, case, 3, **options))
+
+
+@pytest.mark.parametrize("dim", [96, 128])
+@pytest.mark.parametrize("spans", [1, 4, 20])
+@pytest.mark.parametrize(
+    ("seq_lens", "query_lens", "block_size"),
+    [
+        ([1, 17, 64, 300, 0, 5], [1, 1, 1, 1, 1, 1], 16),
+        ([4, 130, 0, 67, 66], [4, 1, 2, 3, 4], 48),  # two tiles' new keys, two warps'
+    ],
+)
+def test_new_keys_are_rotated_and_stored(
+    library: ctypes.CDLL,
+    seq_lens: list[int],
+    query_lens: list[int],
+    block_size: int,
+    spans: int,
+    dim: int,
+) -> None:
+    case = make_case(
+        seq_lens, query_lens, heads=8, kv_heads=2, dim=dim, block_size=block_size, device="cpu"
+    )
+    new = NewKeys.of(case)
+    check(case, decode(library, case, spans, new=new))
+    new.check_stored(case)
+
+
+def test_new_keys_under_a_window(library: ctypes.CDLL) -> None:
+    case = make_case([5, 300], [2, 1], heads=8, kv_heads=2, window=100, device="cpu")
+    new = NewKeys.of(case, window=100)
+    check(case, decode(library, case, 4, window=100, new=new))
+    new.check_stored(case)
 
 
 def test_a_result_does_not_depend_on_the_run(library: ctypes.CDLL) -> None:

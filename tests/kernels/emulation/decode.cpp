@@ -34,6 +34,11 @@ void launch_rows(int rows, int spans) {
   constexpr int kStages = 3;
   if (params.soft_cap > 0.f || params.alibi_slopes) {
     launch<T, kTile, D, 2, kStages, Extras::kScores>(spans);
+  } else if (params.new_k) {
+    if constexpr (!kTile<T, D>::kFp8) {
+      rows <= 8 ? launch<T, kTile, D, 1, kStages, Extras::kNew>(spans)
+                : launch<T, kTile, D, 2, kStages, Extras::kNew>(spans);
+    }
   } else if (rows <= 8) {
     launch<T, kTile, D, 1, kStages, Extras::kNone>(spans);
   } else {
@@ -47,11 +52,13 @@ struct Call {
   void *out, *q, *k_cache, *v_cache;
   const int *seq_lens, *cu_queries, *blocks;
   const float *k_scale, *v_scale, *alibi_slopes;
+  const void *new_k, *new_v;
+  const float* cos_sin;
   int *arrivals, *tile_ends;
   float* partial_out;
   float2* partial_stats;
   int batch, table_width, block_size, kv_heads, parts, group, columns, head_dim, max_rows, spans;
-  int window;
+  int window, q_stride;
   float scale, soft_cap;
 };
 
@@ -91,7 +98,8 @@ extern "C" void decode(const Call& c) {
   params.partial_out = c.partial_out;
   params.partial_stats = c.partial_stats;
   params.arrivals = c.arrivals;
-  params.q_stride = params.out_stride = heads * c.head_dim;
+  params.q_stride = c.q_stride;
+  params.out_stride = heads * c.head_dim;
   params.token_stride = c.kv_heads * c.head_dim;
   params.block_stride = params.token_stride * c.block_size;
   params.num_kv_items = items;
@@ -102,6 +110,9 @@ extern "C" void decode(const Call& c) {
   params.soft_cap = c.soft_cap;
   params.k_scale = c.k_scale;
   params.v_scale = c.v_scale;
+  params.new_k = c.new_k;
+  params.new_v = c.new_v;
+  params.cos_sin = c.cos_sin;
   if (c.k_scale) {
     c.head_dim == 96 ? launch_rows<__nv_bfloat16, Fp8Tile, 96>(c.max_rows, c.spans)
                      : launch_rows<__nv_bfloat16, Fp8Tile, 128>(c.max_rows, c.spans);
