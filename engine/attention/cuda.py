@@ -170,6 +170,7 @@ class _ShortStepAttention:
             new_k=k,
             new_v=v,
             cos_sin=cos_sin,
+            clusters=self._clusters,
         )
         return out
 
@@ -215,7 +216,12 @@ class _ShortStepAttention:
             wait_first=fresh,
             k_scale=None if kv_scales is None else kv_scales.k,
             v_scale=None if kv_scales is None else kv_scales.v,
+            clusters=self._clusters,
         )
+
+    @property
+    def _clusters(self) -> bool:
+        return self.shape.softcap is None and self.batch.shared is None
 
     @property
     def _rows(self) -> int:
@@ -251,6 +257,7 @@ class _ShortStepAttention:
             max_queries=self.max_queries,
             window=window or 0,
             shared=self.batch.shared,
+            clusters=self._clusters,
         )
         self.scheduled.add(window)
         return True

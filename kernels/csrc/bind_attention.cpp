@@ -1,6 +1,7 @@
 // Registers the attention kernels with torch.
 
 #include "bind.h"
+#include "dependent_launch.cuh"
 #include "paged_decode.cuh"
 #include "paged_prefill.cuh"
 
@@ -40,6 +41,26 @@ sluice::DecodeLine* line_of(const Tensor& schedule) {
 
 sluice::DecodeStart* starts_of(const Tensor& schedule) {
   return reinterpret_cast<sluice::DecodeStart*>(schedule.data_ptr<int>()) + 1;
+}
+
+// How many CTAs of a cluster share an item, the same for a step's schedule and for its launches, and
+// how many spans that leaves.
+struct Clusters {
+  int64_t size, spans;
+};
+
+constexpr int64_t kMostInCluster = 8;  // what every GPU has room for
+constexpr int kClusterSlack = 1;       // tiles: about what merging by way of memory takes
+
+Clusters clusters_of(const HeadSplit& split, const Tensor& schedule, int64_t batch,
+                     int64_t max_queries, bool wanted) {
+  const int64_t spans = (schedule.size(0) - 1) / split.columns;
+  const int64_t items = batch * (split.items / split.columns);
+  int64_t size = 1;
+  if (wanted && sluice::device_has_dependent_launch() && split.group * max_queries <= 8) {
+    while (size < kMostInCluster && items * size * 2 <= spans) size *= 2;
+  }
+  return {size, spans / size * size};
 }
 
 void check_attention(const Tensor& out, const Tensor& q, const Tensor& k_cache,
@@ -120,7 +141,8 @@ void check_new(const Tensor& q, const Tensor& k_cache, const std::optional<Tenso
 void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
                      const Tensor& cu_queries, const Tensor& block_table, int64_t block_size,
                      int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t max_queries,
-                     int64_t min_span, int64_t window, const std::optional<Tensor>& skipped) {
+                     int64_t min_span, int64_t window, const std::optional<Tensor>& skipped,
+                     bool clusters) {
   check_batch(seq_lens, cu_queries, block_table, block_size);
   check_schedule(schedule);
   check_int32(tile_ends, "tile_ends");
@@ -138,8 +160,10 @@ void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
   s.batch = batch;
   s.min_span = min_span;
   const c10::cuda::CUDAGuard guard(seq_lens.device());
-  check(sluice::decode_schedule(s, (schedule.size(0) - 1) / split.columns,
-                                c10::cuda::getCurrentCUDAStream()),
+  const Clusters shared = clusters_of(split, schedule, batch, max_queries, clusters);
+  s.cluster = sluice::Divisor::of(static_cast<int>(shared.size));
+  s.slack = kClusterSlack;
+  check(sluice::decode_schedule(s, shared.spans, c10::cuda::getCurrentCUDAStream()),
         "decode_schedule");
 }
 
@@ -153,7 +177,7 @@ void paged_decode(Tensor out, const Tensor& q, Tensor k_cache, Tensor v_cache,
                   double scale, double soft_cap, bool wait_first,
                   const std::optional<Tensor>& k_scale, const std::optional<Tensor>& v_scale,
                   const std::optional<Tensor>& new_k, const std::optional<Tensor>& new_v,
-                  const std::optional<Tensor>& cos_sin) {
+                  const std::optional<Tensor>& cos_sin, bool clusters) {
   const bool fp8 = sluice::check_fp8(k_cache, v_cache, k_scale, v_scale);
   check_attention(out, q, k_cache, v_cache, fp8);
   check_batch(seq_lens, cu_queries, block_table, k_cache.size(1));
@@ -230,9 +254,13 @@ void paged_decode(Tensor out, const Tensor& q, Tensor k_cache, Tensor v_cache,
     p.new_v = new_v->data_ptr();
     p.cos_sin = cos_sin->data_ptr<float>();
   }
+  TORCH_CHECK(!clusters || (!skipped && !alibi_slopes && soft_cap == 0),
+              "clusters cannot go with shared keys, ALiBi or a soft cap");
   const c10::cuda::CUDAGuard guard(q.device());
+  const Clusters shared = clusters_of(split, schedule, batch, max_queries, clusters);
+  p.cluster = sluice::Divisor::of(static_cast<int>(shared.size));
   check(sluice::paged_decode(p, q.scalar_type() == at::kBFloat16, head_dim,
-                             split.group * max_queries, num_ctas / split.columns * split.columns,
+                             split.group * max_queries, shared.spans * split.columns,
                              c10::cuda::getCurrentCUDAStream()),
         "paged_decode");
 }
@@ -318,14 +346,16 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
   m.def(
       "decode_schedule(Tensor(a!) schedule, Tensor(b!) tile_ends, Tensor seq_lens, "
       "Tensor cu_queries, Tensor block_table, int block_size, int q_heads, int kv_heads, "
-      "int head_dim, int max_queries, int min_span, int window, Tensor? skipped) -> ()");
+      "int head_dim, int max_queries, int min_span, int window, Tensor? skipped, "
+      "bool clusters=False) -> ()");
   m.def(
       "paged_decode(Tensor(a!) out, Tensor q, Tensor(e!) k_cache, Tensor(f!) v_cache, "
       "Tensor block_table, Tensor seq_lens, Tensor cu_queries, Tensor schedule, Tensor(b!) partial_out, "
       "Tensor(c!) partial_stats, Tensor(d!) arrivals, Tensor? alibi_slopes, Tensor? skipped, "
       "Tensor? shared_splits, Tensor? shared_out, Tensor? shared_stats, int max_queries, "
       "int window, float scale, float soft_cap, bool wait_first, Tensor? k_scale=None, "
-      "Tensor? v_scale=None, Tensor? new_k=None, Tensor? new_v=None, Tensor? cos_sin=None) -> ()");
+      "Tensor? v_scale=None, Tensor? new_k=None, Tensor? new_v=None, Tensor? cos_sin=None, "
+      "bool clusters=False) -> ()");
   m.def(
       "paged_prefill(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, "
       "Tensor block_table, Tensor seq_lens, Tensor cu_queries, Tensor tiles, int window, "

@@ -13,8 +13,8 @@ __device__ __forceinline__ void rotate(uint32_t& a, uint32_t& b, float2 cos, flo
   b = Half<T>::pack(y.x * cos.x + x.x * sin.x, y.y * cos.y + x.y * sin.y);
 }
 
-// The 16-byte pieces at `at` and half a head further of keys and values that are new: their place in
-// memory, in the cache and in the tile of the decode kernel.
+// 16 bytes of a new key and of its value, and those half a head further: where they are in the
+// projection, and where they go in the cache and in a tile of the decode kernel.
 template <typename T, typename Tile, int D>
 struct NewPiece {
   const T *k, *v;  // in the projection

@@ -34,7 +34,9 @@ struct alignas(16) DecodeStart {
 struct DecodeLine {
   int total;  // tiles on the line
   int span;   // tiles per span
+  int clustered;  // not by spans, but in parts for the CTAs of a cluster, see decode_line.cuh
 };
+constexpr int kMaxCluster = 16;
 
 struct DecodeLineShape {
   const int* seq_lens;    // [batch], the query tokens included; 0 = padding
@@ -59,6 +61,8 @@ struct DecodeSchedule {
   DecodeTable table;
   int batch;
   int min_span;  // tiles a span has at least
+  Divisor cluster;  // CTAs of a cluster, a divisor of num_spans; 1 = none
+  int slack;        // tiles by which a part may be longer than a span
 };
 
 struct DecodeParams {
@@ -86,6 +90,7 @@ struct DecodeParams {
   Divisor group;     // query heads per item
   float scale;       // positive
   float soft_cap;   // 0 = none
+  Divisor cluster;  // as it was for decode_schedule; with more than 1, max_rows is at most 8
   bool wait_first;  // the kernel right before made the schedule
   const float* k_scale;  // [num_kv_heads], what an e4m3 cache is multiplied with; else null
   const float* v_scale;

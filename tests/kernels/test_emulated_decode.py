@@ -18,6 +18,8 @@ from tests.kernels.test_paged_decode import Case, NewKeys, make_case  # noqa: E4
 EMULATION = Path(__file__).parent / "emulation"
 KERNEL = (
     "decode_line.cuh",
+    "decode_memory.cuh",
+    "decode_parts.cuh",
     "decode_rotation.cuh",
     "decode_tile.cuh",
     "decoder.cuh",
@@ -33,7 +35,7 @@ POINTERS = (
 )
 INTS = (
     *("batch", "table_width", "block_size", "kv_heads", "parts", "group", "columns"),
-    *("head_dim", "max_rows", "spans", "window", "q_stride"),
+    *("head_dim", "max_rows", "spans", "window", "q_stride", "cluster"),
 )
 
 
@@ -59,7 +61,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     command = [build.find_nvcc(), *options, str(folder / "decode.cpp"), "-o", str(built)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    return ctypes.CDLL(str(built))
+    made = ctypes.CDLL(str(built))
+    made.decode.restype = ctypes.c_bool
+    return made
 
 
 def decode(
@@ -71,8 +75,11 @@ def decode(
     soft_cap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     new: NewKeys | None = None,
+    cluster: int = 1,
+    clustered: bool = False,
 ) -> torch.Tensor:
-    """The kernel's answer; what nobody wrote is NaN."""
+    """The kernel's answer; what nobody wrote is NaN. clustered: whether ``cluster`` CTAs are to
+    share an item, which they do where lengths are alike."""
     batch, (_, heads, dim) = len(case.seq_lens), case.q.shape
     _, block_size, kv_heads, _ = case.k_cache.shape
     group = heads // kv_heads
@@ -111,10 +118,11 @@ def decode(
         "spans": spans,
         "window": window,
         "q_stride": case.q.stride(0),
+        "cluster": cluster,
         "scale": dim**-0.5,
         "soft_cap": soft_cap,
     }
-    library.decode(ctypes.byref(Call(**pointers, **numbers)))
+    assert library.decode(ctypes.byref(Call(**pointers, **numbers))) == clustered
     assert not ints[0].any(), "the counters of arrivals must be zero again"
     return out
 
@@ -203,3 +211,49 @@ def test_a_result_does_not_depend_on_the_run(library: ctypes.CDLL) -> None:
     case = make_case([300, 77], [1, 1], heads=8, kv_heads=2, device="cpu")
     first, second = (decode(library, case, 6) for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize(
+    ("seq_lens", "cluster", "spans"),
+    [
+        ([300], 4, 4),
+        ([300], 16, 16),  # more CTAs than tiles
+        ([130, 0, 129, 191], 2, 9),  # padding; a span that no cluster has
+        ([64, 1, 5], 4, 12),  # whole items
+        ([1000, 900], 8, 16),
+        ([1100], 2, 2),  # more tiles than are looked up ahead
+    ],
+)
+def test_clusters_share_items(
+    library: ctypes.CDLL, seq_lens: list[int], cluster: int, spans: int, fp8: bool
+) -> None:
+    queries = [1] * len(seq_lens)
+    case = make_case(seq_lens, queries, heads=8, kv_heads=2, fp8=fp8, device="cpu")
+    spans -= spans % cluster
+    check(case, decode(library, case, spans, cluster=cluster, clustered=True))
+
+
+@pytest.mark.parametrize("dim", [96, 128])
+@pytest.mark.parametrize(("cluster", "spans"), [(4, 8), (8, 16)])
+def test_clusters_rotate_and_store(
+    library: ctypes.CDLL, cluster: int, spans: int, dim: int
+) -> None:
+    case = make_case([300, 258], [1, 2], heads=8, kv_heads=2, dim=dim, device="cpu")
+    new = NewKeys.of(case)
+    out = decode(library, case, spans, new=new, cluster=cluster, clustered=True)
+    check(case, out)
+    new.check_stored(case)
+
+
+def test_a_window_within_clusters(library: ctypes.CDLL) -> None:
+    case = make_case([500, 300], [2, 1], heads=8, kv_heads=2, window=200, device="cpu")
+    check(case, decode(library, case, 4, window=200, cluster=2, clustered=True))
+
+
+@pytest.mark.parametrize("seq_lens", [[2000, 10], [300, 300, 300]], ids=["uneven", "many"])
+def test_clusters_do_not_share_what_a_line_divides_better(
+    library: ctypes.CDLL, seq_lens: list[int]
+) -> None:
+    case = make_case(seq_lens, [1] * len(seq_lens), heads=8, kv_heads=2, device="cpu")
+    check(case, decode(library, case, 8, cluster=4))

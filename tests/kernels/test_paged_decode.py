@@ -185,7 +185,9 @@ def attention_float64(
     return torch.einsum("hqk,khd->qhd", weights, v64)
 
 
-def run(case: Case, *, min_span: int = 1, **options: object) -> torch.Tensor:
+def run(
+    case: Case, *, min_span: int = 1, clusters: bool = False, **options: object
+) -> torch.Tensor:
     from kernels import cuda
 
     workspace = cuda.DecodeWorkspace.create(
@@ -209,6 +211,7 @@ def run(case: Case, *, min_span: int = 1, **options: object) -> torch.Tensor:
         max_queries=case.max_queries,
         window=window,
         min_span=min_span,
+        clusters=clusters,
     )
     out = torch.full(case.q.shape, float("nan"), dtype=case.q.dtype, device=case.q.device)
     for _ in range(2):  # twice: the arrival counters must reset themselves
@@ -224,6 +227,7 @@ def run(case: Case, *, min_span: int = 1, **options: object) -> torch.Tensor:
             workspace,
             scale=case.q.shape[2] ** -0.5,
             max_queries=case.max_queries,
+            clusters=clusters,
             **case.scales,
             **options,
         )
@@ -232,8 +236,8 @@ def run(case: Case, *, min_span: int = 1, **options: object) -> torch.Tensor:
     return out
 
 
-def check(case: Case, *, min_span: int = 1, **options: object) -> None:
-    out = run(case, min_span=min_span, **options)
+def check(case: Case, **options: object) -> None:
+    out = run(case, **options)  # type: ignore[arg-type]
     live = torch.repeat_interleave(case.seq_lens > 0, case.cu_queries.diff().long())
     got, want = out[live].double(), case.expected[live]
     error = (got - want).norm() / want.norm()
@@ -432,6 +436,28 @@ def test_new_keys_of_head_groups_and_padding(heads: int, kv_heads: int) -> None:
     case = make_case(lens, [1, 2, 4, 8, 3], heads=heads, kv_heads=kv_heads, block_size=32)
     new = NewKeys.of(case)
     check(case, **new.arguments)
+    new.check_stored(case)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("lens", [[1], [700], [1000, 1100], [640] * 13, [64, 0, 63, 5]], ids=len)
+@pytest.mark.parametrize("fp8", [False, True])
+def test_clusters(lens: list[int], dim: int, dtype: torch.dtype, fp8: bool) -> None:
+    case = make_case(lens, [1] * len(lens), dim=dim, dtype=dtype, fp8=fp8)
+    check(case, clusters=True)
+
+
+def test_clusters_where_lengths_differ() -> None:
+    check(make_case([5000, 1, 17, 300], [1] * 4), clusters=True)
+    check(make_case([300, 280], [4, 3]), clusters=True)  # too many rows
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (12, 2), (14, 2), (32, 1), (64, 8)])
+def test_clusters_take_new_keys(heads: int, kv_heads: int) -> None:
+    case = make_case([300, 280, 0, 320], [1] * 4, heads=heads, kv_heads=kv_heads)
+    new = NewKeys.of(case)
+    check(case, clusters=True, **new.arguments)
     new.check_stored(case)
 
 

@@ -15,13 +15,17 @@ template <typename T, template <typename, int> typename kTile, int D, int kRowTi
 void launch(int spans) {
   using Tile = kTile<T, D>;
   using Memory = Shared<D, Tile::kBytes, kStages>;
-  static std::vector<uint8_t> memory(sizeof(Memory) + 512);
-  std::fill(memory.begin(), memory.end(), 0xff);  // NaN
+  constexpr size_t kBytes = (sizeof(Memory) + 511) / 512 * 512;
+  const int cluster = params.cluster.value;
+  std::vector<uint8_t> memory(kBytes * cluster + 512, 0xff);  // NaN
   const auto at = (reinterpret_cast<uintptr_t>(memory.data()) + 511) / 512 * 512;
-  emulation::shared_memory = reinterpret_cast<uint8_t*>(at);
-  for (int y = 0; y < spans; ++y) {
+  for (int y = 0; y < spans; y += cluster) {
     for (int x = 0; x < params.columns; ++x) {
-      emulation::run_cta({x, y, 0}, [] {
+      for (int rank = 0; rank < cluster; ++rank) {
+        auto* own = reinterpret_cast<uint8_t*>(at + rank * kBytes);
+        emulation::ctas[rank] = {{x, y + rank, 0}, own, {}};
+      }
+      emulation::run_cluster(cluster, [] {
         auto* shared = reinterpret_cast<Memory*>(emulation::shared_memory);
         Decoder<T, Tile, D, kRowTiles, kStages, kExtras>(params, *shared).run();
       });
@@ -58,31 +62,32 @@ struct Call {
   float* partial_out;
   float2* partial_stats;
   int batch, table_width, block_size, kv_heads, parts, group, columns, head_dim, max_rows, spans;
-  int window, q_stride;
+  int window, q_stride, cluster;
   float scale, soft_cap;
 };
 
-extern "C" void decode(const Call& c) {
+// Returns whether clusters shared the work.
+extern "C" bool decode(const Call& c) {
   DecodeSchedule s = {};
   const int items = c.kv_heads * c.parts;
   s.shape = {c.seq_lens, c.cu_queries, items / c.columns, c.window, nullptr};
   s.table = {c.blocks, c.table_width, c.block_size, Divisor::of(c.block_size / 16)};
   s.tile_ends = c.tile_ends;
   s.batch = c.batch;
-  int tiles = 0;
+  s.cluster = Divisor::of(c.cluster);
+  s.slack = 1;
+  int tiles = 0, longest = 0;
   for (int i = 0; i < c.batch; ++i) {
     Cursor cursor = {};
     cursor.seq = i;
     open_sequence(s.shape, cursor);
     tiles += cursor.num_tiles;
+    longest = max(longest, cursor.num_tiles);
     c.tile_ends[i] = tiles;
   }
-  DecodeLine line = {tiles * s.shape.num_heads, 0};
-  line.span = (line.total + c.spans - 1) / c.spans;
-  std::vector<DecodeStart> starts(c.spans);
-  for (int i = 0; i < c.spans && i * line.span < line.total; ++i) {
-    starts[i] = start_of(s, i * line.span, line.span, line.total);
-  }
+  const DecodeLine line = line_of(s, tiles, longest, c.spans);
+  std::vector<DecodeStart> starts;
+  for (int i = 0; i < c.spans; ++i) starts.push_back(start_of(s, line, i));
 
   const int heads = items * c.group;
   params = {};
@@ -113,6 +118,7 @@ extern "C" void decode(const Call& c) {
   params.new_k = c.new_k;
   params.new_v = c.new_v;
   params.cos_sin = c.cos_sin;
+  params.cluster = s.cluster;
   if (c.k_scale) {
     c.head_dim == 96 ? launch_rows<__nv_bfloat16, Fp8Tile, 96>(c.max_rows, c.spans)
                      : launch_rows<__nv_bfloat16, Fp8Tile, 128>(c.max_rows, c.spans);
@@ -120,4 +126,5 @@ extern "C" void decode(const Call& c) {
     c.head_dim == 96 ? launch_rows<__nv_bfloat16, PlainTile, 96>(c.max_rows, c.spans)
                      : launch_rows<__nv_bfloat16, PlainTile, 128>(c.max_rows, c.spans);
   }
+  return line.clustered;
 }

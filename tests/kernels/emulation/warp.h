@@ -1,5 +1,5 @@
-// The decode kernel on a CPU: each of a CTA's threads is a fiber, which runs until it has to wait
-// for others, so what the kernel leaves unordered shows. Copies are done at once; products are
+// The decode kernel on a CPU: each thread of a cluster of CTAs is a fiber, which runs until it has to
+// wait for others, so what the kernel leaves unordered shows. Copies are done at once; products are
 // summed in float32.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace emulation {
 
-constexpr int kThreads = 128, kStack = 128 * 1024;
+constexpr int kThreads = 128, kMaxCtas = 16, kStack = 128 * 1024;
 
 struct Place {
   int x, y, z;
@@ -33,25 +33,45 @@ struct Warp {
   uint32_t slots[32][6];  // what each lane shows the others
 };
 
+struct Cta {
+  Place place;
+  uint8_t* memory;
+  Barrier barrier;
+};
+
+inline Cta ctas[kMaxCtas];
+inline int threads;  // of the cluster
 inline int current;  // thread
-inline Place block;
-inline uint8_t* shared_memory;
-inline Warp warps[kThreads / 32];
-inline Barrier cta;
-inline bool ended[kThreads];
-inline ucontext_t fibers[kThreads], outside;
+inline uint8_t* shared_memory;  // of its CTA
+inline int in_cluster;  // threads that have arrived
+inline Warp warps[kMaxCtas * kThreads / 32];
+inline bool ended[kMaxCtas * kThreads];
+inline ucontext_t fibers[kMaxCtas * kThreads], outside;
 inline void (*body)();
 
+inline Cta& cta() { return ctas[current / kThreads]; }
 inline int lane() { return current % 32; }
 inline Warp& warp() { return warps[current / 32]; }
 
 // The next thread that has not ended; -1 if none.
 inline int next_thread() {
-  for (int i = 1; i <= kThreads; ++i) {
-    const int next = (current + i) % kThreads;
+  for (int i = 1; i <= threads; ++i) {
+    const int next = (current + i) % threads;
     if (!ended[next]) return next;
   }
   return -1;
+}
+
+inline void select(int thread) {
+  current = thread;
+  shared_memory = cta().memory;
+}
+
+// Lets the other threads run.
+inline void yield() {
+  const int from = current;
+  select(next_thread());
+  swapcontext(&fibers[from], &fibers[current]);
 }
 
 inline void wait(Barrier& barrier, int count) {
@@ -60,37 +80,35 @@ inline void wait(Barrier& barrier, int count) {
     barrier.waiting = 0;
     ++barrier.generation;
   }
-  while (barrier.generation == generation) {
-    const int from = current;
-    current = next_thread();
-    swapcontext(&fibers[from], &fibers[current]);
-  }
+  while (barrier.generation == generation) yield();
 }
 
 inline void warp_sync() { wait(warp().barrier, 32); }
-inline void block_sync() { wait(cta, kThreads); }
+inline void block_sync() { wait(cta().barrier, kThreads); }
 
 inline void run_thread() {
   body();
   ended[current] = true;
   const int next = next_thread();
   if (next < 0) setcontext(&outside);
-  current = next;
+  select(next);
   setcontext(&fibers[next]);
 }
 
-inline void run_cta(Place place, void (*kernel)()) {
-  static std::vector<char> stacks(kThreads * kStack);
-  block = place;
+// The places and shared memories of `num_ctas` are in `ctas`.
+inline void run_cluster(int num_ctas, void (*kernel)()) {
+  static std::vector<char> stacks(kMaxCtas * kThreads * kStack);
+  threads = num_ctas * kThreads;
+  in_cluster = 0;
   body = kernel;
-  for (int i = 0; i < kThreads; ++i) {
+  for (int i = 0; i < threads; ++i) {
     ended[i] = false;
     getcontext(&fibers[i]);
     fibers[i].uc_stack.ss_sp = &stacks[i * kStack];
     fibers[i].uc_stack.ss_size = kStack;
     makecontext(&fibers[i], run_thread, 0);
   }
-  current = 0;
+  select(0);
   swapcontext(&outside, &fibers[0]);
 }
 
@@ -128,8 +146,8 @@ inline bool any(bool x) {
 
 }  // namespace emulation
 
-#define threadIdx (emulation::Place{emulation::current, 0, 0})
-#define blockIdx emulation::block
+#define threadIdx (emulation::Place{emulation::current % emulation::kThreads, 0, 0})
+#define blockIdx emulation::cta().place
 #define __syncwarp emulation::warp_sync
 #define __syncthreads emulation::block_sync
 #define __shfl_xor_sync(mask, x, d) emulation::shuffle(x, emulation::lane() ^ (d))
