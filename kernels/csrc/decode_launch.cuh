@@ -28,9 +28,6 @@ cudaError_t launch_decode(const DecodeParams& p, int num_ctas, cudaStream_t stre
   static const cudaError_t ready =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
   if (ready != cudaSuccess) return ready;
-  static const cudaError_t any_cluster =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  if (p.cluster.value > 8 && any_cluster != cudaSuccess) return any_cluster;
   const unsigned cluster = p.cluster.value;
   const dim3 grid(p.columns, num_ctas / p.columns / cluster * cluster);
   return launch_dependent_clusters(kernel, grid, kThreads, smem, stream, dim3(1, cluster), p);
