@@ -22,6 +22,10 @@
 // Few sequences of like lengths have no line: each item is cut into as many parts as a cluster has
 // CTAs, and these hand each other their results.
 //
+// New keys. With Extras::kNew no kernel has rotated and stored them before this one, which therefore
+// begins while their projection still runs: it fills its ring with old keys, whatever lies in the
+// places of the new ones, waits, and puts these there and into the cache.
+//
 // Order. What an SM loads arrives in the order in which it asks, so what a warp must wait for comes after
 // all keys that are in flight. Queries are therefore asked for together with the first keys of their
 // item, and cache blocks for 32 tiles at once, one a lane: where registers suffice for that.
