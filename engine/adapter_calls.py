@@ -11,7 +11,7 @@ from engine.messages import AdapterAnswer, AdapterRef, ClientMessage, LoadAdapte
 
 
 class AdapterCalls:
-    """What the engine was asked about adapters, and has not answered yet."""
+    """Questions about adapters that the engine has not answered yet."""
 
     def __init__(self, send: Callable[[ClientMessage], None]) -> None:
         """``send`` raises ``EngineDead`` while none runs, ``QueueFull`` if it reads nothing."""
@@ -20,9 +20,10 @@ class AdapterCalls:
         self._ids = itertools.count()
 
     async def load(self, adapter: AdapterRef) -> AdapterAnswer:
-        """Have it read and checked beside what runs: its digest, rank and base model.
+        """Have the engine read and check an adapter while it goes on serving; returns its digest,
+        rank and base model. Optional: a request may name an adapter that was never loaded this way.
 
-        Requests may name it without this, too. Raises ``AdapterLoadError``, and as ``send``.
+        Raises ``AdapterLoadError``, and what ``send`` raises.
         """
         answer = await self._ask(lambda call_id: LoadAdapter(call_id, adapter))
         if answer.error is not None:
@@ -30,9 +31,10 @@ class AdapterCalls:
         return answer
 
     async def unload(self, name: str) -> None:
-        """The engine refuses requests that name it from now on; those there are run to their end.
+        """Refuse new requests for an adapter; running ones go on to their end. Unknown names are
+        ignored.
 
-        Unknown names pass. Raises as ``send``; a dead engine has forgotten it, too.
+        Raises what ``send`` raises. An engine that died has forgotten the adapter anyway.
         """
         await self._ask(lambda call_id: UnloadAdapter(call_id, name))
 
@@ -47,13 +49,13 @@ class AdapterCalls:
             del self._waiters[call_id]
 
     def hear(self, answer: AdapterAnswer) -> None:
-        """An answer came."""
+        """Take in an answer of the engine."""
         waiter = self._waiters.get(answer.call_id)
         if waiter is not None and not waiter.done():
             waiter.set_result(answer)
 
     def fail(self, reason: str) -> None:
-        """No answer will come any more: the engine is dead."""
+        """The engine is dead: fail all open questions."""
         for waiter in self._waiters.values():
             if not waiter.done():
                 waiter.set_exception(EngineDead(f"the engine died: {reason}"))

@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 class LoadedAdapter(Protocol):
-    """``engine.lora.adapter.Adapter``: in host memory, checked."""
+    """What the core needs of ``engine.lora.adapter.Adapter``: weights in host memory, already
+    checked."""
 
     @property
     def rank(self) -> int: ...
@@ -40,7 +41,8 @@ class LoadedAdapter(Protocol):
 
 
 class AdapterMemory(Protocol):
-    """``engine.lora.slots.AdapterSlots``. Only ``read`` may be called from another thread."""
+    """What the core needs of ``engine.lora.slots.AdapterSlots``. Only ``read`` may be called from
+    another thread."""
 
     @property
     def num_swaps(self) -> int: ...
@@ -49,7 +51,7 @@ class AdapterMemory(Protocol):
         """Raises ``AdapterLoadError``."""
 
     def keep(self, name: str, adapter: Any) -> None:
-        """adapter: of ``read``."""
+        """Accept an adapter that ``read`` returned."""
 
     def drop(self, name: str) -> None: ...
 
@@ -58,11 +60,11 @@ OnLoaded = Callable[[LoadedAdapter | AdapterLoadError], None]
 
 
 class Arrival(NamedTuple):
-    """A request that was held."""
+    """A request that waited for its adapter, and how that ended."""
 
     request: GenerateRequest
     outcome: str | AdapterLoadError
-    """The digest of its adapter, which it uses now, or why it has none."""
+    """The digest of its adapter, which it is a user of from now on; or why there is none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +81,7 @@ class _Entry:
 
 
 class Adapters:
-    """Belongs to the engine's loop, as all its methods do."""
+    """Only the engine's step loop may call these methods."""
 
     def __init__(
         self,
@@ -88,18 +90,18 @@ class Adapters:
         max_cpu_loras: int | None = None,
         reader: Executor | None = None,
     ) -> None:
-        """``max_cpu_loras``: so many stay in memory while no request uses them; None: all.
-
-        ``reader`` runs ``memory.read``; by default a thread, one file after the other.
-        """
+        """max_cpu_loras: adapters kept in memory while no request uses them; None keeps all.
+        reader: executor that runs ``memory.read``; by default one thread, so one file after the
+        other."""
         self._memory = memory
         self._max_in_memory = max_cpu_loras
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        """By name, the one used last at the end."""
+        """By name, the most recently used last."""
         self._held: dict[str, _Entry] = {}
-        """By the id of the request that waits for it."""
+        """By the id of the request that waits for the adapter."""
         self._unloaded: set[str] = set()
-        """Names that were given up: not everybody may know it yet."""
+        """Names that were unloaded; clients that have not heard of it may still send requests for
+        them."""
         self._reader = reader or ThreadPoolExecutor(1, thread_name_prefix="adapters")
         self._reads: queue.SimpleQueue[tuple[_Entry, Future[LoadedAdapter]]] = queue.SimpleQueue()
         self._num_reading = 0
@@ -125,13 +127,14 @@ class Adapters:
 
     @property
     def num_swaps(self) -> int:
-        """Copies into a slot on the device."""
+        """How often an adapter was copied into a slot on the device."""
         return self._memory.num_swaps
 
     # ---- adapters come and go -------------------------------------------------------------------
 
     def load(self, ref: AdapterRef, on_done: OnLoaded) -> None:
-        """Read it now. ``on_done`` hears how that ended, here or from within ``arrived``."""
+        """Start reading an adapter. ``on_done`` is told the outcome, here or from within
+        ``arrived``."""
         entry = self._entries.get(ref.name)
         if entry is None:
             self._unloaded.discard(ref.name)
@@ -144,7 +147,7 @@ class Adapters:
             entry.callers.append(on_done)
 
     def unload(self, name: str) -> None:
-        """No more requests may name it. Those that do already run on to their end."""
+        """Refuse new requests for it; those that use it go on to their end."""
         self._unloaded.add(name)
         entry = self._entries.get(name)
         if entry is not None:
@@ -154,7 +157,7 @@ class Adapters:
     # ---- requests come and go -------------------------------------------------------------------
 
     def admit(self, request: GenerateRequest) -> str | None:
-        """The digest of its adapter, which it uses from now on: ``release`` ends that.
+        """The digest of the request's adapter, which it is a user of until ``release``.
 
         None if the adapter has to be read first: then the request is held until ``arrived`` hands
         it out. Raises ``AdapterUnloaded``, ``InvalidRequest``.
@@ -177,7 +180,7 @@ class Adapters:
         return entry.adapter.digest
 
     def release(self, name: str) -> None:
-        """A user has ended."""
+        """A request that used the adapter has ended."""
         entry = self._entries[name]
         entry.num_users -= 1
         assert entry.num_users >= 0, f"adapter {name!r} was released too often"
@@ -192,7 +195,8 @@ class Adapters:
         del self._held.pop(request_id).held[request_id]
 
     def arrived(self, *, wait_s: float = 0.0) -> list[Arrival]:
-        """Requests whose adapters have been read meanwhile; waits ``wait_s`` for one at most."""
+        """Requests whose adapters have been read since the last call; waits up to ``wait_s`` for
+        the first."""
         arrivals: list[Arrival] = []
         while self._num_reading:
             try:
@@ -242,7 +246,7 @@ class Adapters:
             self._put_away(entry)
 
     def _trim(self) -> None:
-        """Put away those used least recently that no request needs."""
+        """Drop the least recently used adapters that no request needs, down to the limit."""
         if self._max_in_memory is None:
             return
         num_spare = self.num_in_memory - self._max_in_memory
@@ -259,7 +263,7 @@ class Adapters:
 
 
 def _obstacle(entry: _Entry, ref: AdapterRef) -> str | None:
-    """Why what is known under a name cannot be what is asked for."""
+    """Why the adapter known under this name cannot be the one asked for; None if it can."""
     if entry.unloaded:
         return f"adapter {ref.name!r} was unloaded, and {entry.num_users} requests still use it"
     digest = entry.ref.digest if entry.adapter is None else entry.adapter.digest

@@ -15,9 +15,9 @@ class Family(msgspec.Struct, frozen=True):
     """One file of ``engine/models``."""
 
     module: str
-    """It defines ``ConfigFile`` and ``ForCausalLM``."""
+    """The module's name; it defines ``ConfigFile`` and ``ForCausalLM``."""
     name: str
-    """As people call it."""
+    """The family's name for people."""
 
 
 NATIVE = {
@@ -35,13 +35,13 @@ NATIVE = {
     "DeepseekV2ForCausalLM": Family("deepseek_v2", "DeepSeek V2"),
     "DeepseekV3ForCausalLM": Family("deepseek_v3", "DeepSeek V3, R1"),
 }
-"""By the name in a checkpoint's ``architectures``."""
+"""Keyed by the name in a checkpoint's ``architectures``."""
 
-QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors"]
-"""Of weights, by vLLM's names: what a native family can be loaded with."""
+QuantizationMethod = Literal["fp8", "awq", "gptq", "compressed-tensors", "modelopt"]
+"""Weight formats that native families load, by vLLM's names."""
 QUANTIZATIONS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 FALLBACK_QUANTIZATIONS: tuple[QuantizationMethod, ...] = ("fp8",)
-"""Of what transformers' own code computes: while loading."""
+"""Those available for models that run through transformers: weights are quantized while loading."""
 
 FALLBACK_TESTED = (
     "GPT2LMHeadModel",

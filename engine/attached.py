@@ -13,10 +13,10 @@ from engine.transport import SEND_HIGH_WATER_MARK, EngineSocket, OnExit, OnMessa
 
 
 class AttachedEngine(EngineSocket):
-    """Joins the engine at ``address``; it may not be there yet, then this waits for it.
+    """Attaches to the engine at ``address``, waiting for it if it is not there yet.
 
-    Its owner restarts it at the same address. So the end of the connection is the end of this
-    transport, and the next one finds the next engine.
+    Its owner restarts it at the same address, so a lost connection ends this transport, and a new
+    one finds the new engine.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class AttachedEngine(EngineSocket):
         self._loop.call_soon(self.drain)  # as after any sending
 
     async def stop(self, timeout_s: float) -> None:
-        """Leave. The engine lives on and gives up what this client had asked for."""
+        """Detach. The engine goes on, and aborts what this client had asked for."""
         self._close()
 
     def _on_silence(self) -> None:
-        """Nothing more comes from an engine that is gone."""
+        """A silent socket means that the engine is gone."""
         if not has_message(self._monitor):
             return
         self._close()

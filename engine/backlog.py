@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Backlog:
-    """So a request that would be refused is refused before any work goes into it.
+    """Lets the client refuse a request that the engine would refuse, before any work goes into it.
 
-    The engine decides with exact counts, once more. These are too high by what was admitted since
-    it spoke, and too low by what other clients sent since.
+    The engine decides again, with exact counts. The counts here are too high by what was admitted
+    since its last report, and too low by what other clients have sent since.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -27,7 +27,7 @@ class Backlog:
         self._stats = Stats()
         self._tenants: dict[str, Queued] = {}
         self._sent: deque[tuple[int, str, int]] = deque()
-        """(number, fair key, tokens) of the requests that the engine has not spoken of."""
+        """(number, fair key, tokens) of each request sent since the engine's last report."""
         self._unheard: defaultdict[str, Queued] = defaultdict(Queued)
         self._unheard_in_all = Queued()
         self._num_sent = 0
@@ -35,11 +35,12 @@ class Backlog:
 
     @property
     def age_s(self) -> float:
-        """Since the engine last spoke."""
+        """Seconds since the engine's last report."""
         return time.monotonic() - self._heard_at
 
     def mark(self) -> int:
-        """For ``hear``: an answer to a question asked now knows all that was sent until now."""
+        """A position to pass to ``hear``: the answer to a question asked now covers all that was
+        sent before."""
         return self._num_sent
 
     def send(self, request: GenerateRequest) -> None:
@@ -57,7 +58,8 @@ class Backlog:
             self._count(fair_key, -1, -num_tokens)
 
     def refusal(self, fair_key: str) -> QueueFull | None:
-        """Why one more request of this tenant, however short, would be refused; None if not."""
+        """Why one more request of this tenant, however short, would be refused; None if it would
+        not."""
         in_all = Queued(self._stats.num_queued_reqs + 1, self._stats.num_queued_tokens + 1)
         tenant = Queued(1, 1)
         for queued, parts in (

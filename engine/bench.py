@@ -27,7 +27,7 @@ from rich.table import Table
 
 from engine.errors import ConfigError, EngineError
 from engine.llm import LLM, TokensPrompt
-from engine.messages import SamplingParams
+from engine.sampling_params import SamplingParams
 from engine.spec.config import SpeculativeConfig
 from engine.transport import IDLE_THREADS
 
@@ -269,6 +269,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--device", default="auto")
     engine.add_argument("--dtype", default="auto")
     engine.add_argument("--quantization")
+    engine.add_argument("--quantize-lm-head", action="store_true")
     engine.add_argument("--max-model-len", type=int)
     engine.add_argument("--max-num-seqs", type=int)
     engine.add_argument("--max-num-batched-tokens", type=int)
@@ -285,6 +286,7 @@ ENGINE_OPTIONS = (
     "device",
     "dtype",
     "quantization",
+    "quantize_lm_head",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",

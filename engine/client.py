@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.adapter_calls import AdapterCalls
 from engine.backlog import Backlog
@@ -42,7 +42,7 @@ from engine.messages import (
     StepOutputs,
     UnparkRequest,
 )
-from engine.request_stream import RequestStream as RequestStream
+from engine.request_stream import RequestStream
 from engine.transport import EngineProcess, MakeTransport, Transport
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ STABLE_S = 30.0
 _FAILURES: dict[str, type[EngineError]] = {"config": ConfigError, "model": ModelLoadError}
 
 
-def _nobody_asks(_seconds: float, _num_tokens: int) -> None:
+def _nobody_asks(_gaps: Sequence[tuple[float, int]]) -> None:
     """What came when is of no interest."""
 
 
@@ -118,8 +118,9 @@ class EngineClient:
         self._queued: set[str] = set()
         self.stats = Stats()
         """The latest, at most ``PING_INTERVAL_S`` old while the engine answers."""
-        self.on_tokens: Callable[[float, int], None] = _nobody_asks
-        """Told of each output but a request's first: seconds since the one before, its tokens."""
+        self.on_tokens: Callable[[Sequence[tuple[float, int]]], None] = _nobody_asks
+        """Told after each step of its outputs, but for a request's first one: of each the seconds
+        since the one before, and its tokens. Must not raise."""
 
     # -- life cycle
 
@@ -153,6 +154,7 @@ class EngineClient:
                     error_code="internal",
                 ),
                 time.monotonic(),
+                [],
             )
         self.adapters.fail(self._dead_because)
         if self._transport is not None:
@@ -244,16 +246,19 @@ class EngineClient:
 
     def _dispatch(self, outputs: list[RequestOutput]) -> None:
         now = self._progress_at = time.monotonic()
+        streams, queued = self._streams, self._queued
+        gaps: list[tuple[float, int]] = []
         for output in outputs:
-            request_id = output.request_id
-            stream = self._streams.get(request_id)
+            stream = streams.get(output.request_id)
             if stream is None:
                 continue
-            self._queued.discard(request_id)
+            if queued:
+                queued.discard(output.request_id)
             if output.finish_reason is not None:
-                del self._streams[request_id]
+                del streams[output.request_id]
                 self._forget_unsent(stream)
-            stream._deliver(output, now)
+            stream._deliver(output, now, gaps)
+        self.on_tokens(gaps)
 
     def _on_stats(self, stats: Stats) -> None:
         working = stats.num_running + stats.num_waiting > 0

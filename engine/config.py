@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -24,8 +25,20 @@ _STEP_TOKENS = 2048
 _GPU_STEP_TOKENS = 8192
 _NUM_SEQS = 256
 MAX_DEFAULT_NUM_SEQS = 512
-"""What ``max_num_seqs`` is on a GPU with much memory, where none is set."""
+"""The default of ``max_num_seqs`` on a GPU with much memory."""
 _MUCH_MEMORY_BYTES = 64 * 2**30
+
+_AT_LEAST_ONE = (
+    *("block_size", "max_loras", "max_lora_rank"),
+    *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "max_num_partial_prefills"),
+    *("num_gpu_blocks_override", "num_threads"),
+    *("max_num_queued_reqs", "max_num_queued_tokens"),
+    *("max_num_queued_reqs_per_tenant", "max_num_queued_tokens_per_tenant"),
+)
+_AT_LEAST_ZERO = (
+    *("fair_share_input_cost", "fair_share_output_cost", "fair_share_cached_cost"),
+    *("fair_share_quantum", "swap_space", "long_prefill_token_threshold"),
+)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,67 +49,75 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     revision: str | None = None
     """Branch, tag or commit of a hub repository; its main branch by default."""
     model_impl: ModelImpl = "auto"
-    """Whose code computes the model: ``native`` ours, ``transformers`` that library's, ``auto``
-    ours where there is one."""
+    """Whose implementation computes the model: ``native`` is ours, ``transformers`` that library's;
+    ``auto`` takes ours where there is one."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model, which can do anything."""
+    """Run Python code that comes with the model. Such code can do anything."""
     device: Device = "auto"
     """Where the model runs; ``auto`` takes a GPU when there is one."""
     dtype: Dtype = "auto"
-    """``auto``: float32 on a CPU, the checkpoint's own on a GPU."""
+    """Of weights and activations; ``auto``: float32 on a CPU, the checkpoint's own on a GPU."""
     quantization: QuantizationMethod | None = None
-    """How the weights of linear layers are stored. None: as the checkpoint's quantization_config
-    says; ``fp8`` quantizes a checkpoint that has none while it loads."""
+    """How the weights of linear layers are quantized. None: as the checkpoint's quantization_config
+    says; ``fp8`` quantizes an unquantized checkpoint while it loads."""
+    quantize_lm_head: bool = False
+    """Round the language model head to FP8 while it loads, with a scale for each row, where the
+    checkpoint has not quantized it. A head tied to the embedding becomes a copy, which takes memory
+    of its own; the embedding stays as it is."""
     load_format: LoadFormat = "auto"
     """``auto`` reads safetensors files; ``dummy`` draws random weights, to measure speed without a
     checkpoint (a config.json is enough)."""
     attention_backend: AttentionBackendName = "auto"
-    """``auto`` takes the best that serves the model here; one that cannot is refused by name."""
+    """``auto`` takes the fastest that supports the model on this device; one that does not is
+    refused by name."""
     enforce_eager: bool = False
-    """Launch every kernel of a decode step by itself, without CUDA graphs."""
+    """Launch the kernels of decode steps one by one, without CUDA graphs."""
     skip_tokenizer_init: bool = False
-    """Offline only: token ids in, token ids out, no tokenizer needed."""
+    """Offline only: take and return token ids, without a tokenizer."""
     max_model_len: int | None = None
-    """Tokens of prompt and output together; None takes the model's own limit."""
+    """Most tokens of prompt and output together; None takes the model's own limit."""
     block_size: int = 16
     """Tokens in a block of the KV cache."""
     num_gpu_blocks_override: int | None = None
-    """Blocks in the KV cache; None sizes it from the memory."""
+    """Blocks in the KV cache; None sizes it from the memory available."""
     gpu_memory_utilization: float = 0.92
-    """Share of the GPU's memory for weights, activations and KV cache together."""
+    """Share of the GPU's memory to use for weights, activations and KV cache together."""
     kv_cache_dtype: KVCacheDtype = "auto"
-    """How keys and values are stored: in the model's dtype (``auto``), or as ``fp8`` (the same as
-    ``fp8_e4m3``), of which twice as many fit as of 16 bits. Computed with at full precision."""
+    """How keys and values are stored: ``auto`` in the model's dtype, ``fp8`` (the same as
+    ``fp8_e4m3``) in one byte each, so that twice as many fit as with 16 bits. Computations keep
+    full precision."""
     calculate_kv_scales: bool = True
     """Measure the scales of an FP8 KV cache at start-up, where the checkpoint has none; else they
     are 1."""
     kv_cache_memory_bytes: int | None = None
     """Bytes for the KV cache; on a CPU None means 512 MiB."""
     disable_hybrid_kv_cache_manager: bool | None = None
-    """Keep every token in the KV cache of all layers, even of those that look back no further than
-    a window. None: only beside a draft network where every layer has one."""
+    """Keep every token in the KV cache of every layer, also of layers with a sliding window. None:
+    only when a draft network runs beside a model in which every layer has a window."""
     swap_space: float | None = None
-    """GiB of host memory for what preempted requests had computed, so that they need not compute it
-    again where copying is quicker; 0 turns it off. None: for a GPU as much as its KV cache, but
-    at most 4 (pinned); for a CPU, whose cache is host memory itself, 0."""
+    """GiB of host memory for the KV of preempted requests, which is copied back where that is
+    quicker than computing it again; 0 turns it off. None: on a GPU as much as its KV cache, but at
+    most 4 (pinned); on a CPU 0, as its cache is in host memory anyway."""
     enable_prefix_caching: bool = True
-    """Keep the KV of finished requests for others of the same tenant that start alike."""
+    """Reuse the KV of earlier requests of the same tenant that begin with the same tokens."""
     prefix_cache_tenant_floor: float = 0.0
-    """Share of the blocks that one tenant's cached prefixes keep while other tenants have more."""
+    """Share of the blocks that a tenant's cached prefixes keep while other tenants have more."""
     prefix_cache_tenant_ceiling: float = 1.0
-    """Share of the blocks that one tenant's cached prefixes may take when no request uses them."""
+    """Share of the blocks that a tenant's cached prefixes may take while no request uses them."""
     max_num_batched_tokens: int | None = None
-    """Tokens computed in one step at most; None: 8192 on a GPU, 2048 on a CPU."""
+    """Most tokens computed in one step; None: 8192 on a GPU, 2048 on a CPU."""
     max_num_seqs: int | None = None
-    """Requests running at once at most; None: 512 on a GPU with at least 64 GiB, else 256."""
+    """Most requests running at once; None: 512 on a GPU with at least 64 GiB, else 256."""
     long_prefill_token_threshold: int = 0
-    """A longer prefill is cut into chunks of this many tokens; 0 leaves the budget alone to cut."""
+    """Split longer prompts into chunks of this many tokens; 0: only the token budget of a step
+    splits them."""
     max_num_partial_prefills: int | None = None
-    """Prompts that may be partly computed at the same time; None sets no limit."""
+    """Most prompts that may be partly computed at the same time; None sets no limit."""
     policy: Policy = "fcfs"
-    """Who goes first: by arrival, by ``priority``, or by the least service received so far."""
+    """Who goes first: by arrival (``fcfs``), by ``priority``, or the tenant that has received the
+    least service for its weight (``fair_share``)."""
     priority_aging_s: float = 30.0
-    """Waiting this long counts as much as one level of priority."""
+    """How long a request waits to gain one level of priority."""
     fair_share_input_cost: float = 1.0
     """What ``fair_share`` charges for a prompt token that is computed."""
     fair_share_output_cost: float = 2.0
@@ -104,110 +125,76 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fair_share_cached_cost: float = 0.1
     """What ``fair_share`` charges for a prompt token found in the prefix cache."""
     fair_share_quantum: float = 2048.0
-    """How far above the least a tenant's counter may be for its request with a longer cached prefix
-    to go first; 0 never lets the cache change the order."""
+    """How far a tenant's service may be above the least served tenant's for its request with a
+    longer cached prefix to go first; 0: the cache never changes the order."""
     max_num_queued_reqs: int | None = None
-    """Requests that may wait for their first admission; more are refused (``QueueFull``)."""
+    """Most requests that may wait for their first admission; further ones are refused
+    (``QueueFull``)."""
     max_num_queued_tokens: int | None = None
-    """Prompt tokens of the requests that wait for their first admission, in sum."""
+    """Most prompt tokens, in sum, of the requests that wait for their first admission."""
     max_num_queued_reqs_per_tenant: int | None = None
-    """As ``max_num_queued_reqs``, for the requests of one tenant."""
+    """As ``max_num_queued_reqs``, for each tenant."""
     max_num_queued_tokens_per_tenant: int | None = None
-    """As ``max_num_queued_tokens``, for the requests of one tenant."""
+    """As ``max_num_queued_tokens``, for each tenant."""
     scheduler_reserve_full_isl: bool = True
-    """Admit a request only when its whole prompt fits into the free blocks, and reserve them."""
+    """Admit a request only when its whole prompt fits into the free blocks, and reserve those."""
     forecast_admission: bool = True
-    """Admit a request only when the blocks are expected to suffice until the running ones end."""
+    """Admit a request only if the blocks are expected to suffice until the running requests end."""
     watermark: float = 0.01
-    """Share of the blocks that admissions leave free for the requests already running."""
+    """Share of the blocks that admissions leave free for requests that are already running."""
     async_scheduling: bool | None = None
-    """Plan step N+1 while step N runs. None: on a GPU, which works beside the host."""
+    """Plan step N+1 while step N runs. None: on a GPU only, because it works independently of the
+    host."""
     speculative_config: SpeculativeConfig | None = None
-    """Draft tokens and check several in one step (speculative decoding): a table such as
-    `{ method = "ngram", num_speculative_tokens = 4 }`, with vLLM's keys. Never changes outputs."""
+    """Speculative decoding: draft tokens and check several in one step. A table such as `{ method =
+    "ngram", num_speculative_tokens = 4 }`, with vLLM's keys. Never changes outputs."""
     max_logprobs: int = 20
-    """The most ``logprobs`` or ``prompt_logprobs`` a request may ask for; -1 sets no limit."""
+    """Largest ``logprobs`` or ``prompt_logprobs`` of a request; -1 sets no limit."""
     enable_lora: bool = False
-    """Serve LoRA adapters beside the model, many in one batch; for native models."""
+    """Serve LoRA adapters together with the model, many in one batch; native models only."""
     max_loras: int = 1
-    """Different adapters in one step at most: so many fit on the device at once."""
+    """Most different adapters in one step; memory for this many is reserved on the device."""
     max_lora_rank: int = 16
-    """The largest rank that an adapter may have; decides the memory of each of ``max_loras``."""
+    """Largest rank of an adapter; determines the memory reserved for each of ``max_loras``."""
     max_cpu_loras: int | None = None
-    """Adapters that stay in host memory while no request uses them, the one used least recently
-    going first; one that went is read again when it is asked for. None: all that were loaded."""
+    """Adapters kept in host memory while no request uses them; the least recently used is dropped
+    first, and read again when needed. None keeps all that were loaded."""
     num_threads: int | None = None
-    """Torch's CPU threads; None leaves torch's choice."""
+    """CPU threads for torch; None leaves the choice to torch."""
     seed: int = 0
-    """Decides the sampling of requests that bring no seed of their own."""
+    """Determines the sampling of requests without a seed of their own."""
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_loras", "max_lora_rank"):
-            _require(getattr(self, name) >= 1, name, "must be at least 1", getattr(self, name))
-        for name in (
-            "max_model_len",
-            "max_num_batched_tokens",
-            "max_num_seqs",
-            "num_gpu_blocks_override",
-            "num_threads",
-            "max_num_partial_prefills",
-            "max_num_queued_reqs",
-            "max_num_queued_tokens",
-            "max_num_queued_reqs_per_tenant",
-            "max_num_queued_tokens_per_tenant",
-        ):
+        for name in _AT_LEAST_ONE:
             value = getattr(self, name)
-            _require(value is None or value >= 1, name, "must be at least 1", value)
-        _require(
-            self.max_cpu_loras is None or self.max_cpu_loras >= self.max_loras,
-            "max_cpu_loras",
-            "must be at least max_loras",
-            self.max_cpu_loras,
-        )
-        _require(
-            0 < self.gpu_memory_utilization <= 1,
-            "gpu_memory_utilization",
-            "must be in (0, 1]",
-            self.gpu_memory_utilization,
-        )
-        for name in (
-            "fair_share_input_cost",
-            "fair_share_output_cost",
-            "fair_share_cached_cost",
-            "fair_share_quantum",
-        ):
+            self._check(name, value is None or value >= 1, "must be at least 1")
+        for name in _AT_LEAST_ZERO:
             value = getattr(self, name)
-            _require(0 <= value < float("inf"), name, "must be at least 0", value)
-        _require(
-            self.priority_aging_s > 0, "priority_aging_s", "must be positive", self.priority_aging_s
+            self._check(name, value is None or 0 <= value < math.inf, "must be at least 0")
+        loras_fit = self.max_cpu_loras is None or self.max_cpu_loras >= self.max_loras
+        self._check("max_cpu_loras", loras_fit, "must be at least max_loras")
+        self._check(
+            "gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "must be in (0, 1]"
         )
+        self._check("priority_aging_s", self.priority_aging_s > 0, "must be positive")
         floor, ceiling = self.prefix_cache_tenant_floor, self.prefix_cache_tenant_ceiling
-        _require(0 <= floor <= 1, "prefix_cache_tenant_floor", "must be in [0, 1]", floor)
-        _require(
-            floor <= ceiling <= 1,
+        self._check("prefix_cache_tenant_floor", 0 <= floor <= 1, "must be in [0, 1]")
+        self._check(
             "prefix_cache_tenant_ceiling",
+            floor <= ceiling <= 1,
             "must be in [prefix_cache_tenant_floor, 1]",
-            ceiling,
         )
-        _require(self.max_logprobs >= -1, "max_logprobs", "must be at least -1", self.max_logprobs)
-        _require(
-            self.swap_space is None or 0 <= self.swap_space < float("inf"),
-            "swap_space",
-            "must be at least 0",
-            self.swap_space,
-        )
-        _require(0 <= self.watermark < 1, "watermark", "must be in [0, 1)", self.watermark)
-        _require(
-            self.long_prefill_token_threshold >= 0,
-            "long_prefill_token_threshold",
-            "must be at least 0",
-            self.long_prefill_token_threshold,
-        )
+        self._check("max_logprobs", self.max_logprobs >= -1, "must be at least -1")
+        self._check("watermark", 0 <= self.watermark < 1, "must be in [0, 1)")
+
+    def _check(self, name: str, ok: bool, rule: str) -> None:
+        if not ok:
+            raise ConfigError(f"{name} {rule}, got {getattr(self, name)!r}")
 
     def for_device(self, device_type: str, memory_bytes: int = 0) -> EngineConfig:
-        """The config with what depends on the device filled in.
+        """The config with the device's defaults filled in.
 
-        device_type: "cuda" or "cpu". memory_bytes: all that a GPU has.
+        device_type: "cuda" or "cpu". memory_bytes: all memory of a GPU.
         """
         is_gpu = device_type == "cuda"
         has_much = is_gpu and memory_bytes >= _MUCH_MEMORY_BYTES
@@ -220,25 +207,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def step_tokens(self) -> int:
-        """``max_num_batched_tokens``, or that of a CPU."""
+        """``max_num_batched_tokens``, or its default for a CPU."""
         return self.max_num_batched_tokens or _STEP_TOKENS
 
     @property
     def num_seqs(self) -> int:
-        """``max_num_seqs``, or that of a CPU."""
+        """``max_num_seqs``, or its default for a CPU."""
         return self.max_num_seqs or _NUM_SEQS
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens of one request in a step, at most."""
+        """Most tokens of one request in a step."""
         return min(self.long_prefill_token_threshold or self.step_tokens, self.step_tokens)
 
     @property
     def model_dir(self) -> Path:
-        """Downloads a hub repository when it is first asked for (``ModelLoadError``)."""
+        """The model's folder; downloads a hub repository on first use (``ModelLoadError``)."""
         return hub.fetch(self.model, self.revision)
-
-
-def _require(ok: bool, field: str, rule: str, got: object) -> None:
-    if not ok:
-        raise ConfigError(f"{field} {rule}, got {got!r}")

@@ -20,7 +20,7 @@ import msgspec
 
 from engine.demo import MODEL_DIR
 from engine.llm import LLM, SamplingParams, StructuredOutputs, TokensPrompt
-from engine.messages import RequestOutputKind
+from engine.sampling_params import RequestOutputKind
 
 _PERSON = {
     "type": "object",

@@ -1,4 +1,4 @@
-"""Grammars of the requests that have one: compiled beside the batch, followed token by token."""
+"""The grammars of constrained requests: compiled in the background, advanced token by token."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from engine.messages import FinishReason, StructuredOutputs
+    from engine.messages import FinishReason
     from engine.request import Request
+    from engine.sampling_params import StructuredOutputs
     from grammar.compiler import CompiledGrammar, GrammarCompiler
     from grammar.matcher import TokenMatcher
     from grammar.spec import Kind
@@ -59,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A request that its grammar ends."""
+    """A request that has to end because of its grammar."""
 
     request: Request
     reason: FinishReason
@@ -92,17 +93,19 @@ class Constraints:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is held for any request."""
+        """Whether no request has anything here."""
         return not (
             self._compiling or self._matchers or self._withheld or self._allowed or self._unenforced
         )
 
     def unenforced(self, request: Request) -> list[tuple[str, str]] | None:
-        """Keywords of its schema that its output may violate, and their paths; None for none."""
+        """(keyword, path) of what the request's schema asks for and nothing enforces; None if there
+        is nothing."""
         return self._unenforced.get(request)
 
     def begin(self, request: Request) -> None:
-        """Start compiling. The request comes out of ``compiled`` when that is done."""
+        """Start compiling the request's grammar. ``compiled`` returns the request when that is
+        done."""
         outputs = request.params.structured_outputs
         assert outputs is not None
         if self._compiler is None:
@@ -166,7 +169,7 @@ class Constraints:
         )
 
     def drop(self, request: Request) -> None:
-        """Forget a request in whatever state it is; unknown ones are ignored."""
+        """Forget a request, whatever its state; unknown ones are ignored."""
         future = self._compiling.pop(request, None)
         if future is not None:
             future.cancel()
@@ -176,7 +179,8 @@ class Constraints:
         self._unenforced.pop(request, None)
 
     def accept(self, request: Request, token_ids: Sequence[int]) -> Ending | None:
-        """Advance by tokens the request took; an ending if its grammar says so."""
+        """Advance the request's grammar by the tokens it took; an ``Ending`` if the grammar ends
+        it."""
         matcher = self._matchers[request]
         try:
             for token_id in token_ids:
@@ -190,7 +194,8 @@ class Constraints:
     # ---- drafts ---------------------------------------------------------------------------------
 
     def forced_tokens(self, request: Request) -> list[int]:
-        """What the grammar says must come next, cut into tokens in one of the ways there are."""
+        """The tokens that the grammar leaves no choice about, tokenized in one of the possible
+        ways."""
         if request in self._allowed or self._must_not_end(request):
             return []
         try:
@@ -199,7 +204,7 @@ class Constraints:
             return []
 
     def legal_prefix(self, request: Request, token_ids: list[int]) -> list[int]:
-        """The draft up to the first token that the grammar forbids, or that ends it."""
+        """The leading drafts that the grammar allows; one that would end it is left out."""
         if not token_ids or request in self._allowed or self._must_not_end(request):
             return []
         try:
@@ -208,12 +213,12 @@ class Constraints:
             return []
         assert self._compiler is not None
         if legal and legal[-1] in self._compiler.vocabulary.eos_token_ids:
-            # Where it is right it is drawn anyway, and nothing can be drawn behind it.
+            # If it is right it is sampled anyway, and nothing can be sampled after it.
             legal.pop()
         return legal
 
     def _must_not_end(self, request: Request) -> bool:
-        """Until min_tokens it takes a look at each mask to see whether the grammar has to end."""
+        """Before ``min_tokens`` only the mask can tell whether the grammar has to end."""
         short = request.num_generated_tokens < request.params.min_tokens
         return short and request in self._withheld
 
@@ -254,7 +259,7 @@ class Constraints:
         return (TokenMask(indices, bitmask) if indices else None), endings
 
     def _ending(self, request: Request, left: npt.NDArray[np.int32]) -> Ending | None:
-        """Where the tokens ``left`` are none to the sampler."""
+        """The ending of a request whose mask leaves only tokens that the sampler withholds."""
         if request in self._allowed:
             left = left & self._allowed[request]
             if not left.any():
@@ -266,7 +271,8 @@ class Constraints:
 
 
 def _contradiction(request: Request) -> Ending:
-    """Drawing from nothing would yield some token, maybe EOS, as if the answer were whole."""
+    """An error: sampling from an empty mask would yield some token, maybe EOS, as if the answer
+    were complete."""
     message = "structured_outputs and allowed_token_ids have no token in common here"
     return Ending(request, "error", message, "invalid_request")
 
@@ -276,7 +282,7 @@ def _failure(request: Request, error: Exception, code: str) -> Ending:
 
 
 def _num_mask_threads() -> int:
-    """A part of the processors that are ours: the step loop itself needs one, and the gateway."""
+    """Threads for filling masks: leaves processors to the step loop and to the gateway."""
     return max(1, min(8, len(os.sched_getaffinity(0)) // 4))
 
 

@@ -24,22 +24,23 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
     ) -> None:
-        """``min_tokens``: stop strings inside the text of the first so many tokens do not count."""
+        """min_tokens: stop strings that end within the text of the first ``min_tokens`` tokens are
+        ignored."""
         self._decoder = tokenizer.text_decoder(skip_special_tokens=skip_special_tokens)
-        # The longest first: the first to report an end is the longest that ends there.
+        # The longest first: where several end together, the first to report is the longest.
         self._stops = [_StopString(text) for text in sorted(set(stop), key=len, reverse=True)]
         self._include_stop = include_stop_str_in_output
         self._eos_token_ids = tokenizer.eos_token_ids
         self._tokens_to_ignore = min_tokens
         self._held = ""
         self.stopped: str | None = None
-        """The stop string that was hit; from then on there is no more text."""
+        """The stop string that was hit; no text is emitted after it."""
         self.num_tokens = 0
         """Tokens pushed, up to the one with the end of the stop string."""
 
     @property
     def is_settled(self) -> bool:
-        """What the next token adds does not depend on those before it."""
+        """Whether the text of the next token does not depend on those before it."""
         return not self._stops and self._decoder.is_settled
 
     def push(self, token_ids: Sequence[int]) -> str:

@@ -5,6 +5,8 @@ line a measurement on stdout, a table on stderr. ``--bandwidth`` shows beside ea
 is of the speed at which weights can be read. ``--quantizations`` measures each shape several times:
 
     python -m engine.family_bench --shapes Llama-3-8B --quantizations none fp8 awq --batches 1 16 64
+
+``--quantize-lm-head`` keeps their heads in FP8, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What would be right, for messages about what is wrong: msgspec names the field and no more."""
+"""Suggestions for error messages: msgspec names the wrong field, this adds what would be valid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _STEP = re.compile(r"\[[^]]*\]|[^.[]+")
 
 
 def explain(error: msgspec.ValidationError, kind: Any) -> str:
-    """``field: fault``, and what would be right instead. ``kind`` is what should have been read."""
+    """``field: fault``, followed by valid alternatives. ``kind``: the type that was being
+    decoded."""
     rule, _, at = str(error).partition(_AT)
     path = at.rstrip("`").lstrip(".")
     if (found := _UNKNOWN.fullmatch(rule)) is not None:
@@ -29,20 +30,21 @@ def explain(error: msgspec.ValidationError, kind: Any) -> str:
 
 
 def one_of(kind: Any, path: str) -> str:
-    """To append to a fault at ``path`` of a ``kind``: what may stand there, if it is a choice."""
+    """To append to an error at ``path`` of a ``kind``: the words allowed there, if it is a
+    choice."""
     words = choices(kind, path)
     return f"; use one of {', '.join(words)}" if words else ""
 
 
 def hint(word: str, known: Iterable[str]) -> str:
-    """To append to a message about an unknown ``word``."""
+    """To append to an error about an unknown ``word``: the closest known one."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)
     return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(names)}"
 
 
 def choices(kind: Any, path: str) -> list[str]:
-    """The words that may stand at ``path`` (``a.b[...].c``) of a ``kind``; none if any may."""
+    """The words allowed at ``path`` (``a.b[...].c``) of a ``kind``; none if anything is."""
     parent, _, name = path.rpartition(".")
     tags = (
         str(info.tag)
@@ -59,7 +61,7 @@ def choices(kind: Any, path: str) -> list[str]:
 
 
 def names(kind: Any, path: str) -> list[str]:
-    """The fields that an object at ``path`` of a ``kind`` may have."""
+    """The field names of an object at ``path`` of a ``kind``."""
     return [
         field.encode_name
         for info in _at(kind, path)
@@ -73,7 +75,7 @@ def _join(path: str, name: str) -> str:
 
 
 def _at(kind: Any, path: str) -> list[inspect.Type]:
-    """The types that may stand at a path."""
+    """The types allowed at a path."""
     found = [*_members(_type_of(kind))]
     for step in _STEP.findall(path):
         found = [

@@ -8,10 +8,10 @@ THRESHOLDS = (50_000, 20, 50)
 
 
 def tune_collector() -> None:
-    """Call once everything is loaded: what lives now is never looked at again.
+    """Call once everything is loaded: objects that live now are never scanned again.
 
     Neither steps nor requests make many cycles, and a full collection over torch's objects, or over
-    those of a thousand streams, takes tens of milliseconds, in which nothing else goes on.
+    those of a thousand streams, stops the process for tens of milliseconds.
     """
     gc.collect()
     gc.freeze()

@@ -26,7 +26,7 @@ class _Index(msgspec.Struct):
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether ``model``, which is no folder, has the form ``owner/name``."""
+    """Whether ``model``, which is not a folder, has the form ``owner/name``."""
     return _HUB_ID.fullmatch(model) is not None
 
 
@@ -64,7 +64,7 @@ def fetch(model: str, revision: str | None, also: tuple[str, ...] = ()) -> Path:
         raise ModelLoadError(
             f"there is no folder {model!r}: give a model's folder or its hub id (owner/name)"
         )
-    # Imported here: a local folder needs none of it.
+    # Imported here because a local folder does not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

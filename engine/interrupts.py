@@ -1,4 +1,4 @@
-"""Ctrl-C, for what must not break off halfway."""
+"""Holding back Ctrl-C while something must not be interrupted halfway."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import FrameType
 def interrupts_held_back() -> Iterator[None]:
     """The first Ctrl-C (SIGINT) takes effect when the block is over, a second one at once.
 
-    Signals reach the main thread alone: in any other there is nothing to do.
+    Python delivers signals to the main thread only: in any other thread this does nothing.
     """
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or previous is None:

@@ -22,19 +22,10 @@ from engine.errors import AdapterLoadError, ConfigError, EngineError, InvalidReq
 from engine.field_hints import explain
 from engine.interrupts import interrupts_held_back
 from engine.lora.request import LoRARequest
-from engine.messages import (
-    AdapterRef,
-    GenerateRequest,
-    LoadProgress,
-    Ready,
-    RequestOutput,
-    RequestOutputKind,
-    SamplingParams,
-    Stats,
-    StructuredOutputs,
-)
+from engine.messages import AdapterRef, GenerateRequest, LoadProgress, Ready, RequestOutput, Stats
 from engine.outputs import CompletionOutput, GenerationOutput, GenerationProgress, Logprob
 from engine.process import build_engine
+from engine.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputs
 from engine.tokenizer import Tokenizer
 
 __all__ = [
@@ -64,7 +55,7 @@ LoRA: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
 
 
 class LLM:
-    """A loaded model. Not thread-safe, and busy until a call or a stream is over."""
+    """A loaded model. Not thread-safe; one call or stream at a time."""
 
     def __init__(
         self,
@@ -83,11 +74,11 @@ class LLM:
         self.info: Ready = engine.ready
         self._ids = count()
         self._adapters: dict[str, AdapterRef] = {}
-        """Those that are loaded, by name."""
+        """Loaded adapters by name."""
         self._outputs: list[RequestOutput] = []
-        """Of steps, and not read yet by the open stream."""
+        """Outputs of steps that the open stream has not read yet."""
         self._obstacle: str | None = None
-        """Why no call can begin now."""
+        """Why no call can begin now; None if one can."""
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
@@ -194,7 +185,8 @@ class LLM:
         self._core.unload_adapter(lora_name)
 
     def _load_adapter(self, ref: AdapterRef) -> AdapterRef:
-        """With the digest of what was read. Streams that are open advance meanwhile."""
+        """Load an adapter; returns ``ref`` with the digest of its files. Open streams advance
+        meanwhile."""
         results: list[LoadedAdapter | AdapterLoadError] = []
         self._core.load_adapter(ref, results.append)
         while not results:
@@ -206,7 +198,7 @@ class LLM:
         return msgspec.structs.replace(ref, digest=result.digest)
 
     def _adapter_refs(self, lora_request: LoRA, num_prompts: int) -> list[AdapterRef | None]:
-        """What each prompt asks for, loaded."""
+        """The loaded adapter of each prompt, None for none."""
         if lora_request is None or isinstance(lora_request, LoRARequest):
             lora_request = [lora_request] * num_prompts
         if len(lora_request) != num_prompts:
@@ -259,7 +251,7 @@ class LLM:
         )
 
     def _in_tokens(self, params: SamplingParams) -> SamplingParams:
-        """With the words that the engine must know as tokens."""
+        """The parameters with ``bad_words`` turned into token ids for the engine."""
         if self._tokenizer is None:
             if params.stop:
                 raise InvalidRequest("stop strings need the tokenizer: skip_tokenizer_init is set")
@@ -290,7 +282,7 @@ class LLM:
     def _stream(
         self, jobs: list[GenerationProgress], kind: RequestOutputKind | None = None
     ) -> Generator[GenerationOutput, None, None]:
-        """Runs the jobs. ``kind`` instead of their own."""
+        """Run the jobs, yielding results of ``kind``, or of each job's own ``output_kind``."""
         if self._obstacle is not None:
             raise EngineError(self._obstacle)
         self._obstacle = _STREAM_OPEN
@@ -323,7 +315,7 @@ class LLM:
     def _clear(self, request_ids: list[str]) -> None:
         """After an error, Ctrl-C or a closed stream the next call must find an idle core."""
         self._obstacle = _STEP_BROKEN
-        # An error here has no more to say than the one that broke the step.
+        # The error that broke the step is the one to report, not one raised here.
         with interrupts_held_back(), suppress(Exception):
             self._core.abort(request_ids)
             while self._core.has_unfinished:
@@ -379,7 +371,7 @@ def _broadcast(
 
 
 def _token_ids(prompt: object) -> list[int]:
-    """Of a ``TokensPrompt``, whose ids may be in any sequence or array."""
+    """The ids of a ``TokensPrompt``, which may come in any sequence or array."""
     if not isinstance(prompt, Mapping) or "prompt_token_ids" not in prompt:
         raise InvalidRequest(
             f'a prompt must be a text or {{"prompt_token_ids": [...]}}, got {prompt!r}'

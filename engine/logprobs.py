@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.messages import SamplingParams, TokenLogprobs
+    from engine.messages import TokenLogprobs
+    from engine.sampling_params import SamplingParams
 
 
 class Logprobs:
-    """What is known and not delivered yet."""
+    """The log-probabilities of one request that are computed and not delivered yet."""
 
     def __init__(self, params: SamplingParams, num_prompt_tokens: int) -> None:
         self._wants_output = params.logprobs is not None
         self._output: list[TokenLogprobs] = []
         self._prompt: list[TokenLogprobs] | None = None
-        """From the prompt's second token on; None when not asked for, or delivered."""
+        """Of the prompt's tokens, from the second on; None when not asked for, or delivered."""
         self._num_prompt = 0
         if params.prompt_logprobs is not None:
             self._prompt = []
@@ -25,30 +26,30 @@ class Logprobs:
 
     @classmethod
     def asked_for(cls, params: SamplingParams, num_prompt_tokens: int) -> Logprobs | None:
-        """None when neither kind was."""
+        """None when the parameters ask for neither kind."""
         if params.logprobs is None and params.prompt_logprobs is None:
             return None
         return cls(params, num_prompt_tokens)
 
     @property
     def has_prompt(self) -> bool:
-        """Whether nothing of the prompt is missing."""
+        """Whether the prompt's are complete."""
         return self._prompt is None or len(self._prompt) == self._num_prompt
 
     def add_prompt(self, position: int, found: Sequence[TokenLogprobs]) -> None:
-        """Those of the prompt tokens from ``position`` on. What was computed before a preemption
-        is there already, and stays."""
+        """Add those of the prompt tokens from ``position`` on. What was known before a preemption
+        is kept."""
         if self._prompt is not None:
             known = 1 + len(self._prompt)
             assert position <= known, "log-probabilities of prompt tokens are missing"
             self._prompt += found[known - position :]
 
     def add(self, found: Sequence[TokenLogprobs]) -> None:
-        """Those of the tokens sampled last."""
+        """Add those of the tokens sampled last."""
         self._output = list(found)
 
     def take(self, num_tokens: int) -> list[TokenLogprobs] | None:
-        """Those of the first ``num_tokens`` of the tokens sampled last."""
+        """Remove and return those of the first ``num_tokens`` of the tokens sampled last."""
         if not self._wants_output:
             return None
         taken, self._output = self._output[:num_tokens], []
@@ -56,7 +57,7 @@ class Logprobs:
         return taken
 
     def take_prompt(self) -> list[TokenLogprobs] | None:
-        """All of the prompt, once it is complete, and only once."""
+        """Those of the whole prompt, once complete; returned only once."""
         if not self.has_prompt:
             return None
         taken, self._prompt = self._prompt, None

@@ -7,21 +7,15 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from engine.detokenize import Detokenizer
-from engine.messages import (
-    AdapterRef,
-    FinishReason,
-    RequestOutput,
-    RequestOutputKind,
-    SamplingParams,
-    TokenLogprobs,
-)
+from engine.messages import AdapterRef, FinishReason, RequestOutput, TokenLogprobs
+from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.tokenizer import Tokenizer
 from grammar.spec import GrammarSpec
 from grammar.validation import Violation, validate
 
 
 class Logprob(msgspec.Struct, frozen=True, gc=False):
-    """How likely a token was at its place."""
+    """How likely the model found a token at its place."""
 
     logprob: float
     rank: int
@@ -32,22 +26,22 @@ class Logprob(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Compliance:
-    """What became of a schema of which not everything could be enforced."""
+    """The result of checking an output against a schema that could not be enforced completely."""
 
     unenforced: list[tuple[str, str]]
-    """Keywords, and where they stand in the schema."""
+    """(keyword, path in the schema) of what was not enforced."""
     valid: bool | None
     """Whether the document satisfies the schema all the same; None with ``skip_tokenizer_init``."""
     violations: tuple[Violation, ...]
-    """The first ten."""
+    """The first ten violations."""
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """What was generated for a prompt."""
+    """One completion of a prompt."""
 
     index: int
-    """In [0, n)."""
+    """Its number in [0, n)."""
     text: str
     """``""`` with ``skip_tokenizer_init``."""
     token_ids: list[int]
@@ -57,7 +51,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     """If asked for: at the place of each of ``token_ids``, that token and the likeliest ones."""
     cumulative_logprob: float | None = None
-    """With ``logprobs``: of all tokens so far together."""
+    """Sum over all tokens so far; set together with ``logprobs``."""
     num_draft_tokens: int = 0
     """Drafted tokens that were checked so far (speculative decoding)."""
     num_accepted_tokens: int = 0
@@ -74,11 +68,11 @@ class GenerationOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    """A final result has all of them; one before has the completion that moved."""
+    """All completions in a final result; in one before it, only the completion that advanced."""
     finished: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    """If asked for: the same as ``CompletionOutput.logprobs``; None at the first token."""
+    """If asked for: as ``CompletionOutput.logprobs``, for the prompt; None for its first token."""
 
 
 class CompletionProgress:
@@ -103,7 +97,7 @@ class CompletionProgress:
             self._whole.logprobs, self._whole.cumulative_logprob = [], 0.0
 
     def push(self, output: RequestOutput) -> CompletionOutput:
-        """What is new."""
+        """Take in an output of the engine; returns what is new."""
         delta = CompletionOutput(
             self._whole.index,
             "",
@@ -152,7 +146,7 @@ class CompletionProgress:
             whole.logprobs += delta.logprobs
 
     def whole(self) -> CompletionOutput:
-        """A copy of all that there is so far."""
+        """A copy of the completion so far."""
         self._texts = ["".join(self._texts)]
         logprobs = self._whole.logprobs
         return replace(
@@ -190,7 +184,7 @@ class GenerationProgress:
         return all(completion.finished for completion in self._completions)
 
     def push(self, index: int, output: RequestOutput) -> CompletionOutput:
-        """What is new of the completion at ``index``."""
+        """Take in an output of the completion at ``index``; returns what is new."""
         if index == 0:
             self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
         found = named(output.prompt_logprobs, self._tokenizer)
@@ -204,7 +198,8 @@ class GenerationProgress:
     def result(
         self, kind: RequestOutputKind, index: int, delta: CompletionOutput
     ) -> GenerationOutput | None:
-        """What a reader of this kind hears of ``delta``, the last step of one completion."""
+        """What a reader of this kind gets for ``delta``, the latest step of one completion; None
+        for nothing."""
         match kind:
             case RequestOutputKind.DELTA:
                 return self._output([delta])
@@ -229,7 +224,7 @@ class GenerationProgress:
 
 
 def _after(token_ids: list[int], end: list[int]) -> list[int]:
-    """What follows the first ``end``."""
+    """The tokens after the first occurrence of ``end``."""
     for place in range(len(end), len(token_ids) + 1):
         if token_ids[place - len(end) : place] == end:
             return token_ids[place:]

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, get_args
 
 from engine.config import EngineConfig, Policy
 from engine.core import EngineCore
-from engine.messages import GenerateRequest, SamplingParams, Stats
+from engine.messages import GenerateRequest, Stats
+from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepPlan, StepResult, TokenMask
 
 if TYPE_CHECKING:

@@ -88,7 +88,7 @@ class Core(Protocol):
 
 
 def _nothing() -> None:
-    """There is nothing to warm up."""
+    """Nothing to warm up."""
 
 
 class Engine(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ class Engine(msgspec.Struct, frozen=True):
     core: Core
     ready: Ready
     warm_up: Callable[[], object] = _nothing
-    """Begins in the background what the first request with a grammar would wait for."""
+    """Starts, in the background, what the first request with a grammar would otherwise wait for."""
 
 
 def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
@@ -142,7 +142,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
 def _grammar_compiler(
     tokenizer: Tokenizer | None, eos_token_ids: frozenset[int], logits_width: int
 ) -> GrammarCompiler | None:
-    """None where no grammar can be followed: token ids mean nothing, or no token ends a text."""
+    """None where grammars cannot work: token ids have no text, or no token ends a text."""
     if tokenizer is None or not eos_token_ids:
         return None
     from grammar.compiler import GrammarCompiler
@@ -177,7 +177,7 @@ def serve(core: Core, clients: Clients, ready: Ready) -> None:
 def _handle(
     client: bytes, message: ClientMessage, core: Core, clients: Clients, ready: Ready
 ) -> bool:
-    """True if the core has something to do or to tell."""
+    """Act on a message; True if the core has something to do or to report."""
     match message:
         case GenerateRequest():
             clients.expects(client, message.request_id)
@@ -261,7 +261,7 @@ def _failure(error: Exception) -> Failed:
 
 
 def _die_with_the_client() -> None:
-    """No orphan, however the client ends: it holds the other end of stdin."""
+    """Exit when the client is gone, however it ended: it holds the other end of stdin."""
 
     def watch() -> None:
         while os.read(0, 1024):
@@ -270,7 +270,7 @@ def _die_with_the_client() -> None:
 
     threading.Thread(target=watch, name="client-watch", daemon=True).start()
     if sys.platform == "linux":
-        # Reaches a stopped or deadlocked engine too, which runs no thread.
+        # The kernel's signal also reaches an engine that is stopped or deadlocked.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

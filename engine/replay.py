@@ -71,16 +71,16 @@ class ReplayCore:
         self._clock = clock
         self._sleep = sleep
         self._running: dict[str, tuple[GenerateRequest, int]] = {}
-        """With the number of tokens sent."""
+        """Each with the number of tokens sent so far."""
         self._due: list[tuple[float, int, str]] = []
         """A heap of when each request's next token is due; aborted ones stay until then."""
         self._arrivals = itertools.count()
         self._outputs: list[RequestOutput] = []
         self._parked: set[str] = set()
         self._granted: dict[str, Grant] = {}
-        """Of those that run on grants."""
+        """The latest grant of requests that run on grants."""
         self._ungranted: set[str] = set()
-        """Those that wait for the next one."""
+        """Requests that have used up their grant."""
         self._stepped_at = -math.inf
         self._num_steps = 0
         self._generation_tokens = 0
@@ -125,7 +125,7 @@ class ReplayCore:
         on_done(AdapterLoadError("adapters need a model: this server replays a fixed text"))
 
     def unload_adapter(self, name: str) -> None:
-        """There is none."""
+        """A replay has no adapters."""
 
     def grant(self, grants: list[Grant]) -> None:
         for grant in grants:
@@ -141,7 +141,7 @@ class ReplayCore:
                 heapq.heappush(self._due, (self._clock(), next(self._arrivals), grant.request_id))
 
     def step(self) -> list[RequestOutput]:
-        """All tokens that are due; ``STEP_S`` after the step before at the earliest."""
+        """All tokens that are due; no sooner than ``STEP_S`` after the step before."""
         if (early_s := self._stepped_at + STEP_S - self._clock()) > 0:
             self._sleep(early_s)
         now = self._stepped_at = self._clock()

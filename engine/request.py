@@ -1,4 +1,5 @@
-"""One generation inside the engine: what it wants, what is known, how far it got."""
+"""One generation inside the engine: what was asked for, which tokens are known, how far it is
+computed."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ class Request:
         eos_token_ids: AbstractSet[int],
         adapter_digest: str = "",
     ) -> None:
-        """adapter_digest: of the content of ``message.adapter``."""
+        """adapter_digest: digest of the content of ``message.adapter``; empty without one."""
         params = message.params
         self.request_id = message.request_id
         self.params = params
@@ -114,9 +115,9 @@ class Request:
         self.token_ids = list(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.max_total_tokens = max_total_tokens
-        """Prompt and output together: the foreseen end."""
+        """Limit of prompt and output together, after which the request ends with ``length``."""
         self.token_limit = max_total_tokens
-        """How far it may go for now: to the end of what is granted."""
+        """Tokens it may have for now: ``max_total_tokens``, or the end of what has been granted."""
         if message.num_granted_tokens is not None:
             granted_total = self.num_prompt_tokens + message.num_granted_tokens
             self.token_limit = min(max_total_tokens, granted_total)
@@ -136,20 +137,21 @@ class Request:
         self.block_table = BlockTable(
             region,
             message.fair_key,
-            # What an adapter computes is for its own users: public blocks are the base's.
+            # An adapter's KV differs from the base model's, so public blocks are never shared with
+            # it.
             0 if adapter_digest else message.num_public_tokens,
             message.group,
         )
         self.logprobs = Logprobs.asked_for(params, self.num_prompt_tokens)
         self.block_table.skip_reading = self.lacks_prompt_logprobs
         self.is_new = True
-        """Was never in the queue."""
+        """It has not been in the queue yet."""
         self.was_admitted = False
-        """Ran before, so that it does not count as queued any more."""
+        """It was admitted at least once, and so no longer counts as queued."""
         self.row = -1
         self.num_computed_tokens = 0
         self.num_pending = 0
-        """Tokens that steps in flight will have sampled."""
+        """Tokens that steps in flight will sample."""
         self.num_in_flight = 0
         """Steps in flight that read or write its blocks; copying them out is reading."""
         self.draft_token_ids: list[int] = []
@@ -175,7 +177,7 @@ class Request:
 
     @property
     def num_settled_tokens(self) -> int:
-        """Computed tokens that no update takes back."""
+        """Computed tokens that are final: all but drafts in flight, which may be rejected."""
         return self.num_computed_tokens - self.num_drafts_in_flight
 
     @property
@@ -196,16 +198,16 @@ class Request:
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
-        """Whether some of them were asked for and are not there yet."""
+        """Whether prompt log-probabilities were asked for and are not complete yet."""
         return self.logprobs is not None and not self.logprobs.has_prompt
 
     @property
     def awaits_grant(self) -> bool:
-        """Whether it may generate nothing more for now."""
+        """Whether it has used up its grant, and must wait for the next."""
         return len(self.token_ids) >= self.token_limit
 
     def grant(self, grant: Grant) -> None:
-        """Go on up to there; where it is the last one, that is the foreseen end."""
+        """Raise the limit to what is granted; the last grant also makes it the final limit."""
         granted_total = self.num_prompt_tokens + grant.num_tokens
         self.token_limit = max(self.token_limit, min(granted_total, self.max_total_tokens))
         if grant.is_last:
@@ -223,7 +225,8 @@ class Request:
         self.finish_reason = reason
 
     def extend(self, token_ids: list[int]) -> bool:
-        """Take sampled tokens, none of which can end the request; False for others."""
+        """Take several sampled tokens at once; False, taking none, if one of them might end the
+        request."""
         if len(self.token_ids) + len(token_ids) >= self.max_total_tokens:
             return False
         if not self.stop_token_ids.isdisjoint(token_ids):
@@ -232,7 +235,7 @@ class Request:
         return True
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Take a sampled token; the reason if the request ends with it."""
+        """Take a sampled token; returns the finish reason if the request ends with it."""
         self.token_ids.append(token_id)
         num_tokens = len(self.token_ids)
         if (

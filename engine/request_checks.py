@@ -1,4 +1,4 @@
-"""What a request must be like to run to its end: refused here, it costs the others nothing."""
+"""What makes a request runnable to its end. Refusing it here costs the other requests nothing."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from engine.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from engine.messages import GenerateRequest, SamplingParams
+    from engine.messages import GenerateRequest
+    from engine.sampling_params import SamplingParams
 
 
 class RequestChecks:
-    """The bounds of one engine. Every refusal names the field, the bound and what was got."""
+    """The limits of one engine. Every refusal names the field, the limit and the value it got."""
 
     def __init__(
         self, *, vocab_size: int, max_model_len: int, max_cached_tokens: int, max_logprobs: int
     ) -> None:
-        """max_cached_tokens: as many as the whole KV cache holds. max_logprobs: -1 for any."""
+        """max_cached_tokens: tokens that the whole KV cache holds. max_logprobs: -1 for no
+        limit."""
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_logprobs = max_logprobs
-        # The last token of all is never computed, so it needs no slot.
+        # The last token of a request is never computed, so it needs no slot.
         self.max_total_tokens = min(max_model_len, max_cached_tokens + 1)
-        """Of prompt and output."""
+        """Limit of prompt and output together."""
 
     def check(self, message: GenerateRequest) -> None:
         """Raises ``InvalidRequest`` for a request that could never run to its end."""
@@ -83,7 +85,7 @@ class RequestChecks:
 
 
 def _check_terms(message: GenerateRequest) -> None:
-    """What the gateway says of a tenant."""
+    """Check the scheduling terms that the gateway derives from the tenant."""
     num_prompt = len(message.prompt_token_ids)
     if not 0 <= message.num_public_tokens <= num_prompt:
         raise InvalidRequest(

@@ -12,7 +12,8 @@ from engine.messages import FinishReason, Grant, RequestOutput
 if TYPE_CHECKING:
     from engine.client import EngineClient
 
-Divert = Callable[[RequestOutput], bool]
+Divert = Callable[[RequestOutput, float], bool]
+"""Given an output, and when it came: in seconds of ``time.monotonic``."""
 
 
 class RequestStream(AsyncIterator[RequestOutput]):
@@ -122,30 +123,33 @@ class RequestStream(AsyncIterator[RequestOutput]):
         finally:
             self._wakers.remove(waker)
 
-    def _deliver(self, output: RequestOutput, now: float) -> None:
-        """``now``: when it came, in seconds of ``time.monotonic``."""
-        num_tokens = len(output.new_token_ids)
-        if num_tokens:
+    def _deliver(self, output: RequestOutput, now: float, gaps: list[tuple[float, int]]) -> None:
+        """``now``: when it came, in seconds of ``time.monotonic``. ``gaps``: as
+        ``EngineClient.on_tokens`` is told them."""
+        if num_tokens := len(output.new_token_ids):
             self.num_generated_tokens += num_tokens
-            before, self._last_token_at = self._last_token_at, now
-            if before is not None:
-                self._client.on_tokens(now - before, num_tokens)
+            if self._last_token_at is not None:
+                gaps.append((now - self._last_token_at, num_tokens))
+            self._last_token_at = now
         if output.num_cached_tokens > self.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
-        self.num_draft_tokens = output.num_draft_tokens
-        self.num_accepted_tokens = output.num_accepted_tokens
+        if output.num_draft_tokens:
+            self.num_draft_tokens = output.num_draft_tokens
+            self.num_accepted_tokens = output.num_accepted_tokens
         if self.on_count is not None:
             self.on_count(num_tokens)
-        self.finish_reason = output.finish_reason
-        if self._pending is not None:
-            self._pending = _merge(self._pending, output)
-            if self.finish_reason is None:
+        if output.finish_reason is None:
+            if self._pending is not None:
+                self._pending = _merge(self._pending, output)
                 self._client._park_if_unread(self, len(self._pending.new_token_ids))
                 return
-        elif self.finish_reason is None and self.divert is not None and self.divert(output):
-            return
-        else:
+            if self.divert is not None and self.divert(output, now):
+                return
             self._pending = output
+        else:
+            self.finish_reason = output.finish_reason
+            pending = self._pending
+            self._pending = output if pending is None else _merge(pending, output)
         self._wake()
 
     def _fail(self, error: EngineDead) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import ModelLoadError
-from engine.messages import SamplingParams
+from engine.sampling_params import SamplingParams
 from engine.tokenizer import read_json
 
 _NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

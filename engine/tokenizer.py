@@ -37,9 +37,10 @@ class Tokenizer:
         self._decoding = _Decoding.parse(json.loads(backend.to_str())["decoder"])
         self._token_bytes = _byte_table(backend, self._decoding)
         self._texts: dict[int, str] = {}
-        """Of tokens that came where no character was unfinished, and that finished theirs."""
+        """Cached texts of tokens that start and end on a character boundary."""
         self.vocab_size = len(self._token_bytes)
         """One more than the highest id. A model's logits may be wider (padding)."""
+        self.max_token_bytes = max(map(len, self._token_bytes), default=0)
         self.eos_token_ids = eos_token_ids
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
 
@@ -109,7 +110,7 @@ class TextDecoder:
         self._spaces_to_strip = decoding.strip_leading
         self._backend = tokenizer._backend if decoding.first_drops_metaspace else None
         self._is_settled = self._backend is None and self._spaces_to_strip == 0
-        """The usual case."""
+        """No partial character is pending: the usual case."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that became certain; an unfinished UTF-8 sequence is held back."""
@@ -132,11 +133,11 @@ class TextDecoder:
 
     @property
     def is_settled(self) -> bool:
-        """What a token adds does not depend on those before it."""
+        """Whether the text of the next token does not depend on those before it."""
         return self._is_settled
 
     def finish(self) -> str:
-        """The rest: U+FFFD where the last token left a UTF-8 sequence unfinished."""
+        """The remaining text: U+FFFD where the last token left a UTF-8 sequence unfinished."""
         return self._strip(self._utf8.decode(b"", final=True))
 
     def _without_metaspace(self, known: list[int], data: bytes) -> bytes:

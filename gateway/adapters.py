@@ -41,9 +41,10 @@ class Adapters:
         self._deleted: asyncio.Queue[UUID] = asyncio.Queue()
 
     async def load(self, tenant_id: UUID, name: str, path: str) -> Adapter:
-        """The tenant's keys may use ``name`` from now on; nothing is left behind if this raises.
+        """Load an adapter: the tenant's keys may use ``name`` from now on. If this raises, nothing
+        is left behind.
 
-        ``path``: of a folder below ``models.adapters_dir``. Raises ``InvalidRequestError``,
+        path: a folder, relative to ``models.adapters_dir``. Raises ``InvalidRequestError``,
         ``AdapterLoadError`` (what does not fit the model), ``Conflict``, ``AdapterExists``,
         ``TenantNotFound``, ``EngineDead``.
         """
@@ -79,10 +80,8 @@ class Adapters:
             raise
 
     async def unload(self, tenant_id: UUID, named: str) -> Adapter:
-        """By its name or its id. Its running requests end by themselves.
-
-        Raises ``TenantNotFound``, ``AdapterNotFound``.
-        """
+        """Unload an adapter, given its name or id; its running requests go on to their end. Raises
+        ``TenantNotFound``, ``AdapterNotFound``."""
         tenant = await self._store.get_tenant(tenant_id)
         for adapter in await self._store.list_adapters(tenant.id):
             if named in (adapter.name, str(adapter.id)):
@@ -92,7 +91,8 @@ class Adapters:
         raise AdapterNotFound(named)
 
     def on_deleted(self, adapter_id: UUID) -> None:
-        """The engine shall forget it, whichever worker deleted it; more than once does no harm."""
+        """Note that some worker deleted the adapter, so that the engine is told to forget it.
+        Harmless if repeated."""
         self._deleted.put_nowait(adapter_id)
 
     async def run(self) -> None:
@@ -108,10 +108,8 @@ class Adapters:
 
 
 def _folder(root: Path, path: str) -> Path:
-    """The folder relative to ``root``, links followed. Raises ``InvalidRequestError``.
-
-    Nothing is told of what is outside.
-    """
+    """``path`` relative to ``root``, with links resolved. Raises ``InvalidRequestError``, which
+    reveals nothing about folders outside of ``root``."""
     root = root.resolve()
     try:
         folder = (root / path).resolve()

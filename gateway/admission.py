@@ -12,7 +12,7 @@ from uuid import UUID
 
 from engine.chat_template import ChatTemplate
 from engine.client import EngineClient
-from engine.messages import SamplingParams, StructuredOutputs
+from engine.sampling_params import SamplingParams, StructuredOutputs
 from engine.tokenizer import Tokenizer
 from gateway import output_format, text_prompt, tool_use, unsupported
 from gateway.admitted import Admitted
@@ -31,6 +31,7 @@ from gateway.parsers import formats, reasoning
 from gateway.parsers.answer import AnswerParser
 from gateway.parsers.reasoning import ReasoningParser
 from gateway.priorities import Priorities
+from gateway.prompt_threads import PromptThreads
 from gateway.sampling import Sampling, stop_strings
 from gateway.schemas.chat import ChatCompletionRequest, ChatFields
 from gateway.schemas.completions import CompletionRequest
@@ -92,7 +93,10 @@ class Admission:
         self._compiler = compiler
         self._lanes = Lanes()
         settings = config.models
-        self.prompts = ChatPrompts(template, tokenizer, allowed_kwargs=settings.template_kwargs)
+        self.prompt_threads = PromptThreads()
+        self.prompts = ChatPrompts(
+            template, tokenizer, self.prompt_threads, allowed_kwargs=settings.template_kwargs
+        )
         self.tools = Tools(formats.tool_format(settings.tool_parser, template), tokenizer)
         self.has_reasoning = formats.has_reasoning(settings.reasoning_parser, template)
         """Whether the model reasons before it answers."""
@@ -127,7 +131,13 @@ class Admission:
             raise InvalidRequestError("Must equal n: no answer is thrown away.", param="best_of")
         max_model_len = self._engine.info.max_model_len
         await self._engine.check_queue(principal.tenant.id.hex)
-        prompts = await text_prompt.read(request.prompt, self._tokenizer)
+        prompts = await text_prompt.read(
+            request.prompt,
+            self._tokenizer,
+            self.prompt_threads,
+            tenant=principal.tenant.id,
+            max_model_len=max_model_len,
+        )
         longest = max(len(prompt.token_ids) for prompt in prompts)
         room = _room(longest, max_model_len, param="prompt")
         max_tokens = request.max_tokens
@@ -194,7 +204,7 @@ class Admission:
         await self._engine.check_queue(principal.tenant.id.hex)
         output = self._output(fields, use)
         findings = await self._compile(output, principal, use)
-        prompt = await self._prompt(fields, use)
+        prompt = await self._prompt(fields, use, principal, max_model_len)
         max_tokens = self._max_tokens(fields, len(prompt.token_ids), max_model_len)
         params = self._sampling.params(
             fields,
@@ -303,9 +313,13 @@ class Admission:
             raise
         return hold
 
-    async def _prompt(self, fields: ChatFields, use: ToolUse | None) -> ChatPrompt:
+    async def _prompt(
+        self, fields: ChatFields, use: ToolUse | None, principal: Principal, max_model_len: int
+    ) -> ChatPrompt:
         return await self.prompts.encode(
             fields.messages,
+            tenant=principal.tenant.id,
+            max_model_len=max_model_len,
             tools=None if use is None else use.for_template(),
             kwargs=self.prompts.kwargs(fields, has_reasoning=self.has_reasoning),
         )

@@ -7,7 +7,8 @@ from uuid import UUID
 
 import msgspec
 
-from engine.messages import AdapterRef, SamplingParams
+from engine.messages import AdapterRef
+from engine.sampling_params import SamplingParams
 from gateway.compliance import LooseCalls, Unenforced
 from gateway.parsers.answer import AnswerParser
 from tenants.limits import Price

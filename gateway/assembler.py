@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import orjson
@@ -17,6 +17,7 @@ from gateway.errors import ApiError
 from gateway.parsers.base import ToolCallDelta
 from gateway.schemas.common import Compliance, Usage
 from gateway.schemas.ws import Done, DoneReason, Started, TurnError
+from gateway.text_events import Around, Text
 from gateway.token_logprobs import ChoiceLogprobs, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
@@ -53,18 +54,6 @@ class Delta(msgspec.Struct, gc=False):
             or self.reasoning
             or self.logprobs
         )
-
-
-class Around(NamedTuple):
-    """What stands before and behind the text within a JSON string, in an event that holds it."""
-
-    head: bytes
-    tail: bytes
-
-    def event(self, piece: bytes) -> bytes:
-        """With ``piece`` between them."""
-        head, tail = self
-        return head + piece + tail
 
 
 class StreamEnds:
@@ -345,9 +334,9 @@ class TurnFrames:
             frame += f',"tool_calls":{_encode(_merged(delta.tool_calls)).decode()}'
         return frame + "}"
 
-    def text(self, piece: bytes) -> str:
-        """``delta`` of content alone: ``piece``, as it stands within a JSON string."""
-        return f'{self._head}{self._next()},"content":"{piece.decode()}"}}'
+    def text(self, text: Text) -> str:
+        """``delta`` of content alone."""
+        return f'{self._head}{self._next()},"content":"{text.decode()}"}}'
 
     def done(
         self, finish_reason: DoneReason, usage: Usage, *, compliance: Compliance | None = None

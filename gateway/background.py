@@ -10,12 +10,12 @@ logger = logging.getLogger(__name__)
 
 
 class Background:
-    """Owns one task for each piece of work; one that ends by itself is logged and begun again."""
+    """Owns one task for each piece of work. One that ends by itself is logged and started again."""
 
     def __init__(
         self, work: Mapping[str, Callable[[], Awaitable[None]]], *, restart_s: float = 1.0
     ) -> None:
-        """``work``: by the name that its task and log lines have."""
+        """work: keyed by the name that its task and log lines have."""
         self._work = work
         self._restart_s = restart_s
         self._tasks: list[asyncio.Task[None]] = []
@@ -28,7 +28,7 @@ class Background:
         ]
 
     async def stop(self) -> None:
-        """Cancel all of it and wait until it has cleaned up. Idempotent."""
+        """Cancel all tasks and wait until they have cleaned up. Idempotent."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()

@@ -14,7 +14,7 @@ from tenants.errors import InvalidValue
 T = TypeVar("T")
 
 _SOME_KEY = "[...]"
-"""Of a mapping, as msgspec writes it."""
+"""How msgspec writes the place of a mapping's value."""
 _GOT = re.compile("got `(.*)`")
 _JSON_TYPES: dict[type, str] = {
     **{str: "str", int: "int", float: "float", bool: "bool", type(None): "null"},

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, Protocol
+from uuid import UUID
 
 from engine.chat_template import ChatTemplate
 from engine.tokenizer import Tokenizer
 from gateway import prompt
 from gateway.errors import InvalidRequestError, UnsupportedParameter
 from gateway.parsers import reasoning
+from gateway.prompt_threads import LONG_CHARS, PromptThreads, check_length
 from gateway.schemas.chat import Message
 
 MAX_TEXT_KWARG = 256
@@ -41,42 +42,53 @@ class ChatPrompt(NamedTuple):
 
 
 class ChatPrompts:
-    """Renders and tokenizes, in threads of its own: nobody knows how long a template takes."""
+    """Renders and tokenizes."""
 
     def __init__(
-        self, template: ChatTemplate, tokenizer: Tokenizer, *, allowed_kwargs: Collection[str]
+        self,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        threads: PromptThreads,
+        *,
+        allowed_kwargs: Collection[str],
     ) -> None:
         self._template = template
         self._tokenizer = tokenizer
         self._allowed = frozenset(allowed_kwargs)
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="chat-template")
+        self._threads = threads
 
     async def encode(
         self,
         messages: list[Message],
         *,
+        tenant: UUID,
+        max_model_len: int | None = None,
         tools: list[dict[str, Any]] | None = None,
         kwargs: dict[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> ChatPrompt:
-        """Raises ``ApiError`` or ``InvalidRequest``."""
+        """``max_model_len``: refuses what is surely more, without counting how much.
+
+        Raises ``ApiError`` or ``InvalidRequest``.
+        """
         plain = prompt.messages_for_template(messages)
 
-        def render() -> ChatPrompt:
+        def render() -> ChatPrompt | str:
             text = self._template.render(
                 plain,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 **(kwargs or {}),
             )
-            end = text.rstrip()
-            return ChatPrompt(
-                self._tokenizer.encode(text, add_special_tokens=False),
-                end.endswith(reasoning.OPEN),
-                end.endswith(reasoning.CLOSE),
-            )
+            return text if len(text) >= LONG_CHARS else self._tokenized(text)
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, render)
+        found = await self._threads.run(render, tenant=tenant, size=0)
+        if isinstance(found, ChatPrompt):
+            return found
+        if max_model_len is not None:
+            check_length(found, self._tokenizer, max_model_len, param="messages")
+        encode = partial(self._tokenized, found)
+        return await self._threads.run(encode, tenant=tenant, size=len(found))
 
     def kwargs(self, fields: TemplateFields, *, has_reasoning: bool) -> dict[str, Any]:
         """The template's variables that a request sets. Raises ``InvalidRequestError``."""
@@ -85,8 +97,13 @@ class ChatPrompts:
             given | self._effort(fields.reasoning_effort, has_reasoning) | self._verbosity(fields)
         )
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False)
+    def _tokenized(self, text: str) -> ChatPrompt:
+        end = text.rstrip()
+        return ChatPrompt(
+            self._tokenizer.encode(text, add_special_tokens=False),
+            end.endswith(reasoning.OPEN),
+            end.endswith(reasoning.CLOSE),
+        )
 
     def _given(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         for name, value in kwargs.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from uuid import uuid4
 
@@ -200,11 +200,11 @@ class ChatSession(SocketSession):
         finally:
             reader.close()
 
-    def _take(self, frames: Sequence[bytes]) -> bool:
+    def _take(self, item: bytes, now: float) -> bool:
         """Send a frame of a stream at once, unless it is its last."""
-        if len(frames) > 1 or not self._outbox.is_free:
+        if not self._outbox.is_free:
             return False
-        frame = frames[0].decode()
+        frame = item.decode()
         if is_last(frame):
             return False
         self._outbox.put_now(frame)

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import orjson
 
-from engine.client import RequestStream
 from engine.detokenize import Detokenizer
 from engine.messages import RequestOutput, TokenLogprobs
+from engine.request_stream import RequestStream
 from engine.tokenizer import Tokenizer
 from gateway.admitted import Admitted
 from gateway.assembler import Delta
@@ -24,6 +24,7 @@ from gateway.errors import (
 from gateway.graphemes import GraphemeGate
 from gateway.parsers.answer import Piece
 from gateway.parsers.base import ToolCallDelta
+from gateway.text_events import Text
 from gateway.token_logprobs import named
 
 
@@ -36,14 +37,14 @@ class Choice:
         stream: RequestStream,
         admitted: Admitted,
         tokenizer: Tokenizer,
-        pieces: dict[int, bytes],
+        texts: dict[int, Text],
     ) -> None:
-        """``pieces``: of all choices, whose token ids are of one tokenizer."""
+        """``texts``: of all choices, whose token ids are of one tokenizer."""
         self.index = index
         self.stream = stream
-        self.pieces = pieces
-        """What a token adds to the content of a choice that ``is_settled``, as it stands within a
-        JSON string; of the tokens that have come and add the same wherever they stand."""
+        self.texts = texts
+        """What a token adds to the content of a choice that ``is_settled``; of the tokens that have
+        come and add the same wherever they stand."""
         self.finish_reason: str | None = None
         self.num_reasoning_tokens = 0
         self.text: list[str] | None = [] if admitted.unenforced is not None else None
@@ -101,7 +102,7 @@ class Choice:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the next token's text is its own, whatever came before: see ``pieces``."""
+        """Whether the next token's text is its own, whatever came before: see ``texts``."""
         return self._is_plain and self._detokenizer.is_settled and not self._graphemes.is_holding
 
     def _plain_text(self, token_ids: list[int]) -> str:
@@ -114,7 +115,7 @@ class Choice:
     def _learn(self, token_id: int, text: str) -> None:
         """Not of special tokens: other choices may hide them."""
         if token_id not in self._tokenizer.special_ids:
-            self.pieces[token_id] = orjson.dumps(text)[1:-1]
+            self.texts[token_id] = Text(orjson.dumps(text)[1:-1])
 
     @property
     def calls(self) -> list[Call]:

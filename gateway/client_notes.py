@@ -1,4 +1,4 @@
-"""What a client says about its own request: named in its log line, and nowhere acted on else."""
+"""What a client says about its own request: put into the log line, and used for nothing else."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ MAX_METADATA_CHARS = 2048
 
 
 def client_notes(body: ChatFields | CompletionRequest) -> dict[str, str]:
-    """Fields for a log record; cut, because nothing is checked yet. Names are ours alone: a
-    client's own, which metadata has, could forge a field."""
+    """Fields for a log record, truncated because nothing is checked yet.
+
+    Field names are ours alone: a client's own, as in ``metadata``, could forge a field.
+    """
     notes: dict[str, str] = {}
     if body.user is not None:
         notes["user"] = body.user[:MAX_CHARS]

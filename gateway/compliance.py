@@ -1,4 +1,4 @@
-"""What became of schemas that nobody held an answer to while it was generated."""
+"""Checks of finished answers whose schema could not be enforced while they were generated."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ logger = logging.getLogger(__name__)
 CHECK_TIMEOUT_S = 10.0
 """How long the end of an answer waits for its check."""
 NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
-"""What a function without ``parameters`` takes, as in OpenAI's API."""
+"""The parameters of a function that declares none, as in OpenAI's API."""
 WHOLE = (Finding("parameters", ROOT, enforced=False),)
-"""Of arguments that were written freely."""
+"""The finding for arguments that were generated without any constraint."""
 
 
 class Unenforced(NamedTuple):
-    """A schema, and what of it the engine does not enforce."""
+    """A schema, and the parts of it that the engine does not enforce."""
 
     spec: GrammarSpec
     findings: tuple[Finding, ...]
 
 
 class LooseCalls(NamedTuple):
-    """Functions whose arguments nothing held to all of their schema."""
+    """Functions whose arguments are not constrained to all of their schema."""
 
     functions: Mapping[str, FunctionDefinition]
-    """By name: all that the model was shown."""
+    """All functions that the model was shown, by name."""
     findings: Mapping[str, tuple[Finding, ...]]
-    """By name: what was not enforced; strict functions are not in it."""
+    """What was not enforced, by function name; strict functions are not in it."""
 
     def unenforced(self, name: str) -> Unenforced | None:
-        """None where there is nothing to check."""
+        """What is to be checked of a call to this function; None if nothing is."""
         if not (findings := self.findings.get(name, ())):
             return None
         parameters = self.functions[name].parameters
@@ -60,14 +60,14 @@ class Call(NamedTuple):
 
 
 class ComplianceChecks:
-    """Checks finished answers, in a worker process: a pattern can take for ever."""
+    """Checks finished answers, in a worker process: a pattern may take exponentially long."""
 
     def __init__(self, validate: Callable[[GrammarSpec, str], Future[Report]]) -> None:
         self._validate = validate
         self._lanes = Lanes()
 
     async def of_document(self, unenforced: Unenforced, text: str, *, tenant: UUID) -> Compliance:
-        """``tenant``: whose it is; each has one document checked at a time."""
+        """Check a document. tenant: the owner; one document of each tenant is checked at a time."""
         report = await self._report(unenforced.spec, text, tenant)
         return Compliance(
             unenforced=[
@@ -80,7 +80,7 @@ class ComplianceChecks:
     async def of_calls(
         self, loose: LooseCalls, calls: Sequence[Call], *, tenant: UUID
     ) -> Compliance | None:
-        """None where every call was held to its schema."""
+        """Check the arguments of calls; None if every call was constrained to its schema."""
         keywords: dict[tuple[str, str, str], UnenforcedKeyword] = {}
         violations: list[SchemaViolation] = []
         verdicts: list[bool | None] = []
@@ -104,7 +104,7 @@ class ComplianceChecks:
         )
 
     async def _report(self, spec: GrammarSpec, text: str, tenant: UUID) -> Report | None:
-        """None where it cannot be found out in time."""
+        """Check a text against a schema; None if that takes too long."""
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S), self._lanes.turn(tenant):
                 return await asyncio.wrap_future(self._validate(spec, text))

@@ -60,25 +60,25 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     keep_alive_timeout_s: Positive = 75
     """Idle time after which a connection is closed."""
     send_timeout_s: Seconds = 30.0
-    """A client that takes no bytes for this long is dropped, its requests with it."""
+    """Time after which a client that reads nothing is dropped, and its requests with it."""
     max_unread_tokens: Positive = 512
-    """Tokens of an answer that wait for a slow client, above which its request is parked: others
-    get its place in the batch until the client reads on."""
+    """Unread tokens of an answer above which a slow client's request is parked: others get its
+    place in the batch until the client reads on."""
     stall_timeout_s: Seconds = 60.0
     """Time after which a request that stays parked is aborted."""
     engine_hang_timeout_s: Seconds = 120.0
-    """Time without progress after which an engine that has work is taken for dead and restarted;
-    must exceed the longest step."""
+    """Time without progress after which an engine with work is considered dead and restarted; must
+    exceed the longest step."""
     heartbeat_s: Seconds = 15.0
     """Silence on a stream after which a chunk without content is sent."""
     flush_interval_ms: Annotated[float, msgspec.Meta(ge=0)] = 15.0
-    """Least time between two chunks of a stream; tokens in between travel together."""
+    """Least time between two chunks of a stream; tokens that come in between are sent together."""
     resume_grace_s: Seconds = 30.0
-    """Time a resumable stream runs on without a reader before it is aborted."""
+    """How long a resumable stream runs without a reader before it is aborted."""
     stream_retention_s: Seconds = 300.0
-    """Time a resumable stream can be read after its end."""
+    """How long a resumable stream can be read after its end."""
     idempotency_retention_s: Seconds = 86400.0
-    """Time an ``Idempotency-Key`` stands for its answer."""
+    """How long an ``Idempotency-Key`` stands for its answer."""
     max_stream_log_bytes: Positive = 4 * 1024 * 1024
     """Most bytes kept of one resumable stream; the oldest go first."""
     max_tenant_stream_log_bytes: Positive = 64 * 1024 * 1024
@@ -95,7 +95,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ws_max_turns: Positive = 16
     """Turns at once on one WebSocket."""
     ws_max_connection_s: Seconds = 3600.0
-    """Age at which a WebSocket of the Responses API takes no more requests, as OpenAI has it."""
+    """Age at which a WebSocket of the Responses API accepts no more requests, as at OpenAI."""
     ws_outbox_bytes: Positive = 256 * 1024
     """Unsent bytes of one turn at which that turn pauses."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -108,11 +108,13 @@ class ServedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown
     """The engine's settings as the gateway starts it: for several tenants at once."""
 
     policy: Policy = "fair_share"
-    """Who goes first: by arrival, by ``priority``, or by the least service received so far."""
+    """Who goes first: by arrival (``fcfs``), by ``priority``, or the tenant that has received the
+    least service for its weight (``fair_share``)."""
     prefix_cache_tenant_floor: float = 0.05
-    """Share of the blocks that one tenant's cached prefixes keep while other tenants have more."""
+    """Share of the blocks that a tenant's cached prefixes keep while other tenants have more."""
     max_num_queued_reqs: int | None = 1024
-    """Requests that may wait for their first admission; more are refused (``QueueFull``)."""
+    """Most requests that may wait for their first admission; further ones are refused
+    (``QueueFull``)."""
 
 
 class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,8 +123,8 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     dsn: str | None = None
     """PostgreSQL, as ``postgresql://user@host/database``."""
     direct_dsn: str | None = None
-    """The same database not through a pooler, for migrations and for hearing of changes; by default
-    ``dsn``."""
+    """The same database without a pooler, for migrations and for notifications of changes; by
+    default ``dsn``."""
     transaction_pooling: bool = False
     """Whether ``dsn`` leads to a pooler in transaction mode, such as PgBouncer; then ``direct_dsn``
     must not."""
@@ -133,7 +135,7 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where usage is kept while PostgreSQL is away; by default ``journal`` beside the secrets."""
 
     usage_retention_months: Positive | None = None
-    """Whole months that the ledger keeps requests one by one; hourly sums stay. By default all."""
+    """Whole months for which the ledger keeps single requests; hourly sums stay. By default all."""
 
     def __post_init__(self) -> None:
         if self.transaction_pooling and self.direct_dsn is None:
@@ -144,11 +146,11 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def session_dsn(self) -> str | None:
-        """Where a session is one's own: for LISTEN and for migrations."""
+        """A DSN whose sessions are not shared, for LISTEN and for migrations."""
         return self.direct_dsn or self.dsn
 
     response_retention_s: Seconds = 30 * 86400.0
-    """Time a stored response is kept after it was used last."""
+    """How long a stored response is kept after its last use."""
     max_response_bytes: Positive = 1024 * 1024 * 1024
     """Most bytes kept of all stored responses of one tenant; the oldest go first."""
 
@@ -167,7 +169,7 @@ class PublicPrefix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What clients see of the model."""
+    """How clients see the model."""
 
     served_model_name: str | None = None
     """The model's name in the API; by default the last part of ``engine.model``."""
@@ -175,26 +177,28 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Where sampling defaults come from when a request sets none: the model's own
     ``generation_config.json``, or nowhere (temperature 1)."""
     chat_template: str | None = None
-    """File of the chat template, in place of the model's own. A model that has none, and is given
-    none, completes texts only."""
+    """File of a chat template to use in place of the model's own. A model that has neither
+    completes texts only."""
     tool_parser: ToolParserName = "auto"
-    """How the model writes tool calls; by default as its chat template shows it."""
+    """How the model writes tool calls; ``auto`` finds out from its chat template."""
     reasoning_parser: Literal["auto", "none", "think"] = "auto"
-    """Whether what stands between ``<think>`` and ``</think>`` is given apart, as
-    ``reasoning_content``; by default where the chat template knows these tags."""
+    """Whether text between ``<think>`` and ``</think>`` is returned as ``reasoning_content``;
+    ``auto``: if the chat template uses these tags."""
     template_kwargs: tuple[str, ...] = ("enable_thinking", "thinking")
     """Variables of the chat template that requests may set with ``chat_template_kwargs``."""
     adapters_dir: str | None = None
     """Folder below which administrators may load LoRA adapters from; needs
     ``engine.enable_lora``."""
     service_tiers: dict[str, int] | None = None
-    """Further values of ``service_tier`` than ``default`` and ``flex``, which goes after it, and
-    what each adds to a request's priority: ``{priority = -10}`` lets whoever asks go first."""
+    """Values of ``service_tier`` besides ``default`` and ``flex`` (which is served after it), and
+    what each adds to a request's priority: ``{priority = -10}`` lets those who ask for it go
+    first."""
     default_max_tokens: Positive | None = None
     """New tokens when a request sets no limit; by default what fits the model."""
     public_prefixes: dict[str, PublicPrefix] = {}
-    """System prompts that are no secret, by a name: ``{helper = {system = "You are ...", tenants =
-    ["acme", "globex"]}}``. Only these tenants share what is cached for it, and only that."""
+    """Named system prompts that are not secret: ``{helper = {system = "You are ...", tenants =
+    ["acme", "globex"]}}``. The tenants listed share what is cached for the prompt, and nothing
+    else."""
     price_prompt: TokenPrice = 0
     """Millionths of your currency for a million prompt tokens: 150000 for $0.15."""
     price_cached: TokenPrice = 0
@@ -208,7 +212,7 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def price(self) -> Price:
-        """What tenants pay."""
+        """What tenants are charged."""
         return Price(
             prompt=self.price_prompt, cached=self.price_cached, completion=self.price_completion
         )

@@ -1,4 +1,4 @@
-"""What the layers of one HTTP request or WebSocket know of each other."""
+"""State shared by the layers of one HTTP request or WebSocket."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ _KEY = "sluice"
 
 @dataclass(slots=True)
 class RequestContext:
-    """Made by the outermost middleware, one for each HTTP request or WebSocket."""
+    """One for each HTTP request or WebSocket, made by the outermost middleware."""
 
     send: Send
-    """For the chunks of an answer that has begun: past the layers, which look at heads and ends."""
+    """Sends chunks of an answer that has begun, bypassing the middleware, which looks only at heads
+    and ends."""
     write: Writer | None = None
-    """The same in a plain call, where the server offers it."""
+    """The same as a plain function call, where the server offers it."""
     departure: Departure | None = None
-    """Of the client, where the server tells of it."""
+    """Tells when the client leaves, where the server offers it."""
     request_id: UUID = field(default_factory=uuid4)
     principal: Principal | None = None
     """Set by ``middleware.auth``, or by a WebSocket session once it is authenticated."""
     notes: dict[str, str | int | float] = field(default_factory=dict)
     """Facts for the line in the access log: no prompts, no keys."""
     rate_limits: dict[str, str] = field(default_factory=dict)
-    """Headers for the answer, whatever it will be: the limits as admission left them."""
+    """Rate-limit headers for the answer, successful or not, as of admission."""
 
 
 def attach(scope: Scope, send: Send) -> RequestContext:
@@ -40,8 +41,8 @@ def attach(scope: Scope, send: Send) -> RequestContext:
 
 
 def detach(scope: Scope) -> None:
-    """At the end: the scope and what sends on its behalf know each other, and would both wait for
-    the garbage collector."""
+    """Break the reference cycle between the scope and the functions that send on its behalf, which
+    would wait for the garbage collector."""
     del scope[_KEY]
 
 
@@ -52,7 +53,7 @@ def of(scope: Scope) -> RequestContext:
 
 
 def principal_of(scope: Scope) -> Principal:
-    """Of a request that passed ``middleware.auth``."""
+    """The principal of a request that passed ``middleware.auth``."""
     principal = of(scope).principal
     assert principal is not None, "the route must not be public"
     return principal

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
-    """The database knows only hashes: without this file a second run could not show the keys."""
+    """The demo's keys in the clear: the database holds only hashes, so a second run could not show
+    them."""
 
     api_key: str
     admin_key: str
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """A demo that answers: the contents of its ready file."""
+    """A running demo: the contents of its ready file."""
 
     url: str
     ws_url: str
@@ -51,7 +52,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataDir:
-    """Names of the files, and what is in them."""
+    """The paths of the files, and their contents."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -73,8 +74,8 @@ class DataDir:
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[bool]:
-        """Whether we are the first on this folder: several may share its database, but only one
-        ready file can stand in it. Ours until the block ends, or the process."""
+        """Whether this process is the first on the folder: several may share its database, but
+        there is only one ready file. Held until the block ends, or the process."""
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         is_first = True
         try:
@@ -95,7 +96,7 @@ class DataDir:
         return secrets.create(self.secrets_file)
 
     def load_keys(self) -> Keys | None:
-        """None when there is no file, or not one of ours: then new keys are made."""
+        """The stored keys; None when there is no file, or not one of ours."""
         try:
             return msgspec.json.decode(self._keys_file.read_bytes(), type=Keys)
         except (OSError, msgspec.DecodeError):
@@ -105,7 +106,7 @@ class DataDir:
         _write_private(self._keys_file, msgspec.json.encode(keys))
 
     def running(self) -> Running | None:
-        """The demo that runs on this folder, if its process is alive."""
+        """The demo that runs on this folder; None if its process is not alive."""
         try:
             running = msgspec.json.decode(self.ready_file.read_bytes(), type=Running)
             os.kill(running.pid, 0)

@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class Question:
-    """What a model is asked first: to chat, or to go on with a text if it takes no chats."""
+    """The first question to a model: a chat, or a text to continue if it takes no chats."""
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
         self.path = "/v1/chat/completions" if is_chat else "/v1/completions"
@@ -79,10 +79,8 @@ class Demo:
         model: str | None = None,
         replay_tokens_per_s: float | None = None,
     ) -> None:
-        """``model``: a folder or hub id, in place of the bundled one.
-
-        ``replay_tokens_per_s``: answer with a fixed text at that pace, without the model.
-        """
+        """model: a folder or hub id, in place of the bundled one. replay_tokens_per_s: answer with
+        a fixed text at that rate, without a model."""
         self._model, self._name = str(MODEL_DIR), MODEL
         if model is not None:
             folder = Path(model).resolve()
@@ -134,7 +132,7 @@ class Demo:
         )
 
     async def _run(self) -> None:
-        # A demo that was killed leaves its ready file; nobody must take it for ours.
+        # A demo that was killed leaves its ready file, which nobody must take for ours.
         for file in self._ready_files:
             self._clear(file)
         postgres = EmbeddedPostgres(self._folder.postgres)
@@ -149,7 +147,7 @@ class Demo:
                     await migrations.upgrade(dsn)
                     keys = await self._keys(dsn)
                     serving, loaded = self._start_server(dsn, say)
-                    # Whatever fails from here on, the server ends before its database.
+                    # Whatever fails from here on, the server ends before its database does.
                     stack.push_async_callback(_end, serving)
                     running = await self._answers(serving, loaded, keys, say)
                 with self._announced(running):
@@ -180,13 +178,13 @@ class Demo:
             raise AddressInUse(f"{cause}; choose another --port or --host") from None
 
     def _clear(self, file: Path) -> None:
-        """Found out before the start rather than after it: no file can be written there."""
+        """Fail before the start rather than after it if the ready file cannot be written."""
         if file.is_dir() or not os.access(file.parent, os.W_OK | os.X_OK):
             raise SetupError(f"{file} cannot be written; choose another --ready-file")
         file.unlink(missing_ok=True)
 
     async def _keys(self, dsn: str) -> Keys:
-        """The keys of the last run while they work, else new ones."""
+        """The keys of the last run if they still work, else new ones."""
         pepper = self._folder.load_or_create_secrets().key_pepper
         store = await PostgresStore.connect(dsn, max_size=1)
         try:
@@ -257,7 +255,7 @@ class Demo:
 
     @contextlib.contextmanager
     def _progress(self) -> Iterator[Callable[[str], None]]:
-        """A line that changes on a terminal, a line each in a pipe."""
+        """Progress as one changing line on a terminal, or as separate lines in a pipe."""
         began = time.monotonic()
         if not self._console.is_terminal:
             yield lambda message: self._console.print(message, markup=False)

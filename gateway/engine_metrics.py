@@ -1,7 +1,8 @@
-"""What the engine says of itself, as Prometheus metrics. Names as in vLLM wherever it has one.
+"""The engine's statistics as Prometheus metrics.
 
-The tenant label is the scheduler's fair key, which is the tenant's id. The engine keeps a bounded
-number of tenants apart and sums up those it has not seen for long as ``others``.
+Names as in vLLM wherever it has one. The tenant label is the scheduler's fair key, which is the
+tenant's id. The engine keeps a bounded number of tenants apart, and reports the others' sums as
+``others``.
 """
 
 from __future__ import annotations
@@ -168,17 +169,19 @@ def _drafts_by_tenant(tenants: Sequence[TenantStats]) -> Iterable[Metric]:
 
 
 class Latencies(Collector):
-    """A histogram for what happens at every token: an observation costs a fraction of a µs."""
+    """A histogram for what happens at every token: an observation costs a tenth of a µs."""
 
     def __init__(self, name: str, text: str, buckets_s: Sequence[float]) -> None:
         self._name, self._text, self._buckets_s = name, text, buckets_s
         self._counts = [0] * (len(buckets_s) + 1)
         self._sum_s = 0.0
 
-    def observe(self, seconds: float, count: int = 1) -> None:
-        """``count`` things took this long together."""
-        self._counts[bisect_left(self._buckets_s, seconds / count)] += count
-        self._sum_s += seconds
+    def observe(self, observed: Iterable[tuple[float, int]]) -> None:
+        """Record pairs: the seconds that so many events took together, and how many they were."""
+        counts, buckets_s = self._counts, self._buckets_s
+        for seconds, count in observed:
+            counts[bisect_left(buckets_s, seconds / count)] += count
+            self._sum_s += seconds
 
     def collect(self) -> Iterable[Metric]:
         yield histogram(self._name, self._text, self._buckets_s, self._counts, self._sum_s)
@@ -187,7 +190,8 @@ class Latencies(Collector):
 def histogram(
     name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float
 ) -> Metric:
-    """``counts``: for each bound those up to it and above the one before; then those above all."""
+    """counts: for each bound, the observations up to it and above the one before; then those above
+    all bounds."""
     assert len(counts) == len(bounds) + 1, (len(counts), len(bounds))
     edges = [*(f"{float(bound)}" for bound in bounds), "+Inf"]
     buckets = [(edge, float(count)) for edge, count in zip(edges, accumulate(counts), strict=True)]

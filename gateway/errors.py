@@ -6,36 +6,37 @@ SetupError                     a command cannot do its work: one line for the op
 ├── AddressInUse               the port is taken
 └── ClientError                the server that a command talks to cannot be used
 
-ApiError                       a request failed: what the client is told
-├── InvalidRequestError        400  the request is wrong; ``param`` names the field
-│   ├── UnsupportedParameter   400  a known field this server cannot act on
-│   └── ContextLengthExceeded  400  prompt and answer do not fit the model
-├── InvalidApiKey              401  no key, or one that is not valid
-├── PermissionDenied           403  a valid key without the needed scope, or a foreign Origin
-├── NotFound                   404  no such route
-│   ├── ModelNotFound          404  no such model
-│   ├── StreamNotFound         404  no such resumable stream, or another tenant's
-│   └── ResponseNotFound       404  no such response, or another tenant's
-├── MethodNotAllowed           405  the route exists, the method does not
-├── RequestTimeout             408  the client was too slow to send its request
-├── Conflict                   409  it exists already
-│   └── IdempotencyKeyReused   409  the key came with another body before
-├── Gone                       410  it was there and is not kept any more
-├── PayloadTooLarge            413  above a size limit
-├── UnsupportedMediaType       415  the body is not JSON
-├── RateLimited                429  above a limit of this client
-│   ├── InsufficientQuota      429  the month's budget is used up: trying again is in vain
-│   └── RequestTooLarge        429  this request alone is above the limit of a minute
-├── HeadersTooLarge            431  above the limits on headers
-├── InternalError              500  our fault
-│   └── GenerationFailed       500  the engine could not finish this request
-└── Unavailable                503  try again later
-    ├── Overloaded             503  too many requests wait already
-    ├── EngineUnavailable      503  the engine is starting, restarting or gone
-    ├── AdapterUnavailable     503  the files of an adapter are gone, or not what was loaded
-    ├── StoreUnavailable       503  keys or limits cannot be checked at the moment
-    ├── FormatsUnavailable     503  no grammar can be compiled at the moment
-    └── Draining               503  the server is shutting down
+ApiError                           a request failed: what the client is told
+├── ClientMistake                  4xx  base of what the client can mend
+│   ├── InvalidRequestError        400  the request is wrong; ``param`` names the field
+│   │   ├── UnsupportedParameter   400  a known field this server cannot act on
+│   │   └── ContextLengthExceeded  400  prompt and answer do not fit the model
+│   ├── InvalidApiKey              401  no key, or one that is not valid
+│   ├── PermissionDenied           403  a valid key without the needed scope, or a foreign Origin
+│   ├── NotFound                   404  no such route
+│   │   ├── ModelNotFound          404  no such model
+│   │   ├── StreamNotFound         404  no such resumable stream, or another tenant's
+│   │   └── ResponseNotFound       404  no such response, or another tenant's
+│   ├── MethodNotAllowed           405  the route exists, the method does not
+│   ├── RequestTimeout             408  the client was too slow to send its request
+│   ├── Conflict                   409  it exists already
+│   │   └── IdempotencyKeyReused   409  the key came with another body before
+│   ├── Gone                       410  it was there and is not kept any more
+│   ├── PayloadTooLarge            413  above a size limit
+│   ├── UnsupportedMediaType       415  the body is not JSON
+│   └── HeadersTooLarge            431  above the limits on headers
+├── RateLimited                    429  above a limit of this client
+│   ├── InsufficientQuota          429  the month's budget is used up: trying again is in vain
+│   └── RequestTooLarge            429  this request alone is above the limit of a minute
+├── InternalError                  500  our fault
+│   └── GenerationFailed           500  the engine could not finish this request
+└── Unavailable                    503  try again later
+    ├── Overloaded                 503  too many requests wait already
+    ├── EngineUnavailable          503  the engine is starting, restarting or gone
+    ├── AdapterUnavailable         503  the files of an adapter are gone, or not what was loaded
+    ├── StoreUnavailable           503  keys or limits cannot be checked at the moment
+    ├── FormatsUnavailable         503  no grammar can be compiled at the moment
+    └── Draining                   503  the server is shutting down
 
 Each class carries the whole answer: HTTP status, OpenAI's type and code, the WebSocket close code
 where the connection itself must end, and whether trying again may help.
@@ -103,18 +104,43 @@ class ClientError(SetupError):
 
 
 def quoted(text: str) -> str:
-    """What a client sent, as an error message may show it: an id can be of any length."""
+    """A client's text shortened for an error message: an id can be of any length."""
     return repr(text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…")
 
 
 class ApiError(Exception):
-    """A request failed. ``message`` is written for the client: no secrets, no internals."""
+    """A request failed. ``message`` is written for the client: no secrets, no internals.
+
+    A subclass states what differs from its base: ``status`` (HTTP), ``type`` and ``code``
+    (OpenAI's), ``close_code`` (of a WebSocket that ends with the error), and ``retryable``.
+    """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
     close_code: ClassVar[int] = 1011
     retryable: ClassVar[bool] = False
+
+    def __init_subclass__(
+        cls,
+        *,
+        status: int | None = None,
+        type: str | None = None,
+        code: str | None = None,
+        close_code: int | None = None,
+        retryable: bool | None = None,
+    ) -> None:
+        super().__init_subclass__()
+        stated = {
+            "status": status,
+            "type": type,
+            "default_code": code,
+            "close_code": close_code,
+            "retryable": retryable,
+        }
+        for name, value in stated.items():
+            if value is not None:
+                setattr(cls, name, value)
 
     def __init__(
         self,
@@ -133,7 +159,8 @@ class ApiError(Exception):
         self.extra_headers = headers or {}
 
     def object(self) -> ErrorObject:
-        """As the client gets it. SDKs show people the message alone: it names the field too."""
+        """The error object that the client gets. SDKs show people only the message, so it names the
+        field, too."""
         message, param = self.message, self.param
         if param is not None and not _is_named(param, message):
             message = f"{param}: {message}"
@@ -149,14 +176,15 @@ class ApiError(Exception):
         return msgspec.json.encode(ErrorBody(self.object()))
 
     def limit_headers(self) -> dict[str, str]:
-        """When to try again, and what is left of the limits: WebSockets have them in the event."""
+        """Headers that say when to try again and what is left of the limits; WebSockets send them
+        in the event."""
         headers = dict(self.extra_headers)
         if self.retry_after_s is not None:
             headers["retry-after"] = str(math.ceil(self.retry_after_s))
         return headers
 
     def headers(self, *, began: bool = False) -> dict[str, str]:
-        """``began``: tokens were generated already, so a silent second try would cost twice."""
+        """began: tokens were generated already, so a silent retry would be billed twice."""
         headers = {"content-type": "application/json", **self.limit_headers()}
         if (self.status >= 500 or self.status == 429) and (began or not self.retryable):
             headers["x-should-retry"] = "false"
@@ -164,234 +192,149 @@ class ApiError(Exception):
 
 
 def _is_named(param: str, message: str) -> bool:
-    """Whether ``message`` has the last name on the path."""
+    """Whether ``message`` mentions the last name of the path ``param``."""
     name = re.sub(r"\[.*?\]", "", param).rpartition(".")[2]
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message) is not None
 
 
-class InvalidRequestError(ApiError):
+class ClientMistake(ApiError, type="invalid_request_error", close_code=1008):
+    """Base of the errors that the client can mend (4xx), except for rate limits."""
+
+
+class InvalidRequestError(ClientMistake, status=400, code="invalid_request"):
     """The request is wrong; ``param`` names the field."""
 
-    status = 400
-    type = "invalid_request_error"
-    default_code = "invalid_request"
-    close_code = 1008
 
-
-class UnsupportedParameter(InvalidRequestError):
+class UnsupportedParameter(InvalidRequestError, code="unsupported_parameter"):
     """A known field this server cannot act on."""
 
-    default_code = "unsupported_parameter"
 
-
-class ContextLengthExceeded(InvalidRequestError):
+class ContextLengthExceeded(InvalidRequestError, code="context_length_exceeded"):
     """Prompt and answer do not fit the model."""
 
-    default_code = "context_length_exceeded"
 
-
-class InvalidApiKey(ApiError):
+class InvalidApiKey(ClientMistake, status=401, code="invalid_api_key", close_code=4401):
     """No key, or one that is not valid."""
-
-    status = 401
-    type = "invalid_request_error"
-    default_code = "invalid_api_key"
-    close_code = 4401
 
     def headers(self, *, began: bool = False) -> dict[str, str]:
         return {**super().headers(began=began), "www-authenticate": "Bearer"}
 
 
-class PermissionDenied(ApiError):
+class PermissionDenied(ClientMistake, status=403, code="permission_denied", close_code=4403):
     """A valid key without the needed scope, or a foreign Origin."""
 
-    status = 403
-    type = "invalid_request_error"
-    default_code = "permission_denied"
-    close_code = 4403
 
-
-class NotFound(ApiError):
+class NotFound(ClientMistake, status=404, code="not_found"):
     """No such route."""
 
-    status = 404
-    type = "invalid_request_error"
-    default_code = "not_found"
-    close_code = 1008
 
-
-class ModelNotFound(NotFound):
+class ModelNotFound(NotFound, code="model_not_found"):
     """No such model."""
 
-    default_code = "model_not_found"
 
-
-class StreamNotFound(NotFound):
+class StreamNotFound(NotFound, code="stream_not_found"):
     """No such resumable stream, or another tenant's."""
 
-    default_code = "stream_not_found"
 
-
-class ResponseNotFound(NotFound):
+class ResponseNotFound(NotFound, code="response_not_found"):
     """No such response, or another tenant's."""
 
-    default_code = "response_not_found"
 
-
-class MethodNotAllowed(ApiError):
+class MethodNotAllowed(ClientMistake, status=405, code="method_not_allowed"):
     """The route exists, the method does not."""
 
-    status = 405
-    type = "invalid_request_error"
-    default_code = "method_not_allowed"
-    close_code = 1008
 
-
-class RequestTimeout(ApiError):
+class RequestTimeout(ClientMistake, status=408, code="request_timeout", retryable=True):
     """The client was too slow to send its request."""
 
-    status = 408
-    type = "invalid_request_error"
-    default_code = "request_timeout"
-    close_code = 1008
-    retryable = True
 
-
-class Conflict(ApiError):
+class Conflict(ClientMistake, status=409, code="already_exists"):
     """It exists already."""
 
-    status = 409
-    type = "invalid_request_error"
-    default_code = "already_exists"
-    close_code = 1008
-
     def headers(self, *, began: bool = False) -> dict[str, str]:
-        # OpenAI's clients take every 409 for a lock that will be free soon.
+        # OpenAI's clients treat every 409 as a lock that will soon be free.
         return {**super().headers(began=began), "x-should-retry": "false"}
 
 
-class IdempotencyKeyReused(Conflict):
+class IdempotencyKeyReused(Conflict, code="idempotency_key_reused"):
     """The key came with another body before."""
 
-    default_code = "idempotency_key_reused"
 
-
-class Gone(ApiError):
+class Gone(ClientMistake, status=410, code="gone"):
     """It was there and is not kept any more."""
 
-    status = 410
-    type = "invalid_request_error"
-    default_code = "gone"
-    close_code = 1008
 
-
-class PayloadTooLarge(ApiError):
+class PayloadTooLarge(ClientMistake, status=413, code="request_too_large", close_code=1009):
     """Above a size limit."""
 
-    status = 413
-    type = "invalid_request_error"
-    default_code = "request_too_large"
-    close_code = 1009
 
-
-class UnsupportedMediaType(ApiError):
+class UnsupportedMediaType(
+    ClientMistake, status=415, code="unsupported_media_type", close_code=1003
+):
     """The body is not JSON."""
 
-    status = 415
-    type = "invalid_request_error"
-    default_code = "unsupported_media_type"
-    close_code = 1003
 
-
-class RateLimited(ApiError):
+class RateLimited(
+    ApiError,
+    status=429,
+    type="rate_limit_error",
+    code="rate_limit_exceeded",
+    close_code=1008,
+    retryable=True,
+):
     """Above a limit of this client."""
 
-    status = 429
-    type = "rate_limit_error"
-    default_code = "rate_limit_exceeded"
-    close_code = 1008
-    retryable = True
 
-
-class InsufficientQuota(RateLimited):
+class InsufficientQuota(
+    RateLimited, type="insufficient_quota", code="insufficient_quota", retryable=False
+):
     """The month's budget is used up."""
 
-    type = "insufficient_quota"
-    default_code = "insufficient_quota"
-    retryable = False
 
-
-class RequestTooLarge(RateLimited):
+class RequestTooLarge(RateLimited, retryable=False):
     """This request alone is above the limit of a minute."""
 
-    retryable = False
 
-
-class HeadersTooLarge(ApiError):
+class HeadersTooLarge(ClientMistake, status=431, code="headers_too_large"):
     """The request line and the headers exceed their limits."""
 
-    status = 431
-    type = "invalid_request_error"
-    default_code = "headers_too_large"
-    close_code = 1008
 
-
-class InternalError(ApiError):
+class InternalError(ApiError, code="internal_error"):
     """Our fault; the log has the rest under the request's id."""
 
-    default_code = "internal_error"
 
-
-class GenerationFailed(InternalError):
+class GenerationFailed(InternalError, code="generation_failed"):
     """The engine could not finish this request."""
 
-    default_code = "generation_failed"
 
-
-class Unavailable(ApiError):
+class Unavailable(
+    ApiError, status=503, code="service_unavailable", close_code=1013, retryable=True
+):
     """Try again later."""
 
-    status = 503
-    default_code = "service_unavailable"
-    close_code = 1013
-    retryable = True
 
-
-class Overloaded(Unavailable):
+class Overloaded(Unavailable, code="overloaded"):
     """Too many requests wait already."""
 
-    default_code = "overloaded"
 
-
-class EngineUnavailable(Unavailable):
+class EngineUnavailable(Unavailable, code="engine_unavailable"):
     """The engine is starting, restarting or gone."""
 
-    default_code = "engine_unavailable"
 
-
-class AdapterUnavailable(Unavailable):
+class AdapterUnavailable(Unavailable, code="adapter_unavailable"):
     """The files of an adapter are gone, or not what was loaded."""
 
-    default_code = "adapter_unavailable"
 
-
-class StoreUnavailable(Unavailable):
+class StoreUnavailable(Unavailable, code="store_unavailable"):
     """Keys or limits cannot be checked at the moment."""
 
-    default_code = "store_unavailable"
 
-
-class FormatsUnavailable(Unavailable):
+class FormatsUnavailable(Unavailable, code="formats_unavailable"):
     """No grammar can be compiled at the moment."""
 
-    default_code = "formats_unavailable"
 
-
-class Draining(Unavailable):
+class Draining(Unavailable, code="shutting_down", close_code=1012):
     """The server is shutting down."""
-
-    default_code = "shutting_down"
-    close_code = 1012
 
 
 def _from_http(exc: HTTPException) -> ApiError:

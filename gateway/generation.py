@@ -46,6 +46,7 @@ from gateway.schemas.common import (
     PromptTokensDetails,
     Usage,
 )
+from gateway.text_events import Text
 from tenants.errors import LedgerFull, TenantsError
 from tenants.quota import Hold, Quota
 from tenants.types import Principal, UsageEvent, UsageStatus
@@ -308,7 +309,7 @@ class Generations:
         self._tokenizer = tokenizer
         self._ledger = ledger
         self._quota = quota
-        self._pieces: dict[int, bytes] = {}
+        self._texts: dict[int, Text] = {}
         """As ``Choice`` learns and uses them."""
         self._live: set[Generation] = set()
         self._idle = asyncio.Event()
@@ -403,7 +404,7 @@ class Generations:
             max_cached_blocks=principal.max_cached_blocks,
         )
         stream = self._engine.submit(request)
-        return Choice(index, stream, admitted, self._tokenizer, self._pieces)
+        return Choice(index, stream, admitted, self._tokenizer, self._texts)
 
     def _num_public_tokens(self, principal: Principal, prompt: list[int]) -> int:
         if self._public_prefixes is None:

@@ -15,14 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from engine.client import RequestStream
+from engine.request_stream import RequestStream
 from tenants.quota import Hold
 
 
 class Grants:
     """For one request. Made by ``of``; ``begin`` comes once its streams are there."""
 
-    __slots__ = ("_ended", "_granted", "_hold", "_margin", "_max_tokens", "_slack", "_streams")
+    __slots__ = ("_ended", "_granted", "_hold", "_margin", "_max_tokens", "_streams", "slack")
 
     def __init__(self, hold: Hold, num_answers: int, max_tokens: int) -> None:
         self._hold = hold
@@ -30,8 +30,8 @@ class Grants:
         self._margin = hold.slice_tokens // 2
         self._streams: Sequence[RequestStream] = ()
         self._ended = False
-        self._slack: float = 0
-        """So many tokens may come before any answer needs more."""
+        self.slack: float = 0
+        """So many tokens may come, of whichever answer, before it is to ``advance`` again."""
         self._granted = [0] * num_answers
         self._deal(range(num_answers), hold.allowed)
 
@@ -53,12 +53,6 @@ class Grants:
         self._hold.on_more = self.advance
         self.advance()
 
-    def count(self, num_tokens: int) -> None:
-        """So many more tokens came, of whichever answer."""
-        self._slack -= num_tokens
-        if self._slack <= 0:
-            self.advance()
-
     def advance(self) -> None:
         """Tokens came, or the store answered: grant what is reserved, and ask for more in time."""
         if self._ended:
@@ -66,13 +60,14 @@ class Grants:
         running = [i for i, stream in enumerate(self._streams) if stream.finish_reason is None]
         if self._hold.is_last:
             self._ended = True
-            self._slack = math.inf
+            self.slack = math.inf
             self._grant([i for i in running if self._granted[i] < self._max_tokens])
             return
         needy = [i for i in running if self._is_needy(i)]
         if not needy:
-            self._slack = min(map(self._slack_of, running), default=math.inf)
+            self.slack = min(map(self._slack_of, running), default=math.inf)
             return
+        self.slack = 0
         self._grant(needy)
         needy = [i for i in needy if self._is_needy(i)]
         if needy:

@@ -1,4 +1,4 @@
-"""Turns at something slow and scarce: one at a time of each tenant."""
+"""Turns at something slow and scarce: each tenant has one at a time."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from uuid import UUID
 
 
 class Lanes:
-    """So that the work of one tenant, however much it is, delays another's by one piece at most."""
+    """Makes sure that one tenant's work, however much it is, delays another's by one piece at
+    most."""
 
     def __init__(self) -> None:
         self._locks: dict[UUID, asyncio.Lock] = {}
         self._num_users: dict[UUID, int] = {}
 
     def __len__(self) -> int:
-        """Of the tenants that have a turn or wait for one."""
+        """The number of tenants that have a turn or wait for one."""
         return len(self._locks)
 
     @asynccontextmanager
     async def turn(self, tenant: UUID) -> AsyncIterator[None]:
-        """Waits until no other turn of this tenant is under way; first come, first served."""
+        """Wait until no other turn of this tenant is under way; first come, first served."""
         lock = self._locks.setdefault(tenant, asyncio.Lock())
         self._num_users[tenant] = self._num_users.get(tenant, 0) + 1
         try:

@@ -141,7 +141,7 @@ class Lifecycle:
         if self._warm_up is not None:
             self._warm_up.cancel()
         await asyncio.to_thread(self._compiler.close)
-        self._admission.prompts.close()
+        self._admission.prompt_threads.close()
         await self._engine.close()
         # Requests that a hanging engine did not answer about have their last word only now.
         await self._generations.wait_idle(ABORT_S)

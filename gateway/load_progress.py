@@ -1,4 +1,4 @@
-"""How loading a model gets on: a bar on a terminal, a few lines elsewhere."""
+"""Progress of loading a model: a bar on a terminal, a few lines elsewhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LoadLines:
 
 
 class LoadBar:
-    """One line that fills, and goes away when loading is over."""
+    """A progress bar that disappears when loading is over."""
 
     def __init__(self, console: Console) -> None:
         self._bar = Progress(
@@ -54,6 +54,6 @@ class LoadBar:
 
 
 def reporter(write: Callable[[str], None]) -> Callable[[LoadProgress], None]:
-    """``write`` takes lines where stderr is no terminal."""
+    """write: prints a line, where stderr is not a terminal."""
     console = Console(stderr=True)
     return LoadBar(console) if sys.stderr.isatty() else LoadLines(write)

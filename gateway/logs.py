@@ -46,6 +46,8 @@ def configure(level: str, form: Literal["json", "text"]) -> None:
     logging.getLogger("uvicorn.access").disabled = True
     for name in ("uvicorn.error", "websockets", "asyncio", "sse_starlette"):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    # A traceback at each try while the database is away, which our own lines tell.
+    logging.getLogger("asyncpg.pool").setLevel(max(logging.ERROR, root.level))
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

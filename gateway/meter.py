@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from gateway.grants import Grants
@@ -15,7 +16,7 @@ class Meter:
     the streams as their ``on_count``.
     """
 
-    __slots__ = ("_grants", "_look", "_num_cached", "_running", "num_tokens")
+    __slots__ = ("_attend_at", "_counts", "_grants", "_look", "_running", "num_tokens")
 
     def __init__(
         self,
@@ -25,26 +26,34 @@ class Meter:
     ) -> None:
         """``running``: where it is written down in case this process dies.
 
-        ``look`` is told of new tokens before they are counted; it says how many of the prompt's
-        were cached, and whether that may still change: then it is asked again.
+        ``look`` is told of new tokens; it says how many of the prompt's were cached, and whether
+        that may still change: then it is asked again.
         """
         self.num_tokens = 0
         self._running = running
+        self._counts = memoryview(bytearray(8)).cast("I") if running is None else running.counts
         self._grants = grants
         self._look: Callable[[int], tuple[int, bool]] | None = look
-        self._num_cached = 0
+        self._attend_at = 0.0
+        """So many tokens in all call for more than to be counted."""
 
     def count(self, num_tokens: int) -> None:
         """So many more."""
+        self.num_tokens = total = self.num_tokens + num_tokens
+        if total >= self._attend_at:
+            self._attend(num_tokens)
+        self._counts[0] = total
+
+    def _attend(self, num_tokens: int) -> None:
         if self._look is not None:
-            self._num_cached, is_open = self._look(num_tokens)
+            self._counts[1], is_open = self._look(num_tokens)
             if not is_open:
                 self._look = None
-        self.num_tokens = total = self.num_tokens + num_tokens
-        if self._running is not None:
-            self._running.count(total, self._num_cached)
+        slack = 0.0 if self._look is not None else math.inf
         if self._grants is not None:
-            self._grants.count(num_tokens)
+            self._grants.advance()
+            slack = min(slack, self._grants.slack)
+        self._attend_at = self.num_tokens + slack
 
     def generated(self) -> int:
         """Until now; for a ``Hold`` to ask."""

@@ -63,7 +63,8 @@ class Metrics:
         )
         self._registry.register(self._inter_token)
         self.observe_inter_token = self._inter_token.observe
-        """Told how many seconds after the token before so many came, together."""
+        """Told of outputs: how many seconds after the one before each came, and with how many
+        tokens."""
         self._request = Histogram(
             "sluice_e2e_request_latency_seconds",
             "From submission to the engine to the end of the answer.",

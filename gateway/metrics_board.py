@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 INTERVAL_S = 1.0
 _ENDED, _SUFFIX = "ended.json", ".worker"
 _LARGEST = {"sluice_changes_age_seconds"}
-"""Gauges of which the worst counts; others add up."""
+"""Gauges of which the largest counts; others are summed."""
 
 
 class _Sample(msgspec.Struct, array_like=True, frozen=True):
@@ -42,11 +42,12 @@ class Family(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Ended(msgspec.Struct):
-    """Of all workers that died."""
+    """The sums of all workers that died."""
 
     families: list[Family] = []
     buried: list[str] = []
-    """Names of the files that are in it: who has read one of them already counts it once."""
+    """Names of the files included here: a reader that has read one of them already must not count
+    it twice."""
 
 
 _decoder = msgspec.json.Decoder(list[Family])
@@ -54,7 +55,7 @@ _ended_decoder = msgspec.json.Decoder(_Ended)
 
 
 class Board(Collector):
-    """One worker's view: its own registry, and what the others wrote."""
+    """One worker's view: its own registry, and the files that the others wrote."""
 
     def __init__(self, folder: Path, registry: CollectorRegistry) -> None:
         self._folder = folder
@@ -62,17 +63,17 @@ class Board(Collector):
         self._own = folder / f"{os.getpid()}-{uuid4().hex}{_SUFFIX}"
 
     async def run(self) -> None:
-        """Write this worker's figures for ever. Raises ``OSError``."""
+        """Write this worker's figures periodically, for ever. Raises ``OSError``."""
         while True:
             self.write()
             await asyncio.sleep(INTERVAL_S)
 
     def write(self) -> None:
-        """Now. Raises ``OSError``."""
+        """Write this worker's figures once. Raises ``OSError``."""
         _write(self._own, msgspec.json.encode(_families(self._registry)))
 
     def collect(self) -> Iterable[Metric]:
-        """Of all workers. Raises ``OSError``."""
+        """The metrics of all workers. Raises ``OSError``."""
         others: dict[str, list[Family]] = {}
         for path in self._folder.glob(f"*{_SUFFIX}"):
             if path != self._own:
@@ -84,7 +85,7 @@ class Board(Collector):
 
 
 def bury(folder: Path, pid: int) -> None:
-    """Keep what a worker that has ended counted; its gauges end with it. Raises ``OSError``."""
+    """Keep the counts of a worker that has ended; its gauges end with it. Raises ``OSError``."""
     for path in folder.glob(f"{pid}-*{_SUFFIX}"):
         counted = [one for one in _decoder.decode(path.read_bytes()) if one.kind != "gauge"]
         ended = _read_ended(folder)
@@ -95,7 +96,8 @@ def bury(folder: Path, pid: int) -> None:
 
 
 def merged(pages: Iterable[Sequence[Family]]) -> list[Family]:
-    """One family for each name: sums, but for the time of creation and ``_LARGEST``."""
+    """Merge pages into one family for each name: sums, except for creation times and
+    ``_LARGEST``."""
     families: dict[str, Family] = {}
     values: dict[str, dict[tuple[object, ...], _Sample]] = {}
     for family in (family for page in pages for family in page):
@@ -145,7 +147,7 @@ def _read_ended(folder: Path) -> _Ended:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
+    """Write a file that appears whole or not at all."""
     new = path.with_suffix(".new")
     new.write_bytes(data)
     new.replace(path)

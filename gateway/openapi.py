@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -29,15 +29,14 @@ from gateway.schemas.tokenize import (
 _REFS = "#/components/schemas/{name}"
 
 
-class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+class Parameter(msgspec.Struct, frozen=True):
     name: str
-    place: str
-    """``path`` or ``query``."""
+    place: Literal["path", "query"]
     schema: dict[str, Any]
     description: str
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
+class Operation(msgspec.Struct, frozen=True):
     """One method at one path."""
 
     method: str
@@ -46,162 +45,116 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
     events: type[msgspec.Struct] | None = None
-    """What a streamed answer's events hold."""
+    """The data of a streamed answer's events."""
     status: int = 200
     parameters: tuple[Parameter, ...] = ()
     is_public: bool = False
 
 
-_STREAM_ID = Parameter(
-    name="stream_id",
-    place="path",
-    schema={"type": "string"},
-    description="As the header x-sluice-stream-id named it.",
-)
-_FROM = Parameter(
-    name="from",
-    place="query",
-    schema={"type": "integer", "minimum": 0, "default": 0},
-    description="Whole events read already.",
-)
-_MODEL = Parameter(
-    name="model", place="path", schema={"type": "string"}, description="A model's name, or alias."
-)
+def _in_path(name: str, description: str) -> Parameter:
+    return Parameter(name, "path", {"type": "string"}, description)
 
-_RESPONSE_ID = Parameter(
-    name="response_id", place="path", schema={"type": "string"}, description="A response's id."
-)
+
+def _integer(name: str, description: str, **schema: int) -> Parameter:
+    return Parameter(name, "query", {"type": "integer", **schema}, description)
+
+
+_MODEL = _in_path("model", "A model's name, or alias.")
+_STREAM_ID = _in_path("stream_id", "The id that the header x-sluice-stream-id named.")
+_FROM = _integer("from", "Number of whole events already read.", minimum=0, default=0)
+_RESPONSE_ID = _in_path("response_id", "A response's id.")
 _STREAM = Parameter(
-    name="stream",
-    place="query",
-    schema={"type": "boolean", "default": False},
-    description="Its events instead, of one in the background or resumable.",
+    "stream",
+    "query",
+    {"type": "boolean", "default": False},
+    "Return the events of a background or resumable response instead.",
 )
-_STARTING_AFTER = Parameter(
-    name="starting_after",
-    place="query",
-    schema={"type": "integer", "minimum": 0},
-    description="The sequence number of the last event that was read; only with stream.",
+_STARTING_AFTER = _integer(
+    "starting_after",
+    "Sequence number of the last event read; only with stream.",
+    minimum=0,
 )
-_LIMIT = Parameter(
-    name="limit",
-    place="query",
-    schema={"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
-    description="Items of one page.",
-)
+_LIMIT = _integer("limit", "Items per page.", minimum=1, maximum=100, default=20)
 _ORDER = Parameter(
-    name="order",
-    place="query",
-    schema={"enum": ["asc", "desc"], "default": "desc"},
-    description="By their place.",
+    "order", "query", {"enum": ["asc", "desc"], "default": "desc"}, "Order by position."
 )
-_AFTER = Parameter(
-    name="after",
-    place="query",
-    schema={"type": "string"},
-    description="The id of the item before the page.",
-)
+_AFTER = Parameter("after", "query", {"type": "string"}, "The id of the item before the page.")
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
-        method="post",
-        path="/v1/chat/completions",
-        summary="Answer a chat",
+        "post",
+        "/v1/chat/completions",
+        "Answer a chat",
         body=ChatCompletionRequest,
         answer=ChatCompletionAnswer,
         events=ChatCompletionChunk,
     ),
     Operation(
-        method="post",
-        path="/v1/completions",
-        summary="Continue a text",
+        "post",
+        "/v1/completions",
+        "Continue a text",
         body=CompletionRequest,
         answer=CompletionAnswer,
         events=CompletionAnswer,
     ),
+    Operation("post", "/v1/tokenize", "The tokens of a prompt", TokenizeRequest, TokenizeAnswer),
+    Operation("post", "/v1/detokenize", "The text of tokens", DetokenizeRequest, DetokenizeAnswer),
+    Operation("get", "/v1/models", "The models a key may use", answer=ModelList),
+    Operation("get", "/v1/models/{model}", "One model", answer=Model, parameters=(_MODEL,)),
     Operation(
-        method="post",
-        path="/v1/tokenize",
-        summary="The tokens of a prompt",
-        body=TokenizeRequest,
-        answer=TokenizeAnswer,
-    ),
-    Operation(
-        method="post",
-        path="/v1/detokenize",
-        summary="The text of tokens",
-        body=DetokenizeRequest,
-        answer=DetokenizeAnswer,
-    ),
-    Operation(
-        method="get", path="/v1/models", summary="The models a key may use", answer=ModelList
-    ),
-    Operation(
-        method="get",
-        path="/v1/models/{model}",
-        summary="One model",
-        answer=Model,
-        parameters=(_MODEL,),
-    ),
-    Operation(
-        method="get",
-        path="/v1/streams/{stream_id}",
-        summary="Read a resumable stream on",
+        "get",
+        "/v1/streams/{stream_id}",
+        "Continue reading a resumable stream",
         events=ChatCompletionChunk,
         parameters=(_STREAM_ID, _FROM),
     ),
     Operation(
-        method="delete",
-        path="/v1/streams/{stream_id}",
-        summary="Stop a resumable stream",
+        "delete",
+        "/v1/streams/{stream_id}",
+        "Stop a resumable stream",
         status=204,
         parameters=(_STREAM_ID,),
     ),
     Operation(
-        method="post",
-        path="/v1/responses",
-        summary="Respond",
+        "post",
+        "/v1/responses",
+        "Create a response",
         body=ResponseRequest,
         answer=ResponseAnswer,
         events=ResponseEvent,
     ),
     Operation(
-        method="get",
-        path="/v1/responses/{response_id}",
-        summary="A response, or its events read on",
+        "get",
+        "/v1/responses/{response_id}",
+        "A response, or the rest of its events",
         answer=ResponseAnswer,
         events=ResponseEvent,
         parameters=(_RESPONSE_ID, _STREAM, _STARTING_AFTER),
     ),
     Operation(
-        method="delete",
-        path="/v1/responses/{response_id}",
-        summary="Delete a response",
+        "delete",
+        "/v1/responses/{response_id}",
+        "Delete a response",
         answer=DeletedResponse,
         parameters=(_RESPONSE_ID,),
     ),
     Operation(
-        method="post",
-        path="/v1/responses/{response_id}/cancel",
-        summary="End a response that runs",
+        "post",
+        "/v1/responses/{response_id}/cancel",
+        "Cancel a running response",
         answer=ResponseAnswer,
         parameters=(_RESPONSE_ID,),
     ),
     Operation(
-        method="get",
-        path="/v1/responses/{response_id}/input_items",
-        summary="What a response was asked",
+        "get",
+        "/v1/responses/{response_id}/input_items",
+        "The input items of a response",
         answer=InputItemList,
         parameters=(_RESPONSE_ID, _LIMIT, _ORDER, _AFTER),
     ),
-    Operation(
-        method="post",
-        path="/v1/ws-tickets",
-        summary="A ticket for one WebSocket",
-        answer=WsTicket,
-    ),
-    Operation(method="get", path="/livez", summary="Is the process alive", is_public=True),
-    Operation(method="get", path="/readyz", summary="Can it serve", is_public=True),
+    Operation("post", "/v1/ws-tickets", "A ticket for one WebSocket", answer=WsTicket),
+    Operation("get", "/livez", "Whether the process is alive", is_public=True),
+    Operation("get", "/readyz", "Whether requests are served", is_public=True),
 )
 
 
@@ -217,7 +170,7 @@ def document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
         "info": {
             "title": "Sluice",
             "version": package_version(),
-            "description": "OpenAI's API, with names of vLLM's where OpenAI has none. The "
+            "description": "OpenAI's API, with vLLM's names for what OpenAI does not have. The "
             "WebSocket chat is described by /asyncapi.json.",
         },
         "security": [{"apiKey": []}],

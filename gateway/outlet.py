@@ -32,11 +32,25 @@ class Outlet(Generic[T]):
         self.is_free = True
         """Nothing waits for the reader."""
         self.put_at = 0.0
-        """For whoever puts to note when."""
+        """When something was put, for whoever watches that: noted by ``offer``, else by them."""
         self._send = send
         self._write = write
         self._rest: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
+
+    def offer(self, message: T, now: float) -> bool:
+        """``put`` it, unless something waits: then False. ``now``: the event loop's time."""
+        if not self.is_free:
+            return False
+        self.put_at = now
+        try:
+            if self._write is not None and self._write(message):
+                return True
+        except Exception as exc:
+            self._fail(exc)
+        else:
+            self._begin(message)
+        return True
 
     def put(self, message: T) -> None:
         """Begin to send; only while the outlet is free. Neither blocks nor raises."""
@@ -44,13 +58,20 @@ class Outlet(Generic[T]):
         try:
             if self._write is not None and self._write(message):
                 return
+        except Exception as exc:
+            self._fail(exc)
+        else:
+            self._begin(message)
+
+    def _begin(self, message: T) -> None:
+        """As far as it goes without waiting; the rest in a task."""
+        try:
             sending = self._send(message).__await__()
             waited_for = next(sending)
         except StopIteration:
             return
         except Exception as exc:
-            self.is_free = False
-            self._error = exc
+            self._fail(exc)
             return
         self.is_free = False
         self._rest = asyncio.create_task(self._go_on(sending, waited_for), name="outlet")
@@ -75,6 +96,10 @@ class Outlet(Generic[T]):
         """Give up what still waits for the reader. Idempotent."""
         if self._rest is not None:
             self._rest.cancel()
+
+    def _fail(self, error: Exception) -> None:
+        self.is_free = False
+        self._error = error
 
     async def _go_on(self, sending: Generator[Any, Any, None], waited_for: object) -> None:
         await _rest(sending, waited_for)

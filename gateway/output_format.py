@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class OutputFormat(NamedTuple):
-    """A grammar, and the field that asked for it."""
+    """A grammar, and the request's field that asked for it."""
 
     spec: GrammarSpec
     param: str
@@ -40,7 +40,8 @@ class OutputFormat(NamedTuple):
 
 
 def read(fields: SamplingFields) -> OutputFormat | None:
-    """None when any text will do. Raises ``InvalidRequestError`` naming the field."""
+    """The format that a request asks for; None for free text. Raises ``InvalidRequestError`` naming
+    the field."""
     asked = _asked(fields)
     if len(asked) > 1:
         raise InvalidRequestError(
@@ -50,7 +51,7 @@ def read(fields: SamplingFields) -> OutputFormat | None:
 
 
 def refusal(error: GrammarError, param: str) -> InvalidRequestError:
-    """What a client is told whose grammar cannot be used."""
+    """The error for a client whose grammar cannot be used."""
     return InvalidRequestError(f"The output format cannot be used: {error}", param=param)
 
 
@@ -64,7 +65,7 @@ def check_strict(spec: GrammarSpec, param: str) -> None:
 
 
 def check_form(spec: GrammarSpec, param: str) -> None:
-    """A schema that may be too large for a grammar, but must be one. Raises
+    """Check a schema that need not be small enough for a grammar, but must be well formed. Raises
     ``InvalidRequestError``."""
     try:
         spec.validate()
@@ -75,7 +76,7 @@ def check_form(spec: GrammarSpec, param: str) -> None:
 
 
 def _asked(fields: SamplingFields) -> dict[str, OutputFormat]:
-    """What each of the fields asks for."""
+    """What each of the request's fields asks for."""
     found: dict[str, OutputFormat] = {}
     if fields.response_format is not None and not isinstance(fields.response_format, TextFormat):
         found["response_format"] = wanted = _response_format(fields.response_format)
@@ -139,7 +140,7 @@ def _structured_outputs(wanted: StructuredOutputsField) -> OutputFormat:
 
 
 def _specs(wanted: StructuredOutputsField, path: str) -> dict[str, GrammarSpec]:
-    """Of the fields that are set."""
+    """The grammars of the fields that are set."""
     found: dict[str, GrammarSpec] = {}
     if _is_set(wanted.json):
         found["json"] = GrammarSpec("json_schema", _document(wanted.json, path.format("json")))

@@ -32,11 +32,11 @@ _NONCE_BYTES = 32
 
 T = TypeVar("T", bound=msgspec.Struct)
 Part = Literal["body", "input"]
-"""Of a response: the response object, or its input items."""
+"""A part of a response: the response object, or its input items."""
 
 
 class WireError(Exception):
-    """The other side is gone, or does not speak as it should."""
+    """The other side is gone, or breaks the protocol."""
 
 
 class Challenge(msgspec.Struct, tag=True):
@@ -53,7 +53,7 @@ class Welcome(msgspec.Struct, tag=True):
 
 
 class Follow(msgspec.Struct, tag=True, kw_only=True):
-    """Read a stream on."""
+    """Read a stream from a position on."""
 
     stream_id: str
     tenant_id: UUID
@@ -72,13 +72,13 @@ class ForgetStream(msgspec.Struct, tag=True, kw_only=True):
 
 
 class RedeemTicket(msgspec.Struct, tag=True):
-    """The value is the API key."""
+    """Redeem a ticket; the value is the API key."""
 
     ticket: str
 
 
 class RunningResponse(msgspec.Struct, tag=True, kw_only=True):
-    """The value is a part of a response that runs."""
+    """Ask for a part of a running response, which is the value."""
 
     response_id: str
     tenant_id: UUID
@@ -86,7 +86,7 @@ class RunningResponse(msgspec.Struct, tag=True, kw_only=True):
 
 
 class EndResponse(msgspec.Struct, tag=True, kw_only=True):
-    """Cancel a response that runs; it is stored unless ``is_deleted``."""
+    """Cancel a running response; it is stored unless ``is_deleted``."""
 
     response_id: str
     tenant_id: UUID
@@ -94,7 +94,7 @@ class EndResponse(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Beat(msgspec.Struct, tag=True):
-    """From a follower: make the stream say something."""
+    """From a follower: send a heartbeat on the stream."""
 
 
 class Stop(msgspec.Struct, tag=True):
@@ -106,7 +106,7 @@ class Value(msgspec.Struct, tag=True):
 
 
 class Following(msgspec.Struct, tag=True):
-    """The stream is there; its items come."""
+    """The stream exists; its items follow."""
 
 
 class Items(msgspec.Struct, tag=True):
@@ -118,7 +118,7 @@ class Ended(msgspec.Struct, tag=True):
 
 
 class Failed(msgspec.Struct, tag=True, kw_only=True):
-    """An ``ApiError``."""
+    """The request failed with this ``ApiError``."""
 
     kind: str
     message: str
@@ -159,18 +159,18 @@ Message = (
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What the decoder raises: text that is no UTF-8 and deep nesting have errors of their own."""
+"""What the decoder raises: invalid UTF-8 and deep nesting have errors of their own."""
 
 
 class Wire:
-    """One connection."""
+    """One connection between two workers."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     async def send(self, message: Message) -> None:
-        """Returns once the other side keeps up. Raises ``WireError``."""
+        """Send a message; returns once the other side keeps up. Raises ``WireError``."""
         self.post(message)
         try:
             await self._writer.drain()
@@ -178,7 +178,7 @@ class Wire:
             raise WireError(str(exc)) from exc
 
     def post(self, message: Message) -> None:
-        """The same for a few bytes: nothing is waited for."""
+        """Send a few bytes without waiting."""
         data = _encode(message)
         self._writer.write(len(data).to_bytes(4, "big") + data)
 
@@ -202,7 +202,7 @@ class Wire:
             raise WireError(str(exc)) from exc
 
     def close(self) -> None:
-        """What was posted still goes out."""
+        """Close the connection; what was posted is still sent."""
         self._writer.close()
 
 
@@ -229,7 +229,7 @@ async def introduce(wire: Wire, secret: bytes) -> None:
 
 
 def derive_secret(root: bytes) -> bytes:
-    """What workers prove to know, from a secret they share already."""
+    """The secret that workers prove to know, derived from one they share already."""
     return hmac.digest(root, b"sluice gateway peers, version 1", hashlib.sha256)
 
 

@@ -52,16 +52,16 @@ _PREFIX, _SOCKET = "sluice-peer-", "socket"
 
 
 class PeerGone(Exception):
-    """The worker has left; nothing that it alone knew is there any more."""
+    """The worker has left, and what it alone knew is gone."""
 
 
 class Peers:
-    """This worker's line to the others."""
+    """This worker's connection to the others."""
 
     def __init__(
         self, shared: SharedState, *, worker_id: str, secret: bytes, host: str | None
     ) -> None:
-        """``host``: the address to listen on for workers of other hosts."""
+        """host: the address to listen on for workers of other hosts; None for this host only."""
         self.worker_id = worker_id
         self.follow_here: Callable[[Follow], Awaitable[StreamReader]] | None = None
         """Set by whoever has the streams."""
@@ -72,7 +72,8 @@ class Peers:
         self._connections: set[asyncio.Task[None]] = set()
 
     def answer(self, kind: type, handler: Callable[[Any], Awaitable[bytes]]) -> None:
-        """Requests of ``kind`` are ``handler``'s; what it raises the other side raises."""
+        """Answer requests of ``kind`` with ``handler``; what it raises is raised at the other
+        side."""
         self._handlers[kind] = handler
 
     # -- asking
@@ -203,7 +204,7 @@ class Peers:
             reader.close()
 
     async def _relay(self, wire: Wire, reader: StreamReader) -> None:
-        """Items to the other side until either side ends."""
+        """Send the reader's items to the other side until either side ends."""
         telling = asyncio.create_task(self._tell(wire, reader))
         hearing = asyncio.create_task(self._hear(wire, reader))
         try:
@@ -235,10 +236,8 @@ class Peers:
 
 
 def sweep(folder: Path, *, min_age_s: float = 60.0) -> int:
-    """Remove what workers that were killed left in ``folder``; how many of them.
-
-    Younger ones may be about to listen.
-    """
+    """Remove what killed workers left in ``folder``; returns how many. Younger entries are spared:
+    their workers may be about to listen."""
     num_removed = 0
     for left in folder.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
@@ -277,19 +276,19 @@ class RemoteReader:
         raise _lost()
 
     def divert(self, take: Take) -> None:
-        """Another worker's callbacks are out of reach."""
+        """Does nothing: another worker's callbacks are out of reach."""
 
     async def beat(self) -> None:
-        """Nothing was said for long: make all readers hear that the stream still runs."""
+        """Called after a long silence: make all readers hear that the stream still runs."""
         with contextlib.suppress(WireError):
             await self._wire.send(Beat())
 
     def stop(self) -> None:
-        """End the stream's work as a client's wish."""
+        """End the stream's work because the client asked for it."""
         self._wire.post(Stop())
 
     def close(self) -> None:
-        """Idempotent. The stream goes on, as for a client that leaves."""
+        """Stop reading. The stream goes on, as when a client leaves. Idempotent."""
         self._wire.close()
 
 

@@ -16,7 +16,7 @@ from tenants.types import ApiKey, Project, Scope, Tenant
 
 
 class KeyOptions(TypedDict, total=False):
-    """As ``Store.create_key`` has them."""
+    """The options of ``Store.create_key``."""
 
     name: Required[str]
     scopes: Required[Sequence[Scope]]
@@ -46,9 +46,9 @@ async def ensure_project(store: Store, tenant: Tenant, name: str) -> Project:
 async def make_key(
     store: Store, pepper: bytes, tenant_id: UUID, **options: Unpack[KeyOptions]
 ) -> tuple[ApiKey, str]:
-    """A new key and its text, which nobody can read again.
+    """Make a key; returns it and its text, which cannot be read again.
 
-    Raises as ``Store.create_key``, and ``InvalidValue`` for a key that would never open anything.
+    Raises as ``Store.create_key``, and ``InvalidValue`` for a key that could never be used.
     """
     _check_lives(options.get("expires_at"), "must be in the future")
     minted = keys.mint(pepper)
@@ -61,10 +61,11 @@ async def make_key(
 async def replace_key(
     store: Store, pepper: bytes, public_id: str, *, grace: timedelta
 ) -> tuple[ApiKey, str]:
-    """A key that replaces another, which works on for ``grace``, and its text.
+    """Make a key that replaces another, which goes on working for ``grace``; returns it and its
+    text.
 
     Raises ``KeyNotFound`` (also when the old key is revoked), ``InvalidValue`` (also when it has
-    expired: its successor would have, too).
+    expired, as its successor would have, too).
     """
     old = await store.find_key(public_id)
     if old is not None:

@@ -19,7 +19,7 @@ from gateway.errors import ConfigError
 
 
 class PublicPrefixes:
-    """Which leading tokens of a prompt are public, for whom."""
+    """Knows which leading tokens of a prompt are public, and for which tenants."""
 
     def __init__(
         self,

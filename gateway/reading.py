@@ -15,16 +15,7 @@ from typing import Protocol
 from engine.messages import RequestOutput
 from gateway.assembler import Delta
 from gateway.choice import Choice
-
-
-class TextSink(Protocol):
-    """Takes the text of one choice."""
-
-    def put(self, piece: bytes, now: float) -> bool:
-        """``piece``: content as it stands within a JSON string. ``now``: the event loop's time.
-
-        False: not now. Must not block.
-        """
+from gateway.text_events import Text, TextSink
 
 
 class Sink(Protocol):
@@ -50,12 +41,12 @@ class _Line:
     # Slots, and all that a plain piece of text needs: see ``engine.request_stream``.
     __slots__ = (
         "_interval_s",
-        "_pieces",
         "_reader",
         "_text_sink",
+        "_texts",
         "_time",
         "choice",
-        "flushed_at",
+        "due_at",
         "is_awaited",
         "is_settled",
         "last",
@@ -65,7 +56,8 @@ class _Line:
     def __init__(self, choice: Choice, interval_s: float, text_sink: TextSink | None) -> None:
         self.choice = choice
         self.stream = choice.stream
-        self.flushed_at = -math.inf
+        self.due_at = -math.inf
+        """From then on something may be read, or go straight on."""
         self.is_awaited = False
         """All that was yielded is sent: more may go straight on."""
         self.is_settled = False
@@ -73,7 +65,7 @@ class _Line:
         self.last: Delta | None = None
         """Of a choice that ended while its output was diverted."""
         self._interval_s = interval_s
-        self._pieces = choice.pieces
+        self._texts = choice.texts
         self._reader: Reader | None = None
         self._text_sink = text_sink
         self._time = asyncio.get_running_loop().time
@@ -83,42 +75,48 @@ class _Line:
         """After each output that the choice was told of."""
         self.is_settled = self._text_sink is not None and self.choice.is_settled
 
+    def flush(self, now: float) -> None:
+        """What came until now is on its way to the client."""
+        self.due_at = now + self._interval_s
+
     def delay_s(self) -> float:
         """Until it may be read."""
         if self.last is not None or self.stream.is_finished:
             return 0.0
-        return self.flushed_at + self._interval_s - self._time()
+        return self.due_at - self._time()
 
-    def divert(self, output: RequestOutput) -> bool:
+    def divert(self, output: RequestOutput, now: float) -> bool:
         """As ``RequestStream.divert``: what may go straight on does, text by the shortest way."""
-        now = self._time()
-        if not self.is_awaited or now < self.flushed_at + self._interval_s:
+        if not self.is_awaited or now < self.due_at:
             return False
-        reader = self._reader
-        assert reader is not None
-        if not self.is_settled or not (piece := self._piece(output)):
-            return reader.divert(self, output, now)
-        assert self._text_sink is not None
-        try:
-            is_taken = self._text_sink.put(piece, now)
-        except Exception as exc:  # the edge of a callback that serves other streams too
-            reader.fail(exc)
-            return False
-        if is_taken:
-            self.flushed_at = now
-        return is_taken
+        if self.is_settled and (text := self._text(output)):
+            assert self._text_sink is not None
+            try:
+                is_taken = self._text_sink.put(text, now)
+            except Exception as exc:  # the edge of a callback that serves other streams too
+                return self._failed(exc)
+            if is_taken:
+                self.due_at = now + self._interval_s
+            return is_taken
+        assert self._reader is not None
+        return self._reader.divert(self, output, now)
 
-    def _piece(self, output: RequestOutput) -> bytes | None:
+    def _text(self, output: RequestOutput) -> Text | None:
         """What a settled choice gains by ``output``, if that is known text and nothing else."""
         if output.logprobs is not None or output.prompt_logprobs is not None:
             return None
-        token_ids, pieces = output.new_token_ids, self._pieces
+        token_ids, texts = output.new_token_ids, self._texts
         if len(token_ids) == 1:
-            return pieces.get(token_ids[0])
+            return texts.get(token_ids[0])
         try:
-            return b"".join([pieces[token_id] for token_id in token_ids])
+            return Text(b"".join([texts[token_id] for token_id in token_ids]))
         except KeyError:
             return None
+
+    def _failed(self, error: Exception) -> bool:
+        assert self._reader is not None
+        self._reader.fail(error)
+        return False
 
     def attach(self, reader: Reader, *, has_sink: bool) -> None:
         """Until ``detach``."""
@@ -204,7 +202,7 @@ class Reader:
             self._waiter.set_result(None)
 
     def _read(self, line: _Line, output: RequestOutput) -> Delta:
-        line.flushed_at = self._loop.time()
+        line.flush(self._loop.time())
         delta = self._advance(line.choice, output)
         line.settle()
         return delta
@@ -215,7 +213,6 @@ class Reader:
         assert sink is not None
         if not sink.is_free:
             return False
-        line.flushed_at = now
         try:
             delta = line.choice.advance(output)
             line.settle()
@@ -223,6 +220,7 @@ class Reader:
                 line.last = delta
                 return False
             if delta.content or not delta.is_empty:
+                line.flush(now)
                 sink.put(delta)
         except Exception as exc:  # likewise
             self.fail(exc)

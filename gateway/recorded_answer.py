@@ -22,7 +22,7 @@ from gateway.stream_log import StreamReader
 
 _HEAD, _BODY, _END, _BROKEN = b"h", b"b", b"e", b"x"
 _GOOD_ENDS = (b"data: [DONE]\n\n", b"event: response.completed\n", b"event: response.incomplete\n")
-"""One of these is in the last part of a stream of events that did not fail."""
+"""The last part of a stream of events that did not fail contains one of these."""
 
 REPLAYED_HEADER = (b"idempotent-replayed", b"true")
 
@@ -36,10 +36,10 @@ _head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 class AnswerWork:
-    """Runs a route for nobody in particular, and tells what it answers. A ``streams.Work``.
+    """Runs a route without a client of its own, and yields what it answers. A ``streams.Work``.
 
-    Nothing runs before ``start``. Closed before it has ended, the route is told that its client
-    has left.
+    Nothing runs before ``start``. If it is closed early, the route is told that its client has
+    left.
     """
 
     def __init__(self, app: ASGIApp, scope: Scope, body: bytes) -> None:
@@ -66,9 +66,8 @@ class AnswerWork:
     async def items(
         self, on_end: Callable[[bool], Awaitable[None]]
     ) -> AsyncGenerator[list[bytes], None]:
-        """``on_end`` is told whether the answer is worth being given again, before the last item:
-        who reads that finds it done.
-        """
+        """on_end: told whether the answer may be replayed, before the last item is yielded: whoever
+        reads that finds it done."""
         await self._may_start.wait()
         if self._left.is_set():
             return
@@ -127,12 +126,12 @@ class AnswerWork:
 
 
 def broken(error: ApiError) -> bytes:
-    """The item where an answer breaks off."""
+    """The item that marks where an answer broke off."""
     return _BROKEN
 
 
 async def give(reader: StreamReader, send: Send, *, is_replay: bool) -> None:
-    """Send what ``reader`` tells. Raises ``ApiError`` where it breaks off."""
+    """Send a recorded answer. Raises ``ApiError`` where it breaks off."""
     has_begun = has_ended = False
     async for items in reader:
         for item in items:

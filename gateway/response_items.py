@@ -93,13 +93,24 @@ def _decode(raw: msgspec.Raw, path: str) -> Item | ItemReference:
 
 
 def name_items(items: Iterable[Item], token: str) -> list[Item]:
-    """Ids for items that a client sent without."""
+    """As they are kept and shown: with an id, and what a message says in parts."""
     return [
-        item
-        if item.id is not None
-        else msgspec.structs.replace(item, id=f"{_PREFIXES[item.type]}_{token}_i{place:x}")
+        _named(item if not isinstance(item, MessageItem) else _in_parts(item), token, place)
         for place, item in enumerate(items)
     ]
+
+
+def _named(item: Item, token: str, place: int) -> Item:
+    if item.id is not None:
+        return item
+    return msgspec.structs.replace(item, id=f"{_PREFIXES[item.type]}_{token}_i{place:x}")
+
+
+def _in_parts(item: MessageItem) -> MessageItem:
+    if not isinstance(item.content, str):
+        return item
+    part = OutputText if item.role == "assistant" else InputText
+    return msgspec.structs.replace(item, content=[part(item.content)])
 
 
 def output_id(kind: str, token: str, place: int) -> str:

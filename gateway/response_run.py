@@ -31,7 +31,7 @@ _NO_USAGE = Usage(
 
 
 class ResponseRun:
-    """A response that runs; a ``streams.Work``. Made by ``Responses.begin``.
+    """A running response; a ``streams.Work``, made by ``Responses.begin``.
 
     Whoever has one reads ``events`` to the end, and calls ``close`` in a ``finally``.
     """
@@ -49,11 +49,9 @@ class ResponseRun:
         on_end: Callable[[ResponseRun], Awaitable[None]],
         on_abandon: Callable[[ResponseRun], None],
     ) -> None:
-        """``generation`` None: nothing is generated, the response only holds its input.
-
-        ``on_end`` stores the response, before its last event is told; ``on_abandon`` has to call
-        ``give_up`` in a task of its own.
-        """
+        """generation: None when nothing is generated, and the response only holds its input.
+        on_end: stores the response, before its last event is sent. on_abandon: has to call
+        ``give_up`` in a task of its own."""
         self.generation = generation
         self.tenant_id = tenant_id
         self.is_stored = is_stored
@@ -78,7 +76,7 @@ class ResponseRun:
         return self._events.body()
 
     def context(self) -> list[Item]:
-        """All that a response which continues this one begins with."""
+        """The items that a response which continues this one begins with."""
         said = [msgspec.Raw(msgspec.json.encode(item)) for item in self._events.response["output"]]
         return [*self._earlier, *self._own, *plain_items(said)]
 
@@ -86,13 +84,14 @@ class ResponseRun:
         return self._events.heartbeat()
 
     def told(self, delta: Delta) -> list[Event]:
-        """The events of what a sink was given."""
+        """The events for a delta that a sink was given."""
         return self._events.delta(delta)
 
     async def events(self, sink: Sink | None = None) -> AsyncGenerator[list[Event], None]:
-        """All events, but for those of what ``sink`` took: it asks ``told`` for them.
+        """All events, except those for the deltas that ``sink`` took, which gets them from
+        ``told``.
 
-        A failure is one of them; nothing is raised but for a broken store.
+        A failure is an event, too; only a failing store raises.
         """
         assert not self._is_read
         self._is_read = True
@@ -129,7 +128,7 @@ class ResponseRun:
         return self.body()
 
     def cancel(self) -> None:
-        """The client's wish: it ends soon, as ``cancelled``, with what there is."""
+        """The client asked to cancel: it ends soon, as ``cancelled``, with the output so far."""
         if self.generation is not None:
             self.generation.cancel()
 
@@ -142,21 +141,21 @@ class ResponseRun:
             self._on_abandon(self)
 
     def refuse(self) -> None:
-        """It came to nothing before anybody heard of it: there is nothing to store."""
+        """Drop it: it failed before anybody was told of it, so there is nothing to store."""
         self.is_stored = False
         self.close()
 
     async def give_up(self) -> None:
-        """Its reader left: it is cancelled, and keeps what there is."""
+        """Its reader left: cancel it, keeping the output so far."""
         self._events.closing("cancelled", await self._usage())
         await self._end()
 
     async def wait_ended(self) -> None:
-        """Until it has ended, and is stored."""
+        """Wait until it has ended and is stored."""
         await self._stored.wait()
 
     def record(self) -> StoredResponse:
-        """As it is stored."""
+        """The record to store."""
         response = self._events.response
         return StoredResponse(
             id=self.id,
@@ -169,7 +168,7 @@ class ResponseRun:
         )
 
     def unkept(self) -> None:
-        """The store is away: say in the last event that the response cannot be come back to."""
+        """The store is away: let the last event say that the response cannot be retrieved."""
         self._events.response["store"] = False
 
     async def _usage(self) -> Usage:

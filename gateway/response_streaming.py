@@ -7,11 +7,12 @@ from contextlib import aclosing
 
 from gateway.assembler import Delta
 from gateway.errors import ApiError
-from gateway.reading import Sink, TextSink
+from gateway.reading import Sink
 from gateway.response_events import as_sse
 from gateway.response_run import ResponseRun
 from gateway.streaming import EventResponse
 from gateway.streams import Reader, Streams
+from gateway.text_events import TextSink
 
 
 class ResponseEventStream(EventResponse):

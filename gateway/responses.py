@@ -57,18 +57,18 @@ logger = logging.getLogger(__name__)
 
 _UNENDED = ("queued", "in_progress")
 MAX_LINEAGE = 1000
-"""Responses one after the other, from the first to the one that is continued."""
+"""Most responses in a chain, from the first to the one that is continued."""
 
 
 class Earlier(msgspec.Struct, frozen=True):
-    """What a response continues."""
+    """The responses that a new one continues."""
 
     response_id: str | None = None
     items: Sequence[Item] = ()
 
 
 class Responses:
-    """All responses of this gateway worker."""
+    """The responses of this gateway worker."""
 
     def __init__(
         self,
@@ -103,10 +103,11 @@ class Responses:
         earlier: Earlier | None = None,
         generate: bool = True,
     ) -> ResponseRun:
-        """Check everything, and submit it. Whoever calls closes the run.
+        """Check a request completely, and submit it. The caller closes the run.
 
-        ``earlier``: known already, so that the store need not be asked. ``generate`` false: only
-        the input is kept, to be continued. Raises ``ApiError`` in the words of Responses.
+        earlier: the responses continued, if they are known, so that the store need not be asked.
+        generate: False only keeps the input, to be continued. Raises ``ApiError`` in the words of
+        Responses.
         """
         response_fields.check(fields)
         tools = response_fields.decode_tools(fields.tools)
@@ -236,7 +237,7 @@ class Responses:
         try:
             await self.keep(run)
         except TenantsError as error:
-            # The answer is there all the same: its client shall have it, and know.
+            # The answer exists all the same: its client gets it, and is told.
             logger.error("%s is not stored: %s", run.id, error)
             run.unkept()
         finally:
@@ -267,14 +268,14 @@ class Responses:
             logger.error("%s failed", task.get_name(), exc_info=error)
 
     async def close(self) -> None:
-        """Wait until what has ended is stored."""
+        """Wait until all ended responses are stored."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     # -- finding again
 
     def running(self, tenant_id: UUID, response_id: str) -> ResponseRun | None:
-        """A response that runs in this worker and can be come back to."""
+        """A response that runs in this worker and can be retrieved; None if there is none."""
         run = self._running.get(response_id)
         return run if run is not None and run.tenant_id == tenant_id and run.is_stored else None
 
@@ -309,7 +310,7 @@ class Responses:
         return found
 
     async def _fail(self, response: StoredResponse) -> StoredResponse:
-        """The worker that ran it died: nobody else will ever end it."""
+        """Mark a response as failed whose worker died: nobody else will ever end it."""
         body = msgspec.json.decode(response.body)
         body["status"] = "failed"
         body["error"] = {"code": "server_error", "message": "The server that ran this went away."}
@@ -318,7 +319,7 @@ class Responses:
         return failed
 
     async def cancel(self, tenant_id: UUID, response_id: str) -> bytes:
-        """End a response that runs; one that has ended stays as it is. The response object.
+        """End a running response and return the response object; one that has ended stays as it is.
 
         Raises ``ResponseNotFound``, ``TenantsError``.
         """
@@ -329,7 +330,7 @@ class Responses:
         return await self.body(tenant_id, response_id)
 
     async def delete(self, tenant_id: UUID, response_id: str) -> None:
-        """Forget a response; one that runs is ended. Raises as ``cancel`` does."""
+        """Delete a response, ending it if it runs. Raises as ``cancel`` does."""
         wanted = EndResponse(response_id=response_id, tenant_id=tenant_id, is_deleted=True)
         was_running = await self._end(wanted)
         if not was_running:
@@ -340,7 +341,7 @@ class Responses:
             raise _not_found(response_id)
 
     async def _end(self, wanted: EndResponse) -> bool:
-        """False when it does not run here."""
+        """End a response that runs here; False if it does not."""
         run = self.running(wanted.tenant_id, wanted.response_id)
         if run is None:
             return False
@@ -353,7 +354,7 @@ class Responses:
     # -- other workers
 
     async def _ask(self, wanted: RunningResponse | EndResponse) -> bytes:
-        """The worker that runs a response. Raises ``PeerGone``, ``ResponseNotFound``."""
+        """Ask the worker that runs a response. Raises ``PeerGone``, ``ResponseNotFound``."""
         worker_id = worker_of(wanted.response_id)
         if worker_id is None or worker_id == self._peers.worker_id:
             raise _not_found(wanted.response_id)
@@ -412,7 +413,7 @@ _output_decoder = msgspec.json.Decoder(_Output)
 
 
 def items_of(response: StoredResponse) -> list[Item]:
-    """What it was asked, and what it answered."""
+    """The input items of a stored response, followed by its output items."""
     raw = [*_input_decoder.decode(response.input), *_output_decoder.decode(response.body).output]
     return plain_items(raw)
 

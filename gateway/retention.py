@@ -1,4 +1,4 @@
-"""What the store keeps for a time only goes when its time is over."""
+"""Deletes what the store keeps for a limited time, once that is over."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ logger = logging.getLogger(__name__)
 
 
 class Retention:
-    """Every gateway worker has one: they pass over each other's rows."""
+    """Every gateway worker runs one; they skip each other's rows."""
 
     def __init__(self, shared: SharedState, *, interval_s: float = 60.0) -> None:
         self._shared = shared
         self._interval_s = interval_s
 
     async def run(self) -> None:
-        """Look now and then, until cancelled."""
+        """Delete expired rows periodically, until cancelled."""
         while True:
-            # Workers that start together do not look together.
+            # Random, so that workers that start together do not act together.
             await asyncio.sleep(self._interval_s * random.uniform(0.5, 1.0))
             try:
                 while await self._shared.delete_expired():

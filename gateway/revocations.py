@@ -32,7 +32,7 @@ SWEEP_S = 0.25
 
 
 class Revocations:
-    """Looks again at keys in use whenever something about them has changed."""
+    """Checks keys in use again whenever something about them has changed."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Revocations:
         num_checks: int = 8,
         on_adapter_deleted: Callable[[UUID], None] | None = None,
     ) -> None:
-        """``num_checks`` bounds how many keys are looked up at once when all may have changed."""
+        """num_checks: how many keys may be looked up at once when all may have changed."""
         self._authenticator = authenticator
         self._generations = generations
         self._sessions = sessions
@@ -121,7 +121,7 @@ class Revocations:
 
 
 def killed() -> PermissionDenied:
-    """What the client of a request that an administrator ended is told."""
+    """The error for the client of a request that an administrator ended."""
     return PermissionDenied("An administrator ended this request.", code="ended_by_administrator")
 
 

@@ -15,7 +15,7 @@ _ID = re.compile(rf"[a-z]+_([0-9a-f]{{{WORKER_CHARS}}})[0-9a-f]{{40}}")
 
 
 def new_worker_id() -> str:
-    """For one life of a worker."""
+    """A new id for one run of a worker."""
     return secrets.token_hex(WORKER_CHARS // 2)
 
 
@@ -24,6 +24,6 @@ def mint(kind: str, worker_id: str) -> str:
 
 
 def worker_of(routed_id: str) -> str | None:
-    """None when the id was not made by ``mint``."""
+    """The worker that made the id; None when ``mint`` did not make it."""
     match = _ID.fullmatch(routed_id)
     return None if match is None else match[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.messages import SamplingParams, StructuredOutputs
+from engine.sampling_params import SamplingParams, StructuredOutputs
 from engine.tokenizer import Tokenizer
 from gateway.errors import InvalidRequestError
 from gateway.schemas.chat import ChatFields

@@ -1,4 +1,4 @@
-"""The server's own secrets: what keys are hashed with and what cache salts are derived from."""
+"""The server's own secrets: one to hash keys with, one to derive cache salts from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BYTES = 32
 
 
 class Secrets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Losing either is not a leak of keys, yet ``key_pepper`` is needed to accept any key."""
+    """Neither reveals keys, but without ``key_pepper`` no key can be verified."""
 
     key_pepper: bytes
     cache_salt_root: bytes

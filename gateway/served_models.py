@@ -17,12 +17,12 @@ class ServedModel(NamedTuple):
     """What a request runs on."""
 
     name: str
-    """For answers, metrics and the ledger."""
+    """The name in answers, metrics and the ledger."""
     adapter: AdapterRef | None = None
 
 
 class ServedModels:
-    """The model of this server, and what tenants have beside it."""
+    """The model of this server, and the adapters of tenants."""
 
     def __init__(self, config: Config) -> None:
         self.base = config.model_name
@@ -30,9 +30,10 @@ class ServedModels:
         self._adapters_dir = None if folder is None else Path(folder)
 
     def find(self, principal: Principal, name: str | None) -> ServedModel:
-        """``name`` None: the model of this server. Raises ``ModelNotFound``, ``ModelNotAllowed``.
+        """The model that ``name`` stands for; None stands for the server's own. Raises
+        ``ModelNotFound``, ``ModelNotAllowed``.
 
-        What another tenant has does not exist, in the same words as what nobody has.
+        What belongs to another tenant is reported in the same words as what does not exist.
         """
         asked = self.base if name is None else name
         resolved = resolve_model(principal.key, asked)
@@ -47,7 +48,7 @@ class ServedModels:
         return ServedModel(adapter.name, self.ref(adapter))
 
     def names(self, principal: Principal) -> tuple[str, ...]:
-        """What a key may ask for, its aliases included, the server's own model first."""
+        """The names that a key may ask for, aliases included, the server's own model first."""
         return visible_models(principal.key, (self.base, *self._adapters(principal)))
 
     def adapter(self, principal: Principal, name: str) -> Adapter | None:
@@ -55,13 +56,14 @@ class ServedModels:
         return self._adapters(principal).get(principal.key.model_aliases.get(name, name))
 
     def ref(self, adapter: Adapter) -> AdapterRef:
-        """As the engine wants it. Its id is no other's, also when a name is used again."""
+        """The engine's reference to an adapter. Its id stays unique even when a name is used
+        again."""
         assert self._adapters_dir is not None
         path = self._adapters_dir / adapter.path
         return AdapterRef(name=adapter.id.hex, path=str(path), digest=adapter.digest)
 
     def _adapters(self, principal: Principal) -> dict[str, Adapter]:
-        """Those for the model of this server, by name."""
+        """The principal's adapters for the model of this server, by name."""
         own: Iterable[Adapter] = principal.adapters if self._adapters_dir is not None else ()
         return {
             adapter.name: adapter

@@ -12,10 +12,10 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def ending_signals_sent_to(on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """In a task of the main thread: within the block, SIGINT and SIGTERM call ``on_signal``.
+    """Within the block, SIGINT and SIGTERM call ``on_signal``. Use it in a task of the main thread.
 
-    Afterwards Ctrl-C raises ``KeyboardInterrupt`` again: a closed uvloop would go on hearing it,
-    and whatever runs next in the process never would.
+    Afterwards Ctrl-C raises ``KeyboardInterrupt`` again: otherwise a closed uvloop would keep
+    receiving it, and whatever runs next in the process never would.
     """
     loop = asyncio.get_running_loop()
     for number in ENDING:

@@ -29,9 +29,9 @@ from tenants.errors import AuthenticationFailed, ScopeMissing, TenantsError
 from tenants.types import Principal, Scope
 
 REFUSED_S = 0.3
-"""How long work of a key that was revoked may take for their last words."""
+"""How long the tasks of a revoked key may take to send their last frames."""
 FLUSH_S = 1.0
-"""How long the last frames may take before the socket is closed."""
+"""How long sending the last frames may take before the socket is closed."""
 
 _auth_decoder = msgspec.json.Decoder(Auth)
 
@@ -61,7 +61,7 @@ class SocketSession(ABC):
         config: ServerConfig,
         authenticator: Authenticator,
     ) -> None:
-        """``api_key`` None: the first message must hold it."""
+        """api_key: None if the first message must contain it."""
         self._socket = socket
         self._context = context
         self._api_key = api_key
@@ -77,11 +77,11 @@ class SocketSession(ABC):
 
     @abstractmethod
     async def _read(self) -> None:
-        """Take messages for ever. May raise ``Close``."""
+        """Handle messages for ever. May raise ``Close``."""
 
     @abstractmethod
     def _error_frame(self, error: ApiError) -> str:
-        """An error that concerns the socket itself."""
+        """The frame for an error that concerns the socket itself."""
 
     @property
     def principal(self) -> Principal | None:
@@ -106,12 +106,12 @@ class SocketSession(ABC):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def drain(self) -> None:
-        """The server goes down: no more work; the socket closes after the last one."""
+        """The server shuts down: take no more work, and close the socket after the last task."""
         self._draining = True
         self._close_if_drained()
 
     def refuse(self, error: ApiError) -> None:
-        """The key is good no more: tell, and close with the error's code."""
+        """The key is no longer valid: send the error, and close with its code."""
         self._refused = error
         self._draining = True
         self._may_close.set()
@@ -154,7 +154,7 @@ class SocketSession(ABC):
                 await self._socket.close(code, reason)
 
     async def _flush(self, writer: asyncio.Task[None]) -> None:
-        """Until all is sent, or cannot be."""
+        """Wait until everything is sent, or cannot be."""
         flushed = asyncio.create_task(self._outbox.flush(), name="ws flush")
         self._tasks.add(flushed)  # ends with the session
         await asyncio.wait((flushed, writer), timeout=FLUSH_S, return_when=asyncio.FIRST_COMPLETED)
@@ -162,7 +162,7 @@ class SocketSession(ABC):
     # -- working
 
     def _begin_task(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
-        """The session closes only when it has ended, or ends it."""
+        """Start a task. The session closes only when the task has ended, or ends it itself."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
@@ -170,7 +170,7 @@ class SocketSession(ABC):
     # -- reading
 
     async def _admitted(self, scope: Scope) -> Principal:
-        """Who it is. Raises ``Close`` unless its key is good for this."""
+        """Authenticate the client. Raises ``Close`` unless its key has the scope."""
         if self._api_key is None:
             self._api_key = await self._receive_key()
         try:
@@ -195,7 +195,8 @@ class SocketSession(ABC):
             await self._refuse(InvalidApiKey(f"The first message must be auth: {exc.message}"))
 
     async def _authenticate(self) -> Principal:
-        """Asked again for each piece of work: a key may be revoked while the socket is open."""
+        """The principal, checked again for each task: a key may be revoked while the socket is
+        open."""
         assert self._api_key is not None
         try:
             return await self._authenticator.authenticate(self._api_key)
@@ -217,7 +218,8 @@ class SocketSession(ABC):
     # -- sending
 
     async def _send_frame(self, frame: str) -> None:
-        """Past the middleware and Starlette's own checks, for the cost of a chunk."""
+        """Send a frame past the middleware and Starlette's own checks, which would cost as much as
+        a chunk."""
         try:
             await self._context.send({"type": "websocket.send", "text": frame})
         except OSError:  # how a server says that the client is gone
@@ -227,6 +229,6 @@ class SocketSession(ABC):
         await self._outbox.put(None, self._error_frame(error))
 
     async def _refuse(self, error: ApiError) -> NoReturn:
-        """Tell and close."""
+        """Send the error and close."""
         await self._send_error(error)
         raise Close(error.close_code, error.code or "refused")

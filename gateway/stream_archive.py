@@ -1,29 +1,43 @@
-"""Logs of streams that have ended, kept in the store for whichever worker is asked for them.
+"""Logs of ended streams, kept in the store, where every worker finds them.
 
-Written once for each stream, whole and packed: while a stream runs its log is its worker's.
+Written once for each stream, whole and packed: the log of a running stream stays with its worker.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from uuid import UUID
 
 import msgspec
 
-from gateway.stream_log import MAX_READ_ITEMS, Take, check_position, stream_not_found
+from gateway.stream_log import MAX_READ_ITEMS, Kept, Take, check_position, stream_not_found
+from gateway.text_events import Text
 from tenants.shared import ArchivedStream, SharedState, StreamKind
 
 LARGE_BYTES = 64 * 1024
-"""Logs from here on are packed and unpacked in a thread: a millisecond of event loop."""
+"""Logs of at least this size are packed and unpacked in a thread: that takes a millisecond or
+more."""
 
-_decoder = msgspec.msgpack.Decoder(list[bytes])
+
+class _Texts(msgspec.Struct, array_like=True, frozen=True):
+    """Items that differ in nothing but their text, one after the other."""
+
+    head: bytes
+    tail: bytes
+    texts: list[bytes]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(list[bytes | _Texts])
+"""Items that are whole, and runs of others."""
 
 
 class StreamArchive:
-    """Over the store; bounded in time by retention, and in bytes for each tenant."""
+    """Archived logs in the store, bounded in time by retention and in size for each tenant."""
 
     def __init__(self, shared: SharedState, *, max_tenant_bytes: int) -> None:
         self._shared = shared
@@ -35,15 +49,18 @@ class StreamArchive:
         stream_id: str,
         tenant_id: UUID,
         kind: StreamKind,
+        kept: Kept,
         *,
-        num_dropped: int,
-        items: Sequence[bytes],
         retention_s: float,
     ) -> None:
         """Raises ``TenantsError``."""
-        packed = await _pack(items)
+        packed = await _pack(kept)
         stream = ArchivedStream(
-            id=stream_id, tenant_id=tenant_id, kind=kind, num_dropped=num_dropped, items=packed
+            id=stream_id,
+            tenant_id=tenant_id,
+            kind=kind,
+            num_dropped=kept.num_dropped,
+            items=packed,
         )
         await self._shared.put_stream(stream, timedelta(seconds=retention_s))
         written = self._written[tenant_id] = self._written.get(tenant_id, 0) + len(packed)
@@ -95,30 +112,45 @@ class ArchivedReader:
         return some
 
     def divert(self, take: Take) -> None:
-        """Nothing comes any more."""
+        """Does nothing: nothing will be added."""
 
     async def beat(self) -> None:
-        """It says no more."""
+        """Does nothing: the stream has ended."""
 
     def stop(self) -> None:
-        """It has ended."""
+        """Does nothing: the stream has ended."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: nothing is held."""
 
 
-async def _pack(items: Sequence[bytes]) -> bytes:
+async def _pack(kept: Kept) -> bytes:
     def pack() -> bytes:
-        return zlib.compress(msgspec.msgpack.encode(list(items)), 1)
+        return zlib.compress(_encode(list(_entries(kept))), 1)
 
-    is_large = sum(map(len, items)) > LARGE_BYTES
+    is_large = sum(map(len, kept.items)) > LARGE_BYTES
     return await asyncio.to_thread(pack) if is_large else pack()
+
+
+def _entries(kept: Kept) -> Iterator[bytes | _Texts]:
+    for kind, items in itertools.groupby(kept.items, type):
+        if kind is Text:
+            assert kept.around is not None
+            yield _Texts(*kept.around, list(map(bytes, items)))
+        else:
+            yield from items
 
 
 async def _unpack(packed: bytes) -> list[bytes]:
     def unpack() -> list[bytes]:
-        return _decoder.decode(zlib.decompress(packed))
+        items: list[bytes] = []
+        for entry in _decoder.decode(zlib.decompress(packed)):
+            if isinstance(entry, bytes):
+                items.append(entry)
+            else:
+                items += [entry.head + text + entry.tail for text in entry.texts]
+        return items
 
-    # Events of one stream are much alike: they take about a tenth of their length.
+    # Events of one stream are similar: they compress to about a tenth, or less.
     is_large = len(packed) > LARGE_BYTES / 10
     return await asyncio.to_thread(unpack) if is_large else unpack()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Protocol
 
@@ -17,15 +17,16 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway import context
-from gateway.assembler import Around, Delta
+from gateway.assembler import Delta
 from gateway.disconnect import until_disconnect
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.outlet import Outlet
-from gateway.reading import Sink, TextSink
+from gateway.reading import Sink
 from gateway.schemas.common import Usage
 from gateway.stream_log import StreamReader
 from gateway.streams import Streams
+from gateway.text_events import Around, Text, TextSink
 
 # The library would cut all streams at the first SIGTERM; ``lifecycle`` lets them end instead.
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
@@ -164,19 +165,14 @@ class EventStream(EventResponse):
 class _TextSink:
     """A choice's content as events that are all alike, past the response that they belong to."""
 
-    __slots__ = ("_head", "_outlet", "_tail")
+    __slots__ = ("_head", "_offer", "_tail")
 
     def __init__(self, outlet: Outlet[bytes], around: Around) -> None:
-        self._outlet = outlet
+        self._offer = outlet.offer
         self._head, self._tail = around
 
-    def put(self, piece: bytes, now: float) -> bool:
-        outlet = self._outlet
-        if not outlet.is_free:
-            return False
-        outlet.put_at = now
-        outlet.put(self._head + piece + self._tail)
-        return True
+    def put(self, text: Text, now: float) -> bool:
+        return self._offer(self._head + text + self._tail, now)
 
 
 class FollowingEventStream(EventResponse):
@@ -198,7 +194,7 @@ class FollowingEventStream(EventResponse):
             self._beating = asyncio.create_task(self._reader.beat(), name="heartbeat")
 
     async def _stream_response(self, send: Send) -> None:
-        self._reader.divert(_Follower(self._outlet).take)
+        self._reader.divert(self._outlet.offer)
         await super()._stream_response(send)
 
     def _end(self) -> None:
@@ -207,31 +203,13 @@ class FollowingEventStream(EventResponse):
         self._reader.close()
 
 
-class _Follower:
-    """Sends what is logged in the callback that logs it, past the response it belongs to."""
-
-    __slots__ = ("_outlet", "_time")
-
-    def __init__(self, outlet: Outlet[bytes]) -> None:
-        self._outlet = outlet
-        self._time = asyncio.get_running_loop().time
-
-    def take(self, items: Sequence[bytes]) -> bool:
-        outlet = self._outlet
-        if not outlet.is_free:
-            return False
-        outlet.put_at = self._time()
-        outlet.put(items[0] if len(items) == 1 else b"".join(items))
-        return True
-
-
 async def open_event_stream(
     streams: Streams, generation: Generation, chunks: Chunks, *, heartbeat_s: float
 ) -> FollowingEventStream:
     """Like ``EventStream``, but resumable: ``streams`` owns the generation from here on."""
     stream_id = streams.new_id()
     sink = streams.sink(
-        stream_id, lambda delta: _single(chunks.delta(delta)), _text_event(generation, chunks)
+        stream_id, lambda delta: _single(chunks.delta(delta)), _around_text(generation, chunks)
     )
     reader = await streams.open(
         stream_id,
@@ -245,10 +223,9 @@ async def open_event_stream(
     return FollowingEventStream(reader, heartbeat_s=heartbeat_s)
 
 
-def _text_event(generation: Generation, chunks: Chunks) -> Callable[[bytes], bytes] | None:
-    """The event of content alone; None where it is not always alike."""
-    around = chunks.around_text(0)
-    return None if around is None or generation.num_choices > 1 else around.event
+def _around_text(generation: Generation, chunks: Chunks) -> Around | None:
+    """In events of content alone; None where they are not always alike."""
+    return None if generation.num_choices > 1 else chunks.around_text(0)
 
 
 def _message(chunk: bytes) -> Message:

@@ -22,10 +22,10 @@ from gateway.assembler import Delta
 from gateway.errors import ApiError, StreamNotFound, to_api_error
 from gateway.peer_wire import Follow, ForgetStream, StopStream
 from gateway.peers import PeerGone, Peers
-from gateway.reading import TextSink
 from gateway.routed_ids import mint, worker_of
 from gateway.stream_archive import StreamArchive
-from gateway.stream_log import StreamLog, StreamReader, Take
+from gateway.stream_log import Cursor, StreamLog, StreamReader, Take
+from gateway.text_events import Around, Text, TextSink
 from tenants.errors import TenantsError
 from tenants.shared import StreamKind
 
@@ -33,8 +33,11 @@ logger = logging.getLogger(__name__)
 
 Encode = Callable[[Delta], Sequence[bytes]]
 """The items that tell of a delta; none where there is nothing to tell."""
-EncodeText = Callable[[bytes], bytes]
-"""The item that tells of content alone, as it stands within a JSON string."""
+EncodeText = Callable[[Text], bytes]
+"""The item that tells of content alone."""
+TextForm = Around | EncodeText | None
+"""How a stream that has one choice tells of content alone; None where there is no shorter way than
+``Encode``."""
 
 
 class Work(Protocol):
@@ -55,9 +58,7 @@ class _Running:
         "heartbeat",
         "is_detached",
         "num_readers",
-        "said_at",
         "task",
-        "time",
         "work",
     )
 
@@ -70,8 +71,6 @@ class _Running:
         self.num_readers = 0
         self.grace: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
-        self.time = asyncio.get_running_loop().time
-        self.said_at = self.time()
 
     def call_off_grace(self) -> None:
         if self.grace is not None:
@@ -82,37 +81,27 @@ class _Running:
 class Reader:
     """Yields a stream's items from a position on, in batches. ``close`` it, in a ``finally``."""
 
-    __slots__ = ("_after", "_closed", "_owner", "_take", "stream_id")
+    __slots__ = ("_closed", "_cursor", "_owner", "stream_id")
 
     def __init__(self, owner: Streams, stream_id: str, after: int) -> None:
         self.stream_id = stream_id
         self._owner = owner
-        self._after = after
+        self._cursor = Cursor(after)
         self._closed = False
-        self._take: Take | None = None
         owner._attach(stream_id)
 
     def __aiter__(self) -> Reader:
         return self
 
     async def __anext__(self) -> Sequence[bytes]:
-        offer = None if self._take is None else self._offer
-        items = await self._owner._log.read(self.stream_id, self._after, offer)
+        items = await self._owner._log.read(self.stream_id, self._cursor)
         if not items:
             raise StopAsyncIteration
-        self._after += len(items)
         return items
 
     def divert(self, take: Take) -> None:
         """``take`` is offered first what comes while the next items are waited for."""
-        self._take = take
-
-    def _offer(self, items: Sequence[bytes]) -> bool:
-        assert self._take is not None
-        if not self._take(items):
-            return False
-        self._after += len(items)
-        return True
+        self._cursor.take = take
 
     async def beat(self) -> None:
         """Nothing was said for long: make all readers hear that the stream still runs."""
@@ -133,44 +122,35 @@ class LogSink:
     """What a stream gains goes straight into its log, in the callback that received it. A
     ``reading.Sink``, made by ``Streams.sink``."""
 
-    def __init__(
-        self, owner: Streams, stream_id: str, encode: Encode, encode_text: EncodeText | None
-    ) -> None:
+    def __init__(self, log: StreamLog, stream_id: str, encode: Encode, text: TextForm) -> None:
         self.is_free = True
-        self._owner = owner
+        self._log = log
         self._stream_id = stream_id
         self._encode = encode
-        self._encode_text = encode_text
+        self._text = text
 
     def put(self, delta: Delta) -> None:
-        running = self._owner._running.get(self._stream_id)
-        if running is not None and (items := self._encode(delta)):
-            self._owner._log.append(self._stream_id, items)
-            running.said_at = running.time()
+        if items := self._encode(delta):
+            self._log.append(self._stream_id, items)
 
     def text_sink(self, index: int) -> TextSink | None:
-        running = self._owner._running.get(self._stream_id)
-        if running is None or self._encode_text is None:
-            return None
-        return _TextSink(self._owner._log, self._stream_id, running, self._encode_text)
+        if isinstance(self._text, Around):
+            return self._log.text_sink(self._stream_id, self._text)
+        return None if self._text is None else _TextSink(self, self._text)
 
 
 class _TextSink:
-    """The same of the content of a stream that has one choice."""
+    """The same of content alone, in items that are not all alike."""
 
-    __slots__ = ("_append", "_encode", "_running", "_stream_id")
+    __slots__ = ("_append", "_encode", "_stream_id")
 
-    def __init__(
-        self, log: StreamLog, stream_id: str, running: _Running, encode: EncodeText
-    ) -> None:
-        self._append = log.append
-        self._stream_id = stream_id
-        self._running = running
+    def __init__(self, sink: LogSink, encode: EncodeText) -> None:
+        self._append = sink._log.append
+        self._stream_id = sink._stream_id
         self._encode = encode
 
-    def put(self, piece: bytes, now: float) -> bool:
-        self._append(self._stream_id, (self._encode(piece),))
-        self._running.said_at = now
+    def put(self, text: Text, now: float) -> bool:
+        self._append(self._stream_id, (self._encode(text),))
         return True
 
 
@@ -206,12 +186,9 @@ class Streams:
         """160 random bits: whoever has an id was given it."""
         return mint("stream", self._peers.worker_id)
 
-    def sink(
-        self, stream_id: str, encode: Encode, encode_text: EncodeText | None = None
-    ) -> LogSink:
-        """For the body of a stream that is opened under this id. ``encode_text``: of streams with
-        one choice, where there is a shorter way for its content."""
-        return LogSink(self, stream_id, encode, encode_text)
+    def sink(self, stream_id: str, encode: Encode, text: TextForm = None) -> LogSink:
+        """For the body of a stream that is opened under this id."""
+        return LogSink(self._log, stream_id, encode, text)
 
     async def open(
         self,
@@ -338,7 +315,6 @@ class Streams:
             async with aclosing(body):
                 async for items in body:
                     self._log.append(stream_id, items)
-                    running.said_at = running.time()
         except Exception as exc:  # the edge of a task: its readers must not take it for the end
             self._log.append(stream_id, [cut(to_api_error(exc))])
         finally:
@@ -358,16 +334,11 @@ class Streams:
     async def _put_away(
         self, stream_id: str, tenant_id: UUID, kind: StreamKind, retention_s: float
     ) -> None:
-        num_dropped, items = self._log.kept(stream_id) or (0, ())
-        if not items:
+        kept = self._log.kept(stream_id)
+        if kept is None or not kept.items:
             return
         try:
-            await self._archive.put(
-                *(stream_id, tenant_id, kind),
-                num_dropped=num_dropped,
-                items=items,
-                retention_s=retention_s,
-            )
+            await self._archive.put(stream_id, tenant_id, kind, kept, retention_s=retention_s)
         except TenantsError as error:  # it stays in memory for a while
             logger.warning("%s is kept by this worker only: %s", stream_id, error)
 
@@ -394,8 +365,7 @@ class Streams:
         running = self._running.get(stream_id)
         if running is None or running.heartbeat is None:
             return
-        now = asyncio.get_running_loop().time()
+        silence_s = asyncio.get_running_loop().time() - self._log.said_at(stream_id)
         # Several readers of one silence: the first one's beat is everybody's.
-        if now - running.said_at >= self._heartbeat_s / 2:
-            running.said_at = now
+        if silence_s >= self._heartbeat_s / 2:
             self._log.append(stream_id, [running.heartbeat()])

@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 30.0
 STABLE_S = 30.0
-"""A worker that served this long is replaced with the shortest backoff."""
+"""After serving this long, a worker that dies is replaced with the shortest backoff."""
 STOP_MARGIN_S = 10.0
-"""Beyond its own deadlines, before a worker that does not stop is killed."""
+"""Time beyond its own deadlines after which a worker that does not stop is killed."""
 
 
 class Worker:
@@ -82,7 +82,7 @@ class Worker:
         return await self._process.wait()
 
     async def stop(self, timeout_s: float) -> None:
-        """Let it drain; kill it if that takes too long."""
+        """Ask it to shut down; kill it after ``timeout_s``."""
         self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(timeout_s):
@@ -112,7 +112,8 @@ class Supervisor:
         return [worker.pid for worker in self._workers]
 
     async def run(self, on_ready: Callable[[], None]) -> None:
-        """Until cancelled. Raises ``SetupError`` if a worker cannot start the first time."""
+        """Keep workers running until cancelled. Raises ``SetupError`` if a worker cannot start the
+        first time."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._launch.config.server.workers):
                 group.create_task(self._keep_one())
@@ -120,12 +121,12 @@ class Supervisor:
             on_ready()
 
     def hurry(self) -> None:
-        """Do not wait for running requests; ``run`` has been cancelled."""
+        """Do not wait for running requests any longer; ``run`` has been cancelled."""
         for worker in self._workers:
             worker.signal(signal.SIGINT)
 
     async def _keep_one(self) -> None:
-        """A worker, and its successors."""
+        """Run one worker, replacing it whenever it dies."""
         await self._live(self._first_start.wait)
         backoff_s = MIN_BACKOFF_S
         while True:
@@ -139,7 +140,7 @@ class Supervisor:
             backoff_s = MIN_BACKOFF_S if stable else min(2 * backoff_s, MAX_BACKOFF_S)
 
     async def _live(self, on_start: Callable[[], Awaitable[object]] | None = None) -> None:
-        """One worker from its birth to its death."""
+        """Run one worker from start to end."""
         worker = await Worker.spawn(self._launch)
         self._workers.add(worker)
         try:
@@ -220,7 +221,7 @@ async def _until_stopped(
 
 
 def _raise_failure(working: asyncio.Task[None]) -> None:
-    """The first of what the workers' task group raised; nothing if it was only cancelled."""
+    """Raise the first error of the workers' task group; do nothing if it was only cancelled."""
     if working.cancelled() or (failure := working.exception()) is None:
         return
     while isinstance(failure, BaseExceptionGroup):
@@ -230,7 +231,8 @@ def _raise_failure(working: asyncio.Task[None]) -> None:
 
 @contextlib.contextmanager
 def _reserved(config: ServerConfig) -> Iterator[socket.socket]:
-    """Holds the port for the workers. Sharing is for them: a stranger's port is refused."""
+    """Holds the port for the workers. Only they share it: a port that another server uses is
+    refused."""
     with contextlib.closing(server.bound(config, shared=False)) as probe:
         port = probe.getsockname()[1]
     known = msgspec.structs.replace(config, port=port)
@@ -240,7 +242,7 @@ def _reserved(config: ServerConfig) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def _shared_folder() -> Iterator[tuple[str, Path]]:
-    """The engine's address, and where the workers leave what they count."""
+    """A folder for the engine's address and for what the workers count."""
     folder, path = private_socket_path("shared")
     metrics_folder = folder / "metrics"
     metrics_folder.mkdir()

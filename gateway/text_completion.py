@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.assembler import Around, Delta, StreamEnds, obfuscated
+from gateway.assembler import Delta, StreamEnds, obfuscated
 from gateway.schemas.common import Usage
+from gateway.text_events import Around
 from gateway.token_logprobs import TokenLogprob
 
 _NO_TEXT = b'"text":""'

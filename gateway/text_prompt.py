@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from uuid import UUID
 
 import msgspec
 
 from engine.tokenizer import Tokenizer
 from gateway.errors import InvalidRequestError
+from gateway.prompt_threads import PromptThreads, check_length
 from gateway.schemas.completions import Prompt
 
 MAX_PROMPTS = 32
@@ -22,11 +23,23 @@ class TextPrompt(msgspec.Struct, frozen=True):
     """As it was sent; what the ids stand for when it was sent as ids."""
 
 
-async def read(prompt: Prompt, tokenizer: Tokenizer) -> list[TextPrompt]:
-    """At least one. Raises ``InvalidRequestError`` with the path of the prompt at fault."""
+async def read(
+    prompt: Prompt,
+    tokenizer: Tokenizer,
+    threads: PromptThreads,
+    *,
+    tenant: UUID,
+    max_model_len: int,
+) -> list[TextPrompt]:
+    """At least one. Raises ``InvalidRequestError`` with the path of the prompt at fault, also for a
+    text that is surely longer than ``max_model_len`` tokens."""
     spellings = _spellings(prompt)
     if len(spellings) > MAX_PROMPTS:
         raise InvalidRequestError(f"At most {MAX_PROMPTS} prompts.", param="prompt")
+
+    for spelling in spellings:
+        if isinstance(spelling, str):
+            check_length(spelling, tokenizer, max_model_len, param="prompt")
 
     def encode() -> list[TextPrompt]:
         is_list = len(spellings) > 1 or prompt is spellings
@@ -35,9 +48,10 @@ async def read(prompt: Prompt, tokenizer: Tokenizer) -> list[TextPrompt]:
             for index, spelling in enumerate(spellings)
         ]
 
-    if sum(map(len, spellings)) < LONG_PROMPT_CHARS:
+    size = sum(map(len, spellings))
+    if size < LONG_PROMPT_CHARS:
         return encode()
-    return await asyncio.to_thread(encode)
+    return await threads.run(encode, tenant=tenant, size=size)
 
 
 def _spellings(prompt: Prompt) -> Sequence[str | list[int]]:

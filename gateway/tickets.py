@@ -20,17 +20,17 @@ from gateway.routed_ids import mint, worker_of
 
 LIFETIME_S = 30.0
 MAX_TICKETS_PER_KEY = 100
-"""Unused ones at a time."""
+"""Unused tickets of one key at a time."""
 
 
 class _Issued(msgspec.Struct, frozen=True):
     api_key: str
     expires_at: float
-    """On the event loop's clock."""
+    """By the event loop's clock."""
 
 
 class Tickets:
-    """Issued and not yet used. Of the ticket itself only a digest is kept."""
+    """The issued and unused tickets; only their digests are kept."""
 
     def __init__(self, peers: Peers, *, lifetime_s: float = LIFETIME_S) -> None:
         self.lifetime_s = lifetime_s

@@ -1,4 +1,4 @@
-"""What a request says of tools: what the model is shown, what it may write, and how it is read."""
+"""A request's tools: what the model is shown, what it may write, and how that is parsed."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _IN_TAG = re.compile(
 
 
 class ToolUse(NamedTuple):
-    """Of one request that shows tools to the model."""
+    """The tools of one request that shows any to the model."""
 
     tools: list[FunctionTool]
-    """Shown to the model."""
+    """The tools shown to the model."""
     callable: list[FunctionTool]
-    """Those it may call."""
+    """The tools that it may call."""
     is_required: bool
     """Whether it must call one."""
     is_parallel: bool
@@ -65,12 +65,12 @@ class ToolUse(NamedTuple):
 
     @property
     def is_strict(self) -> bool:
-        """Whether arguments are held to a schema without fail."""
+        """Whether arguments are guaranteed to satisfy their schema."""
         return any(tool.function.strict for tool in self.callable)
 
     @property
     def is_free(self) -> bool:
-        """Whether the model may write calls as it likes."""
+        """Whether the model's output is not constrained at all."""
         return not (self.is_required or self.is_strict or self.callable != self.tools)
 
     @property
@@ -83,10 +83,10 @@ class ToolUse(NamedTuple):
 
 
 class Tools:
-    """Reads tools for one model."""
+    """Interprets requests' tools for one model."""
 
     def __init__(self, format: ToolFormat | None, tokenizer: Tokenizer) -> None:
-        """``format``: None for a model that knows no tools."""
+        """format: None for a model that does not support tools."""
         self.format = format
         self._tokenizer = tokenizer
         self._is_special: dict[str, bool] = {}
@@ -97,15 +97,12 @@ class Tools:
         }
 
     def read(self, fields: ChatFields) -> ToolUse | None:
-        """None when no tool is shown to the model. Raises ``InvalidRequestError``."""
+        """The tools of a request; None when no tool is shown to the model. Raises
+        ``InvalidRequestError``."""
         choice = fields.tool_choice
         if not fields.tools:
             if choice not in (None, "none", "auto"):
                 raise InvalidRequestError("Only allowed when tools are given.", param="tool_choice")
-            if fields.parallel_tool_calls is not None and fields.tools is None:
-                raise InvalidRequestError(
-                    "Only allowed when tools are given.", param="parallel_tool_calls"
-                )
             return None
         tools = _checked(fields.tools)
         if choice == "none":
@@ -126,9 +123,11 @@ class Tools:
         return lambda: format.make_parser(schemas)
 
     def grammar(self, use: ToolUse, answer: GrammarSpec | None) -> GrammarSpec | None:
-        """Calls as ``use`` demands, or else an ``answer``; None where anything goes.
+        """A grammar for calls as ``use`` demands, or for an ``answer`` in their place; None for
+        free text.
 
-        Raises ``InvalidRequestError`` for a strict tool that this model cannot be held to.
+        Raises ``InvalidRequestError`` for a strict tool whose schema cannot be enforced with this
+        model.
         """
         if use.is_free and answer is None:
             return None
@@ -147,8 +146,8 @@ class Tools:
     def loose_calls(
         self, use: ToolUse, spec: GrammarSpec | None, findings: Sequence[Finding]
     ) -> LooseCalls:
-        """What is to be checked of calls when they are there. ``spec`` is what ``grammar`` gave,
-        ``findings`` what of it is not enforced."""
+        """What to check of finished calls; None if nothing. spec: what ``grammar`` returned.
+        findings: the keywords of it that are not enforced."""
         functions = {tool.function.name: tool.function for tool in use.tools}
         is_held = spec is not None and not spec.strict and self._format.has_json_arguments
         found: dict[str, list[Finding]] = {
@@ -163,7 +162,7 @@ class Tools:
         return LooseCalls(functions, {name: tuple(each) for name, each in found.items()})
 
     def is_special(self, text: str) -> bool:
-        """Whether a special token stands in ``text``, a part of a format: there are few of them."""
+        """Whether a special token occurs in ``text``, a part of a format."""
         if text not in self._is_special:
             token_ids = self._tokenizer.encode(text, add_special_tokens=False)
             self._is_special[text] = not self._tokenizer.special_ids.isdisjoint(token_ids)
@@ -191,13 +190,13 @@ class Tools:
         return JsonSchema((wanted or _NO_SCHEMA) if not strict else _NO_SCHEMA, ROOT)
 
     def _calls(self, tags: tuple[Tag, ...], use: ToolUse) -> Tag | TagsWithSeparator:
-        """One call or several, and nothing else."""
+        """A format of one call or several, and nothing else."""
         format = self._format
         calls = TagsWithSeparator(tags, format.separator, True, not use.is_parallel)
         return self._wrap(format.opening, calls, format.closing) if format.opening else calls
 
     def _text_and_calls(self, tags: tuple[Tag, ...], use: ToolUse) -> Format:
-        """Text, but wherever the parser would read a call, it is one of these."""
+        """Free text in which whatever the parser would read as a call is one of these."""
         format, calls = self._format, self._calls(tags, use)
         if format.text is not None:
             return Either((calls, format.text))
@@ -207,7 +206,7 @@ class Tools:
             (calls,) if isinstance(calls, Tag) else tags,
             False,
             not use.is_parallel,
-            # A special token is not the only way to spell its text.
+            # The special token's text can also be spelled with ordinary tokens.
             () if isinstance(trigger, str) else (format.mark,),
         )
 
@@ -220,7 +219,7 @@ class Tools:
         return Tag(first, inner[0] if len(inner) == 1 else InOrder(inner), (last,))
 
     def _pieces(self, text: str) -> list[str | Token]:
-        """Cut at special tokens: to a grammar those are no text."""
+        """Split at special tokens, which grammars do not treat as text."""
         if not self.is_special(text):
             return [text]
         names = sorted(self._special_ids, key=len, reverse=True)
@@ -233,7 +232,8 @@ class Tools:
 
 
 def about_the_answer(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Those of ``Tools.grammar`` that are about the answer's schema, by their path in that."""
+    """The findings that concern the answer's schema within ``Tools.grammar``, with their path in
+    that schema."""
     return tuple(
         replace(finding, path=f"${finding.path.removeprefix(_ANSWER)}")
         for finding in findings
@@ -242,7 +242,7 @@ def about_the_answer(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def refusal(error: GrammarError, tools: Sequence[FunctionTool]) -> InvalidRequestError:
-    """The same error, at the tool whose schema it is about."""
+    """The same error, attributed to the tool whose schema it concerns."""
     path = getattr(error, "path", "")
     if (found := _place(path, tools)) is None:
         return output_format.refusal(error, "tools")
@@ -259,7 +259,7 @@ def _refusal_of(
 
 
 def _place(path: str, tools: Sequence[FunctionTool]) -> tuple[FunctionDefinition, str] | None:
-    """Which tool a path in ``Tools.grammar`` leads to, and where in its schema."""
+    """The tool that a path in ``Tools.grammar`` leads to, and the path in its schema."""
     tag, schema, inner = path.partition(".json_schema")
     found = _IN_TAG.fullmatch(tag)
     if found is None or not schema:
@@ -308,13 +308,19 @@ def _check_schema(tool: FunctionTool, path: str) -> None:
         output_format.check_strict(spec, param)
     else:
         output_format.check_form(spec, param)
+    kind = function.parameters.get("type", "object")
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
+        raise InvalidRequestError(
+            f"Arguments are an object, so the schema's type must be 'object', got {kind!r}.",
+            param=param,
+        )
 
 
 def _chosen(
     tools: list[FunctionTool],
     choice: str | NamedFunction | NamedCustomTool | AllowedToolsChoice | None,
 ) -> tuple[list[FunctionTool], bool]:
-    """The tools that may be called, and whether one must be."""
+    """The tools that may be called, and whether one has to be."""
     match choice:
         case NamedFunction(function):
             return [_named(tools, function.name, "tool_choice.function.name")], True

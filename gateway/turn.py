@@ -11,8 +11,9 @@ from gateway.assembler import Delta, TurnFrames
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.outbox import Outbox
-from gateway.reading import Sink, TextSink
+from gateway.reading import Sink
 from gateway.schemas import ws
+from gateway.text_events import Text, TextSink
 
 _LAST = ('{"type":"done"', '{"type":"error"')
 
@@ -71,10 +72,10 @@ class _TextSink:
         self._frames = frames
         self._outbox = outbox
 
-    def put(self, piece: bytes, now: float) -> bool:
+    def put(self, text: Text, now: float) -> bool:
         if not self._outbox.is_free:
             return False
-        self._outbox.put_now(self._frames.text(piece))
+        self._outbox.put_now(self._frames.text(text))
         return True
 
 

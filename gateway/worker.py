@@ -29,16 +29,16 @@ from tenants.errors import TenantsError
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker reads, as JSON."""
+    """What a worker reads from stdin, as JSON."""
 
     config: Config
-    """``server.port`` is that of the supervisor's socket."""
+    """The settings; ``server.port`` is the port of the supervisor's socket."""
     engine_address: str
     metrics_folder: str
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker says, as JSON: serving, or why not."""
+    """What a worker writes to stdout, as JSON: that it serves, or why not."""
 
     error: str | None = None
 

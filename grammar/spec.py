@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from grammar import structural_tag
 from grammar.errors import GrammarTooLarge, InvalidGrammar
 from grammar.regex_size import expanded_size
-from grammar.schema import forms
+from grammar.schema import drafts, forms
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag"]
 
@@ -41,9 +41,10 @@ class Limits:
 class GrammarSpec:
     """One grammar.
 
-    ``source`` by kind: ``json_schema`` a draft 2020-12 schema as JSON text · ``json_object`` empty
-    · ``regex`` an expression the whole output matches · ``choice`` a JSON array of strings ·
-    ``ebnf`` Lark or GBNF text · ``structural_tag`` a JSON object, see ``grammar.structural_tag``.
+    ``source`` by kind: ``json_schema`` a schema as JSON text, in the words of draft 2020-12 or in
+    older ones (``grammar.schema.drafts``) · ``json_object`` empty · ``regex`` an expression that
+    the whole output matches · ``choice`` a JSON array of strings · ``ebnf`` Lark or GBNF text ·
+    ``structural_tag`` a JSON object, see ``grammar.structural_tag``.
 
     ``strict`` is about schemas: a keyword that no backend enforces exactly is refused, instead of
     left to ``grammar.validation`` at the end. ``any_whitespace`` too: without it documents have no
@@ -103,6 +104,8 @@ class GrammarSpec:
         """The parsed source of a JSON kind. Raises ``InvalidGrammar``."""
         try:
             document = json.loads(self.source, parse_constant=_no_constant)
+            if self.kind == "json_schema" and drafts.OLD_SPELLING.search(self.source) is not None:
+                document = drafts.modern(document)
         except RecursionError:
             raise GrammarTooLarge("$", "nested too deeply") from None
         except ValueError as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grammar.errors import GrammarTooLarge, InvalidGrammar
+from grammar.schema import drafts
 from grammar.schema.document import Schema
 from grammar.schema.paths import ROOT, child
 
@@ -236,7 +237,7 @@ class _Fields:
     def schema(self, name: str) -> Schema:
         if isinstance(self._members.get(name), bool):
             return bool(self._members.pop(name))
-        found: dict[str, Any] = self.take(name, dict)
+        found: dict[str, Any] = drafts.modern(self.take(name, dict))
         return found
 
     def strings(self, name: str) -> tuple[str, ...]:

@@ -1,13 +1,13 @@
 """Matrix products with weights: the library's, or one of our own where it measured faster.
 
-``measure`` tries them on the weights of a model; until it has, the library serves.
+``measure`` tries them on the weights of a model; where it has not, the library serves.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -87,29 +87,37 @@ class _Choice:
         return _LIBRARY if place == len(self.rows) else self.products[place]
 
 
-_chosen: dict[_Kind, _Choice] = {}
+class Products:
+    """Those that serve the layers of a model."""
+
+    def __init__(self, chosen: Mapping[_Kind, _Choice]) -> None:
+        self._chosen = chosen
+
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """``x @ weight.T + bias``; x: [rows, k], weight: [features, k]."""
+        return self._product(x, weight, gated=False)(x, weight, bias, gated=False)
+
+    def gated_linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """``silu_mul`` of ``linear``: the features are [gate | up]."""
+        return self._product(x, weight, gated=True)(x, weight, bias, gated=True)
+
+    def _product(self, x: torch.Tensor, weight: torch.Tensor, *, gated: bool) -> _Product:
+        if not self._chosen or x.shape[0] > _ROWS[-1]:
+            return _LIBRARY
+        choice = self._chosen.get(_Kind(weight.shape, weight.dtype, gated))
+        return _LIBRARY if choice is None else choice.product(x.shape[0])
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``x @ weight.T + bias``; x: [rows, k], weight: [features, k]."""
-    return _product(x, weight, gated=False)(x, weight, bias, gated=False)
-
-
-def gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``silu_mul`` of ``linear``: the features are [gate | up]."""
-    return _product(x, weight, gated=True)(x, weight, bias, gated=True)
-
-
-def _product(x: torch.Tensor, weight: torch.Tensor, *, gated: bool) -> _Product:
-    if not _chosen or x.shape[0] > _ROWS[-1]:
-        return _LIBRARY
-    choice = _chosen.get(_Kind(weight.shape, weight.dtype, gated))
-    return _LIBRARY if choice is None else choice.product(x.shape[0])
+UNMEASURED = Products({})
 
 
 @torch.inference_mode()
-def measure(uses: Iterable[Use]) -> None:
-    """Find out what is fastest for each number of rows of each kind of weight.
+def measure(uses: Iterable[Use]) -> Products:
+    """What is fastest for each number of rows of each kind of weight.
 
     uses: of all weights of a model, on one GPU.
     """
@@ -119,19 +127,19 @@ def measure(uses: Iterable[Use]) -> None:
         if use.weight.dtype in cuda.DECODE_DTYPES and features % 16 == 0 == k % 64:
             kind = _Kind(use.weight.shape, use.weight.dtype, use.gated)
             by_kind[kind].append(use)
-    new = {kind: some for kind, some in by_kind.items() if kind not in _chosen}
-    if not new:
-        return
-    device = next(iter(new.values()))[0].weight.device
+    if not by_kind:
+        return UNMEASURED
+    device = next(iter(by_kind.values()))[0].weight.device
     flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
-    for kind, some in new.items():
-        choice = _chosen[kind] = _Choice()
+    chosen: dict[_Kind, _Choice] = defaultdict(_Choice)
+    for kind, some in by_kind.items():
         weights = [use.weight for use in some]
         sizes = _up_to(max(use.max_rows for use in some))
         _load_library(weights[0], sizes[-1])
         for rows in sizes:
             candidates = list(_candidates(rows, device))
-            choice.add(rows, _fastest(candidates, rows, kind, weights, flushed))
+            chosen[kind].add(rows, _fastest(candidates, rows, kind, weights, flushed))
+    return Products(dict(chosen))
 
 
 def _up_to(max_rows: int) -> Sequence[int]:

@@ -71,12 +71,11 @@ def rope_and_cache(
     """Rotate q in place and k on its way into the paged cache, next to v (arXiv 2104.09864).
 
     q, k, v: [num_tokens, heads, head_dim], views of one fused projection. k_cache, v_cache:
-    [num_blocks, block_size, num_kv_heads, head_dim]; one tensor for both stores k alone (a latent
-    cache). cos_sin: [max_positions, rotary_dim] float32, cosines then sines; dimension i turns with
-    i + rotary_dim / 2, those past rotary_dim stay. positions, slots: [num_tokens] int64; slot =
-    block * block_size + offset, -1 stores nothing. q_norm, k_norm: [head_dim], weights of an
-    ``rms_norm`` of each head before the rotation. k_scale, v_scale: of caches in FP8, see
-    ``quantize_heads``.
+    [num_blocks, block_size, num_kv_heads, head_dim]. cos_sin: [max_positions, rotary_dim] float32,
+    cosines then sines; dimension i turns with i + rotary_dim / 2, those past rotary_dim stay.
+    positions, slots: [num_tokens] int64; slot = block * block_size + offset, -1 stores nothing.
+    q_norm, k_norm: [head_dim], weights of an ``rms_norm`` of each head before the rotation.
+    k_scale, v_scale: of caches in FP8, see ``quantize_heads``.
     """
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)
     if q_norm is not None:
@@ -90,8 +89,7 @@ def rope_and_cache(
         kept = ~padding
         k, v, slots = k[kept], v[kept], slots[kept]
     store_heads(k_cache, slots, k, k_scale)
-    if v_cache.data_ptr() != k_cache.data_ptr():
-        store_heads(v_cache, slots, v, v_scale)
+    store_heads(v_cache, slots, v, v_scale)
 
 
 def store_latents(

@@ -83,8 +83,11 @@ def apply_experts(
 
 
 def combine_experts(each: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Of each token the sum of what its experts made, ``each``: [num_tokens * top_k, width], by
-    weights: [num_tokens, top_k] float32."""
+    """Sum what each token's experts made, times their weights.
+
+    each: [num_tokens * top_k, width], the rows of a token next to each other; weights: [num_tokens,
+    top_k] float32. Returns [num_tokens, width] of ``each``'s dtype, rounded once.
+    """
     made = each.view(*weights.shape, -1)
     return (made * weights.unsqueeze(-1)).sum(1).to(each.dtype)
 

@@ -37,9 +37,14 @@ def fits(width: int, dtype: torch.dtype) -> bool:
 
 def quantize(x: torch.Tensor) -> RoundedRows:
     """x: [rows, width]"""
-    if x.dtype in cuda.FLOATS and fits(x.shape[1], x.dtype) and x.stride(0) * x.itemsize % 16 == 0:
+    if x.dtype in cuda.FLOATS and fits(x.shape[1], x.dtype) and _is_aligned(x):
         return RoundedRows(*cuda_quantized.round_rows(x), x.dtype)
     return RoundedRows(*ops.quantize_rows(x), x.dtype)
+
+
+def _is_aligned(x: torch.Tensor) -> bool:
+    """Whether each row starts where 16 bytes can be read."""
+    return x.stride(0) * x.itemsize % 16 == 0 and x.data_ptr() % 16 == 0
 
 
 def rms_norm(

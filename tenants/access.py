@@ -1,4 +1,4 @@
-"""What a good key may do: its scopes, and which model a name stands for."""
+"""What a valid key may do: its scopes, and which model a name stands for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from tenants.errors import ModelNotAllowed, ScopeMissing
 from tenants.types import ApiKey, Scope
 
 _WIDER: Mapping[Scope, Scope] = {"usage": "admin", "responses": "chat"}
-"""Scopes that another one holds: an admin sees usage, and who may chat may do it by Responses."""
+"""Scopes that another scope includes: ``admin`` may see usage, and ``chat`` may use the Responses
+API."""
 
 
 def require_scope(key: ApiKey, scope: Scope) -> None:
@@ -18,10 +19,10 @@ def require_scope(key: ApiKey, scope: Scope) -> None:
 
 
 def resolve_model(key: ApiKey, name: str) -> str:
-    """The served model that a client of this key means by ``name``.
+    """The served model that a client with this key means by ``name``.
 
-    An alias is followed once. The list of allowed models holds served names: it is asked last, so
-    an alias cannot lead around it. Raises ``ModelNotAllowed``, in the words of the client.
+    Aliases are followed once. The list of allowed models holds served names and is checked last, so
+    that an alias cannot lead around it. Raises ``ModelNotAllowed``, in the client's words.
     """
     model = key.model_aliases.get(name, name)
     if key.allowed_models and model not in key.allowed_models:
@@ -30,7 +31,8 @@ def resolve_model(key: ApiKey, name: str) -> str:
 
 
 def visible_models(key: ApiKey, served: tuple[str, ...]) -> tuple[str, ...]:
-    """What a listing of models shows to this key: its part of ``served``, then its aliases."""
+    """The models that a listing shows to this key: those of ``served`` that it may use, then its
+    aliases."""
     own = tuple(model for model in served if not key.allowed_models or model in key.allowed_models)
     aliases = (alias for alias, model in key.model_aliases.items() if model in own)
     return tuple(dict.fromkeys((*own, *aliases)))

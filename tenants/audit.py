@@ -1,4 +1,4 @@
-"""Who makes a change: named once where it is known, read where the change is written."""
+"""Who makes a change: set once where it is known, read where the change is written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 NOBODY = "sluice"
-"""The server itself: nobody asked it to."""
+"""The server itself, when nobody asked for the change."""
 
 _actor: ContextVar[str] = ContextVar("actor", default=NOBODY)
 
@@ -19,7 +19,8 @@ def actor() -> str:
 
 @contextmanager
 def acting_as(name: str) -> Iterator[None]:
-    """Changes in this block, and in tasks it starts, are this actor's in the audit log."""
+    """Changes made in this block, and in tasks that it starts, are attributed to this actor in the
+    audit log."""
     token = _actor.set(name)
     try:
         yield

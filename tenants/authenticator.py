@@ -34,10 +34,10 @@ from tenants.store import Store
 from tenants.types import KeyRecord, Principal
 
 RETRY_S = 1.0
-"""How long a store that did not answer is left alone while a usable row is at hand."""
+"""How long not to ask a store that did not answer again, while a usable row is cached."""
 
 _NOBODY = bytes(KEY_HASH_BYTES)
-"""Compared against when the key is unknown, so that known and unknown cost the same."""
+"""Compared against when the key is unknown, so that known and unknown keys take equally long."""
 
 
 class _Entry(NamedTuple):
@@ -80,11 +80,11 @@ class Authenticator:
         self._lookups: dict[str, asyncio.Task[KeyRecord | None]] = {}
 
     async def authenticate(self, text: str) -> Principal:
-        """Who presents this key.
+        """The principal of a presented key.
 
         Raises ``MalformedKey`` (before any query), ``UnknownKey``, ``RevokedKey``, ``ExpiredKey``,
         ``DisabledTenant``, or ``StoreUnavailable`` when the store is away and the key is not
-        cached. What is wrong with a key that exists is only told to who holds its secret.
+        cached. What is wrong with an existing key is told only to those who have its secret.
         """
         parsed = parse(text)
         record = await self._find(parsed.public_id)
@@ -108,9 +108,9 @@ class Authenticator:
         return self._judge(record.principal)
 
     def has_ended(self, principal: Principal) -> bool:
-        """Whether time alone has ended its key since it was admitted, as far as is known here.
+        """Whether the key has expired since it was admitted, as far as is known here.
 
-        Asks nobody: what administrators change comes through ``apply``.
+        Asks nobody: changes by administrators arrive through ``apply``.
         """
         entry = self._known.get(principal.key.public_id)
         known = None if entry is None else entry.record
@@ -121,7 +121,7 @@ class Authenticator:
         return False
 
     def forget(self, public_id: str | None = None) -> None:
-        """Ask the store again for this key, or for all of them."""
+        """Drop this key from the cache, or all of them: the store is asked again."""
         if public_id is None:
             self._known.clear()
             self._unknown.clear()
@@ -132,7 +132,7 @@ class Authenticator:
         self._lookups.pop(public_id, None)
 
     def distrust(self) -> None:
-        """Ask the store again for every key; while it is away, what is known goes on counting."""
+        """Ask the store again for every key; while it is away, the cached rows stay valid."""
         self._distrusted_at = self._clock()
         self._lookups.clear()
 
@@ -144,7 +144,8 @@ class Authenticator:
         if change.tenant_id is None:
             self.forget(change.public_id)
             return
-        # Lookups under way may have read the row before the change; whose it is nobody knows yet.
+        # Lookups in flight may have read the row before the change, and whose key it is is not
+        # known yet.
         self._lookups.clear()
         for public_id, entry in list(self._known.items()):
             assert entry.record is not None
@@ -178,7 +179,7 @@ class Authenticator:
             return stale.record
 
     def _cached(self, public_id: str) -> _Entry | None:
-        """A fresh entry, if there is one; moves it to the young end."""
+        """A fresh entry, if there is one; marks it as used most recently."""
         for cache, ttl_s in ((self._known, self._ttl_s), (self._unknown, self._negative_ttl_s)):
             entry = cache.get(public_id)
             if entry is None or entry.fetched_at <= self._distrusted_at:

@@ -37,10 +37,8 @@ class Batcher(Generic[T, R]):
         max_items: int = 64,
         max_running: int = 2,
     ) -> None:
-        """``send`` answers each item, in their order; what it raises is everybody's answer.
-
-        Items of the same ``identity`` never travel in one batch.
-        """
+        """send: answers each item, in order; an exception that it raises answers them all. Items
+        with the same ``identity`` never share a batch."""
         self._send = send
         self._identity = identity
         self._max_items = max_items
@@ -50,10 +48,11 @@ class Batcher(Generic[T, R]):
         self._is_starting = False
 
     async def submit(self, item: T) -> R:
-        """The answer to this item. Raises what ``send`` has for it.
+        """The answer to this item; raises the exception that ``send`` returned for it.
 
-        Cancelled before it is sent, it never is; cancelled later, its batch is waited for, so that
-        the caller can undo it: nothing of it comes after ``submit`` has ended.
+        An item cancelled before it is sent is never sent. If cancelled later, its batch is waited
+        for, so that the caller can undo it: nothing happens on its behalf after ``submit`` has
+        ended.
         """
         waiting: _Waiting[T, R] = _Waiting(item, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)

@@ -69,7 +69,7 @@ class Bench:
         self._texts: list[str] = []
 
     async def furnish(self, num_tenants: int) -> list[Principal]:
-        """Tenants with a key each, and limits on both."""
+        """Create tenants with a key each, and limits on both."""
         self._texts = []
         people = []
         for _ in range(num_tenants):
@@ -101,9 +101,8 @@ class Bench:
         return _measured("authentication from cache", latencies, time.perf_counter() - began)
 
     async def paced(self, what: str, per_s: float) -> Measured:
-        """Requests of all tenants that come by themselves, so many per second; latency is what
-        tenancy adds to the time to the first token: the key and the reservation.
-        """
+        """Requests of all tenants at a fixed rate. The latency is what tenancy adds to the time to
+        the first token: looking up the key, and the reservation."""
         latencies: list[float] = []
 
         async def request(text: str) -> None:
@@ -131,9 +130,8 @@ class Bench:
         )
 
     async def pairs(self, what: str, people: Sequence[Principal], num_clients: int) -> Measured:
-        """Clients that each reserve, settle durably, and begin anew; latency is the reservation's:
-        what tenancy adds to the time to the first token.
-        """
+        """Clients that each reserve, settle durably, and start over. The latency is the
+        reservation's: what tenancy adds to the time to the first token."""
         began = time.perf_counter()
         latencies = await self.latencies(people, num_clients)
         return _measured(what, latencies, time.perf_counter() - began)
@@ -141,9 +139,8 @@ class Bench:
     async def latencies(
         self, people: Sequence[Principal], num_clients: int, *, reserves: bool = True
     ) -> list[float]:
-        """One for each pair; without ``reserves`` each is a settlement alone, which then charges as
-        much, and the latency is the settlement's.
-        """
+        """The latency of each pair. Without ``reserves`` only the settlements, which then charge
+        the same, and their latency."""
         latencies: list[float] = []
         until = time.perf_counter() + self._seconds
 
@@ -189,7 +186,7 @@ def _quantiles(latencies: list[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Share:
-    """What one of several processes does, for one tenant."""
+    """The work of one of several processes, for one tenant."""
 
     dsn: str
     public_id: str
@@ -199,7 +196,7 @@ class Share:
 
 
 def work_alone(share: Share) -> list[float]:
-    """A worker in a process of its own; the latencies of its pairs."""
+    """Run a worker in this process; returns the latencies of its pairs."""
 
     async def work() -> list[float]:
         store = await PostgresStore.connect(share.dsn)
@@ -253,7 +250,7 @@ async def run(
 
 
 async def on_own_server(work: Callable[[str], Awaitable[list[Measured]]]) -> list[Measured]:
-    """``work`` on an embedded server that is gone afterwards."""
+    """Run ``work`` on an embedded server that is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="sluice-bench-"))
     server = EmbeddedPostgres(folder)
     try:

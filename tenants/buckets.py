@@ -16,11 +16,11 @@ UNIT = 60_000_000
 """Units of one request or token: microseconds in a minute."""
 MAX_PER_MINUTE = 2**31 - 1
 MAX_USED = 4 * 10**18
-"""Where debt ends, so that it fits into 64 bits."""
+"""The largest debt, so that it fits into 64 bits."""
 
 
 def refilled(used: int, per_minute: int, elapsed_us: int) -> int:
-    """What is still used after a time; time that runs backwards gives nothing back."""
+    """What is still used after some time; time that runs backwards gives nothing back."""
     return max(0, used - per_minute * max(0, elapsed_us))
 
 

@@ -25,10 +25,10 @@ CHANNEL = "sluice_changes"
 
 
 class Change(NamedTuple):
-    """What to forget: a key, all keys of a tenant, or, when all are None, everything.
+    """What to forget: a key, all keys of a tenant or, when all fields are None, everything.
 
-    With a ``request_id`` nothing: that request is to be ended. An ``adapter_id`` is for the engine
-    to forget.
+    With a ``request_id``, nothing is forgotten: that request is to be ended. An ``adapter_id`` is
+    for the engine to forget.
     """
 
     public_id: str | None = None
@@ -41,7 +41,8 @@ EVERYTHING = Change()
 
 
 def parse(payload: str) -> Change:
-    """A notification's text. What a newer version may send means that everything changed."""
+    """Parse a notification. What a newer version may send is taken to mean that everything
+    changed."""
     kind, _, name = payload.partition(" ")
     try:
         if kind == "key":
@@ -89,7 +90,7 @@ class ChangeListener:
 
     @property
     def num_connects(self) -> int:
-        """How often the line was made; each time everything was forgotten."""
+        """How often a connection was made; each time, everything was forgotten."""
         return self._num_connects
 
     async def run(self) -> None:

@@ -29,13 +29,13 @@ Row = Mapping[str, Any]
 
 NO_VIOLATIONS: Violations = MappingProxyType({})
 
-# Trying again later may help: the server is away, starting, stopping, full, a replica after a
-# failover, or the statement lost a race for time or locks.
+# Errors after which trying again may help: the server is away, starting, stopping, full, a replica
+# after a failover, or the statement lost a race for time or locks.
 _TRANSIENT = (
     OSError,
     TimeoutError,
     asyncpg.InterfaceError,
-    # What is left of a connection the server closed in the middle of a statement.
+    # Raised on a connection that the server closed in the middle of a statement.
     asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
@@ -44,7 +44,7 @@ _TRANSIENT = (
     asyncpg.LockNotAvailableError,
     asyncpg.ReadOnlySQLTransactionError,
 )
-# Somebody else's mistake: wrong password, database or rights.
+# Configuration errors: wrong password, database or rights.
 _REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
@@ -74,7 +74,7 @@ class Connections:
         command_timeout_s: float,
         is_pooled: bool,
     ) -> Connections:
-        """``is_pooled``: the DSN leads to a pooler in transaction mode, so a session keeps nothing.
+        """is_pooled: the DSN leads to a pooler in transaction mode, so a session keeps nothing.
 
         Raises ``InvalidValue`` (the DSN), ``StoreUnavailable``.
         """
@@ -90,7 +90,7 @@ class Connections:
                 timeout=connect_timeout_s,
                 command_timeout=command_timeout_s,
                 server_settings=settings,
-                # A pooler gives each transaction whichever session is free.
+                # With a pooler each transaction may get another session.
                 statement_cache_size=0 if is_pooled else 100,
                 # What a transaction sets ends with it: a round trip to reset the session is spared.
                 reset=_nothing,
@@ -107,7 +107,7 @@ class Connections:
     ) -> Sequence[Row]:
         """Run one statement in a transaction of its own.
 
-        Raises ``StoreUnavailable``, ``InvalidValue``, and what ``violations`` says.
+        Raises ``StoreUnavailable``, ``InvalidValue``, and the errors in ``violations``.
         """
         assert (tenant_id is not None) == (query.access == "tenant"), query.sql
         with translated(self._where, violations):
@@ -178,7 +178,8 @@ def translated(where: str, violations: Violations = NO_VIOLATIONS) -> Iterator[N
 
 
 def _protocol_reason(message: str) -> str:
-    """PgBouncer speaks so while its server is away, and of settings it does not pass on."""
+    """What a protocol error means: PgBouncer sends them while its server is away, and for settings
+    that it does not pass on."""
     if "startup parameter" in message:
         return f"is a pooler ({message}); set tenants.transaction_pooling and tenants.direct_dsn"
     return f"does not answer: {message}"

@@ -1,4 +1,4 @@
-"""Connection strings of PostgreSQL, said without their password."""
+"""Connection strings of PostgreSQL, described without their password."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SCHEMES = ("postgresql", "postgres")
 
 
 def check_dsn(dsn: str) -> str:
-    """Return the DSN. Raises ``InvalidValue`` when it is no ``postgresql://`` address."""
+    """Return the DSN. Raises ``InvalidValue`` when it is not a ``postgresql://`` address."""
     try:
         parts = urlsplit(dsn)
         scheme = parts.scheme

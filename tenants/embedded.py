@@ -56,7 +56,7 @@ _INITDB = (
 _MAX_SOCKET_DIR_BYTES = 80
 """``sun_path`` holds 104 bytes on some systems, and the socket's name needs up to 20."""
 
-# A server that outlives our interest in it is still our child, and ours to bury.
+# A server that outlives our use of it is still our child, which we must wait for.
 _left_to_others: list[subprocess.Popen[bytes]] = []
 
 
@@ -166,7 +166,8 @@ class EmbeddedPostgres:
         self._create_database(programs)
 
     def _init(self, programs: Programs) -> None:
-        """Make the cluster beside its place and move it there whole: a crash leaves no half one."""
+        """Create the cluster elsewhere and move it into place as a whole, so that a crash leaves no
+        partial one."""
         version = self._data / "PG_VERSION"
         if version.exists():
             found = version.read_text().strip()
@@ -179,7 +180,7 @@ class EmbeddedPostgres:
         partial = self._root / "data.partial"
         shutil.rmtree(partial, ignore_errors=True)
         programs.own(partial)
-        # Who runs without fsync does not wait for it here either.
+        # Without fsync at run time there is no point in syncing here.
         no_sync = ("--no-sync",) if self._settings.get("fsync") == "off" else ()
         programs.run("initdb", *_INITDB, *no_sync, "--pgdata", str(partial))
         partial.rename(self._data)
@@ -239,7 +240,7 @@ class EmbeddedPostgres:
             programs.run("createdb", *connection, self._database)
 
     def _leave(self) -> None:
-        """Give up our hold; stop the server if nobody else has one. Under the mutex."""
+        """Give up our hold; stop the server if nobody else has one. Holding the mutex."""
         assert self._users is not None
         if self._alone():
             postmaster = Postmaster.find(self._data)
@@ -260,9 +261,8 @@ class EmbeddedPostgres:
         self._users = None
 
     def _alone(self) -> bool:
-        """Whether nobody else holds ``users``. Under the mutex, where nobody can come in between:
-        changing a lock's kind gives it up for a moment.
-        """
+        """Whether nobody else holds ``users``. Only while holding the mutex: changing the kind of a
+        lock gives it up for a moment, in which nobody may come in."""
         try:
             fcntl.flock(self._users_file(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -277,7 +277,7 @@ class EmbeddedPostgres:
 
     @contextlib.contextmanager
     def _mutex(self, deadline: float) -> Iterator[None]:
-        """One process starts or stops at a time."""
+        """Held by the one process that starts or stops the server."""
         with (self._root / "mutex").open("ab") as file:
             while True:
                 try:

@@ -59,7 +59,8 @@ class Journal:
         return self._size == 0
 
     def begin(self, event: UsageEvent, price: Price) -> Running | None:
-        """Count a request from here on: should we die, it is settled with what was counted."""
+        """Count a request from now on: if this process dies, it is settled with what was
+        counted."""
         assert self._progress is not None, "the journal is closed"
         return self._progress.begin(event, price)
 
@@ -72,7 +73,7 @@ class Journal:
         self._size += len(lines)
 
     def clear(self) -> None:
-        """Everything in it is in the ledger by now."""
+        """Empty the file: everything in it is in the ledger."""
         assert self._file is not None, "the journal is closed"
         if self._size > 0:
             self._file.truncate(0)
@@ -80,7 +81,8 @@ class Journal:
             self._size = 0
 
     def adopt(self) -> Sequence[UsageEvent]:
-        """The settlements that dead processes left in the folder; they are this file's now."""
+        """Take over the settlements that dead processes left in the folder; they are in this file
+        from now on."""
         adopted: list[UsageEvent] = []
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             file = None if path == self._path else _locked(path)
@@ -107,7 +109,7 @@ class Journal:
             yield from events
 
     def close(self) -> None:
-        """Let go of the file; it goes with its content, if it has none. Idempotent."""
+        """Close the file; an empty one is deleted. Idempotent."""
         if self._file is not None:
             if self.is_empty:
                 self._path.unlink(missing_ok=True)
@@ -119,7 +121,8 @@ class Journal:
 
 
 def _locked(path: Path) -> IO[bytes] | None:
-    """The file, locked for as long as it is open; None when it is another process's or gone."""
+    """The file, locked for as long as it is open; None when another process holds it, or it is
+    gone."""
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(path.open("a+b"))
         if not _lock(file, path):
@@ -129,7 +132,7 @@ def _locked(path: Path) -> IO[bytes] | None:
 
 
 def _lock(file: IO[bytes], path: Path) -> bool:
-    """Lock an open file; False when it is another process's or gone."""
+    """Lock an open file; False when another process holds it, or it is gone."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(file.fileno()), path.stat())

@@ -34,7 +34,7 @@ _KEY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class MintedKey:
-    """A key at its birth. ``text`` is shown once and stored nowhere; ``repr`` hides it."""
+    """A new key. ``text`` is shown once and stored nowhere; ``repr`` hides it."""
 
     text: str = field(repr=False)
     public_id: str
@@ -43,7 +43,7 @@ class MintedKey:
 
 @dataclass(frozen=True, slots=True)
 class ParsedKey:
-    """A key somebody presents: well formed, not yet known to be anybody's."""
+    """A presented key: well formed, not yet known to exist."""
 
     text: str = field(repr=False)
     public_id: str
@@ -58,7 +58,7 @@ def mint(pepper: bytes) -> MintedKey:
 
 
 def parse(text: str) -> ParsedKey:
-    """Check form and checksum, ask nobody. Raises ``MalformedKey``."""
+    """Check form and checksum, without asking a store. Raises ``MalformedKey``."""
     match = _KEY.fullmatch(text)
     if match is None or match[3] != _checksum(match[1]):
         raise MalformedKey

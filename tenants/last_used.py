@@ -33,7 +33,7 @@ class LastUsed:
         self._noted: dict[UUID, datetime] = {}
 
     def note(self, key_id: UUID) -> None:
-        """The key is used now."""
+        """Note that the key is being used."""
         if key_id in self._noted or len(self._noted) < self._max_keys:
             self._noted[key_id] = self._now()
 
@@ -47,7 +47,7 @@ class LastUsed:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what was noted. What the store does not take is kept for the next time."""
+        """Write what was noted; what the store does not take is kept for the next time."""
         noted, self._noted = self._noted, {}
         if not noted:
             return

@@ -1,6 +1,6 @@
-"""What limits a tenant, a project or a key, and how a request asks for its part.
+"""The limits of a tenant, a project or a key, and how a request asks for its share.
 
-All limits of a request's scopes hold at once. What a scope leaves open (None) is not limited there.
+All limits of a request's scopes hold at once. None means that a scope sets no limit.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _BOUNDS = {
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits of one scope. Raises ``InvalidValue`` for a number that cannot be one."""
+    """The limits of one scope. Raises ``InvalidValue`` for a value out of range."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    """Of prompt and completion. Refilled continuously; the burst is a minute's worth."""
+    """Prompt and completion tokens. Refilled continuously; the burst is a minute's worth."""
     max_concurrent: int | None = None
     max_queued: int | None = None
-    """Requests that may wait for one of ``max_concurrent`` slots; None: nobody waits."""
+    """Requests that may wait for one of ``max_concurrent`` slots; None: none may."""
     monthly_tokens: int | None = None
     monthly_cost_micro: int | None = None
     """Millionths of the currency of the prices. Months are UTC's."""
@@ -63,7 +63,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ScopePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a scope, and which it is."""
+    """A scope and its limits."""
 
     scope_kind: ScopeKind
     scope_id: UUID
@@ -75,7 +75,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt: int = 0
     cached: int = 0
-    """Of prompt tokens found in the prefix cache; not above ``prompt``."""
+    """Price of prompt tokens found in the prefix cache; at most ``prompt``."""
     completion: int = 0
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidValue("cached", "must not be above the price of a prompt token")
 
     def cost(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
-        """Millionths of the currency, rounded up once."""
+        """In millionths of the currency, rounded up once."""
         total = (
             (prompt_tokens - cached_tokens) * self.prompt
             + cached_tokens * self.cached
@@ -105,7 +105,7 @@ class QuotaRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     prompt_tokens: int
     completion_tokens: int
-    """A first slice, at least 1; fewer are granted where a month's limit ends before."""
+    """A first slice, at least 1; fewer are granted where a monthly limit ends before."""
     price: Price
     owner: UUID
     """The process that renews the lease."""
@@ -113,22 +113,22 @@ class QuotaRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """A rate limit as ``x-ratelimit-*`` tells it: of the scope with the least left."""
+    """A rate limit as reported in ``x-ratelimit-*``: that of the scope with the least left."""
 
     limit: int
     remaining: int
     reset_us: int
-    """Until the whole limit is there again."""
+    """Microseconds until the whole limit is available again."""
 
 
 class QuotaAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scopes say to a ``QuotaRequest``; nothing is taken unless it is ``running``."""
+    """The answer to a ``QuotaRequest``; nothing is reserved unless ``state`` is ``running``."""
 
     state: Literal["running", "queued", "refused"]
     completion_tokens: int = 0
     refused_by: LimitName | None = None
     scope_kind: ScopeKind | None = None
     wait_us: int | None = None
-    """Until it is worth trying again; None when waiting is in vain."""
+    """Microseconds until it is worth trying again; None when waiting is in vain."""
     requests: Window | None = None
     tokens: Window | None = None

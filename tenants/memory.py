@@ -61,7 +61,6 @@ from tenants.types import (
     UsageEvent,
     UsageGroup,
     UsageSum,
-    UsageTotals,
 )
 
 
@@ -451,16 +450,6 @@ class MemoryStore(Store):
         else:
             self._quota.release(request.request_id, self._now())
         return request.request_id
-
-    async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
-        events = [event for event in self._ledger.values() if event.tenant_id == tenant_id]
-        return UsageTotals(
-            requests=len(events),
-            prompt_tokens=sum(event.prompt_tokens for event in events),
-            cached_tokens=sum(event.cached_tokens for event in events),
-            completion_tokens=sum(event.completion_tokens for event in events),
-            cost_micro=sum(event.cost_micro for event in events),
-        )
 
     async def sum_usage(
         self,

@@ -17,14 +17,14 @@ Audited = Tenant | Project | ApiKey | Adapter
 
 
 class MemoryAudit:
-    """Appended to, never changed."""
+    """An append-only log."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
         self._entries: list[AuditEntry] = []
 
     def note(self, kind: str, before: Audited | None, after: Audited | None) -> None:
-        """A row that was made, changed or deleted."""
+        """Record that a row was created, changed or deleted."""
         row = before if after is None else after
         assert row is not None
         was, now = (None if state is None else _state(state) for state in (before, after))

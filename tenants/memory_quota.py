@@ -1,4 +1,4 @@
-"""The limits of the store in memory: what the functions of the migrations do, in Python."""
+"""The limits of the store in memory: in Python, what the migrations' SQL functions do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tenants.limits import (
 )
 
 QUEUE_WAIT_US = 1_000_000
-"""What a request is told that finds no slot: nobody knows when one will be free."""
+"""The wait reported to a request that finds no slot: nobody knows when one will be free."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class _State:
             self.requests_used = buckets.charged(self.requests_used, requests)
         if self.limits.tokens_per_minute is not None:
             self.tokens_used = buckets.charged(self.tokens_used, tokens)
-        # What was held in a month that is over is not given back to this one.
+        # What was reserved in an earlier month is not given back to this one.
         if tokens > 0 or month == self.month:
             self.month_tokens = max(0, self.month_tokens + tokens)
         if cost_micro > 0 or month == self.month:
@@ -66,7 +66,7 @@ class _State:
 
 @dataclass(slots=True)
 class Reservation:
-    """What a request holds of its scopes."""
+    """What a request has reserved of its scopes."""
 
     request: QuotaRequest
     scope_ids: tuple[UUID, ...]
@@ -98,7 +98,7 @@ def month_of(now: datetime) -> date:
 
 
 class MemoryQuota:
-    """All scopes of a store in memory. No method awaits, so each is a transaction."""
+    """The state of all scopes of a store in memory. No method awaits, so each is a transaction."""
 
     def __init__(self) -> None:
         self._scopes: dict[UUID, _State] = {}
@@ -111,7 +111,7 @@ class MemoryQuota:
         state.limits = limits
 
     def policies(self, scope_ids: Iterable[UUID]) -> tuple[ScopePolicy, ...]:
-        """The policies among some scopes, in their order."""
+        """The policies of those scopes that have one, in the order given."""
         return tuple(
             ScopePolicy(
                 scope_kind=self._scopes[scope_id].kind,
@@ -186,7 +186,7 @@ class MemoryQuota:
         return granted
 
     def close(self, request_id: UUID, tokens: int, cost_micro: int, now: datetime) -> bool:
-        """Give back what the reservation holds beyond what was used; False without one."""
+        """End a reservation, giving back what it holds beyond what was used; False without one."""
         held = self.reservations.pop(request_id, None)
         if held is None:
             return False
@@ -208,7 +208,7 @@ class MemoryQuota:
     def charge(
         self, scope_ids: Iterable[UUID], tokens: int, cost_micro: int, now: datetime
     ) -> None:
-        """A request that was never reserved, or whose reservation was lost."""
+        """Charge a request that was never reserved, or whose reservation was lost."""
         for scope_id in scope_ids:
             if scope_id in self._scopes:
                 self._scopes[scope_id].move_to(now)
@@ -224,7 +224,7 @@ class MemoryQuota:
         return min(late, key=lambda held: held.expires_at, default=None)
 
     def _granted(self, request: QuotaRequest, scopes: list[_State]) -> tuple[int, _Refusal | None]:
-        """How large the slice may be, or what no waiting mends."""
+        """How large the slice may be, or a refusal that waiting cannot change."""
         granted = request.completion_tokens
         for scope in scopes:
             limit = scope.limits.tokens_per_minute
@@ -340,7 +340,8 @@ def _window(used: int, per_minute: int) -> Window:
 
 
 def _room(scope: _State, wanted: int, prompt_tokens: int, prompt_cost: int, price: int) -> int:
-    """As ``limit_room``: tokens of completion that fit into the month; costs not yet divided."""
+    """As ``limit_room``: completion tokens that fit into the month. Costs are in millionths of
+    ``cost_micro``."""
     room = wanted
     if scope.limits.monthly_tokens is not None:
         room = min(room, scope.limits.monthly_tokens - scope.month_tokens - prompt_tokens)

@@ -20,7 +20,7 @@ class _Kept(NamedTuple, Generic[T]):
 
 
 class _Table(Generic[T]):
-    """Rows by tenant and id, the oldest first."""
+    """Rows by (tenant, id), the oldest first."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
@@ -66,7 +66,7 @@ class _Table(Generic[T]):
 
 
 class MemoryShared(SharedState):
-    """Shared by the gateways of one process, at most."""
+    """Shared at most by the gateways of one process."""
 
     def __init__(self, now: Callable[[], datetime], tenants: Container[UUID]) -> None:
         self._now = now

@@ -67,7 +67,7 @@ def check_scopes(scopes: Sequence[Scope]) -> tuple[Scope, ...]:
 
 
 def check_key(public_id: str, key_hash: bytes, expires_at: datetime | None) -> None:
-    """What ``tenants.keys`` mints is what a store takes. Raises ``InvalidValue``."""
+    """Check that a key is one that ``tenants.keys`` could have made. Raises ``InvalidValue``."""
     if not is_public_id(public_id):
         raise InvalidValue("public_id", "must be 12 base62 characters")
     if len(key_hash) != KEY_HASH_BYTES:
@@ -84,7 +84,7 @@ def check_models(models: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_aliases(aliases: Mapping[str, str]) -> dict[str, str]:
-    """What clients may call a model, to the model's name. Raises ``InvalidValue``."""
+    """A mapping of what clients may call a model to the model's name. Raises ``InvalidValue``."""
     field = "model_aliases"
     if len(aliases) > MAX_KEY_MODELS:
         raise InvalidValue(field, f"has {len(aliases)}, {MAX_KEY_MODELS} is the most")
@@ -111,14 +111,14 @@ def check_groups(groups: Sequence[UsageGroup]) -> tuple[UsageGroup, ...]:
 
 
 def check_bucket(bucket: UsageBucket) -> UsageBucket:
-    """The time that usage is summed over. Raises ``InvalidValue``."""
+    """The length of time that usage is summed over. Raises ``InvalidValue``."""
     if bucket not in USAGE_BUCKETS:
         raise InvalidValue("bucket", f"{bucket!r} is none of {', '.join(USAGE_BUCKETS)}")
     return bucket
 
 
 def check_range(start: datetime, end: datetime) -> None:
-    """A time span with its zones, not backwards. Raises ``InvalidValue``."""
+    """A time span with time zones, whose end is not before its start. Raises ``InvalidValue``."""
     for field, moment in (("start", start), ("end", end)):
         if moment.tzinfo is None:
             raise InvalidValue(field, "needs a time zone")

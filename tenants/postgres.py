@@ -73,12 +73,11 @@ from tenants.types import (
     UsageEvent,
     UsageGroup,
     UsageSum,
-    UsageTotals,
 )
 
 MAX_AUDIT_ID = 2**63 - 1
 MAX_BATCH = 64
-"""Larger ones are slower: the planner joins them as if they were small."""
+"""Larger batches are slower: the planner joins them as if they were small."""
 
 _SQL = queries.load()
 
@@ -90,7 +89,7 @@ class PostgresStore(Store):
         self._connections = connections
         self._now = now
         self.shared = PostgresShared(connections)
-        # Two each leave connections for key lookups, however slow the ledger is.
+        # Two batches of each kind leave connections for key lookups, however slow the ledger is.
         self._reservations = Batcher(self._reserve_many, identity=_request_id, max_items=MAX_BATCH)
         self._settlements = Batcher(self._settle_many, identity=_request_id, max_items=MAX_BATCH)
 
@@ -399,9 +398,6 @@ class PostgresStore(Store):
     async def reap(self, *, patience: timedelta = NO_TIME) -> UUID | None:
         request_id: UUID | None = (await self._one("reap", patience, self._now()))["request_id"]
         return request_id
-
-    async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
-        return UsageTotals(**await self._one("usage_totals", tenant_id, tenant_id=tenant_id))
 
     async def sum_usage(
         self,

@@ -82,7 +82,7 @@ class PostgresShared(SharedState):
         while True:
             if await self._fetch(tenant_id, "claim", key_hash, body_hash, answer_id, retention):
                 return Claim(body_hash=body_hash, answer_id=answer_id)
-            # Two statements: somebody may let go of the key in between.
+            # Two statements: the key may be released in between.
             if rows := await self._fetch(tenant_id, "find_claim", key_hash):
                 return Claim(**rows[0])
 
@@ -120,7 +120,7 @@ class PostgresShared(SharedState):
 
 
 def _plain(name: str) -> str:
-    """Clients send any text as an id; PostgreSQL takes none with a NUL, which no id of ours has."""
+    """Clients may send any text as an id. PostgreSQL rejects NUL, which no id of ours contains."""
     return name.replace("\0", "")
 
 

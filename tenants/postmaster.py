@@ -22,7 +22,7 @@ _READ = stat.S_IRGRP | stat.S_IROTH
 
 
 class Postmaster(NamedTuple):
-    """A server that runs."""
+    """A running server."""
 
     process: psutil.Process
     socket_dir: str
@@ -32,9 +32,10 @@ class Postmaster(NamedTuple):
 
     @classmethod
     def find(cls, data: Path) -> Postmaster | None:
-        """The server of a cluster, by its ``postmaster.pid``; None for a file left by a dead one.
+        """The server of a cluster, found by its ``postmaster.pid``; None if a dead one left the
+        file.
 
-        The id alone proves nothing, it may be another process's by now: a server's working
+        The id alone proves nothing, as another process may have it by now; but a server's working
         directory is its cluster.
         """
         try:
@@ -49,17 +50,17 @@ class Postmaster(NamedTuple):
         return cls(process, lines[4], int(lines[3]), lines[7].strip())
 
     def stop(self, timeout_s: float) -> None:
-        """End the server and wait for it, ``timeout_s`` for each of three ways.
+        """Stop the server and wait, up to ``timeout_s`` for each of three ways.
 
         PostgreSQL's "fast" ends sessions and writes a checkpoint, "immediate" leaves recovery to
-        the next start, and the last asks nobody.
+        the next start, and the last is SIGKILL.
         """
         for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
             deadline = time.monotonic() + timeout_s
             try:
                 self.process.send_signal(number)
                 while time.monotonic() < deadline:
-                    # A zombie is gone for us: only its parent can bury it.
+                    # A zombie counts as gone: only its parent can reap it.
                     if self.process.status() == psutil.STATUS_ZOMBIE:
                         return
                     time.sleep(POLL_S)
@@ -71,9 +72,8 @@ class Programs:
     """Runs PostgreSQL's programs, never as root."""
 
     def __init__(self, binaries: Path, data: Path) -> None:
-        """``data`` is the cluster: when it exists its owner runs the programs. Opens the way to the
-        binaries and to the cluster for that account, which takes root.
-        """
+        """data: the cluster; if it exists, its owner runs the programs. Makes the binaries and the
+        cluster reachable for that account, which takes root."""
         self._binaries = binaries
         self._uid, self._gid = os.geteuid(), os.getegid()
         self._identity: dict[str, Any] = {}
@@ -87,7 +87,7 @@ class Programs:
                     _allow(path, _READ | (_TRAVERSE if path.stat().st_mode & stat.S_IXUSR else 0))
 
     def own(self, folder: Path) -> None:
-        """Make ``folder`` a folder of the account, closed to all others."""
+        """Create ``folder``, owned by the account and closed to all others."""
         try:
             folder.mkdir(mode=0o700)
             os.chown(folder, self._uid, self._gid)

@@ -6,11 +6,13 @@ finds the file unlocked reads what was left (``Journal.adopt``).
 
     slot    u32 length | u32 generated | u32 cached | JSON of the request, ``length`` bytes
 
-A slot is published by its length, written last, and freed by setting it to 0.
+A slot is published by its length, written last, and freed by setting it to 0. Numbers are in the
+machine's own byte order: whoever adopts the file runs on the same one.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import struct
 from collections.abc import Sequence
@@ -26,10 +28,9 @@ from tenants.types import UsageEvent
 SUFFIX = ".running"
 SLOT_BYTES = 2048
 _SLOTS_AT_ONCE = 512
-_HEAD = struct.Struct("<III")
-_LENGTH = struct.Struct("<I")
-_COUNTS = struct.Struct("<II")
-_pack_counts = _COUNTS.pack_into
+_HEAD = struct.Struct("=III")
+_LENGTH = struct.Struct("=I")
+_COUNTS = struct.Struct("=II")
 
 
 class _Left(msgspec.Struct, frozen=True):
@@ -38,30 +39,30 @@ class _Left(msgspec.Struct, frozen=True):
 
 
 class Running:
-    """One request's slot. ``end`` it when its settlement is kept elsewhere."""
+    """One request's slot. Call ``end`` once its settlement is kept elsewhere."""
 
-    __slots__ = ("_ended", "_number", "_offset", "_owner")
+    __slots__ = ("_number", "_owner", "counts")
 
     def __init__(self, owner: Progress, number: int) -> None:
         self._owner = owner
         self._number = number
-        self._offset = number * SLOT_BYTES + _LENGTH.size
-        self._ended = False
+        start = number * SLOT_BYTES + _LENGTH.size
+        with memoryview(owner.memory) as memory:
+            self.counts = memory[start : start + _COUNTS.size].cast("I")
+        """Generated tokens, and cached tokens of the prompt, so far: write to it.
 
-    def count(self, generated: int, cached: int) -> None:
-        """So many tokens by now. Not after ``end``."""
-        assert not self._ended, "the slot may be another request's by now"
-        _pack_counts(self._owner.memory, self._offset, generated, cached)
+        After ``end`` that raises ``ValueError``: the slot may be another request's by now."""
 
     def end(self) -> None:
         """Idempotent."""
-        if not self._ended:
-            self._ended = True
+        if self._number >= 0:
+            self.counts.release()
             self._owner.free(self._number)
+            self._number = -1
 
 
 class Progress:
-    """This process's file in a folder. The caller locks it: ``file`` is open for that."""
+    """This process's file in a folder. The caller locks it through ``file``."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ``OSError``."""
@@ -72,9 +73,9 @@ class Progress:
         self.memory = self._grow()
 
     def begin(self, event: UsageEvent, price: Price) -> Running | None:
-        """A slot for a request; ``event`` is its settlement but for what is counted.
+        """A slot for a request; ``event`` is its settlement except for the token counts.
 
-        None when the request's names do not fit: then it is settled by its lease alone.
+        None when the request's names do not fit: then only its lease settles it.
         """
         body = msgspec.json.encode(_Left(event, price))
         if len(body) > SLOT_BYTES - _HEAD.size:
@@ -89,18 +90,20 @@ class Progress:
         return Running(self, number)
 
     def free(self, number: int) -> None:
-        """For ``Running.end``."""
+        """Free a slot; called by ``Running.end``."""
         if self.file.closed:
             return  # whoever took the file over settles it again, which changes nothing
         _LENGTH.pack_into(self.memory, number * SLOT_BYTES, 0)
         self._free.append(number)
 
     def close(self) -> None:
-        """Let go of the file; it stays for others if something in it has not ended. Idempotent."""
+        """Close the file; it stays for other processes if something in it has not ended.
+        Idempotent."""
         if not self.file.closed:
             if len(self._free) == self._num_slots:
                 self.path.unlink(missing_ok=True)
-            self.memory.close()
+            # The memory goes with the last request that counts in it, and keeps the file open.
+            fcntl.flock(self.file, fcntl.LOCK_UN)
             self.file.close()
 
     def _grow(self) -> mmap.mmap:
@@ -112,9 +115,9 @@ class Progress:
 
 
 def read(file: IO[bytes]) -> Sequence[UsageEvent]:
-    """The settlements of requests that ran when a process died: errors, with what was counted.
+    """The settlements of requests that ran when a process died: errors, with the counted tokens.
 
-    A request that had generated nothing costs nothing, as if it had failed while we lived.
+    A request that had generated nothing costs nothing, as if it had failed normally.
     """
     events = []
     file.seek(0)

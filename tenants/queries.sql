@@ -214,17 +214,6 @@ RETURNING r.request_id;
 -- Settles one request whose lease ran out.
 SELECT quota_reap($1, $2) AS request_id;
 
--- name: usage_totals for tenant
--- Sums over a tenant's ledger, from the sums by the hour.
-SELECT
-    coalesce(sum(requests), 0)::bigint AS requests,
-    coalesce(sum(prompt_tokens), 0)::bigint AS prompt_tokens,
-    coalesce(sum(cached_tokens), 0)::bigint AS cached_tokens,
-    coalesce(sum(completion_tokens), 0)::bigint AS completion_tokens,
-    coalesce(sum(cost_micro), 0)::bigint AS cost_micro
-FROM usage_rollup
-WHERE tenant_id = $1;
-
 -- name: sum_usage for tenant
 -- A tenant's sums by whatever is asked for.
 SELECT

@@ -65,7 +65,7 @@ class _StoredPolicy(msgspec.Struct):
     limits: dict[str, Any]
 
     def known(self) -> ScopePolicy:
-        """A newer version may have limits that this one does not know: its keys work on here."""
+        """The limits that this version knows: keys with limits of a newer version keep working."""
         known = {name: self.limits.get(name) for name in Limits.__struct_fields__}
         return ScopePolicy(
             scope_kind=self.scope_kind,

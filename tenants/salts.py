@@ -1,6 +1,6 @@
-"""Cache salts: what keeps one tenant's prefix cache apart from another's.
+"""Cache salts, which keep one tenant's prefix cache apart from another's.
 
-A salt is an HMAC-SHA-256 under a root secret of the server over a message in which each part is
+A salt is an HMAC-SHA-256, under a root secret of the server, of a message in which each part is
 preceded by its length. So no two lists of parts give the same message, and knowing a tenant's id
 (or one of its salts) tells nothing about any other salt.
 """
@@ -35,5 +35,5 @@ def cache_salt(root_secret: bytes, tenant_id: UUID, scope: str = "") -> str:
 
 
 def join(*parts: bytes) -> bytes:
-    """Join parts so that the message determines them: each after its length in 8 bytes."""
+    """Join parts unambiguously: each after its length in 8 bytes."""
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)

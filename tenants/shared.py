@@ -1,8 +1,8 @@
-"""What gateway workers share beside keys, limits and the ledger: the port.
+"""What gateway workers share besides keys, limits and the ledger: the interface.
 
-Responses that clients may come back to, the logs of streams that have ended, answers that an
-idempotency key stands for, and where each worker can be reached. Rows have an end: retention in
-time is theirs, retention in size is enforced by ``trim_*``, which who writes calls now and then.
+Responses that clients may come back to, the logs of ended streams, answers that an idempotency key
+stands for, and where each worker can be reached. Rows expire. Their number and size are bounded by
+the ``trim_*`` methods, which writers call now and then.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from uuid import UUID
 import msgspec
 
 StreamKind = Literal["sse", "ws", "answer"]
-"""What the items of a stream are: server-sent events, WebSocket frames, or one whole answer."""
+"""What a stream consists of: server-sent events, WebSocket frames, or one whole answer."""
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A response of the Responses API, with what it was asked."""
+    """A response of the Responses API, with its input."""
 
     id: str
     tenant_id: UUID
@@ -27,7 +27,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     """The response object, as JSON."""
     input: bytes
-    """Its own input items, as a JSON array: those of earlier responses are with them."""
+    """Its own input items as a JSON array; earlier responses hold theirs."""
     previous_response_id: str | None = None
     created_at: datetime
 
@@ -39,22 +39,22 @@ class ArchivedStream(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: UUID
     kind: StreamKind
     num_dropped: int
-    """Items before the first one that is kept."""
+    """How many items before the first one kept were dropped."""
     items: bytes
-    """Packed by whoever writes and reads them."""
+    """Packed and unpacked by the caller."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """What an idempotency key stands for."""
 
     body_hash: bytes
-    """Of the first request that came with the key."""
+    """Hash of the first request that came with the key."""
     answer_id: str
-    """Of the stream that holds, or will hold, its answer."""
+    """Id of the stream that holds, or will hold, its answer."""
 
 
 class SharedState(Protocol):
-    """Every method may raise ``StoreUnavailable``. Other tenants' rows are as if they were not."""
+    """Every method may raise ``StoreUnavailable``. Rows of other tenants are never found."""
 
     async def put_response(self, response: StoredResponse, retention: timedelta) -> None:
         """Store, or replace by id. Raises ``TenantNotFound``."""
@@ -65,11 +65,11 @@ class SharedState(Protocol):
     async def lineage(
         self, tenant_id: UUID, response_id: str, *, max_length: int, retention: timedelta
     ) -> Sequence[StoredResponse]:
-        """A response and those it continues, the oldest first; none when it is unknown.
+        """A response and those it continues, the oldest first; empty when it is unknown.
 
-        It ends where an earlier one is gone, or after ``max_length`` of them: then the first one
-        has a ``previous_response_id``. All of them are in use: they are kept for ``retention``
-        from now on, give or take a day.
+        Ends where an earlier one is gone, or after ``max_length`` responses; then the first one
+        still has a ``previous_response_id``. All of them count as used: they are kept for
+        ``retention`` from now on, give or take a day.
         """
 
     async def delete_response(self, tenant_id: UUID, response_id: str) -> bool:
@@ -79,7 +79,7 @@ class SharedState(Protocol):
         """Delete a tenant's oldest responses above so many bytes; how many went."""
 
     async def put_stream(self, stream: ArchivedStream, retention: timedelta) -> None:
-        """Store; the first one of an id stays."""
+        """Store, unless one with this id is there already."""
 
     async def find_stream(self, tenant_id: UUID, stream_id: str) -> ArchivedStream | None:
         """None when there is none, or not any more."""
@@ -99,22 +99,23 @@ class SharedState(Protocol):
         answer_id: str,
         retention: timedelta,
     ) -> Claim:
-        """Take an idempotency key, or learn who has it: ours if ``answer_id`` is the same."""
+        """Take an idempotency key, or learn who has it: it is ours if the result has our
+        ``answer_id``."""
 
     async def release_claim(self, tenant_id: UUID, key_hash: bytes, answer_id: str) -> bool:
-        """Let a key go that stands for ``answer_id``; False when it does not."""
+        """Release a key if it stands for ``answer_id``; False if it does not."""
 
     async def trim_claims(self, tenant_id: UUID, max_rows: int) -> int:
-        """Let go of a tenant's oldest keys above so many; how many went."""
+        """Release a tenant's oldest keys beyond ``max_rows``; returns how many."""
 
     async def register_worker(self, worker_id: str, address: str, lease: timedelta) -> None:
-        """Say, or go on saying, where a worker can be reached."""
+        """Register a worker's address, or renew its lease."""
 
     async def find_worker(self, worker_id: str) -> str | None:
-        """Its address; None when it left, or did not renew its lease."""
+        """The worker's address; None when it left, or did not renew its lease."""
 
     async def forget_worker(self, worker_id: str) -> None:
-        """It has left."""
+        """Remove a worker that leaves."""
 
     async def delete_expired(self) -> int:
-        """Delete what is past its end, a thousand rows of each kind at most; how many."""
+        """Delete expired rows, at most a thousand of each kind; returns how many."""

@@ -1,4 +1,4 @@
-"""The port to persistence: ``postgres`` and ``memory`` pass the same contract tests."""
+"""The interface to persistence: ``postgres`` and ``memory`` pass the same contract tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from tenants.types import (
     UsageEvent,
     UsageGroup,
     UsageSum,
-    UsageTotals,
 )
 
 NO_TIME = timedelta()
@@ -37,7 +36,7 @@ class Store(Protocol):
     """
 
     shared: SharedState
-    """What gateway workers share beside all this."""
+    """What gateway workers share besides the above."""
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
         """Raises ``TenantExists`` when the name is taken."""
@@ -57,7 +56,7 @@ class Store(Protocol):
         priority: int | None = None,
         disabled: bool | None = None,
     ) -> Tenant:
-        """Change what is not None; disabling twice keeps the first time.
+        """Change the fields that are not None. Disabling again keeps the time of the first.
 
         Raises ``TenantNotFound``, ``TenantExists``.
         """
@@ -93,19 +92,17 @@ class Store(Protocol):
     async def rotate_key(
         self, public_id: str, *, new_public_id: str, key_hash: bytes, grace: timedelta
     ) -> ApiKey:
-        """Replace a key by a new one that may do the same; return the new one.
+        """Replace a key by a new one with the same rights; returns the new one.
 
-        The old one goes on working for ``grace``, or until the end it had already if that is
-        sooner. Raises ``KeyNotFound`` (also when the old one is revoked), ``KeyExists``.
+        The old one goes on working for ``grace``, or until its own end if that is sooner. Raises
+        ``KeyNotFound`` (also when the old one is revoked), ``KeyExists``.
         """
 
     async def create_first_admin_key(
         self, tenant_name: str, *, public_id: str, key_hash: bytes, name: str
     ) -> None:
-        """A key with the scope ``admin``, if there never was one; the tenant too if there is none.
-
-        Raises ``AdminKeyExists``.
-        """
+        """Create a key with the scope ``admin``, if there never was one; and the tenant, if it does
+        not exist. Raises ``AdminKeyExists``."""
 
     async def find_key(self, public_id: str) -> KeyRecord | None:
         """The key, its tenant and its hash, also when revoked or expired; None when unknown."""
@@ -114,7 +111,7 @@ class Store(Protocol):
         """A tenant's keys, oldest first; none for a tenant that does not exist."""
 
     async def revoke_key(self, public_id: str) -> ApiKey:
-        """Idempotent: the first time stays. Raises ``KeyNotFound``."""
+        """Revoke a key; doing so again keeps the first time. Raises ``KeyNotFound``."""
 
     async def create_adapter(
         self,
@@ -134,20 +131,19 @@ class Store(Protocol):
         """A tenant's adapters by name; none for a tenant that does not exist."""
 
     async def delete_adapter(self, tenant_id: UUID, adapter_id: UUID) -> Adapter:
-        """What was there. Raises ``AdapterNotFound``."""
+        """Delete an adapter and return it. Raises ``AdapterNotFound``."""
 
     async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
-        """Note when keys were used last, by key id; an earlier time than the one there is dropped.
-
-        Ids that are no key's are passed over.
-        """
+        """Record when keys were last used, by key id; a time earlier than the recorded one is
+        ignored, and so are unknown ids."""
 
     async def record_usage(self, event: UsageEvent) -> bool:
-        """Append to the ledger; False when this ``request_id`` is there already: the first stays.
+        """Append to the ledger; False when this ``request_id`` is there already: the first event
+        stays.
 
-        In the same transaction what the request reserved and did not use is given back, and its
-        slot is free; without a reservation it is charged all the same. Raises ``KeyNotFound``
-        when the key is not the tenant's.
+        The same transaction gives back what the request reserved and did not use, and frees its
+        slot; without a reservation it is charged all the same. Raises ``KeyNotFound`` when the key
+        is not the tenant's.
         """
 
     async def put_limits(
@@ -159,39 +155,35 @@ class Store(Protocol):
         """The limits of a tenant's scopes: tenant, projects, keys."""
 
     async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
-        """Take from all scopes of a request, or from none.
+        """Reserve from all scopes of a request, or from none.
 
-        Asking again with the same ``request_id`` takes nothing twice: it repeats the answer of a
-        running request, and is how a queued one asks whether its turn has come.
+        Asking again with the same ``request_id`` reserves nothing twice: a running request gets the
+        same answer, and a queued one asks in this way whether its turn has come.
         """
 
     async def extend(
         self, tenant_id: UUID, request_id: UUID, *, tokens: int, generated: int, lease: timedelta
     ) -> int | None:
-        """Hold more tokens for a completion that runs: how many were granted.
+        """Reserve more tokens for a running completion; returns how many were granted.
 
-        Only the months' limits make it fewer; the rates go into debt. None without a reservation.
+        Only monthly limits can make it fewer; rates go into debt. None without a reservation.
         """
 
     async def release(self, tenant_id: UUID, request_id: UUID) -> bool:
-        """Undo a reservation that came to nothing; False without one. No row in the ledger."""
+        """Release a reservation without a row in the ledger; False if there is none."""
 
     async def renew(
         self, owner: UUID, generated: Mapping[UUID, int], lease: timedelta
     ) -> set[UUID]:
-        """Renew the leases of an owner's requests; those that are still held.
+        """Renew the leases of an owner's requests; returns those still reserved.
 
-        One that ran out is held until ``reap`` comes for it: its owner may have waited for us.
-        ``generated`` is by request id; it is what is charged should the owner die.
+        One whose lease ran out stays reserved until ``reap`` settles it: its owner may have been
+        waiting for the store. ``generated``, by request id, is what is charged if the owner dies.
         """
 
     async def reap(self, *, patience: timedelta = NO_TIME) -> UUID | None:
-        """Settle one request whose lease ran out ``patience`` ago, as ``error``; None when there is
-        none. One that only queues is released as soon as its lease has run out.
-        """
-
-    async def usage_totals(self, tenant_id: UUID) -> UsageTotals:
-        """Sums over the tenant's ledger."""
+        """Settle, as ``error``, one request whose lease ran out at least ``patience`` ago; None
+        when there is none. One that is only queued is released as soon as its lease runs out."""
 
     async def sum_usage(
         self,
@@ -215,7 +207,7 @@ class Store(Protocol):
         """
 
     async def kill_request(self, tenant_id: UUID, request_id: UUID) -> None:
-        """Tell all workers to end a request; whether any runs it is not known here."""
+        """Tell all workers to end a request. Whether any of them runs it is not known here."""
 
     async def list_audit(
         self, tenant_id: UUID | None = None, *, before: int | None = None, limit: int = 100
@@ -223,9 +215,10 @@ class Store(Protocol):
         """Changes of one tenant or of all, the newest first; ``before``: older than this id."""
 
     async def maintain(self, *, usage_retention_months: int | None = None) -> None:
-        """What has to be done once a day: partitions for the ledger of the months to come.
+        """Daily maintenance: creates the ledger's partitions for the coming months.
 
-        Requests of more than so many whole months ago go; their hourly sums stay.
+        Deletes requests of more than ``usage_retention_months`` whole months ago; their hourly sums
+        stay.
         """
 
     async def ping(self) -> None:

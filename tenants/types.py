@@ -19,7 +19,7 @@ USAGE_STATUSES: tuple[UsageStatus, ...] = get_args(UsageStatus)
 
 MAX_COST_MICRO = 10**15
 MAX_TOKENS = 2**31 - 1
-"""Of one request; sums are 64 bits wide."""
+"""Most tokens of one request; sums are 64 bits wide."""
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """Priority class; lower goes first."""
     created_at: datetime
     disabled_at: datetime | None = None
-    """Since when none of its keys opens anything."""
+    """Since when all its keys are refused."""
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: UUID
     name: str
     is_default: bool = False
-    """The one that keys get when they name none; each tenant has one from its birth."""
+    """The project of keys that name none; every tenant has one from the start."""
     created_at: datetime
 
 
@@ -65,9 +65,9 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     revoke_at: datetime | None = None
-    """When its grace after a rotation ends: from there on it counts as revoked."""
+    """When its grace period after a rotation ends: from then on it counts as revoked."""
     last_used_at: datetime | None = None
-    """Within a minute or so: uses are written in batches."""
+    """Accurate to about a minute: uses are written in batches."""
     replaces_key_id: UUID | None = None
 
 
@@ -80,12 +80,12 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     parent: str
     """The served model that it changes."""
     path: str
-    """Its folder, below that of all adapters."""
+    """Its folder, below the folder of all adapters."""
     base_model: str | None = None
-    """What it was made for, as its files name it."""
+    """The model it was made for, as its files name it."""
     rank: int
     digest: str
-    """Of its files, as they were when they were checked."""
+    """Digest of its files when they were checked."""
     created_at: datetime
 
 
@@ -97,7 +97,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[ScopePolicy, ...] = ()
     """Limits of its key, project and tenant, in this order; scopes without any are left out."""
     adapters: tuple[Adapter, ...] = ()
-    """Its tenant's, by name."""
+    """Its tenant's adapters, by name."""
 
     @property
     def priority(self) -> int:
@@ -142,7 +142,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     created_at: datetime
     end_user: str | None = None
-    """Whom the tenant says it asked for: the request's ``user``."""
+    """The end user that the tenant named: the request's ``user``."""
     cost_micro: int = 0
     """Millionths of the currency of the prices."""
 
@@ -160,16 +160,6 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidValue("created_at", "needs a time zone")
 
 
-class UsageTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over a tenant's ledger."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    cost_micro: int = 0
-
-
 UsageGroup = Literal["tenant", "project", "key", "model"]
 USAGE_GROUPS: tuple[UsageGroup, ...] = get_args(UsageGroup)
 UsageBucket = Literal["hour", "day", "total"]
@@ -177,10 +167,10 @@ USAGE_BUCKETS: tuple[UsageBucket, ...] = get_args(UsageBucket)
 
 
 class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the ledger by whatever was asked for; what was not is None."""
+    """Sums over the ledger, grouped as asked; fields not grouped by are None."""
 
     start: datetime | None = None
-    """Of the hour or day; None when the sum is over all of the time span."""
+    """Start of the hour or day; None when the sum is over the whole time span."""
     tenant_id: UUID | None = None
     project_id: UUID | None = None
     key_id: UUID | None = None
@@ -193,7 +183,7 @@ class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A reservation as the database knows it: of whichever worker."""
+    """A reservation as the database knows it, of any worker."""
 
     request_id: UUID
     tenant_id: UUID
@@ -203,7 +193,7 @@ class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
     owner: UUID
     prompt_tokens: int
     generated_tokens: int
-    """As of the last renewal of its lease."""
+    """As of the last renewal of the lease."""
     created_at: datetime
 
 
@@ -211,7 +201,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One change of a tenant, project, key, limit or adapter: who did it, what was and what is."""
 
     id: int
-    """Ascends with time."""
+    """Ascending in time."""
     tenant_id: UUID
     at: datetime
     actor: str

@@ -32,7 +32,7 @@ from tenants.types import UsageEvent
 logger = logging.getLogger(__name__)
 
 ADOPT_S = 5.0
-"""Well within a lease, after which less exact counts are charged."""
+"""Well within a lease, after which a less exact count is charged."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,9 +55,8 @@ class Ledger:
         max_backoff_s: float = 2.0,
         journal: Journal | None = None,
     ) -> None:
-        """``max_pending`` bounds memory (see ``has_room``), ``num_writers`` how many writes are
-        under way at once: those that are, the store sends together.
-        """
+        """max_pending: bounds memory (see ``has_room``). num_writers: writes under way at once; the
+        store sends those together."""
         assert max_pending > 0
         assert num_writers > 0
         self._store = store
@@ -107,14 +106,14 @@ class Ledger:
         if self._num_failures > 0:
             self._keep(pending)
         self._start_writers()
-        # The future is the caller's, the write is a writer's: cancelling ends only the waiting.
+        # The caller owns the future, a writer the write: cancelling ends only the waiting.
         return await pending.answer
 
     def begin(self, event: UsageEvent, price: Price) -> Running | None:
-        """Count a request that starts now; ``end`` what is returned once it is settled.
+        """Count a request that starts now. Call ``end`` on the result once it is settled.
 
-        ``event`` is its settlement should this process die, but for the tokens. None without a
-        journal to count in.
+        event: its settlement, except for the tokens, if this process dies. None without a journal
+        to count in.
         """
         return None if self._journal is None else self._journal.begin(event, price)
 
@@ -125,9 +124,10 @@ class Ledger:
         return pending
 
     def replay(self) -> int:
-        """Queue what dead processes left in the journal's folder; how many settlements it is.
+        """Queue what dead processes left in the journal's folder; returns the number of
+        settlements.
 
-        The bound does not hold for them: they were within one already. Raises ``OSError``.
+        They are exempt from the bound: they were within one already. Raises ``OSError``.
         """
         if self._journal is None:
             return 0
@@ -142,7 +142,7 @@ class Ledger:
         return len(events)
 
     async def run(self) -> None:
-        """Look for what dead processes have left, until cancelled: theirs may never come back."""
+        """Adopt what dead processes have left, until cancelled: they may never be restarted."""
         while True:
             await asyncio.sleep(ADOPT_S)
             try:
@@ -221,7 +221,7 @@ class Ledger:
         self._keep(pending)
 
     def _keep(self, *kept: _Pending) -> None:
-        """These are written later, as far as anybody asks."""
+        """Answer these as kept, to be written later; journal those that are not yet on disk."""
         new = [pending for pending in kept if not pending.is_journaled]
         if self._journal is not None and new:
             try:

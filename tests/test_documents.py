@@ -18,6 +18,7 @@ DOCUMENTS = [
     for name in (
         "README.md",
         "PERFORMANCE.md",
+        "docs/experiments.md",
         "engine/demo/README.md",
         "gateway/README.md",
         "grammar/README.md",

@@ -45,14 +45,14 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody references, those with cached content included."""
+        """Blocks that nobody references, cached ones included."""
         return len(self._blank) + len(self._partial) + len(self._full)
 
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]
 
     def allocate(self, count: int) -> list[int]:
-        """Take ``count`` free blocks, one reference each. The caller checked ``num_free``."""
+        """Take ``count`` free blocks, with one reference each. The caller checked ``num_free``."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} are free"
         block_ids = []
         for _ in range(count):
@@ -64,7 +64,7 @@ class BlockPool:
         return block_ids
 
     def acquire(self, block_id: int) -> None:
-        """One more reference on a block that is held or cached."""
+        """Add a reference to a block that is held or cached."""
         if self._ref_counts[block_id] == 0:
             content = self._contents[block_id]
             assert content is not None, f"block {block_id} is acquired, but blank"
@@ -74,7 +74,8 @@ class BlockPool:
         self._ref_counts[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Drop one reference each. Of cached blocks, the first ones given are evicted first."""
+        """Drop one reference to each block. Of the cached ones, those given first are evicted
+        first."""
         for block_id in block_ids:
             count = self._ref_counts[block_id] - 1
             assert count >= 0, f"block {block_id} is released twice"
@@ -83,14 +84,16 @@ class BlockPool:
                 self._free(block_id)
 
     def publish(self, block_id: int, content: Content) -> None:
-        """Make a held block's content findable. Another block with the same content stays first."""
+        """Make a held block's content findable. If another block has the same content, that one
+        stays the one that is found."""
         assert self._ref_counts[block_id] > 0, f"block {block_id} is published but not held"
         assert self._contents[block_id] is None, f"block {block_id} is published twice"
         if self.index.add(block_id, content):
             self._contents[block_id] = content
 
     def ceilings_of(self, max_blocks: Mapping[str, int]) -> tuple[Ceiling, ...]:
-        """Groups by their names, with their bounds from now on: what is beyond goes at once."""
+        """The groups with these names, whose bounds are those given from now on. Blocks beyond a
+        bound are given up at once."""
         ceilings = self._ceilings.of(max_blocks)
         self._keep_below(ceilings)
         return ceilings
@@ -123,7 +126,7 @@ class BlockPool:
             self._full.remove(block_id)
 
     def _evict(self) -> None:
-        """Make the cached block blank that is worth least."""
+        """Give up the cached block that is worth least: it becomes blank."""
         if self._partial:
             self._forget(self._partial.popitem(last=False)[0])
         else:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Ceiling:
-    """One group: its bound, and its blocks that nobody holds, the first released first."""
+    """One group: its bound, and its idle blocks, the one released first in front."""
 
     __slots__ = ("__weakref__", "idle", "max_blocks")
 
@@ -25,19 +25,19 @@ class Ceiling:
         self.idle: OrderedDict[int, None] = OrderedDict()
 
     def excess(self) -> Iterator[int]:
-        """The blocks to give up; the caller takes each out of ``idle``."""
+        """The blocks beyond the bound, to be given up; the caller removes each from ``idle``."""
         while len(self.idle) > self.max_blocks:
             yield next(iter(self.idle))
 
 
 class Ceilings:
-    """All groups that a request or a block still belongs to; no others are remembered."""
+    """All groups that some request or block belongs to; others are forgotten."""
 
     def __init__(self) -> None:
         self._by_name: WeakValueDictionary[str, Ceiling] = WeakValueDictionary()
 
     def of(self, max_blocks: Mapping[str, int]) -> tuple[Ceiling, ...]:
-        """The groups of these names; from now on their bounds are those given."""
+        """The groups with these names, whose bounds are those given from now on."""
         found = []
         for name, bound in max_blocks.items():
             ceiling = self._by_name.get(name)

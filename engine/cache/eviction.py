@@ -1,4 +1,4 @@
-"""In which order cached blocks that nobody holds are given up."""
+"""The order in which cached blocks that nobody holds are given up."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _MIN_OUTDATED = 64
 
 
 class _Share:
-    """The idle blocks of one owner, the one released longest ago first."""
+    """The idle blocks of one owner, the one released longest ago in front."""
 
     __slots__ = ("blocks", "entry", "owner")
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
         self.blocks: OrderedDict[int, int] = OrderedDict()
-        """Block id to the time of its release."""
+        """Time of release by block id."""
         self.entry = 0
-        """Number of its entry in the heap; all others of it are outdated."""
+        """Number of this owner's valid entry in the heap; its other entries are outdated."""
 
 
 class EvictionOrder:
@@ -70,7 +70,7 @@ class EvictionOrder:
             del self._shares[share.owner]
 
     def pop(self) -> int:
-        """Give up the block that is next."""
+        """Remove and return the block to give up next."""
         heap = self._heap
         while True:  # Written out, because a full cache comes here for every block handed out.
             protected, released, entry, share = heap[0]
@@ -86,7 +86,7 @@ class EvictionOrder:
             heapq.heapreplace(heap, (within_floor, oldest, entry, share))
 
     def pop_from(self, owner: str) -> int:
-        """Give up the owner's block that was released longest ago."""
+        """Remove and return the owner's block that was released longest ago."""
         return self._pop_oldest(self._shares[owner])
 
     def _pop_oldest(self, share: _Share) -> int:

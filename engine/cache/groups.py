@@ -34,26 +34,26 @@ class LayerGroups:
     """How the layers of a model are divided."""
 
     windows: tuple[int | None, ...]
-    """Of each group, those without one first."""
+    """Window of each group, None for none; groups without a window come first."""
     places: tuple[tuple[int, int], ...]
-    """Of each layer: its group, and its number within."""
+    """(group, index within the group) of each layer."""
     window_step: int = 1
-    """Attention reads keys in pieces that begin at multiples of so many tokens: a window leaves
-    whole ones behind."""
+    """Attention reads keys in pieces that start at multiples of this many tokens; a window frees
+    only whole pieces."""
 
     @property
     def num_layers_each(self) -> int:
-        """Layers whose keys and values a block holds."""
+        """The number of layers whose keys and values one block holds."""
         return 1 + max(number for _, number in self.places)
 
 
 def group_layers(
     windows: Sequence[int | None], max_model_len: int, *, more_layers: float = 0.0
 ) -> LayerGroups:
-    """The groups that take the least memory for a request of ``max_model_len`` tokens.
+    """The division that takes the least memory for a request of ``max_model_len`` tokens.
 
-    windows: of each layer, None for all tokens. more_layers: what else lies beside each block, of
-    whatever group, in layers.
+    windows: of each layer, None for all tokens. more_layers: what else is stored with each block,
+    of whatever group, measured in layers.
     """
     by_window: dict[int | None, list[int]] = defaultdict(list)
     for layer, window in enumerate(windows):
@@ -70,7 +70,7 @@ def group_layers(
 
 
 def single_group(num_layers: int, window: int | None = None) -> LayerGroups:
-    """All layers together; window: the widest of them, None if one sees everything."""
+    """All layers in one group. window: the widest of any layer, None if one sees everything."""
     return LayerGroups((window,), tuple((0, layer) for layer in range(num_layers)))
 
 
@@ -85,14 +85,14 @@ def _divide(kinds: dict[int | None, list[int]], size: int) -> LayerGroups:
 
 
 def _cost(groups: LayerGroups, num_tokens: int, more_layers: float) -> float:
-    """Slots of single layers that a request takes, and something for each group."""
+    """Slots, times layers, that a request takes, plus a penalty per group."""
     slots = sum(num_tokens if window is None else window for window in groups.windows)
     width = groups.num_layers_each + more_layers
     return width * slots * (1 + _MIN_SAVED * len(groups.windows))
 
 
 def blocks_per_step(block_size: int, window_step: int) -> int:
-    """Blocks that a window leaves behind at a time: whole ones, that are whole pieces."""
+    """How many blocks a window frees at a time: the fewest that are whole pieces."""
     return math.lcm(block_size, window_step) // block_size
 
 
@@ -103,10 +103,10 @@ def peak_blocks(
     max_tokens_in_flight: int,
     window_step: int = 1,
 ) -> int:
-    """Blocks that a request of so many tokens holds at most.
+    """The most blocks that a request of ``num_tokens`` holds at any time.
 
-    windows: of the groups. What steps in flight compute has not left its windows yet. A window
-    may begin anywhere in a piece, and is moved on once a block.
+    windows: of the groups. Tokens of steps in flight have not left any window yet. A window may
+    begin anywhere in a piece, and moves on only by whole blocks.
     """
     whole = -(-num_tokens // block_size)
     more = blocks_per_step(block_size, window_step) + 1

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GroupHit:
-    """What is there of a prefix for one layer group."""
+    """The part of a prefix that one layer group has."""
 
     first: int = 0
-    """The first place that matters."""
+    """The first block index that attention still reads."""
     block_ids: list[int] = field(default_factory=list)
-    """From there on; to be shared."""
+    """The blocks from ``first`` on, to be shared."""
     source: int = -1
     """A block to be copied from; see ``PrefixHit``."""
 
@@ -65,8 +65,8 @@ class HybridHit(PrefixHit):
 
 
 class HybridCacheManager(CacheManager):
-    """``windows``: of the layer groups; ``window_step``: see ``LayerGroups``; ``chunk_tokens``: of
-    one request in a step, at most."""
+    """windows: of the layer groups. window_step: see ``LayerGroups``. chunk_tokens: most tokens of
+    one request in a step."""
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class HybridCacheManager(CacheManager):
         self._blocks_per_step = blocks_per_step(block_size, window_step)
         self._tokens_per_step = self._blocks_per_step * block_size
         self._marks = [bytes([group]) for group in range(len(windows))]
-        """Behind a key, they make it a group's own."""
+        """Appended to a key, so that each group has keys of its own."""
         self._num_full = sum(window is None for window in windows)
-        # Two steps are in flight at most.
+        # At most two steps are in flight.
         limit = max_request_tokens(
             self.windows, num_blocks, block_size, 2 * chunk_tokens, window_step
         )
@@ -97,7 +97,8 @@ class HybridCacheManager(CacheManager):
         return self._max_num_tokens
 
     def _first_place(self, window: int | None, num_tokens: int) -> int:
-        """The first block that attention of a query at ``num_tokens``, or behind it, reads."""
+        """Index of the first block that attention reads for a query at position ``num_tokens`` or
+        later."""
         if window is None:
             return 0
         oldest = max(0, num_tokens - window + 1)
@@ -140,7 +141,7 @@ class HybridCacheManager(CacheManager):
         return self._num_places_cached(table, token_ids) * self.block_size
 
     def _num_places_cached(self, table: BlockTable, token_ids: Sequence[int]) -> int:
-        """The most leading full blocks behind which no group lacks anything."""
+        """The most leading full blocks after which every group has all it needs."""
         find, keys = self.pool.index.find, table.keys
         end = (len(token_ids) - 1) // self.block_size
         for mark in self._marks[: self._num_full]:
@@ -155,10 +156,11 @@ class HybridCacheManager(CacheManager):
         return self._cut_to_windows(keys, end)
 
     def _cut_to_windows(self, keys: Sequence[bytes], end: int) -> int:
-        """The largest number up to ``end`` behind which every window finds its blocks.
+        """The largest number of blocks, up to ``end``, after which every window finds what it
+        reads.
 
-        A block that is missing rules out every end whose window reaches it, and these are all
-        from it up to the present one. So each block is looked up once.
+        A missing block rules out every end whose window covers it: all those from it up to the
+        current one. So each block is looked up once.
         """
         find = self.pool.index.find
         windows = list(zip(self.windows, self._marks, strict=True))[self._num_full :]
@@ -177,7 +179,7 @@ class HybridCacheManager(CacheManager):
         return end
 
     def _swapped_hit(self, hit: PrefixHit, num_swapped: int) -> PrefixHit:
-        """Only what sees all tokens is shared: windows come back as a whole."""
+        """Only groups without a window share blocks; those with one are copied back as a whole."""
         groups = tuple(
             replace(found, source=-1)
             if window is None
@@ -187,11 +189,11 @@ class HybridCacheManager(CacheManager):
         return HybridHit(num_swapped, is_swapped=True, groups=groups, num_places=hit.num_blocks)
 
     def _groups_of(self, hit: PrefixHit) -> tuple[GroupHit, ...]:
-        """Of an empty hit, too."""
+        """The parts of a hit by group; of an empty hit, empty ones."""
         return hit.groups if isinstance(hit, HybridHit) else (GroupHit(),) * len(self.windows)
 
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_written: int) -> None:
-        """And give back what the windows have left behind."""
+        """As in ``CacheManager``; also gives back the blocks that windows have left behind."""
         table.num_written = num_written
         num_full = num_written // self.block_size
         if num_full > table.num_published and self._shares(table):
@@ -230,7 +232,7 @@ class HybridCacheManager(CacheManager):
     # ---- room -----------------------------------------------------------------------------------
 
     def _ends(self, hit: PrefixHit, num_tokens: int) -> list[int]:
-        """Of each group: the places that ``admit`` fills."""
+        """The end of the block indices that ``admit`` fills, for each group."""
         num_windowed = min(num_tokens, hit.num_tokens + self._chunk_tokens)
         return [
             self.num_blocks_for(num_tokens if window is None else num_windowed)
@@ -238,7 +240,7 @@ class HybridCacheManager(CacheManager):
         ]
 
     def _num_reserved(self, hit: PrefixHit, num_tokens: int) -> int:
-        """Blocks of all groups, shared ones included."""
+        """Blocks that ``admit`` takes in all groups, shared ones included."""
         ends = self._ends(hit, num_tokens)
         return sum(end - found.first for end, found in zip(ends, self._groups_of(hit), strict=True))
 
@@ -309,7 +311,8 @@ class HybridCacheManager(CacheManager):
         table.num_published = table.num_written = 0
 
     def _from_the_end(self, table: BlockTable) -> Iterator[int]:
-        """The blocks of all groups: what one of them lacks, the others need not keep."""
+        """All groups' blocks from the last token back: without one group's block the others' are
+        useless."""
         num_places = max((len(held.block_ids) for held in table.layer_groups), default=0)
         for place in range(num_places - 1, -1, -1):
             for held in table.layer_groups:
@@ -325,7 +328,8 @@ class HybridCacheManager(CacheManager):
         return sum(ref_count(block_id) == 1 for block_id in self.held_blocks(table))
 
     def num_sole_tokens(self, table: BlockTable) -> int:
-        """By the first group, which looks furthest back; nobody holds what even it has left."""
+        """Counted in the first group, which looks back furthest; what even it has left is held by
+        nobody."""
         held, ref_count = table.layer_groups[0], self.pool.ref_count
         num_sole = sum(ref_count(block_id) == 1 for block_id in held.block_ids[held.first :])
         return (held.first + num_sole) * self.block_size
@@ -386,7 +390,7 @@ def create_cache_manager(
     windows: Sequence[int | None],
     window_step: int,
 ) -> CacheManager:
-    """windows, window_step: of the layer groups of the model."""
+    """windows, window_step: of the model's layer groups."""
     options: dict[str, Any] = {
         "enable_prefix_caching": config.enable_prefix_caching,
         "tenant_floor": config.prefix_cache_tenant_floor,

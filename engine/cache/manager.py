@@ -1,4 +1,5 @@
-"""The KV cache as the scheduler sees it: room for tokens, and prefixes that are there already."""
+"""The KV cache as the scheduler sees it: room for tokens, and prefixes that are already
+computed."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 
 NO_BLOCK = -1
-"""Stands in a table for a block that was given back before its request ended."""
+"""Marks a block that was given back before its request ended."""
 
-# The region of public prefixes. No request's region has this domain.
+# The region of public prefixes; no request's own region has this domain.
 _PUBLIC = {"public": ""}
 
 
@@ -62,27 +63,27 @@ class BlockTable:
         self.num_public_tokens = num_public_tokens
         self.group = group
         self.root: bytes | None = None
-        """Of the region; computed once, on demand."""
+        """The root key of its region; computed once, on demand."""
         self.ceilings: tuple[Ceiling, ...] = ()
-        """``BlockPool.ceilings_of`` the groups that what it leaves in the cache counts for."""
+        """The ceilings, from ``BlockPool.ceilings_of``, that its cached blocks count for."""
         self.block_ids: list[int] = []
         self.layer_groups: list[GroupTable] = []
-        """In place of ``block_ids``, where some layers have a window."""
+        """Used in place of ``block_ids`` where some layers have a window."""
         self.num_places = 0
-        """Leading blocks of tokens that there is room for, in all layers."""
+        """Block indices, from the first, that have room in all layers."""
         self.num_held = 0
-        """Blocks held, those of all layer groups together."""
+        """Blocks held, summed over all layer groups."""
         self.keys: list[bytes] = []
         """Keys of the leading full blocks, as far as they were computed. They outlive a release:
         a preempted request looks its own prefix up again."""
         self.skip_reading = False
-        """Take nothing from the cache: all tokens are to be computed."""
+        """Take nothing from the cache: all tokens have to be computed."""
         self.num_published = 0
-        """Leading blocks that need no publishing any more."""
+        """Leading blocks that are published already."""
         self.num_written = 0
-        """Leading slots whose step is over."""
+        """Leading slots that are written for certain: the step that wrote them is over."""
         self.swapped: Swapped | None = None
-        """What it has in host memory, while it holds no blocks for it."""
+        """What it has in host memory, while it holds no blocks for that on the device."""
 
 
 @dataclass(slots=True)
@@ -92,12 +93,12 @@ class GroupTable:
     block_ids: list[int]
     """``NO_BLOCK`` where the window has left a block behind."""
     first: int = 0
-    """The first place that is held, if any is."""
+    """Index of the first block that is held, if any is."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The leading tokens that need no computing. Nothing of it is acquired yet."""
+    """The leading tokens that need not be computed. Nothing is acquired yet."""
 
     num_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
@@ -105,13 +106,13 @@ class PrefixHit:
     source: int = -1
     """A block whose leading slots continue the prefix, to be copied; -1 for none."""
     num_copied: int = 0
-    """Those slots; ``num_tokens`` includes them."""
+    """How many slots to copy; ``num_tokens`` includes them."""
     is_swapped: bool = False
-    """What is behind the full blocks comes from host memory."""
+    """What follows the full blocks is copied back from host memory."""
 
     @property
     def num_blocks(self) -> int:
-        """Leading full blocks that are there."""
+        """Leading full blocks of the hit."""
         return len(self.block_ids)
 
     def without_copy(self) -> PrefixHit:
@@ -127,9 +128,9 @@ class CacheManager:
     """
 
     windows: Sequence[int | None] = (None,)
-    """Of each layer group."""
+    """Window of each layer group; None where it sees all tokens."""
     num_left_behind = 0
-    """Blocks that requests gave back before they ended, in all."""
+    """Total of blocks that requests gave back before they ended."""
 
     def __init__(
         self,
@@ -195,7 +196,8 @@ class CacheManager:
         return PrefixHit(start + num_copied, block_ids, source, num_copied)
 
     def num_matching_tokens(self, table: BlockTable, token_ids: Sequence[int]) -> int:
-        """What ``lookup`` would find, rounded down to full blocks: cheap enough to compare many."""
+        """What ``lookup`` would find, rounded down to full blocks; cheap enough to compare many
+        requests."""
         find, keys = self.pool.index.find, table.keys
         if keys and find(keys[0]) is None:  # The scheduler asks for many, and most are such.
             return 0
@@ -235,7 +237,7 @@ class CacheManager:
         table.num_published = num_full
 
     def _publish_rest(self, table: BlockTable, token_ids: Sequence[int]) -> None:
-        """Make the slots after the last full block findable, for a copy."""
+        """Make the last, partly filled block findable, so that its slots can be copied."""
         if table.num_written % self.block_size == 0:
             return
         index = table.num_written // self.block_size
@@ -245,7 +247,7 @@ class CacheManager:
         return self.enable_prefix_caching or bool(table.group)
 
     def _region(self, table: BlockTable) -> Mapping[str, str]:
-        """Where prefix caching is off, a group is a region of its own."""
+        """The table's region; where prefix caching is off, its group becomes one of its own."""
         if self.enable_prefix_caching:
             return table.region
         return {**table.region, "group": table.group}
@@ -260,7 +262,7 @@ class CacheManager:
         return Content(table.keys[index], parent, data, table.owner, False, table.ceilings)
 
     def _rest(self, table: BlockTable, token_ids: Sequence[int], index: int) -> Content:
-        """What the block at ``index`` holds so far."""
+        """The tokens that the block at ``index`` holds so far."""
         parent = self._parent(table, index)
         data = token_bytes(token_ids[index * self.block_size : table.num_written])
         key = child_key(parent, data)
@@ -287,7 +289,7 @@ class CacheManager:
     # ---- room -----------------------------------------------------------------------------------
 
     def num_blocks_lacking(self, hit: PrefixHit, num_tokens: int) -> int:
-        """Free blocks that are missing to admit ``num_tokens`` with this hit; <= 0 if none."""
+        """How many free blocks are missing to admit ``num_tokens`` with this hit; <= 0 if none."""
         num_fresh = self.num_blocks_for(num_tokens) - len(hit.block_ids)
         # A hit that nobody holds is still on the free list.
         num_idle = sum(self.pool.ref_count(block_id) == 0 for block_id in hit.block_ids)
@@ -311,17 +313,18 @@ class CacheManager:
         table.num_published = len(hit.block_ids)
 
     def num_slots_reserved(self, hit: PrefixHit, num_tokens: int) -> int:
-        """Slots that ``admit`` gives a request, in all layer groups together."""
+        """Slots that ``admit`` gives a request, summed over layer groups."""
         return num_tokens
 
     def block_copies(self, table: BlockTable, hit: PrefixHit) -> list[tuple[int, int, int]]:
-        """After ``admit``: what a hit has to be copied, (source block, block, leading slots)."""
+        """After ``admit``: the copies that the hit needs, as (source block, block, leading
+        slots)."""
         if not hit.num_copied:
             return []
         return [(hit.source, table.block_ids[hit.num_blocks], hit.num_copied)]
 
     def block_ids(self, table: BlockTable) -> list[list[int]]:
-        """The blocks of each layer group, in the order of their tokens."""
+        """The blocks of each layer group, in token order."""
         return [list(table.block_ids)]
 
     def num_blocks_to_grow(self, table: BlockTable, num_places: int) -> int:
@@ -329,7 +332,7 @@ class CacheManager:
         return num_places - table.num_places
 
     def grow(self, table: BlockTable, num_places: int) -> list[list[int]]:
-        """Append fresh blocks until there is room for so many blocks of tokens; they are returned,
+        """Append fresh blocks until there is room for ``num_places`` blocks of tokens. Returns them
         for each layer group. The caller checked ``num_free_blocks``."""
         block_ids = self.pool.allocate(num_places - table.num_places)
         table.block_ids += block_ids
@@ -337,11 +340,12 @@ class CacheManager:
         return [block_ids]
 
     def num_places_within(self, table: BlockTable, num_blocks: int) -> int:
-        """How far ``grow`` gets with so many free blocks."""
+        """How many blocks of tokens ``grow`` can make room for with ``num_blocks`` free blocks."""
         return table.num_places + num_blocks
 
     def release(self, table: BlockTable, token_ids: Sequence[int]) -> None:
-        """Give all blocks back; the last ones are evicted first, as a prefix serves more often."""
+        """Give all blocks back. The last ones are evicted first: a prefix is of use to more
+        requests."""
         if self._shares(table):
             self._publish_rest(table, token_ids)
         self.pool.release(reversed(table.block_ids))
@@ -354,15 +358,15 @@ class CacheManager:
         return sum(self.pool.ref_count(block_id) == 1 for block_id in table.block_ids)
 
     def num_sole_tokens(self, table: BlockTable) -> int:
-        """Slots of tokens that nobody else holds."""
+        """Tokens in blocks that nobody else holds."""
         return self.num_sole_blocks(table) * self.block_size
 
     def held_blocks(self, table: BlockTable) -> Iterable[int]:
-        """Each block that the table has a reference on."""
+        """Every block that the table has a reference to."""
         return table.block_ids
 
     def check_table(self, table: BlockTable) -> None:
-        """What the table says of itself is true. For tests and idle moments."""
+        """Assert that the table is consistent. For tests and idle moments."""
         assert table.num_held == table.num_places == len(table.block_ids)
 
     # ---- host memory ----------------------------------------------------------------------------
@@ -372,8 +376,10 @@ class CacheManager:
         return self.num_blocks_for(num_tokens)
 
     def swap_out(self, table: BlockTable, num_tokens: int) -> list[tuple[int, int]]:
-        """Give the blocks of the leading tokens a place in host memory: (block, host block) to
-        copy. The table keeps its blocks until ``release``; the caller checked ``swap.num_free``.
+        """Reserve host memory for the blocks of the leading tokens; returns the copies to make, as
+        (block, host block).
+
+        The table keeps its blocks until ``release``. The caller checked ``swap.num_free``.
         """
         assert table.swapped is None, "swapped out twice"
         num_blocks = self.num_blocks_for(num_tokens)
@@ -381,7 +387,8 @@ class CacheManager:
         return list(zip(table.block_ids[:num_blocks], table.swapped.block_ids, strict=True))
 
     def swap_in(self, table: BlockTable, hit: PrefixHit) -> list[tuple[int, int]]:
-        """After ``admit``: what to copy back, (block, host block), and nothing stays outside."""
+        """After ``admit``: the copies back to make, as (block, host block). Host memory is given
+        back."""
         pairs: list[tuple[int, int]] = []
         if table.swapped is not None and hit.is_swapped:
             places = range(len(hit.block_ids), self.num_blocks_for(hit.num_tokens))
@@ -391,7 +398,7 @@ class CacheManager:
         return pairs
 
     def drop_swapped(self, table: BlockTable) -> None:
-        """Forget what the table has in host memory, if anything."""
+        """Give back what the table has in host memory, if anything."""
         if table.swapped is not None:
             self.swap.give_back(table.swapped)
             table.swapped = None

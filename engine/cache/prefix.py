@@ -75,15 +75,15 @@ class Content:
 
     key: bytes
     parent: bytes
-    """Key of the block before it, or of its region's root."""
+    """Key of the block before it, or of its region's root for the first."""
     data: bytes
-    """Its tokens, as ``token_bytes``."""
+    """Its tokens, encoded by ``token_bytes``."""
     owner: str
-    """Whom it counts for when blocks have to go."""
+    """Whose share it counts towards when blocks are evicted."""
     partial: bool = False
-    """Filled only in part: readable by a copy of its leading slots."""
+    """Partly filled: can be used only by copying its leading slots."""
     ceilings: tuple[Ceiling, ...] = ()
-    """Of the groups it counts for."""
+    """Ceilings of the groups that it counts towards."""
 
 
 class PrefixIndex:
@@ -92,13 +92,13 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._by_key: dict[bytes, int] = {}
         self._children: dict[bytes, dict[int, bytes]] = {}
-        """Parent key to its blocks and their tokens."""
+        """By parent key: its blocks, each with its tokens."""
 
     def __len__(self) -> int:
         return len(self._by_key)
 
     def add(self, block_id: int, content: Content) -> bool:
-        """False, and no change, if another block has this content already."""
+        """Returns False, changing nothing, if another block has this content already."""
         if self._by_key.setdefault(content.key, block_id) != block_id:
             return False
         self._children.setdefault(content.parent, {})[block_id] = content.data
@@ -112,7 +112,8 @@ class PrefixIndex:
             del self._children[content.parent]
 
     def find(self, key: bytes) -> int | None:
-        """The block with this content. It may be evicted unless acquired at once."""
+        """The block with this content, None if there is none. It may be evicted unless acquired at
+        once."""
         return self._by_key.get(key)
 
     def longest_overlap(self, parent: bytes, data: bytes) -> tuple[int, int]:

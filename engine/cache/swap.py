@@ -1,4 +1,4 @@
-"""Host memory for what preempted requests had computed: which blocks are whose."""
+"""Host memory for what preempted requests had computed: which blocks belong to whom."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ class Swapped:
     """What one request has in host memory, in the order of its tokens."""
 
     block_ids: list[int]
-    """Host blocks: nobody else's, whatever their content."""
+    """Host blocks; never shared, whatever their content."""
     num_tokens: int
-    """Leading tokens whose slots were scheduled to be written when they were copied."""
+    """Leading tokens whose slots were scheduled to be written when the copy was planned."""
     firsts: tuple[int, ...] = ()
-    """With layer groups, whose blocks follow one another: the first place of each."""
+    """With layer groups, the index of each group's first block; ``block_ids`` holds one group after
+    another."""
 
 
 class SwapSpace:
@@ -28,11 +29,11 @@ class SwapSpace:
         assert num_blocks >= 0, num_blocks
         self.num_blocks = num_blocks
         self.num_holders = 0
-        """Requests that have something here."""
+        """Requests that have blocks here."""
         self.num_blocks_out = 0
-        """Blocks copied to the host, in all."""
+        """Total of blocks copied to the host."""
         self.num_blocks_in = 0
-        """Blocks copied back, in all."""
+        """Total of blocks copied back."""
         self._free = list(range(num_blocks - 1, -1, -1))
         self._held = [False] * num_blocks
 
@@ -41,7 +42,7 @@ class SwapSpace:
         return len(self._free)
 
     def take(self, num_blocks: int, num_tokens: int, firsts: tuple[int, ...] = ()) -> Swapped:
-        """Blocks for a request's leading tokens. The caller checked ``num_free``."""
+        """Take blocks for a request's leading tokens. The caller checked ``num_free``."""
         assert 0 < num_blocks <= self.num_free, f"{num_blocks} wanted, {self.num_free} are free"
         block_ids = [self._free.pop() for _ in range(num_blocks)]
         for block_id in block_ids:

@@ -22,14 +22,14 @@ twice where a layer caches latents."""
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The tokens whose hidden states a step is for: a last layer needs no others, once their keys
-    are stored."""
+    """The tokens whose hidden states a step needs: the last layer computes no others, once it has
+    stored their keys."""
 
     index: torch.Tensor
     """[num_wanted] int64, not empty."""
     prepare: Callable[[], StepAttention] | None = None
-    """Attention of their queries alone, to be prepared when the other layers have had theirs; None:
-    a layer attends with all and leaves some out."""
+    """Prepares attention for only these queries, after the other layers had theirs; None: attend
+    with all queries and drop the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +43,21 @@ class StepContext:
     attend: StepAttention
     kv_cache: KVCache
     taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    """What goes into the layers with these numbers is copied here: [num_tokens, hidden], of one
-    stride."""
+    """The input of the layers with these indices is copied here: [num_tokens, hidden], all with the
+    same strides."""
     adapted: bool = False
     """Some tokens have an adapter, which the linear layers apply."""
     by_layer: Mapping[int, tuple[torch.Tensor, StepAttention]] = field(default_factory=dict)
-    """``slots`` and ``attend`` of the layers whose keys are in blocks of their own."""
+    """``slots`` and ``attend`` of the layers that are not in the first layer group."""
     wanted: Wanted | None = None
     """None: all tokens."""
 
     def kept(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_tokens, ...]; returns those of the wanted tokens."""
+        """The rows of ``x`` that belong to wanted tokens. x: [num_tokens, ...]."""
         return x if self.wanted is None else x.index_select(0, self.wanted.index)
 
     def of(self, layer: int) -> tuple[torch.Tensor, StepAttention]:
-        """``slots`` and ``attend`` for a layer."""
+        """The ``slots`` and ``attend`` that a layer uses."""
         return self.by_layer.get(layer) or (self.slots, self.attend)
 
 
@@ -70,13 +70,13 @@ class AttentionConfig:
     num_kv_heads: int
     head_dim: int
     bias: bool = False
-    """Of the query, key and value projections."""
+    """Whether the query, key and value projections have one."""
     output_bias: bool = False
     scale: float
     window: int | None = None
     softcap: float | None = None
     qk_norm: type[RMSNorm] | None = None
-    """A norm of every head of queries and keys before the rotation."""
+    """The norm applied to each head of queries and keys before the rotation."""
     norm_eps: float = 1e-6
     fused_checkpoint: bool = False
     """The checkpoint holds ``qkv_proj`` as one tensor."""
@@ -90,7 +90,7 @@ class SelfAttention(Module):
     ) -> None:
         self.layer = layer
         self.kv_scales: KVScales | None = None
-        """Of a cache in FP8; None: the cache has the layer's dtype."""
+        """Scales of a cache in FP8; None: the cache has the layer's dtype."""
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
@@ -122,7 +122,8 @@ class SelfAttention(Module):
 
     @property
     def is_plain(self) -> bool:
-        """Causal attention over everything, queries and keys rotated and nothing else."""
+        """Whether it is causal attention over all tokens, with nothing but a rotation of queries
+        and keys."""
         return self.window is None and self.softcap is None and self.q_norm is None
 
     def _may_store_late(self, step: StepContext) -> bool:
@@ -132,11 +133,12 @@ class SelfAttention(Module):
 
     @property
     def reader(self) -> Linear:
-        """Alone reads the input."""
+        """The only layer that reads the input."""
         return self.qkv_proj
 
     def __call__(self, x: Activations, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """x: [num_tokens, hidden]; cos_sin: see ``ops.rope_and_cache``. Of the wanted tokens."""
+        """x: [num_tokens, hidden]; cos_sin: see ``ops.rope_and_cache``. Returns [num_wanted,
+        hidden]."""
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         k_cache, v_cache = step.kv_cache[self.layer]

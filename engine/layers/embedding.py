@@ -20,7 +20,7 @@ class Embedding(Module):
         device: torch.device,
     ) -> None:
         self.weight = Weight(torch.empty(vocab_size, hidden_size, dtype=dtype, device=device))
-        # Rounded as transformers rounds it.
+        # Rounded to the weights' dtype, as transformers does.
         self.multiplier = torch.tensor(multiplier, dtype=dtype).item()
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:

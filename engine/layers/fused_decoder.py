@@ -1,4 +1,4 @@
-"""The layers of a decoder as one kernel, where there is one: short chunks of a small CPU model.
+"""All layers of a decoder as one kernel, for short chunks of small models on a CPU.
 
 It computes what the layers compute, to the bit, from the weights that they hold.
 """
@@ -19,13 +19,14 @@ from kernels import cpu
 from kernels.cpu_decoder import Decoder, LayerWeights
 
 MAX_WEIGHT_BYTES = 64 << 20
-"""Every thread reads all weights: up to here the last-level cache serves them."""
+"""Every thread reads all weights; up to this size the last-level cache holds them."""
 MAX_TOKENS = 64
-"""Beyond, reading the weights once for all rows is worth more than meeting less often."""
+"""With more tokens, reading the weights once for all rows gains more than fewer
+synchronizations."""
 
 
 class DecoderLayer(Protocol):
-    """What a layer must be made of."""
+    """The structure that a layer must have."""
 
     input_layernorm: RMSNorm
     post_attention_layernorm: RMSNorm
@@ -46,7 +47,7 @@ class FusedDecoder:
     def of(
         cls, layers: Sequence[DecoderLayer], norm: RMSNorm, cos_sin: torch.Tensor
     ) -> FusedDecoder | None:
-        """The layers, which are packed already, as one; None where that is not possible."""
+        """The packed layers as one kernel; None where that is not possible."""
         weights = [_weights(layer) for layer in layers]
         packed = [layer for layer in weights if layer is not None]
         attentions = [
@@ -83,7 +84,8 @@ class FusedDecoder:
         return short and len(step.positions) <= MAX_TOKENS
 
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """x: [num_tokens, hidden], the embeddings, overwritten; returns that shape, normed."""
+        """x: [num_tokens, hidden], the embeddings, which are overwritten. Returns the normed hidden
+        states in the same shape."""
         assert isinstance(step.attend, CpuStepAttention)
         scales = [a.kv_scales for a in self._attention if a.kv_scales is not None]
         return self._decoder(

@@ -10,8 +10,9 @@ import torch
 
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
-from kernels import cpu, onednn, ops, products, rounded
+from kernels import cpu, onednn, ops, rounded
 from kernels.experts import ExpertMatrices
+from kernels.products import UNMEASURED, Products
 from kernels.rounded import Activations
 
 PackedLinear = cpu.PackedLinear | onednn.PackedLinear
@@ -92,6 +93,7 @@ class Linear(Module):
         self.bias: Weight | None = None
         if bias:
             self.bias = Weight(torch.empty(out_features, dtype=dtype, device=device), parts)
+        self.products: Products = UNMEASURED
         self.packed: PackedLinear | None = None
 
     def quantize(self, weight: Callable[[Linear], QuantizedWeight]) -> None:
@@ -106,6 +108,17 @@ class Linear(Module):
         yield from self.quantized.children()
         if self.bias is not None:
             yield "bias", self.bias
+
+    def load(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """From tensors in place of a checkpoint's; a quantized weight must be rounded as it loads.
+
+        Of one part, weight: [out_features, in_features].
+        """
+        (part,) = self.parts
+        for path, target in self.named_weights():
+            tensor = weight if path == "weight" else bias
+            assert tensor is not None, path
+            target.load(part, tensor)
 
     def pack(self) -> None:
         if self.quantized is not None:
@@ -139,7 +152,7 @@ class Linear(Module):
         assert isinstance(x, torch.Tensor), "rounded for a layer that is not quantized"
         if self.packed is not None:
             return self.packed(x)
-        return products.linear(x, self.weight.data, self._bias())
+        return self.products.linear(x, self.weight.data, self._bias())
 
     def gated(self, x: Activations, reader: Linear | None = None) -> Activations:
         """``silu(gate) * up`` of an output that is [gate | up].
@@ -154,7 +167,7 @@ class Linear(Module):
             return self._with(self.addition, x, gated=True)
         if self.packed is not None:
             return ops.silu_mul(self.packed(x))
-        return products.gated_linear(x, self.weight.data, self._bias())
+        return self.products.gated_linear(x, self.weight.data, self._bias())
 
     @property
     def _is_added_to(self) -> bool:
@@ -174,6 +187,8 @@ class TiedLinear(Module):
 
     def __init__(self, weight: Weight) -> None:
         self._weight = weight
+        self._own: Linear | None = None
+        self.products: Products = UNMEASURED
         self.packed: PackedLinear | None = None
 
     @property
@@ -181,13 +196,34 @@ class TiedLinear(Module):
         """The embedding's."""
         return self._weight
 
+    @property
+    def quantized(self) -> QuantizedWeight | None:
+        return None if self._own is None else self._own.quantized
+
+    def quantize(self, weight: Callable[[Linear], QuantizedWeight]) -> None:
+        """Multiply with a quantized copy. The embedding stays as it is: few of its rows are read.
+
+        weight: one that is loaded from a plain weight.
+        """
+        (vocab_size, hidden_size), data = self._weight.data.shape, self._weight.data
+        self._own = Linear(
+            hidden_size, {"": vocab_size}, bias=False, dtype=data.dtype, device=data.device
+        )
+        self._own.quantize(weight)
+
     def pack(self) -> None:
-        self.packed = _pack(self._weight.data, None)
+        if self._own is None:
+            self.packed = _pack(self._weight.data, None)
+        else:
+            self._own.load(self._weight.data)
+            self._own.pack()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._own is not None:
+            return self._own(x)
         if self.packed is not None:
             return self.packed(x)
-        return products.linear(x, self._weight.data, None)
+        return self.products.linear(x, self._weight.data, None)
 
 
 def _pack(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:

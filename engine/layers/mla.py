@@ -31,7 +31,7 @@ _LATENT_EPS = 1e-6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLAConfig:
     q_lora_rank: int | None
-    """None: queries have no latent."""
+    """Rank of the queries' latent; None if they have none."""
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
@@ -45,8 +45,8 @@ class MLAConfig:
 
 
 class UpProjection(Module):
-    """Latents to keys and values; multiplied from either side, so no ``Linear``, and dequantized
-    once it is loaded."""
+    """Maps latents to keys and values. It is multiplied from either side, so it is not a
+    ``Linear``; quantized weights are dequantized once loaded."""
 
     def __init__(self, rows: int, rank: int, *, dtype: torch.dtype, device: torch.device) -> None:
         self.parts = {"": rows}
@@ -55,7 +55,7 @@ class UpProjection(Module):
         self.quantized: QuantizedWeight | None = None
 
     def quantize(self, weight: Callable[[Linear], QuantizedWeight]) -> None:
-        """weight: what stands for the weight of a linear layer, as this has one."""
+        """weight: the quantized form of the weight."""
         one = Linear(self._rank, self.parts, bias=False, dtype=self._dtype, device=self._device)
         self.quantized = weight(one)
 
@@ -70,7 +70,7 @@ class UpProjection(Module):
 
 class LatentAttention(Module):
     reader: ClassVar[None] = None
-    """Several read the input."""
+    """No single layer reads the input: several do."""
 
     def __init__(
         self,
@@ -118,8 +118,8 @@ class LatentAttention(Module):
         )
 
     def __call__(self, x: Activations, cos_sin: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """x: [num_tokens, hidden]; cos_sin: [max_positions, qk_rope_head_dim]. Of the wanted
-        tokens."""
+        """x: [num_tokens, hidden]; cos_sin: [max_positions, qk_rope_head_dim]. Returns [num_wanted,
+        hidden]."""
         assert isinstance(x, torch.Tensor), "rounded for nobody"
         config, num_tokens = self._config, len(x)
         rotary_dim, rank = config.qk_rope_head_dim, config.kv_lora_rank

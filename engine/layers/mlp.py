@@ -10,7 +10,7 @@ from kernels import ops
 from kernels.rounded import Activations
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
-"""By transformers' names."""
+"""Supported activations, by transformers' names."""
 
 
 class GatedMLP(Module):
@@ -42,7 +42,7 @@ class GatedMLP(Module):
 
     @property
     def reader(self) -> Linear:
-        """Alone reads the input."""
+        """The only layer that reads the input."""
         return self.gate_up_proj
 
     def __call__(self, x: Activations) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The tree that models and layers form.
 
-Not ``torch.nn.Module``: a model that only infers needs nothing of it but the tree, and would pay
-for the rest with two microseconds a call, on a small model a tenth of a step.
+Not ``torch.nn.Module``: a model that is only run needs nothing of it but the tree, and would pay
+two microseconds per call for the rest, which is a tenth of a step of a small model.
 """
 
 from __future__ import annotations

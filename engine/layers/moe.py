@@ -20,7 +20,7 @@ from kernels.rounded import Activations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """Which experts a token goes to, and with what weights."""
+    """How a token's experts are chosen and weighted."""
 
     num_experts: int
     top_k: int
@@ -28,13 +28,14 @@ class RouterConfig:
     renormalize: bool
     """The weights of a token's experts sum to 1."""
     scale: float = 1.0
-    """What the weights are multiplied with in the end."""
+    """Factor on all weights, applied last."""
     num_groups: int = 1
-    """Experts are picked from the best ``top_k_groups`` groups only (arXiv 2405.04434)."""
+    """Experts are chosen only from the best ``top_k_groups`` of this many groups (arXiv
+    2405.04434)."""
     top_k_groups: int = 1
     has_bias: bool = False
-    """A learned bias helps to pick, not to weigh, and groups count their two best experts (arXiv
-    2408.15664); without, a group counts its best."""
+    """A learned bias counts for choosing experts but not for their weights, and a group is ranked
+    by its two best experts (arXiv 2408.15664); without it, by its best one."""
     in_float32: bool = False
     """The scores are computed in float32, whatever the model's dtype."""
 
@@ -97,7 +98,7 @@ class ExpertLinear(Module):
         self._matrices: ExpertMatrices | None = None
 
     def quantize(self, weight: Callable[[Linear], QuantizedWeight]) -> None:
-        """weight: what stands for the weight of a linear layer, as each expert has one."""
+        """weight: the quantized form of one expert's weight."""
         one = Linear(
             self._in_features, self.parts, bias=False, dtype=self._dtype, device=self._device
         )
@@ -130,7 +131,7 @@ class Experts(Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """names: the checkpoint's, of an expert's three matrices."""
+        """names: what the checkpoint calls an expert's three matrices."""
         gate, up, down = names
         inner = {gate: intermediate_size, up: intermediate_size}
         self.gate_up = ExpertLinear(num_experts, hidden_size, inner, dtype=dtype, device=device)
@@ -141,11 +142,11 @@ class Experts(Module):
     def __call__(
         self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """x: [num_tokens, hidden]; the rest as ``Router`` returns it."""
+        """x: [num_tokens, hidden]; experts, weights: as ``Router`` returns them."""
         return ops.apply_experts(x, self.gate_up.matrices, self.down.matrices, experts, weights)
 
     def children(self) -> Iterator[tuple[str, Module | Weight]]:
-        """The tensors of quantized weights stand in the checkpoint expert by expert."""
+        """Checkpoints hold the tensors of quantized weights expert by expert."""
         for name, linear in self.linears():
             if linear.quantized is None:
                 yield name, linear
@@ -162,7 +163,7 @@ class Experts(Module):
 
 class SparseMoE(Module):
     reader: ClassVar[None] = None
-    """Many read the input."""
+    """No single layer reads the input: many do."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class SparseMoE(Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """shared_size: width of a feed-forward block that every token goes through as well."""
+        """shared_size: width of the feed-forward block that every token goes through as well."""
         self.gate = Router(router, hidden_size, dtype=dtype, device=device)
         self.experts = Experts(
             router.num_experts,

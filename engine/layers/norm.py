@@ -21,15 +21,15 @@ class RMSNorm(Module):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, inner: RMSNorm | None = None
     ) -> torch.Tensor:
-        """The norm of x, or of residual + x, which residual then holds; of ``inner(x)`` in place of
-        x."""
+        """The norm of x, or of residual + x, which is stored in ``residual``. inner: a norm to
+        apply to x first."""
         weight = None if inner is None else inner.weight.data
         return ops.rms_norm(x, self.weight.data, self.eps, residual, weight)
 
     def into(
         self, reader: Linear | None, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> Activations:
-        """The norm of x or residual + x, which ``reader``, if any, alone reads: rounded where that
+        """As a call, for a result that only ``reader`` reads: rounded already where ``reader``
         would round it."""
         weight = self.weight.data
         if reader is None or weight.dtype != x.dtype or not reader.rounds(x.shape[0]):
@@ -38,8 +38,8 @@ class RMSNorm(Module):
 
 
 class OffsetRMSNorm(RMSNorm):
-    """Gemma's: the checkpoint holds the distance of the weight from 1."""
+    """Gemma's norm: the checkpoint holds the weight minus 1."""
 
     def pack(self) -> None:
-        """To float32: rounding 1 + w to 16 bits would lose w."""
+        """Convert to float32: in 16 bits, 1 + w would round w away."""
         self.weight.data = self.weight.data.float() + 1

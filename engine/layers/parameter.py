@@ -19,7 +19,7 @@ class Weight:
     _unallocated: tuple[torch.Size, torch.dtype, torch.device]
 
     def __init__(self, data: torch.Tensor, parts: Mapping[str, int] | None = None) -> None:
-        """parts: rows of each part, in their order; None: one part, the whole."""
+        """parts: rows of each part, in order; None: the whole is one part."""
         self.data = data
         self.parts: dict[str, Index] = dict(_ranges(parts or {"": data.shape[0]}))
 
@@ -32,14 +32,16 @@ class Weight:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Weight:
-        """One that takes its memory at first use: something smaller may come in its place."""
+        """A weight whose memory is allocated at first use: a smaller, quantized one may replace it
+        before."""
         weight = cls(torch.empty(shape, device="meta"), parts)
         del weight.data
         weight._unallocated = torch.Size(shape), dtype, device
         return weight
 
     def __getattr__(self, name: str) -> torch.Tensor:
-        """Called for an attribute that is not set: of ``data`` the first use."""
+        """Allocates ``data`` on first use: Python calls this only for attributes that are not
+        set."""
         if name != "data":
             raise AttributeError(name)
         shape, dtype, device = self._unallocated
@@ -56,7 +58,8 @@ class Weight:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Weight:
-        """As ``empty``; shape: [count, rows, ...], each with the ``parts``: "0.gate_proj", ..."""
+        """As ``empty``, for several equal weights. shape: [count, rows, ...], each with the
+        ``parts``, named "0.gate_proj", ..."""
         weight = cls.empty(shape, dtype=dtype, device=device)
         weight.parts = {
             f"{i}.{name}": (i, rows)
@@ -67,13 +70,15 @@ class Weight:
 
     @classmethod
     def by_column(cls, data: torch.Tensor, parts: Mapping[str, int]) -> Weight:
-        """data: [rows, columns]; parts: columns of each part, in their order."""
+        """A weight whose parts are ranges of columns. data: [rows, columns]; parts: columns of each
+        part, in order."""
         weight = cls(data)
         weight.parts = {name: (slice(None), columns) for name, columns in _ranges(parts).items()}
         return weight
 
     def part(self, name: str) -> torch.Tensor:
-        """The view a checkpoint tensor is copied to. Raises ``KeyError`` for an unknown part."""
+        """The view that the checkpoint's tensor is copied to. Raises ``KeyError`` for an unknown
+        part."""
         return self.data[self.parts[name]]
 
     def shapes(self, part: str) -> list[list[int]]:
@@ -87,13 +92,14 @@ class Weight:
         return None if dtype.is_floating_point and dtype.itemsize > 1 else dtype
 
     def load(self, part: str, tensor: torch.Tensor) -> None:
-        """Copy with conversion to the parameter's dtype and device. tensor: of ``shapes``."""
+        """Copy ``tensor``, of one of ``shapes``, converting it to the parameter's dtype and
+        device."""
         place = self.part(part)
         assert place.shape == tensor.shape, (place.shape, tensor.shape)
         place.copy_(tensor)
 
     def draw(self, deviation: float, generator: torch.Generator) -> None:
-        """Matrices from a normal distribution, vectors (norms, biases) ones."""
+        """Fill matrices with normally distributed values, vectors (norms, biases) with ones."""
         if self.data.dim() == 1:
             self.data.fill_(1)
         else:

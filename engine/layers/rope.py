@@ -23,11 +23,11 @@ class RopeConfig:
     scaling: str = "default"
     """One of ``SCALINGS``."""
     parameters: dict[str, Any] = field(default_factory=dict)
-    """What the scaling needs, with the checkpoint's names."""
+    """The scaling's parameters, by the checkpoint's names."""
     rotary_fraction: float = 1.0
-    """The share of a head's dimensions, the first ones, that turn."""
+    """The share of a head's dimensions, the first ones, that are rotated."""
     max_position_embeddings: int = 0
-    """The model's own length, where a scaling refers to it."""
+    """The model's own length, for the scalings that refer to it."""
 
 
 def cos_sin_table(
@@ -60,7 +60,7 @@ def inverse_frequencies(
 
 
 def attention_factor(config: RopeConfig) -> float:
-    """What queries and keys are multiplied with, beside being turned."""
+    """Factor on queries and keys, besides the rotation."""
     given = config.parameters.get("attention_factor")
     if given is not None:
         return float(given)
@@ -78,7 +78,7 @@ def attention_factor(config: RopeConfig) -> float:
 
 
 def stretch(config: RopeConfig) -> float:
-    """How many times longer than in its first training the model reads (yarn, longrope)."""
+    """How many times longer than in its original training the context is (yarn, longrope)."""
     factor = config.parameters.get("factor")
     if factor is not None:
         return float(factor)

@@ -35,15 +35,15 @@ class LowRankPair:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """In host memory, checked."""
+    """An adapter in host memory, checked against the model."""
 
     pairs: dict[str, LowRankPair]
-    """By the name of the place."""
+    """By the name of the place they belong to."""
     rank: int
     digest: str
-    """Of both files: what was computed with one content never passes for another's."""
+    """Digest of both files: results computed with one content are never taken for another's."""
     base_model: str | None
-    """What it was made for, by the name its config gives."""
+    """The model it was made for, as its config names it."""
 
 
 def load_adapter(
@@ -55,11 +55,8 @@ def load_adapter(
     place_of: Callable[[str], str | None] = lambda name: name,
     pin: bool = False,
 ) -> Adapter:
-    """place_of: as a model's, of the names of weights. pin: into memory that a GPU copies from by
-    itself.
-
-    ``AdapterLoadError`` names the field or tensor that does not fit.
-    """
+    """place_of: the model's mapping of weight names. pin: load into pinned memory, for asynchronous
+    copies. ``AdapterLoadError`` names the field or tensor that does not fit."""
     config = read_config(folder)
     if config.r > max_rank:
         raise AdapterLoadError(

@@ -28,14 +28,14 @@ _MUST_BE_UNSET = (
     "arrow_config",
 )
 _CHANGES_BASE = ("pissa", "olora", "corda")
-"""Initialisations that take what the adapter starts with off the base's weights."""
+"""Initialisations that subtract the adapter's initial value from the base weights."""
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     r: int
     lora_alpha: float
     target_modules: list[str] | str
-    """Ends of module names; one string is a pattern, or ``all-linear``."""
+    """Suffixes of module names; a single string is a regular expression, or ``all-linear``."""
     use_rslora: bool = False
     """Divide by the root of the rank (arXiv 2312.03732)."""
     base_model_name_or_path: str | None = None
@@ -48,7 +48,7 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scaling(self) -> float:
-        """Of the product of both matrices."""
+        """Factor on the product of the two matrices."""
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
 

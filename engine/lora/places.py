@@ -29,9 +29,11 @@ class Place:
 
 
 def find_places(model: Module) -> dict[str, Place]:
-    """All of a model's by the checkpoint's names, such as ``model.layers.0.self_attn.q_proj``.
+    """All places of a model, by the checkpoint's names, such as
+    ``model.layers.0.self_attn.q_proj``.
 
-    The head, the experts of a mixture and what latent attention has absorbed are none.
+    The head, experts of a mixture, and matrices that latent attention has absorbed are not among
+    them.
     """
     return dict(_below(model, ""))
 

@@ -12,17 +12,17 @@ from kernels import cuda_low_rank, ops
 from kernels.low_rank import AdapterTiles, LowRankMatrices, padded_rank
 
 Product = Callable[[torch.Tensor], torch.Tensor]
-"""Of a linear layer alone: [num_tokens, in_features] to [num_tokens, out_features]."""
+"""The product of a linear layer itself: [num_tokens, in_features] to [num_tokens, out_features]."""
 
 
 @dataclass(slots=True)
 class StepAdapters:
-    """What all layers share: which tokens of the step at hand have which adapter."""
+    """Shared by all layers: which tokens of the current step have which adapter."""
 
     tiles: AdapterTiles | None = None
-    """None: no token has one."""
+    """None: no token has an adapter."""
     beside: torch.cuda.Stream | None = None
-    """Where tokens are shrunk while the layer's own product runs."""
+    """A stream for the products with A, beside the layer's own product."""
 
 
 class LowRankAddition:
@@ -31,7 +31,7 @@ class LowRankAddition:
     def __init__(
         self, matrices: LowRankMatrices, names: Mapping[str, slice], step: StepAdapters
     ) -> None:
-        """names: of the places that are the layer's parts, in their order, and their features."""
+        """names: the places that make up the layer, in order, with their output features."""
         self._matrices = matrices
         self._names = names
         self._step = step
@@ -46,7 +46,7 @@ class LowRankAddition:
 
     @property
     def kind(self) -> tuple[int, tuple[int, ...]]:
-        """Layers of one kind are computed alike."""
+        """Layers of the same kind use the same compiled kernels."""
         return self.in_features, self._matrices.parts
 
     @property
@@ -89,8 +89,11 @@ class LowRankAddition:
         return out
 
     def fill(self, slot: int, pairs: Mapping[str, LowRankPair]) -> list[int]:
-        """Copy an adapter's matrices, by the places' names, into a slot. Returns the ranks of the
-        parts, 0 where it has none: they belong into the slot's ``ranks``."""
+        """Copy an adapter's matrices, keyed by place, into a slot.
+
+        Returns the rank of each part, 0 where the adapter has no matrices; the caller puts them
+        into the slot's ``ranks``.
+        """
         ranks = []
         for part, (name, columns) in enumerate(self._names.items()):
             pair = pairs.get(name)

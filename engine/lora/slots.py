@@ -1,6 +1,6 @@
-"""The adapters of a model: all in host memory, those used last in slots on the device.
+"""The adapters of a model: all in host memory, the most recently used in slots on the device.
 
-Names with the same content share it: several tenants' adapter takes the room of one.
+Names with the same content share a slot.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from kernels.low_rank import FEW_TOKENS, AdapterTiles, LowRankMatrices
 from kernels.transfer import to_device
 
 MAX_TOKENS_BESIDE = 128
-"""Beyond, a layer's own product leaves a GPU nothing to do beside it."""
+"""With more tokens a layer's own product keeps the GPU busy alone."""
 
 
 class AdapterSlots:
-    """Adds itself to the linear layers of a model, whose weights are there and packed."""
+    """Hooks adapters into the linear layers of a model whose weights are loaded and packed."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class AdapterSlots:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """max_loras: slots, so adapters in one step at most. max_num_queries: tokens of a row in a
-        CUDA graph."""
+        """max_loras: number of slots, and so of adapters in one step. max_num_queries: tokens of a
+        row in a CUDA graph."""
         self.max_loras = max_loras
         self._max_rank = max_lora_rank
         self._dtype, self._device = dtype, device
@@ -51,20 +51,22 @@ class AdapterSlots:
         self._places = find_places(model)
         self._adapters: dict[str, Adapter] = {}
         self._slots: OrderedDict[str, int] = OrderedDict()
-        """Of the adapters on the device by their digests, the one used last at the end."""
+        """Slot by digest of the adapters on the device, the most recently used last."""
         self._free = list(range(max_loras - 1, -1, -1))
         self.num_swaps = 0
-        """Copies of an adapter into a slot."""
+        """How often an adapter was copied into a slot."""
         self._row_adapters = [""] * max_num_rows
         self._step = StepAdapters()
         self._static = StaticTiles(max_num_rows * max_num_queries, max_loras, device)
-        # A graph holds both streams; launched one by one, what they gain is lost to events.
+        # CUDA graphs record both streams; for eager launches the events would cost what a second
+        # stream gains.
         self._beside: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         num_parts = len(self._places)
         self._ranks = torch.zeros(max_loras, num_parts, dtype=torch.int32, device=device)
-        """Of all parts of all layers: one copy tells a slot's."""
+        """[max_loras, num_parts]: ranks of all parts of all layers, so that one copy sets a
+        slot's."""
         self._additions = self._add_to_layers()
 
     def _add_to_layers(self) -> list[LowRankAddition]:
@@ -87,7 +89,7 @@ class AdapterSlots:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Whatever is compiled at first use, for no step to wait for it."""
+        """Compile what is compiled at first use, so that no step waits for it."""
         of_kind = {addition.kind: addition for addition in self._additions}
         for num_tokens in (1, FEW_TOKENS + 1):
             with self._adding(AdapterTiles.of(np.zeros(num_tokens, np.int64), self._device)):
@@ -95,7 +97,7 @@ class AdapterSlots:
                     addition(*self._nothing(num_tokens, addition))
 
     def _nothing(self, num_tokens: int, addition: LowRankAddition) -> tuple[torch.Tensor, Product]:
-        """What stands for a layer's input, and for its product."""
+        """Zeros in place of a layer's input and product."""
         x, out = (
             torch.zeros(num_tokens, size, dtype=self._dtype, device=self._device)
             for size in (addition.in_features, addition.out_features)
@@ -105,7 +107,8 @@ class AdapterSlots:
     # ---- adapters come and go -------------------------------------------------------------------
 
     def read(self, folder: Path) -> Adapter:
-        """Into host memory, checked. ``AdapterLoadError`` says what does not fit.
+        """Load an adapter into host memory and check it. ``AdapterLoadError`` says what does not
+        fit.
 
         Changes nothing here: it may be called from any thread.
         """
@@ -119,7 +122,7 @@ class AdapterSlots:
         )
 
     def keep(self, name: str, adapter: Adapter) -> None:
-        """Rows may have it from now on."""
+        """Accept an adapter: rows may use it from now on."""
         assert name not in self._adapters
         same = (one for one in self._adapters.values() if one.digest == adapter.digest)
         self._adapters[name] = next(same, adapter)
@@ -132,27 +135,27 @@ class AdapterSlots:
 
     @property
     def resident(self) -> list[str]:
-        """The digests of the adapters on the device, the one that goes first in front."""
+        """Digests of the adapters on the device, the next to be replaced first."""
         return list(self._slots)
 
     def step_bytes(self, num_tokens: int) -> int:
-        """Memory that the products of so many tokens take at a time, at most."""
+        """Most memory, in bytes, that the products of ``num_tokens`` take at any time."""
         widest = max(place.out_features for place in self._places.values())
-        # A product in the model's dtype, or sums over shares of the inputs in float32.
+        # Either a product in the model's dtype, or float32 sums over shares of the inputs.
         return num_tokens * max(widest * self._dtype.itemsize, 8 * 3 * self._max_rank * 4)
 
     # ---- a step ---------------------------------------------------------------------------------
 
     def admit(self, row: int, name: str) -> None:
-        """name: "" for none."""
+        """Note the adapter of a row; name: "" for none."""
         self._row_adapters[row] = name
 
     @contextmanager
     def applied(
         self, rows: npt.NDArray[np.int64], query_lens: npt.NDArray[np.int64]
     ) -> Iterator[None]:
-        """A forward pass in here computes ``query_lens[i]`` tokens of ``rows[i]``, in their order,
-        each row with its adapter."""
+        """Inside, a forward pass computes ``query_lens[i]`` tokens of each ``rows[i]``, in that
+        order, with the row's adapter."""
         of_tokens = self._slots_of(rows).repeat(query_lens)
         with self._adding(AdapterTiles.of(of_tokens, self._device)):
             yield
@@ -164,13 +167,15 @@ class AdapterSlots:
         return chosen is not reference.shrink_low_rank
 
     def captured(self, num_tokens: int) -> AbstractContextManager[None]:
-        """A forward pass in here is one of so many tokens whose adapters ``send`` tells later."""
+        """Inside, a forward pass of ``num_tokens`` is captured, whose adapters ``send`` sets
+        later."""
         beside = self._beside if num_tokens <= MAX_TOKENS_BESIDE else None
         return self._adding(self._static.of(num_tokens), beside)
 
     def send(self, rows: npt.NDArray[np.int64], num_tokens: int, num_queries: int = 1) -> None:
-        """The graphs of ``num_tokens`` tokens compute ``num_queries`` tokens of each of ``rows``
-        next, in their order, with its adapter; the tokens behind them have none."""
+        """Set the adapters of the next replay of a graph of ``num_tokens`` tokens: ``num_queries``
+        tokens of each of ``rows``, in order, with the row's adapter; tokens after those have
+        none."""
         self._static.send(self._slots_of(rows).repeat(num_queries), num_tokens)
 
     @contextmanager
@@ -188,20 +193,20 @@ class AdapterSlots:
         return any(self._row_adapters[row] for row in rows.tolist())
 
     def _slots_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """-1 for rows without an adapter; those of the others are on the device then."""
+        """The slot of each row's adapter, which is loaded if necessary; -1 for rows without one."""
         names = [self._row_adapters[row] for row in rows.tolist()]
         slots = self._bring(names)
         return np.array([slots.get(name, -1) for name in names])
 
     def _bring(self, names: Sequence[str]) -> dict[str, int]:
-        """The slots of these adapters, which are all on the device then."""
+        """The slots of these adapters, loading those that are not on the device."""
         wanted = {name: self._adapters[name] for name in dict.fromkeys(names) if name}
         missing = {one.digest: one for one in wanted.values() if one.digest not in self._slots}
         for adapter in wanted.values():
             if adapter.digest not in missing:
                 self._slots.move_to_end(adapter.digest)
         for digest, adapter in missing.items():
-            # Those wanted stand at the end: the first is never one of them.
+            # Those in use were moved to the end, so the first is never one of them.
             slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
             self._slots[digest] = slot
             self._fill(slot, adapter)
@@ -210,11 +215,11 @@ class AdapterSlots:
 
     def _fill(self, slot: int, adapter: Adapter) -> None:
         self.num_swaps += 1
-        # On the stream of the steps: one in flight still finds what was there before.
+        # On the steps' stream, so that a step in flight still reads the old content.
         ranks = [rank for added in self._additions for rank in added.fill(slot, adapter.pairs)]
         self._ranks[slot].copy_(to_device(np.array(ranks, np.int32), self._device))
 
 
 def captured(slots: AdapterSlots | None, num_tokens: int) -> AbstractContextManager[None]:
-    """``AdapterSlots.captured``, if there are any."""
+    """``slots.captured(num_tokens)``; does nothing without slots."""
     return nullcontext() if slots is None else slots.captured(num_tokens)

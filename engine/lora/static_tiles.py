@@ -1,4 +1,4 @@
-"""The adapters of a step where CUDA graphs find them."""
+"""The adapters of a step, in the memory that CUDA graphs read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels.low_rank import AdapterTiles, max_tiles, tile_rows, tile_table
 
 
 class StaticTiles:
-    """Memory for the tiles of steps of up to ``max_tokens`` tokens."""
+    """Memory for the tiles of steps of at most ``max_tokens`` tokens."""
 
     def __init__(self, max_tokens: int, num_slots: int, device: torch.device) -> None:
         self._num_slots = num_slots
@@ -18,12 +18,13 @@ class StaticTiles:
         self._table = torch.full((size,), -1, dtype=torch.int32, device=device)
 
     def of(self, num_tokens: int) -> AdapterTiles:
-        """What a graph of so many tokens reads: no tiles, before ``send``."""
+        """The tiles that a graph of ``num_tokens`` reads; none until ``send``."""
         table = self._table[: self._size(num_tokens)]
         return AdapterTiles.view(table, num_tokens, tile_rows(num_tokens))
 
     def send(self, slots: npt.NDArray[np.int64], num_tokens: int) -> None:
-        """slots: of the first tokens, -1 for none, as those behind have, up to ``num_tokens``."""
+        """slots: of the leading tokens, -1 for none; tokens after those, up to ``num_tokens``, have
+        none."""
         tiles = max_tiles(num_tokens, self._num_slots)
         table = torch.from_numpy(tile_table(slots, tile_rows(num_tokens), tiles))
         if self._table.is_cuda:

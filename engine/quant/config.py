@@ -5,6 +5,7 @@ What is not implemented is refused by name.
 
 from __future__ import annotations
 
+import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,25 @@ class _Fp8Config(msgspec.Struct):
         _require("activation_scheme, with weight_block_size", self.activation_scheme, "dynamic")
         block = _block("weight_block_size", self.weight_block_size)
         return Fp8Blocks(block, unquantized=unquantized)
+
+
+class _ModelOptConfig(msgspec.Struct):
+    """NVIDIA's Model Optimizer: ``quantization_config``, or in older checkpoints the table
+    ``quantization`` of hf_quant_config.json. A head that is not excluded is quantized."""
+
+    quant_algo: str
+    ignore: list[str] | None = None
+    exclude_modules: list[str] | None = None
+
+    def quantization(self) -> Quantization:
+        _require("quant_algo", self.quant_algo.upper(), "FP8", "FP8_PER_CHANNEL_PER_TOKEN")
+        wildcards = self.ignore or self.exclude_modules or ()
+        return Fp8(
+            per_tensor=self.quant_algo.upper() == "FP8",
+            unquantized=[
+                f"re:{fnmatch.translate(name)}" if "*" in name else name for name in wildcards
+            ],
+        )
 
 
 class _AwqConfig(msgspec.Struct):
@@ -136,36 +156,44 @@ class _CompressedTensorsConfig(msgspec.Struct):
         )
 
 
-_Reader = type[_Fp8Config] | type[_AwqConfig] | type[_GptqConfig] | type[_CompressedTensorsConfig]
+class _ModelOptFile(msgspec.Struct):
+    """hf_quant_config.json"""
+
+    quantization: dict[str, Any]
+
+
+_Reader = (
+    type[_Fp8Config]
+    | type[_AwqConfig]
+    | type[_GptqConfig]
+    | type[_CompressedTensorsConfig]
+    | type[_ModelOptConfig]
+)
 _READERS: dict[str, _Reader] = {
     "fp8": _Fp8Config,
     "awq": _AwqConfig,
     "gptq": _GptqConfig,
     "compressed-tensors": _CompressedTensorsConfig,
+    "modelopt": _ModelOptConfig,
 }
 
 
 def read_quantization(model_dir: Path, method: QuantizationMethod | None) -> Quantization | None:
     """None: nothing is quantized. ``ConfigError`` where option and checkpoint do not agree,
     ``ModelLoadError`` names a field that is wrong or not supported."""
-    path = model_dir / "config.json"
-    fields: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    found = fields.get("quantization_config") or (fields.get("text_config") or {}).get(
-        "quantization_config"
-    )
+    where, found = _stored(model_dir)
     if found is None:
         if method not in (None, "fp8"):
             raise ConfigError(
-                f"quantization is {method!r}, but {path} has no quantization_config: only 'fp8' "
-                "can quantize while loading"
+                f"quantization is {method!r}, but {model_dir / 'config.json'} has no "
+                "quantization_config: only 'fp8' can quantize while loading"
             )
         return None if method is None else Fp8(online=True, unquantized=("lm_head",))
     stored = found.get("quant_method") if isinstance(found, dict) else None
     reader = _READERS.get(str(stored))
     if reader is None:
         raise ModelLoadError(
-            f"{path}: quantization_config: quant_method: not supported: {stored!r}, only "
-            + ", ".join(_READERS)
+            f"{where}: quant_method: not supported: {stored!r}, only " + ", ".join(_READERS)
         )
     if method not in (None, stored):
         raise ConfigError(
@@ -174,7 +202,24 @@ def read_quantization(model_dir: Path, method: QuantizationMethod | None) -> Qua
     try:
         return msgspec.convert(found, reader).quantization()
     except ValueError as error:  # msgspec's are such, too
-        raise ModelLoadError(f"{path}: quantization_config: {error}") from error
+        raise ModelLoadError(f"{where}: {error}") from error
+
+
+def _stored(model_dir: Path) -> tuple[str, Any]:
+    """Where a checkpoint tells of its quantization, and what; None: nothing."""
+    path = model_dir / "config.json"
+    fields: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    found = fields.get("quantization_config") or (fields.get("text_config") or {}).get(
+        "quantization_config"
+    )
+    beside = model_dir / "hf_quant_config.json"
+    if found is not None or not beside.is_file():
+        return f"{path}: quantization_config", found
+    try:
+        table = msgspec.json.decode(beside.read_bytes(), type=_ModelOptFile).quantization
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ModelLoadError(f"{beside}: {error}") from error
+    return f"{beside}: quantization", {"quant_method": "modelopt", **table}
 
 
 def _block(field: str, value: list[int] | None) -> tuple[int, int]:

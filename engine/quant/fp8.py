@@ -20,6 +20,8 @@ from kernels.experts import ExpertMatrices, Fp8Experts
 from kernels.rounded import Activations
 
 FP8 = torch.float8_e4m3fn
+_FEATURES = 16
+"""A multiple of so many is what kernels multiply with."""
 
 
 class Fp8(Quantization):
@@ -50,36 +52,63 @@ class _Fp8Product(QuantizedWeight):
     def __init__(self, linear: Linear, *, activations: bool) -> None:
         self._dtype = linear.dtype
         self._activations = activations
-        self._shape = sum(linear.parts.values()), linear.in_features
+        self._features = sum(linear.parts.values())
+        # Vocabularies come in any size. Parts are halves of a gated product, and stay together.
+        rows = self._features
+        if len(linear.parts) == 1:
+            rows = -(-rows // _FEATURES) * _FEATURES
+        self._shape = rows, linear.in_features
 
     @property
     @abstractmethod
     def scale(self) -> torch.Tensor:
-        """[out_features, 1] float32"""
+        """[rows, 1] float32, as many as the weight has: those beyond the features are padding"""
 
     def prepare(self) -> bool:
         return quantized.serves(self.weight.data)
 
     def dequantize(self) -> torch.Tensor:
-        return (self.weight.data.float() * self.scale).to(self._dtype)
+        return (self._rows.float() * self.scale[: self._features]).to(self._dtype)
 
     def stack(self, weights: Sequence[QuantizedWeight]) -> ExpertMatrices:
         products = [weight for weight in weights if isinstance(weight, _Fp8Product)]
-        data = [product.weight.data.view(torch.uint8) for product in products]
-        scales = [product.scale for product in products]
+        data = [product._rows.view(torch.uint8) for product in products]
+        scales = [product.scale[: product._features] for product in products]
         return Fp8Experts(torch.stack(data).view(FP8), torch.stack(scales))
+
+    def _empty(self, device: torch.device) -> torch.Tensor:
+        """For the weight; its padding is zero."""
+        data = torch.empty(self._shape, dtype=FP8, device=device)
+        data[self._features :].view(torch.uint8).zero_()
+        return data
+
+    @property
+    def _rows(self) -> torch.Tensor:
+        """Without padding."""
+        return self.weight.data[: self._features]
+
+    @property
+    def _is_padded(self) -> bool:
+        return self._shape[0] != self._features
 
     def rounds(self, num_rows: int) -> bool:
         return self._activations and quantized.rounds(num_rows, self.weight.data, self._dtype)
 
     def linear(self, x: Activations, bias: torch.Tensor | None) -> torch.Tensor:
-        return quantized.fp8_linear(
-            x, self.weight.data, self.scale, bias, round_x=self._activations
+        weight, padded = self.weight.data, self._is_padded
+        out = quantized.fp8_linear(
+            x, weight, self.scale, None if padded else bias, round_x=self._activations
         )
+        if not padded:
+            return out
+        out = out[:, : self._features]
+        return out.contiguous() if bias is None else out + bias
 
     def gated_linear(
         self, x: Activations, bias: torch.Tensor | None, *, round_out: bool = False
     ) -> Activations:
+        if self._is_padded:
+            return super().gated_linear(x, bias, round_out=round_out)
         return quantized.fp8_gated_linear(
             x,
             self.weight.data,
@@ -95,9 +124,8 @@ class Fp8Weight(_Fp8Product):
 
     def __init__(self, linear: Linear, *, per_tensor: bool, activations: bool) -> None:
         super().__init__(linear, activations=activations)
-        data = torch.empty(self._shape, dtype=FP8, device=linear.device)
-        self.weight = DrawnFp8(data, linear.parts)
-        scale = torch.empty(self._shape[0], 1, dtype=torch.float32, device=linear.device)
+        self.weight = DrawnFp8(self._empty(linear.device), linear.parts)
+        scale = torch.zeros(self._shape[0], 1, dtype=torch.float32, device=linear.device)
         kind = TensorScale if per_tensor else ChannelScale
         self.weight_scale = kind(scale, linear.parts)
 
@@ -111,8 +139,7 @@ class OnlineFp8Weight(_Fp8Product):
 
     def __init__(self, linear: Linear, *, activations: bool) -> None:
         super().__init__(linear, activations=activations)
-        data = torch.empty(self._shape, dtype=FP8, device=linear.device)
-        self.weight: _Rounded = _Rounded(data, linear.parts)
+        self.weight: _Rounded = _Rounded(self._empty(linear.device), linear.parts)
 
     @property
     def scale(self) -> torch.Tensor:
@@ -132,7 +159,7 @@ class _Rounded(Weight):
 
     def __init__(self, data: torch.Tensor, parts: Mapping[str, int]) -> None:
         super().__init__(data, parts)
-        self.scale = torch.empty(len(data), 1, dtype=torch.float32, device=data.device)
+        self.scale = torch.zeros(len(data), 1, dtype=torch.float32, device=data.device)
 
     @property
     def stored_dtype(self) -> torch.dtype | None:

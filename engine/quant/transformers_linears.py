@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.errors import ModelLoadError
 from engine.layers.linear import Linear
 from engine.quant.base import Quantization
 
@@ -36,6 +37,21 @@ def quantize_linears(model: Any, quantization: Quantization, device: torch.devic
         setattr(parent, name, QuantizedLinear(_ours(module, quantization, device)))
 
 
+@torch.inference_mode()
+def quantize_head(model: Any, quantization: Quantization, device: torch.device) -> None:
+    """Replace the head. One that is tied to the embedding is a copy from now on.
+
+    ``ModelLoadError`` where it is no plain linear layer.
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        raise ModelLoadError(
+            f"quantize_lm_head: the head of {type(model).__name__} is {type(head).__name__}, which "
+            "cannot be quantized: turn quantize_lm_head off"
+        )
+    model.set_output_embeddings(QuantizedLinear(_ours(head, quantization, device)))
+
+
 def _linears(model: Any) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     from transformers.pytorch_utils import Conv1D
 
@@ -53,9 +69,6 @@ def _ours(module: Any, quantization: Quantization, device: torch.device) -> Line
     bias = module.bias
     made = Linear(k, {"": features}, bias=bias is not None, dtype=weight.dtype, device=device)
     made.quantize(quantization.weight)
-    for path, target in made.named_weights():
-        source = weight if path == "weight" else bias
-        assert source is not None, path
-        target.load("", source.detach().to(device))
+    made.load(weight.detach().to(device), None if bias is None else bias.detach().to(device))
     made.pack()
     return made

@@ -1,6 +1,6 @@
-"""Swapping in one launch: the GPU reads and writes pinned host memory itself.
+"""Swapping with one kernel launch: the GPU reads and writes pinned host memory itself.
 
-Without it every tensor of the cache is gathered by a launch of its own, and every block copied by
+Otherwise every tensor of the cache is gathered by a launch of its own, and every block copied by
 one more.
 """
 
@@ -15,15 +15,16 @@ from kernels import cuda
 from kernels.transfer import to_device
 
 MAX_CTAS = 16
-"""Enough for the bus, few enough for the forward pass beside it."""
+"""Enough to saturate the bus, few enough to leave room for the forward pass that runs beside
+them."""
 _UNIT = 16
-"""Bytes that a thread copies at a time."""
+"""Bytes that a thread copies at once."""
 
 
 class DirectCopies:
     def __init__(self, tensors: Sequence[torch.Tensor], host: torch.Tensor) -> None:
-        """tensors: [num_cache_blocks, bytes of a block] uint8 each; host: pinned, [num_blocks, the
-        sum of those bytes] uint8. Where ``serves``."""
+        """Only where ``serves`` says so. tensors: [num_cache_blocks, bytes of a block] uint8 each.
+        host: pinned, [num_blocks, sum of those bytes] uint8."""
         cuda.load()
         device = tensors[0].device
         self._tensors = to_device(places(tensors), device)
@@ -37,7 +38,8 @@ class DirectCopies:
         return aligned and tensors[0].is_cuda and cuda.available()
 
     def copy(self, pairs: Sequence[tuple[int, int]], *, out: bool) -> None:
-        """On the current stream. pairs: (block of the cache, host block); out: to the host."""
+        """Copy on the current stream. pairs: (block of the cache, host block). out: towards the
+        host."""
         if not pairs:
             return
         blocks, host_blocks = np.array(pairs, np.int64).T
@@ -52,7 +54,7 @@ class DirectCopies:
 
 
 def places(tensors: Sequence[torch.Tensor]) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """[num_tensors, 3]: address, bytes of a block, and where in a row they go."""
+    """[num_tensors, 3]: address, bytes of a block, and offset in a host row."""
     sizes = np.array([tensor.shape[1] for tensor in tensors], np.int64)
     addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
     return np.stack((addresses, sizes, sizes.cumsum() - sizes), 1)

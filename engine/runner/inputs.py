@@ -35,14 +35,14 @@ class StepInputs:
     """[num_tokens] int64"""
     attention: AttentionBatch
     sampled_chunks: Ints
-    """[num_sampled], on the host: the chunk of each place that is sampled, ascending."""
+    """[num_sampled], on the host, ascending: the chunk that each sampled place belongs to."""
     sampled_rows: Ints
     sampled_positions: Ints
-    """[num_sampled], on the host: where the sampled token goes."""
+    """[num_sampled], on the host: the position of each sampled token."""
     sampled_on_device: DeviceRows | None
-    """The last two in device memory, if they are there already."""
+    """Rows and positions of what is sampled, in device memory; None if only the host has them."""
     logits_index: torch.Tensor | None
-    """[num_sampled] int64: the tokens whose logits are needed; None: all of them."""
+    """[num_sampled] int64: indices of the tokens whose logits are needed; None: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class ChunkFields:
     computed: Ints
     query_lens: Ints
     num_places: Ints
-    """Places to sample at, the last ones of a chunk: one and one for each draft, or none."""
+    """How many places of each chunk, the last ones, are sampled: one plus one per draft, or
+    none."""
 
     @classmethod
     def read(cls, chunks: Sequence[Chunk]) -> ChunkFields:
@@ -72,8 +73,8 @@ class ChunkFields:
         return cls(*np.ascontiguousarray(fields.T))
 
     def of_places(self) -> ChunkFields:
-        """The places to sample at, as the chunks that they end; or the first token where there are
-        none."""
+        """The chunks cut down to the places that are sampled; to the first token where nothing
+        is."""
         places, ends = self.num_places, self.computed + self.query_lens
         some = places > 0
         if not some.any():
@@ -98,7 +99,7 @@ def build_inputs(fields: ChunkFields, table: RowTable, block_size: int) -> StepI
 def other_groups(
     fields: ChunkFields, table: RowTable, block_size: int
 ) -> list[tuple[torch.Tensor, AttentionBatch]]:
-    """Slots and sequences of the same step, for each layer group behind the first."""
+    """Slots and sequences of the same step, for each layer group but the first."""
     if len(table.windows) == 1:
         return []
     if table.tokens.is_cuda and cuda.available():
@@ -125,7 +126,7 @@ def other_groups(
 
 
 def _tokens_of(fields: ChunkFields, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and position of each token: [num_tokens] int64, twice."""
+    """(rows, positions) of all tokens: [num_tokens] int64 each."""
     query_lens, ends = fields.query_lens, fields.query_lens.cumsum()
     positions = np.arange(ends[-1]) + (fields.computed - ends + query_lens).repeat(query_lens)
     on_device = to_device(np.stack((fields.rows.repeat(query_lens), positions)), device)
@@ -135,7 +136,7 @@ def _tokens_of(fields: ChunkFields, device: torch.device) -> tuple[torch.Tensor,
 def _slots(
     block_table: torch.Tensor, token_rows: torch.Tensor, positions: torch.Tensor, block_size: int
 ) -> torch.Tensor:
-    """block_table: [..., num_rows, max_blocks]; [..., num_tokens] int64"""
+    """Slots of the tokens: [..., num_tokens] int64. block_table: [..., num_rows, max_blocks]."""
     blocks = block_table[..., token_rows, positions // block_size]
     return blocks * block_size + positions % block_size
 
@@ -143,7 +144,7 @@ def _slots(
 def _build_on_device(
     fields: ChunkFields, table: RowTable, block_size: int, group: int = 0
 ) -> StepInputs:
-    """As the layers of a group see the step."""
+    """The step's inputs for the layers of one group."""
     device, block_table = table.tokens.device, table.block_tables[group]
     batch, num_tokens = len(fields.rows), int(fields.query_lens.sum())
     host = np.zeros(3 * batch + 1, np.int32)
@@ -194,10 +195,11 @@ def assemble(
     rows: torch.Tensor | None = None,
     window: int | None = None,
 ) -> StepInputs:
-    """Add what the host knows. rows: [num_chunks] int32, where the device knows them too."""
+    """Complete a step's inputs with what the host knows. rows: [num_chunks] int32, where they are
+    on the device as well."""
     places = fields.num_places
     sampled = np.arange(len(places)).repeat(places)
-    # How far before the last place of its chunk each one is.
+    # How far each place is before the last one of its chunk.
     back = places.cumsum().repeat(places) - np.arange(1, len(sampled) + 1)
     seq_lens = fields.computed + fields.query_lens
     logits_index = sampled_on_device = None

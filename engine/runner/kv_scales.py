@@ -21,7 +21,7 @@ from kernels.reference import FP8_MAX
 
 _NUM_PROMPTS, _PROMPT_LEN = 4, 128
 HEADROOM = 2.0
-"""How much larger than the measured ones numbers may be before they are cut off."""
+"""How much larger than measured numbers may be before they are cut off."""
 
 
 def load_kv_scales(
@@ -32,7 +32,7 @@ def load_kv_scales(
     max_model_len: int,
     device: torch.device,
 ) -> list[KVScales]:
-    """Of each layer. ``ModelLoadError`` names what is wrong with a checkpoint's scales."""
+    """The scales of each layer. ``ModelLoadError`` names what is wrong with a checkpoint's own."""
     layout = facts.cache_layout
     if config.load_format != "dummy":
         given = read_kv_scales(config.model_dir, layout, device)
@@ -53,7 +53,7 @@ def _measure(
     max_model_len: int,
     device: torch.device,
 ) -> list[KVScales]:
-    """From the keys and values of random tokens, always the same ones."""
+    """Measure the keys and values of random tokens, always the same ones."""
     unscaled = replace(shape, kv_dtype=None)
     attention = select_backend(config.attention_backend, device, unscaled)
     length = min(_PROMPT_LEN, max_model_len)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 import torch
 
-from engine.attention.base import FP8, AttentionShape, CapturableBackend
+from engine.attention.base import FP8, AttentionBackend, AttentionShape, CapturableBackend
 from engine.attention.select import select_backend
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -44,10 +43,39 @@ from engine.runner.runner import TorchRunner
 from engine.runner.swap import load_host_blocks
 from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
+from engine.spec.draft_network import DraftNetwork
 from kernels import cpu, cuda, cuda_experts, products
 
 LATE_BYTES = 256 * 1024 * 1024
 """GPU memory for what is loaded after the KV cache: kernels at their first use, workspaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The model to serve, with everything decided that the config leaves open."""
+
+    config: EngineConfig
+    facts: ModelFacts
+    asked_len: int
+    """``max_model_len`` as configured, or the model's own limit; the cache may hold less."""
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+    @property
+    def attention_shape(self) -> AttentionShape:
+        layout = self.facts.cache_layout
+        return AttentionShape(
+            self.dtype,
+            self.facts.num_heads,
+            layout.num_kv_heads,
+            layout.head_dim,
+            self.config.block_size,
+            self.config.num_seqs,
+            window=self.facts.widest_window,
+            softcap=self.facts.attention_softcap,
+            kv_dtype=self.kv_dtype,
+        )
 
 
 def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) -> TorchRunner:
@@ -57,18 +85,12 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     """
     report = on_progress or (lambda _progress: None)
     report(LoadProgress(f"Reading {config.model}", 0.0))
-    facts = read_facts(config)
-    asked_len = requested_max_model_len(config, facts)
-    if isinstance(facts, ModelConfig):
-        facts = replace(facts, max_position_embeddings=asked_len)
-    device = _device(config)
-    config = config.for_device(device.type, device_bytes(device))
-    dtype = _dtype(config, facts, device)
+    target = _resolve(config)
+    config, facts, asked_len = target.config, target.facts, target.asked_len
+    device, dtype, shape = target.device, target.dtype, target.attention_shape
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     has_kernels = _register_kernels(device)
-    kv_dtype = dtype if config.kv_cache_dtype == "auto" else FP8
-    shape = _attention_shape(config, facts, dtype, kv_dtype)
     attention = select_backend(config.attention_backend, device, shape)
     model = load_model(
         config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
@@ -77,30 +99,16 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     if shape.is_fp8:
         report(LoadProgress("Scaling the KV cache", 0.9))
         model.set_kv_scales(load_kv_scales(config, model, facts, shape, asked_len, device))
-
-    def needed_bytes() -> int:
-        report(LoadProgress("Measuring the largest step", 0.9))
-        step = partial(measure_activation_bytes, model, facts, config, attention)
-        peak = step(max_model_len=asked_len, kv_dtype=kv_dtype, device=device)
-        return _late_bytes(config, adapters) + _peaks(config) * peak
-
     network = load_draft_network(
         config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
     )
-    draft_bytes = draft_block_bytes(network, config.block_size, dtype, device)
-    layer_bytes = block_bytes(facts, config.block_size, kv_dtype) / facts.cache_layout.num_layers
-    draft_layers = None if network is None else draft_bytes / layer_bytes
-    groups = choose_groups(config, facts, asked_len, device, draft_layers=draft_layers)
-    num_blocks = count_blocks(config, facts, kv_dtype, device, needed_bytes, draft_bytes, groups)
-    max_model_len = fit_max_model_len(config, facts, num_blocks, groups)
-    report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
-    cache = PagedCache(facts, num_blocks, config.block_size, groups, dtype=kv_dtype, device=device)
-    table = RowTable(config.num_seqs, max_model_len, config.block_size, device, groups)
+    cache, max_model_len = _allocate_cache(target, model, attention, adapters, network, report)
+    table = RowTable(config.num_seqs, max_model_len, config.block_size, device, cache.groups)
     sampler = _create_sampler(config, facts, device, has_kernels=has_kernels)
     made = create_drafting(network, model, config, cache, table, sampler, dtype)
     host_blocks = load_host_blocks(config.swap_space, [*cache.tensors, *made.swapped])
     if device.type == "cuda" and has_kernels:
-        _measure_products(config, made.model, facts, report)
+        _measure_products(config, made.model, network, facts, report)
     graphs, verify_graphs = None, None
     capturable = made.model.is_capturable and not config.enforce_eager
     if capturable and isinstance(attention, CapturableBackend):
@@ -131,13 +139,54 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     return runner
 
 
-def _peaks(config: EngineConfig) -> int:
-    """CUDA graphs keep memory of their own, for a step that is no larger."""
-    return 1 if config.enforce_eager else 2
+def _resolve(config: EngineConfig) -> _Target:
+    facts = read_facts(config)
+    asked_len = requested_max_model_len(config, facts)
+    if isinstance(facts, ModelConfig):
+        facts = replace(facts, max_position_embeddings=asked_len)
+    device = _device(config)
+    config = config.for_device(device.type, device_bytes(device))
+    dtype = _dtype(config, facts, device)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else FP8
+    return _Target(config, facts, asked_len, device, dtype, kv_dtype)
 
 
-def _late_bytes(config: EngineConfig, adapters: AdapterSlots | None) -> int:
-    return LATE_BYTES + (0 if adapters is None else adapters.step_bytes(config.step_tokens))
+def _allocate_cache(
+    target: _Target,
+    model: Model,
+    attention: AttentionBackend,
+    adapters: AdapterSlots | None,
+    network: DraftNetwork | None,
+    report: OnProgress,
+) -> tuple[PagedCache, int]:
+    """As many blocks as fit beside the weights and the largest step, and ``max_model_len``."""
+    config, facts, device, kv_dtype = target.config, target.facts, target.device, target.kv_dtype
+
+    def needed_bytes() -> int:
+        report(LoadProgress("Measuring the largest step", 0.9))
+        peak = measure_activation_bytes(
+            model,
+            facts,
+            config,
+            attention,
+            max_model_len=target.asked_len,
+            kv_dtype=kv_dtype,
+            device=device,
+        )
+        # CUDA graphs keep memory of their own, for a step that is no larger.
+        num_peaks = 1 if config.enforce_eager else 2
+        adapter_bytes = 0 if adapters is None else adapters.step_bytes(config.step_tokens)
+        return LATE_BYTES + adapter_bytes + num_peaks * peak
+
+    draft_bytes = draft_block_bytes(network, config.block_size, target.dtype, device)
+    layer_bytes = block_bytes(facts, config.block_size, kv_dtype) / facts.cache_layout.num_layers
+    draft_layers = None if network is None else draft_bytes / layer_bytes
+    groups = choose_groups(config, facts, target.asked_len, device, draft_layers=draft_layers)
+    num_blocks = count_blocks(config, facts, kv_dtype, device, needed_bytes, draft_bytes, groups)
+    max_model_len = fit_max_model_len(config, facts, num_blocks, groups)
+    report(LoadProgress(f"Allocating {num_blocks} blocks of KV cache", 0.95))
+    cache = PagedCache(facts, num_blocks, config.block_size, groups, dtype=kv_dtype, device=device)
+    return cache, max_model_len
 
 
 def _adapter_slots(
@@ -169,23 +218,6 @@ def _create_sampler(
         facts.eos_token_ids,
         seed=config.seed,
         device=device,
-    )
-
-
-def _attention_shape(
-    config: EngineConfig, model: ModelFacts, dtype: torch.dtype, kv_dtype: torch.dtype
-) -> AttentionShape:
-    layout = model.cache_layout
-    return AttentionShape(
-        dtype,
-        model.num_heads,
-        layout.num_kv_heads,
-        layout.head_dim,
-        config.block_size,
-        config.num_seqs,
-        window=model.widest_window,
-        softcap=model.attention_softcap,
-        kv_dtype=kv_dtype,
     )
 
 
@@ -243,20 +275,28 @@ def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> tor
 
 
 def _measure_products(
-    config: EngineConfig, model: Model, facts: ModelFacts, report: OnProgress
+    config: EngineConfig,
+    model: Model,
+    network: DraftNetwork | None,
+    facts: ModelFacts,
+    report: OnProgress,
 ) -> None:
     report(LoadProgress("Measuring matrix products", 0.95))
-    products.measure(_uses(config, model, facts))
+    fastest = products.measure(_uses(config, model, facts))
+    for part in (model, network):
+        for module in () if part is None else part.modules():
+            if isinstance(module, Linear | TiedLinear):
+                module.products = fastest
 
 
 def _uses(config: EngineConfig, model: Model, facts: ModelFacts) -> Iterator[products.Use]:
-    """Of weights that are multiplied as they are."""
+    """The weights that are multiplied as they are, quantized ones left out."""
     gated: set[Linear] = set()
     for module in model.modules():
         match module:
             case GatedMLP() if module.activation == "silu":
                 gated.add(module.gate_up_proj)
-            case Linear() if module.quantized is not None:
+            case Linear() | TiedLinear() if module.quantized is not None:
                 pass
             case Linear() | TiedLinear():
                 weight = module.weight.data

@@ -1,4 +1,4 @@
-"""Which rows of a step are asked for log-probabilities, and those on their way to the host."""
+"""Log-probabilities of a step: which rows ask for them, and their way to the host."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ LOGITS_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class KeptLogits:
-    """Raw logits of the sampled rows that were asked for, until it is known what was sampled."""
+    """Raw logits of the rows that ask for log-probabilities, kept until their tokens are
+    sampled."""
 
     logits: torch.Tensor
     """[n, vocab]"""
     indices: Ints
-    """[n]: which of the sampled rows."""
+    """[n]: indices into the sampled rows."""
     num_top: Ints
     """[n]"""
 
     def of(self, token_ids: torch.Tensor, chunks: Ints) -> Reading:
-        """token_ids, chunks: of all sampled rows."""
+        """The log-probabilities of what was sampled. token_ids, chunks: of all sampled rows."""
         chosen = token_ids[to_device(self.indices, token_ids.device)]
         scores = TokenScores.of(self.logits, chosen, int(self.num_top.max()))
         return Reading.start(scores, chunks[self.indices], self.num_top)
@@ -45,14 +46,14 @@ class Reading:
     chunks: Ints
     """[n]: the chunk of each."""
     num_top: Ints
-    """[n]: how many of the likeliest it is reported with."""
+    """[n]: how many of the likeliest tokens to report with each."""
 
     @classmethod
     def start(cls, scores: TokenScores, chunks: Ints, num_top: Ints) -> Reading:
         return cls(scores.on_host() if scores.token_ids.is_cuda else scores, chunks, num_top)
 
     def by_chunk(self) -> dict[int, list[TokenLogprobs]]:
-        """Only when the device has done its work."""
+        """The records of each chunk. Call it only when the device has done its work."""
         found: dict[int, list[TokenLogprobs]] = {}
         records = self.scores.read(self.num_top.tolist())
         for chunk, record in zip(self.chunks.tolist(), records, strict=True):
@@ -73,7 +74,7 @@ class LogprobRows:
     def admit(self, admission: Admission) -> None:
         params, row = admission.params, admission.row
         self._num_output[row] = self._number(params.logprobs)
-        # Whoever has generated has reported the prompt before.
+        # A request that has generated before has reported its prompt already.
         is_new = len(admission.token_ids) == admission.num_prompt_tokens
         self._num_prompt[row] = self._number(params.prompt_logprobs if is_new else None)
         self._prompt_lens[row] = admission.num_prompt_tokens
@@ -87,7 +88,8 @@ class LogprobRows:
         return self._vocab_size if asked == -1 else asked
 
     def keep(self, logits: torch.Tensor, rows: Ints) -> KeptLogits | None:
-        """A copy of what sampling is about to change: [num_rows, vocab] of each of ``rows``."""
+        """A copy of the logits that sampling is about to overwrite; None if no row asks for it.
+        logits: [num_rows, vocab], of ``rows``."""
         num_top = self._num_output[rows]
         indices = np.flatnonzero(num_top >= 0)
         if len(indices) == 0:
@@ -106,10 +108,10 @@ class LogprobRows:
         tokens: torch.Tensor,
         logits_of: Callable[[torch.Tensor], torch.Tensor],
     ) -> Reading | None:
-        """Of the prompt tokens that a step's tokens predict.
+        """Log-probabilities of the prompt tokens that a step's tokens predict, None if no row asks.
 
-        hidden: [num_tokens, hidden_size], where ``wants_prompts``; tokens: [max_num_rows, max_len]
-        int64; logits_of: from rows of ``hidden`` to logits.
+        hidden: [num_tokens, hidden_size], where ``wants_prompts``. tokens: [max_num_rows, max_len]
+        int64. logits_of: maps rows of ``hidden`` to logits.
         """
         if not self.wants_prompts(fields):
             return None

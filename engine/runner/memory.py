@@ -1,4 +1,4 @@
-"""How large the KV cache is, and its memory."""
+"""The size of the KV cache, and its memory."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def choose_groups(
 ) -> LayerGroups:
     """How the layers share blocks.
 
-    draft_layers: what a draft network keeps beside each block, in layers of the model; None: there
-    is no such network. It looks back at every block, and so needs a layer that does: the first
-    group's. ``ConfigError`` says why groups were asked for in vain.
+    draft_layers: what a draft network stores with each block, measured in layers of the model; None
+    without such a network. The network looks back at every block, so the first group must be one
+    that keeps them all. ``ConfigError`` says why groups that were asked for are impossible.
     """
     single = single_group(model.cache_layout.num_layers)
     if config.disable_hybrid_kv_cache_manager:
@@ -54,7 +54,7 @@ def choose_groups(
 def block_bytes(
     model: ModelFacts, block_size: int, dtype: torch.dtype, groups: LayerGroups | None = None
 ) -> int:
-    """Keys and values of one block, in all layers or in those of a group."""
+    """Bytes of keys and values of one block, in all layers or in those of a group."""
     layout = model.cache_layout
     width = layout.num_tensors * layout.num_kv_heads * layout.head_dim
     num_layers = layout.num_layers if groups is None else groups.num_layers_each
@@ -96,7 +96,7 @@ def count_blocks(
 
 
 def requested_max_model_len(config: EngineConfig, model: ModelFacts) -> int:
-    """What the config asks for, the model's own limit by default."""
+    """The length that the config asks for; by default the model's own limit."""
     asked, limit = config.max_model_len, model.max_position_embeddings
     if asked is not None and asked > limit:
         raise ConfigError(
@@ -127,8 +127,11 @@ def fit_max_model_len(
 
 
 class PagedCache:
-    """The KV cache of all layers in one tensor. Where these are in ``groups``, the layers of the
-    same number in each have the same place there, and different blocks."""
+    """The KV cache of all layers in one tensor.
+
+    With layer groups, layers with the same index in their group share a part of the tensor, where
+    each group uses blocks of its own.
+    """
 
     def __init__(
         self,
@@ -140,7 +143,7 @@ class PagedCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """dtype: of what is stored."""
+        """dtype: of the stored keys and values."""
         layout = model.cache_layout
         self.groups = groups or single_group(layout.num_layers)
         shape = (self.groups.num_layers_each, layout.num_tensors, num_blocks, block_size)
@@ -151,7 +154,7 @@ class PagedCache:
         self.tensors: KVCache = [
             (layer[0],) * 2 if layout.is_latent else (layer[0], layer[1]) for layer in self._memory
         ]
-        """Each once."""
+        """The caches without repetitions."""
         self.layers: KVCache = [self.tensors[number] for _, number in self.groups.places]
 
     def copy_block(self, source: int, target: int, num_slots: int) -> None:

@@ -1,4 +1,4 @@
-"""Which implementation serves a model, and the model itself with its weights."""
+"""Chooses the implementation that serves a model, and loads the model with its weights."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.config import read_architecture
 from engine.models.registry import create_model, read_config
+from engine.quant import transformers_linears
 from engine.quant.base import Quantization, quantize
 from engine.quant.config import read_quantization
-from engine.quant.transformers_linears import quantize_linears
+from engine.quant.head import ROUNDED, quantize_head
 from engine.weights.dummy import draw_weights
 from engine.weights.load import load_weights
 from engine.weights.names import targets
@@ -24,9 +25,9 @@ OnProgress = Callable[[LoadProgress], None]
 
 
 def read_facts(config: EngineConfig) -> ModelFacts:
-    """Of our own implementation if there is one, or as ``model_impl`` says.
+    """The facts of our own implementation if there is one, or of the one that ``model_impl`` names.
 
-    ``ModelLoadError`` says why neither can serve.
+    ``ModelLoadError`` says why neither can serve the model.
     """
     architecture = read_architecture(config.model_dir)
     if config.model_impl == "native" or (config.model_impl == "auto" and architecture in NATIVE):
@@ -51,12 +52,14 @@ def load_model(
     device: torch.device,
     report: OnProgress,
 ) -> Model:
-    """facts: of ``read_facts``. ``report`` hears of the shares [0.05, 0.9]."""
+    """facts: from ``read_facts``. ``report`` is told of progress within [0.05, 0.9]."""
     if isinstance(facts, ModelConfig):
         quantization = read_quantization(config.model_dir, config.quantization)
         model = create_model(facts, max_model_len=max_model_len, dtype=dtype, device=device)
         if quantization is not None:
             quantize(model, quantization)
+        if config.quantize_lm_head:
+            quantize_head(model)
         _fill(model, facts, quantization, config, report)
         return model
     from engine.models import transformers_fallback
@@ -65,7 +68,9 @@ def load_model(
 
     def adapt(model: object) -> None:
         if quantization is not None:
-            quantize_linears(model, quantization, device)
+            transformers_linears.quantize_linears(model, quantization, device)
+        if config.quantize_lm_head:
+            transformers_linears.quantize_head(model, ROUNDED, device)
 
     report(LoadProgress("Loading with transformers", 0.05))
     assert isinstance(facts, transformers_fallback.FallbackConfig)

@@ -28,27 +28,28 @@ class RowTable:
         device: torch.device,
         groups: LayerGroups | None = None,
     ) -> None:
-        """groups: of layers, each of which has a block table; None: one."""
+        """groups: the layer groups, each of which has a block table; None for a single one."""
         self._places = () if groups is None else groups.places
         self.windows = (None,) if groups is None else groups.windows
-        """Of the layer groups."""
+        """Window of each layer group."""
         max_blocks = -(-max_model_len // block_size)
         shape = len(self.windows), max_num_rows, max_blocks
         self.tokens = torch.zeros(max_num_rows, max_model_len, dtype=torch.int64, device=device)
-        """[max_num_rows, max_model_len] int64: token ids as far as known."""
+        """[max_num_rows, max_model_len] int64: the known token ids."""
         self.block_tables = torch.zeros(shape, dtype=torch.int32, device=device)
         """[num_groups, max_num_rows, max_blocks] int32"""
         self.block_table = self.block_tables[0]
-        """[max_num_rows, max_blocks] int32: of the first group, as a rule the only one."""
+        """[max_num_rows, max_blocks] int32: the first group's, usually the only one."""
         self._host_tables = np.zeros(shape, np.int32)
         self.block_ids = self._host_tables[0]
-        """The block table again, on the host."""
+        """The first group's block table, on the host."""
         self.num_admissions = 0
-        """How often rows were given out: until it changes, they start with the same blocks."""
+        """Counts admissions: as long as it stays the same, rows begin with the same blocks."""
         self._num_blocks = [[0] * max_num_rows for _ in self.windows]
 
     def by_layer(self, others: Sequence[T]) -> dict[int, T]:
-        """To each layer what is its group's; ``others``: of the groups behind the first."""
+        """What each layer uses in place of the first group's. others: one entry for each group but
+        the first."""
         if not others:
             return {}
         return {layer: others[group - 1] for layer, (group, _) in enumerate(self._places) if group}
@@ -92,8 +93,8 @@ class RowTable:
             self.block_tables.view(-1).index_copy_(0, sent[0], sent[1].to(torch.int32))
 
     def write_drafts(self, chunks: Sequence[Chunk]) -> None:
-        """Put the drafts of these chunks behind the known tokens, at the places they stand for.
-        Those the host has not seen are there."""
+        """Write the chunks' drafts after the known tokens. Drafts that the host has not seen are
+        there already."""
         places: list[int] = []
         ids: list[int] = []
         width = self.tokens.shape[1]

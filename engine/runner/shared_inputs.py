@@ -22,7 +22,7 @@ _MAX_TILES = 512
 
 
 class SharedInputs:
-    """Memory for batches of up to ``shape.max_num_seqs``; steps of any size use the same."""
+    """Device memory for the work of one step; graphs of any size read the same."""
 
     def __init__(self, table: RowTable, shape: AttentionShape) -> None:
         self._table = table
@@ -43,12 +43,12 @@ class SharedInputs:
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def find(self, fields: ChunkFields) -> bool:
-        """Whether a decode step has prefixes to share, which ``send`` then sends."""
+        """Whether a decode step has prefixes worth sharing; ``send`` then sends what was found."""
         key = self._table.num_admissions, fields.rows.tobytes()
         if key != self._found_for:
             ids = self._table.block_ids[fields.rows]
             whole = fields.computed // self._shape.block_size
-            # Cut behind the longest: comparing what nobody has costs time.
+            # Cut after the longest table: comparing padding costs time.
             groups = find_groups(ids[:, : whole.max()], whole, self._shape.block_size)
             saved = sum((len(group.members) - 1) * group.num_tokens for group in groups)
             self._groups = groups if saved >= MIN_SAVED_TOKENS else []
@@ -56,7 +56,7 @@ class SharedInputs:
         return bool(self._groups)
 
     def send(self, size: int) -> None:
-        """Bring what ``find`` found to the device, for the graph of ``size`` sequences."""
+        """Send what ``find`` found to the device, for the graph of ``size`` sequences."""
         assert self._found_for is not None
         key = size, *self._found_for
         if key == self._sent_for:
@@ -75,7 +75,7 @@ class SharedInputs:
         self._sent_for = key
 
     def on_device(self, size: int) -> cuda.SharedPrefixes:
-        """Where a graph of ``size`` sequences finds its work; of no group, before ``send``."""
+        """Where a graph of ``size`` sequences reads its work; no groups until ``send``."""
         layout = self._layout(size)
         tiles, tile_splits, skipped, splits, members, num_tiles = (
             self._sent[part] for part in layout.parts()

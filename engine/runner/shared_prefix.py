@@ -24,10 +24,10 @@ Blocks = npt.NDArray[np.int32]
 TILE = 64
 """Shared keys come in whole tiles of the decode kernel."""
 MIN_SAVED_TOKENS = 16384
-"""Tokens whose keys and values are not read again: fewer are not worth a second pass."""
+"""A second pass must save reading at least this many tokens' keys and values to pay."""
 MAX_SPLITS = 16
 _LAUNCH_TILES = 2
-"""What opening and closing a tile costs, in steps of 128 keys."""
+"""The cost of starting and finishing a tile, in steps of 128 keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class Group:
     members: Ints
     """Indices into the step's sequences."""
     num_tokens: int
-    """Keys all of them start with; a multiple of ``TILE``."""
+    """Leading keys that all members share; a multiple of ``TILE``."""
 
 
 def find_groups(block_ids: Blocks, num_blocks: Ints, block_size: int) -> list[Group]:
-    """The groups that save most reads; a sequence is in one at most.
+    """The groups that save most reads. A sequence is in at most one.
 
-    block_ids: [batch, width]; num_blocks: [batch], the leading blocks of each that may be shared.
+    block_ids: [batch, width]. num_blocks: [batch], the leading blocks of each that may be shared.
     """
     if not block_ids.size:
         return []  # nobody has a whole block
@@ -56,9 +56,10 @@ def find_groups(block_ids: Blocks, num_blocks: Ints, block_size: int) -> list[Gr
 
 
 def _best(common: Ints, start: int, end: int) -> tuple[int, list[tuple[int, int, int]]]:
-    """Of the sorted sequences [start, end): tokens saved, and (start, end, tokens) of each group.
+    """The best grouping of the sorted sequences [start, end): tokens saved, and (start, end,
+    tokens) of each group.
 
-    common[i]: tokens that i and i + 1 agree on.
+    common[i]: leading tokens that sequences i and i + 1 share.
     """
     if end - start < 2:
         return 0, []
@@ -92,7 +93,7 @@ class Layout:
         return 3 * self.batch + 1 + 5 * self.max_tiles
 
     def parts(self) -> list[slice]:
-        """The six parts, in their order."""
+        """The six parts, in the order above."""
         sizes = [4 * self.max_tiles, self.max_tiles, *[self.batch] * 3, 1]
         ends = np.cumsum(sizes).tolist()
         return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]

@@ -23,8 +23,8 @@ class SizedGraphs:
     def __init__(
         self, sizes: Sequence[int], compute: Callable[[int], torch.Tensor], num_queries: int = 1
     ) -> None:
-        """sizes: ascending. ``compute(size)`` reads and writes static memory alone. num_queries:
-        tokens of each sequence, which say how large a graph is."""
+        """sizes: ascending. compute: reads and writes static memory only. num_queries: tokens of
+        each sequence, used to order graphs by size."""
         self.sizes = sizes
         self.num_queries = num_queries
         self._compute = compute
@@ -36,22 +36,22 @@ class SizedGraphs:
         return self.sizes[-1]
 
     def size_for(self, batch: int) -> int:
-        """In which a batch runs."""
+        """The size of the graph in which a batch runs."""
         return int(self._size_for[batch])
 
     def capture(self, size: int, pool: Any) -> None:
         self._captured[size] = record(lambda: self._compute(size), pool)
 
     def replay(self, size: int) -> torch.Tensor:
-        """What ``compute`` returned: overwritten by the next replay of any size, and of any other
-        graphs that were captured along with these."""
+        """Run the graph; returns what ``compute`` returned, overwritten by the next replay of any
+        size, and of any graphs captured together with these."""
         graph, out = self._captured[size]
         graph.replay()
         return out
 
 
 def record(compute: Callable[[], torch.Tensor], pool: Any) -> tuple[Replayable, torch.Tensor]:
-    """A graph that does the same again, and where it leaves the result."""
+    """A graph of what ``compute`` does, and the tensor that it leaves the result in."""
     compute()  # whatever is compiled or chosen at first use
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -70,7 +70,7 @@ def capture_all(
 
     ``pad(size)`` makes so many rows padding, for the first runs to write nothing.
     """
-    # The largest first: the smaller ones fit into its memory.
+    # The largest first: smaller ones reuse its memory.
     work = sorted(
         ((size, family) for family in families for size in family.sizes),
         key=lambda item: -item[0] * item[1].num_queries,
@@ -85,8 +85,8 @@ def capture_all(
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Nothing is freed by the garbage collector inside: graphs of an engine that is gone, freed
-    while another is recorded, would end the recording with an error."""
+    """Keeps the garbage collector off: freeing the graphs of a former engine while another graph is
+    recorded would make the recording fail."""
     gc.collect()
     collects = gc.isenabled()
     gc.disable()

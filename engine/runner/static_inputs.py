@@ -1,6 +1,6 @@
 """Memory that CUDA graphs read their inputs from.
 
-A few integers a sequence come from the host; everything else is looked up in the row table.
+The host sends only a few integers per sequence; everything else is looked up in the row table.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from kernels import cuda
 
 
 class SentRows:
-    """A few integers a sequence on the device, brought there by one copy: its row, and others."""
+    """A few integers per sequence, sent to the device in one copy: its row, and others."""
 
     def __init__(self, max_batch: int, device: torch.device, num_others: int = 1) -> None:
         self._num = 1 + num_others
         self._sent = torch.zeros(self._num * max_batch, dtype=torch.int32, device=device)
 
     def of(self, size: int) -> tuple[torch.Tensor, ...]:
-        """Rows and the others: [size] int32 each."""
+        """The rows, then the other values: [size] int32 each."""
         return self._sent[: self._num * size].view(self._num, size).unbind(0)
 
     def pad(self, size: int) -> None:
         self._sent[:size] = -1
 
     def send(self, rows: Ints, *others: Ints, size: int) -> None:
-        """Rows behind them, up to ``size``, are -1."""
+        """Send these; rows beyond them, up to ``size``, are -1."""
         batch = len(rows)
         host = torch.empty(self._num, size, dtype=torch.int32, pin_memory=self._sent.is_cuda)
         filled = host.numpy()
@@ -58,7 +58,7 @@ class SequenceBuffers:
         self._slots = self._tokens.new_zeros(num_groups, max_batch * num_queries)
 
     def batch(self, size: int, group: int = 0) -> DeviceBatch:
-        """For the layers of a group."""
+        """The sequences as the layers of a group see them."""
         return DeviceBatch(
             self._seq_lens[:size],
             self._cu_queries[: size + 1],
@@ -74,7 +74,7 @@ class SequenceBuffers:
     def by_layer(
         self, size: int, attention: CapturableBackend
     ) -> dict[int, tuple[torch.Tensor, StepAttention]]:
-        """Slots and attention of the layers of the groups behind the first."""
+        """Slots and attention of the layers that are not in the first group."""
         return self._table.by_layer(
             [
                 (
@@ -88,7 +88,7 @@ class SequenceBuffers:
         )
 
     def skip_first(self, counts: torch.Tensor) -> None:
-        """After ``look_up``: so many tokens at the start of each sequence write nothing.
+        """After ``look_up``: keep the first ``counts[i]`` tokens of sequence i from being written.
 
         counts: [size] int32
         """
@@ -98,7 +98,8 @@ class SequenceBuffers:
         slots.view(len(slots), size, -1).masked_fill_(places < counts[:, None], -1)
 
     def look_up(self, rows: torch.Tensor, computed: torch.Tensor) -> None:
-        """The tokens from ``computed`` on, of each of ``rows`` (-1 for padding): [size] int32."""
+        """Fill in the tokens from position ``computed`` on of each of ``rows``. Both are [size]
+        int32; row -1 is padding."""
         size = len(rows)
         token_ids, positions, _ = self.tokens(size)
         for group, block_table in enumerate(self._table.block_tables):

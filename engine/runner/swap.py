@@ -43,7 +43,7 @@ class HostBlocks:
     """
 
     def __init__(self, kv_cache: KVCache, num_blocks: int, *, direct: bool = True) -> None:
-        """direct: by ``DirectCopies`` where they serve the cache, which takes half the time."""
+        """direct: use ``DirectCopies`` where they support the cache, which halves the time."""
         self.num_blocks = num_blocks
         # Keys and values may be one tensor.
         tensors = [tensor for k, v in kv_cache for tensor in ((k,) if v is k else (k, v))]
@@ -65,7 +65,8 @@ class HostBlocks:
         self.s_per_block = self._measure()
 
     def copy_out(self, pairs: Pairs) -> torch.cuda.Event | None:
-        """Copy what all steps enqueued so far leave in the blocks; on a GPU, the end of it."""
+        """Copy blocks to the host, once all steps enqueued so far are done. On a GPU, returns the
+        event that ends the copy."""
         with self._out.behind_current():
             if self._direct is not None:
                 self._direct.copy(pairs, out=True)
@@ -77,9 +78,9 @@ class HostBlocks:
             return self._out.event()
 
     def copy_in(self, pairs: Pairs) -> None:
-        """Copy back; what is enqueued on the current stream from now on finds it there.
+        """Copy blocks back before anything enqueued on the current stream from now on.
 
-        No step in flight may use the blocks, and their copies out must be over.
+        No step in flight may use the blocks, and copying them out must be over.
         """
         with self._in.entered():
             if self._direct is not None:
@@ -157,7 +158,7 @@ def load_host_blocks(swap_space: float | None, kv_cache: KVCache) -> HostBlocks 
 
 
 class _Lane:
-    """Copies in one direction: on a GPU a stream of their own, and the buffer they pass."""
+    """Copies in one direction: on a GPU with a stream and a buffer of their own."""
 
     def __init__(self, device: torch.device, num_staged: int, block_bytes: int) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -165,7 +166,7 @@ class _Lane:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """What is enqueued inside goes this way."""
+        """Work enqueued inside goes to this lane's stream."""
         if self.stream is None:
             yield
             return
@@ -174,19 +175,19 @@ class _Lane:
 
     @contextmanager
     def behind_current(self) -> Iterator[None]:
-        """The same, after all that is enqueued on the current stream so far."""
+        """As ``entered``, and after everything enqueued on the current stream so far."""
         if self.stream is not None:  # inside, it would itself be the current one
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with self.entered():
             yield
 
     def portions(self, pairs: Pairs) -> list[Pairs]:
-        """As much as the buffer takes at a time."""
+        """The pairs in portions that fit the buffer."""
         size = len(self.staging)
         return [pairs[start : start + size] for start in range(0, len(pairs), size)]
 
     def event(self) -> torch.cuda.Event | None:
-        """The end of all copies so far."""
+        """An event that marks the end of all copies so far."""
         if self.stream is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -195,7 +196,8 @@ class _Lane:
 
 
 def _pin(host: torch.Tensor) -> None:
-    """Torch's own pinned memory comes in powers of two, which could be nearly twice as much."""
+    """Pin memory in place: torch's own pinned allocations are rounded up to powers of two, which
+    could take nearly twice as much."""
     error = torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0)  # type: ignore[no-untyped-call]
     if int(error) != 0:
         raise ConfigError(

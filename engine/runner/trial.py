@@ -1,4 +1,4 @@
-"""Prompts computed apart from any plan, before the engine serves: to measure what comes of it."""
+"""Trial runs of a few prompts before the engine serves, to measure what they cause."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.layers.attention import StepContext
-from engine.messages import SamplingParams
 from engine.models.base import Model, ModelFacts
 from engine.runner.inputs import ChunkFields, build_inputs
 from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
+from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk
 
 
 class Trial:
-    """A step of whole prompts, and a cache of their own. The first is the longest."""
+    """One step over whole prompts, with a cache of its own. The first prompt is the longest."""
 
     def __init__(
         self,

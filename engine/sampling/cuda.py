@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.messages import SamplingParams
 from engine.sampling.processors import Ints
 from engine.sampling.sampler import DeviceRows, RowMask, Sampler
+from engine.sampling_params import SamplingParams
 from kernels import cuda_sampling
 from kernels.transfer import to_device
 

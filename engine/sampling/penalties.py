@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.messages import SamplingParams
 from engine.sampling.processors import Ints
+from engine.sampling_params import SamplingParams
 from kernels import ops
 from kernels.transfer import to_device
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.messages import SamplingParams
+from engine.sampling_params import SamplingParams
 from kernels import ops
 from kernels.transfer import to_device
 

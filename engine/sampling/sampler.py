@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.messages import SamplingParams
 from engine.sampling.penalties import Penalties
 from engine.sampling.processors import (
     AllowedTokens,
@@ -26,6 +25,7 @@ from engine.sampling.processors import (
     MinTokens,
 )
 from engine.sampling.seeds import request_seed
+from engine.sampling_params import SamplingParams
 from kernels import ops
 from kernels.transfer import to_device
 

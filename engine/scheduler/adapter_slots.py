@@ -1,4 +1,5 @@
-"""Requests that wait because running ones have as many other adapters as there are slots."""
+"""Requests that wait for an adapter slot: running requests use as many other adapters as there
+are."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ if TYPE_CHECKING:
 
 
 MAX_HELD = 128
-"""Each comes back to the queue, and mostly here again, whenever a slot becomes free."""
+"""Bound on those that wait here: each returns to the queue, and mostly comes back, whenever a slot
+becomes free."""
 
 
 class AdapterSlotQueue:
-    """They stand aside, so that requests without an adapter pass them.
+    """Requests stand aside here, so that requests without an adapter can pass them.
 
-    Adapters of one content are one, whatever they are called.
-
-    Requests with one do not, be their adapter in use or not: else the requests of two adapters
-    could take turns for ever, and those of a third would never run.
+    Adapters with the same content count as one, whatever their names. Requests with an adapter do
+    not pass those that wait, even if theirs is loaded: otherwise the requests of two adapters could
+    take turns for ever, and those of a third would never run.
     """
 
     def __init__(self, max_loras: int) -> None:
@@ -39,7 +40,7 @@ class AdapterSlotQueue:
         return len(in_use) >= self._max_loras
 
     def hold(self, request: Request) -> bool:
-        """Let it stand aside; False where too many do already."""
+        """Set the request aside; False if too many wait already."""
         if len(self._held) >= MAX_HELD:
             return False
         self._held[request] = None
@@ -49,7 +50,7 @@ class AdapterSlotQueue:
         del self._held[request]
 
     def release(self, running: Iterable[Request]) -> list[Request]:
-        """All of them once a slot is free: which goes first is for the policy to say."""
+        """All requests set aside, once a slot is free; the policy decides which goes first."""
         if not self._held:
             return []
         if len({other.adapter_digest for other in running} - {""}) >= self._max_loras:

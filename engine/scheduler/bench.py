@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, get_args
 from engine.cache.manager import CacheManager
 from engine.config import EngineConfig, Policy
 from engine.garbage import tune_collector
-from engine.messages import GenerateRequest, SamplingParams
+from engine.messages import GenerateRequest
 from engine.request import Request
+from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepResult
 from engine.scheduler.policy import create_policy
 from engine.scheduler.scheduler import Scheduler

@@ -21,7 +21,7 @@ class PreemptionCosts:
         self._count = self._n = self._nn = self._t = self._nt = 0.0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
+        """Record that a step of ``num_tokens`` took ``seconds``."""
         self._count = _DECAY * self._count + 1
         self._n = _DECAY * self._n + num_tokens
         self._nn = _DECAY * self._nn + num_tokens * num_tokens
@@ -32,7 +32,7 @@ class PreemptionCosts:
     def s_per_token(self) -> float | None:
         """Seconds that a token adds to a step; None before the first step.
 
-        While all steps are about as large this is the mean, which is an upper bound.
+        While all steps are of about the same size this is the mean, an upper bound.
         """
         if self._n == 0:
             return None
@@ -44,7 +44,8 @@ class PreemptionCosts:
         return self._t / self._n
 
     def prefers_swap(self, num_tokens: int, num_blocks: int) -> bool:
-        """Whether copying so many blocks out and in costs less than computing so many tokens."""
+        """Whether copying ``num_blocks`` out and back in is quicker than computing
+        ``num_tokens``."""
         s_per_token = self.s_per_token
         if s_per_token is None:
             return False

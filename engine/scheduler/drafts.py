@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def fitting_drafts(
     request: Request, cache: CacheManager, limit: int, num_missing: int
 ) -> tuple[int, ...]:
-    """The drafts there is room for: nobody is preempted for their sake."""
+    """The leading drafts that there is room for; nobody is preempted for drafts."""
     drafts, table = request.draft_token_ids, request.block_table
     num_drafts, num_known = len(drafts), len(request.token_ids)
     limit = min(limit, request.draft_room)
@@ -29,9 +29,9 @@ def fitting_drafts(
 def judge_drafts(
     request: Request, chunk: Chunk, num_sampled: int, num_taken: int, tenant: Totals
 ) -> tuple[int, int]:
-    """Take back what wrong drafts computed: (how many were wrong, how many were of use).
+    """Take back what was computed for wrong drafts; returns (drafts rejected, drafts accepted).
 
-    Right drafts behind a stop are no part of the output, and do not count as accepted.
+    Right drafts after a stop are not part of the output, and do not count as accepted.
     """
     num_drafts = len(chunk.draft_token_ids)
     num_rejected = num_drafts + 1 - num_sampled

@@ -58,7 +58,7 @@ class Account:
         self._candidates = None
 
     def candidates(self) -> list[Request]:
-        """The requests that may go next, the oldest first."""
+        """The requests of this account that may go next, the oldest first."""
         if self._candidates is None:
             count = 1 if self.num_overtakes >= _MAX_OVERTAKES else _MAX_REQUESTS_COMPARED
             self._candidates = self.waiting.first(count)
@@ -66,7 +66,7 @@ class Account:
 
 
 class PriorityClass:
-    """The accounts of one priority, those with waiting requests ordered by counter."""
+    """The accounts of one priority class; those with waiting requests are ordered by counter."""
 
     def __init__(self) -> None:
         self.accounts: dict[str, Account] = {}
@@ -85,7 +85,7 @@ class PriorityClass:
     def enqueue(self, request: Request) -> None:
         account = self.account(request.fair_key)
         if len(account.waiting) == 0 and request.is_new:
-            # The lift: time spent away earns no credit.
+            # The paper's lift: a tenant earns no credit while it asks for nothing.
             account.counter = max(account.counter, self._floor())
         account.push(request)
         if not account.in_heap:
@@ -101,7 +101,7 @@ class PriorityClass:
             self._prune()
 
     def least(self) -> Account | None:
-        """The account with the least counter among those that wait."""
+        """The waiting account with the least counter."""
         while self._heap:
             counter, order, account = self._heap[0]
             if len(account.waiting) == 0:
@@ -114,7 +114,8 @@ class PriorityClass:
         return None
 
     def within(self, quantum: float) -> list[Account]:
-        """The waiting accounts up to ``quantum`` above the least, the least first; a few."""
+        """Waiting accounts at most ``quantum`` above the least, the least first; only a few are
+        returned."""
         found: list[Account] = []
         taken: list[tuple[float, int, Account]] = []
         while len(found) < _MAX_TENANTS_COMPARED:
@@ -128,19 +129,20 @@ class PriorityClass:
         return found
 
     def spread(self) -> float:
-        """The largest difference between two tenants that wait."""
+        """The largest difference in counters between two waiting tenants."""
         counters = [a.counter for _, _, a in self._heap if len(a.waiting)]
         return max(counters) - min(counters) if counters else 0.0
 
     def _floor(self) -> float:
-        """What the counter of a tenant that joins the queue is lifted to."""
+        """The counter to which a tenant that joins the queue is lifted."""
         least = self.least()
         if least is not None:
             return least.counter
         return self._last_to_leave.counter if self._last_to_leave else 0.0
 
     def _prune(self) -> None:
-        """Forget accounts that joining the queue would lift anyway: nothing is lost with them."""
+        """Forget accounts that would be lifted anyway on joining the queue: nothing is lost with
+        them."""
         if len(self.accounts) < self._prune_at:
             return
         floor = self._floor()
@@ -164,7 +166,7 @@ class FairSharePolicy:
         self._prefix_match = prefix_match
         self._classes: dict[int, PriorityClass] = {}
         self._by_age = RequestHeap()
-        """All that wait. The first says which class is next."""
+        """All waiting requests. The first decides which class is next."""
 
     def __len__(self) -> int:
         return len(self._by_age)
@@ -190,8 +192,8 @@ class FairSharePolicy:
         return max(candidates, key=self._prefix_match)  # The first of equals.
 
     def ranked(self, running: Iterable[Request]) -> list[Request]:
-        """By class, then by the tenant's counter, then by work done: the tenant furthest above its
-        share gives way first, with the request that loses least.
+        """Ordered by class, then by the tenant's counter, then by work done: the tenant furthest
+        above its share gives way first, with the request that loses least.
 
         A class ranks by its oldest request, so that one that always gives way ages, too.
         """

@@ -37,10 +37,10 @@ class FcfsPolicy:
         return []
 
     def charge_prompt(self, request: Request, num_computed: int, num_cached: int) -> None:
-        """Everybody's tokens cost the same: nothing."""
+        """Nothing to do: arrival alone decides."""
 
     def charge_output(self, request: Request, num_tokens: int) -> None:
-        """As above."""
+        """Nothing to do: arrival alone decides."""
 
     def spread(self) -> float:
         return 0.0

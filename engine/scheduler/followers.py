@@ -1,4 +1,4 @@
-"""Requests that wait a step because another one is computing the very block they need next."""
+"""Requests that wait a step because another one is computing the block they need next."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Followers:
         return request in self._key_of
 
     def expect(self, keys: Iterable[bytes]) -> None:
-        """A step computes the blocks with these keys."""
+        """Note that a step in flight computes the blocks with these keys."""
         for key in keys:
             self._by_key.setdefault(key, [])
 
@@ -43,7 +43,7 @@ class Followers:
         self._by_key[self._key_of.pop(request)].remove(request)
 
     def release(self, keys: Iterable[bytes]) -> list[Request]:
-        """The step is over: the requests that waited for it."""
+        """The step is over: returns the requests that waited for its blocks."""
         released = []
         for key in keys:
             # Two requests of one step may have computed the same block.

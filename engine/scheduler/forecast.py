@@ -34,30 +34,30 @@ class GrowthForecast:
     """Predicts output lengths from those seen lately, and from them the peak of the cache."""
 
     def __init__(self, block_size: int, windows: Sequence[int | None] = (None,)) -> None:
-        """windows: of the layer groups; each needs a slot for every token that it sees."""
+        """windows: of the layer groups; each group needs a slot for every token that it sees."""
         self._block_size = block_size
         self._num_full = sum(window is None for window in windows)
-        # The block in which a window begins is held as a whole.
+        # The block in which a window begins is held completely.
         self._spans = [window + block_size for window in windows if window is not None]
-        # At any moment the last block of a request is half empty, on average.
+        # On average the last block of a request is half empty.
         self._unused = len(windows) * block_size / 2
         self._lengths: deque[int] = deque(maxlen=_MAX_LENGTHS)
         self._sorted: Floats = np.empty(0)
         self._sums: Floats = np.zeros(1)
-        """Of ``_sorted`` from each index on."""
+        """Sums of ``_sorted`` from each index to its end."""
         self._outdated = False
         self._known: dict[int, float] = {}
-        """Expected lengths that were asked for since."""
+        """Cache of expected lengths, valid until the next observation."""
         self._batch = Growth.of(np.empty(0), np.empty(0), np.empty(0))
         self._candidate = (0.0, 0.0, 0.0)
 
     def observe(self, num_generated: int) -> None:
-        """An output came to its own end at this length."""
+        """Record that an output ended by itself at this length."""
         self._lengths.append(num_generated)
         self._outdated = True
 
     def begin_step(self, running: Collection[Request]) -> None:
-        """Forecast these; ``admit`` adds to them."""
+        """Start a forecast with these running requests; ``admit`` adds to them."""
         num_tokens = _floats([len(request.token_ids) for request in running])
         generated = num_tokens - _floats([request.num_prompt_tokens for request in running])
         limits = _floats([request.max_total_tokens for request in running]) - num_tokens
@@ -70,7 +70,8 @@ class GrowthForecast:
         self._batch = Growth.of(self._num_full * remaining, held, lacking)
 
     def peak_blocks(self, request: Request, num_slots: int) -> int:
-        """Blocks needed beyond those held now, if ``request`` came in and held ``num_slots``."""
+        """Most blocks ever needed beyond those held now, if ``request`` came in and took
+        ``num_slots``."""
         num_tokens = len(request.token_ids)
         generated = num_tokens - request.num_prompt_tokens
         remaining = min(
@@ -84,7 +85,7 @@ class GrowthForecast:
         return math.ceil(self._batch.peak_with(*self._candidate) / self._block_size)
 
     def admit(self) -> None:
-        """The request asked about last came in."""
+        """The request that ``peak_blocks`` was last asked about was admitted."""
         self._batch = self._batch.with_one(*self._candidate)
 
     def _expected_length_of_one(self, generated: int) -> float:
@@ -105,7 +106,7 @@ class GrowthForecast:
             self._sums = np.append(np.cumsum(self._sorted[::-1])[::-1], 0.0)
         first = np.searchsorted(self._sorted, generated, side="right")
         counts = len(self._sorted) - first
-        # Longer than any: expect that it lasts as long again.
+        # Longer than any seen: expect as many tokens again.
         unseen = np.maximum(2.0 * generated, _PRIOR_LENGTH)
         return np.where(counts > 0, self._sums[first] / np.maximum(counts, 1), unseen)
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from engine.messages import SamplingParams, TokenLogprobs
+    from engine.messages import TokenLogprobs
+    from engine.sampling_params import SamplingParams
     from engine.spec.costs import StepCosts
 
 

@@ -1,4 +1,4 @@
-"""The port of a scheduling policy: who is admitted next, who gives way, who pays."""
+"""The interface of scheduling policies: who is admitted next, who gives way, who is charged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class SchedulingPolicy(Protocol):
         """
 
     def displaceable(self, request: Request, running: Iterable[Request]) -> list[Request]:
-        """The running requests that have to make room for this waiting one, the first first."""
+        """The running requests that must make room for this waiting one, the first to go in
+        front."""
 
     def charge_prompt(self, request: Request, num_computed: int, num_cached: int) -> None:
         """Prompt tokens were scheduled for the first time, or found in the prefix cache."""

@@ -43,10 +43,10 @@ class PriorityPolicy:
         return outranked(request, running, self._aging_s)
 
     def charge_prompt(self, request: Request, num_computed: int, num_cached: int) -> None:
-        """Importance is not paid for."""
+        """Nothing to do: only priority and arrival decide."""
 
     def charge_output(self, request: Request, num_tokens: int) -> None:
-        """As above."""
+        """Nothing to do: only priority and arrival decide."""
 
     def spread(self) -> float:
         return 0.0

@@ -1,4 +1,4 @@
-"""How much may wait: in all, and for each tenant."""
+"""How much may wait: in total, and for each tenant."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Queued:
 
 
 def refusal(config: EngineConfig, in_all: Queued, tenant: Queued) -> QueueFull | None:
-    """Why this much must not be queued, naming the first limit that it exceeds; None if it may."""
+    """Names the first limit that this much queued work exceeds; None if it exceeds none."""
     for name, limit, count in (
         ("max_num_queued_reqs", config.max_num_queued_reqs, in_all.num_reqs),
         ("max_num_queued_tokens", config.max_num_queued_tokens, in_all.num_tokens),
@@ -64,16 +64,17 @@ class QueueLimits:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt tokens that wait."""
+        """Prompt tokens of all queued requests."""
         return self._all.num_tokens
 
     @property
     def by_tenant(self) -> Mapping[str, Queued]:
-        """Of those for whom something waits."""
+        """What is queued for each tenant that has something queued, by fair key."""
         return self._tenants
 
     def enter(self, fair_key: str, num_tokens: int) -> None:
-        """Raises ``QueueFull``, naming the limit, if the request has to be refused."""
+        """Count an arriving request. Raises ``QueueFull``, naming the limit, if it has to be
+        refused."""
         tenant = self._tenants.get(fair_key) or Queued()
         error = refusal(
             self._config,

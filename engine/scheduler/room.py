@@ -1,4 +1,4 @@
-"""Whether there is room in the cache for one more request, now and until the others end."""
+"""Whether the cache has room for one more request, now and until the others end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a request would come in."""
+    """What admitting a request would take."""
 
     hit: PrefixHit
     num_tokens: int
-    """Of its first chunk."""
+    """Tokens of its first chunk."""
     num_slots: int
-    """To take at once."""
+    """Slots to reserve at once."""
     num_lacking: int
-    """Blocks that are missing for it; none if <= 0."""
+    """Free blocks that are missing; none if <= 0."""
 
 
 class Room:
@@ -45,12 +45,13 @@ class Room:
         self._num_lacking = self._num_left_behind = 0
 
     def begin_step(self, running: Collection[Request]) -> None:
-        """``running`` is the batch as it is now, and stays so except for what is admitted."""
+        """Start a step. ``running`` is the present batch; until the next step only ``admit`` adds
+        to it."""
         self._running = running
         self._forecast_begun = False
 
     def lacking(self, request: Request) -> int:
-        """Blocks missing for the request that was refused last, if nothing was released since."""
+        """Blocks missing for the last request that was refused, if nothing was released since."""
         if request is not self._refused or self._num_left_behind != self._cache.num_left_behind:
             return 0
         return self._num_lacking
@@ -58,7 +59,7 @@ class Room:
     def fit(self, request: Request, hit: PrefixHit, budget: int) -> Fit:
         fit = self._measure(request, hit, budget)
         if fit.num_lacking > 0 and hit.num_copied > 0:
-            # A copy holds its source for a step, which a full cache cannot afford.
+            # Copying a tail holds its source block for a step, which a full cache cannot afford.
             fit = self._measure(request, hit.without_copy(), budget)
         if fit.num_lacking > 0:
             self._refused, self._num_lacking = request, fit.num_lacking
@@ -66,16 +67,16 @@ class Room:
         return fit
 
     def admit(self) -> None:
-        """The request measured last comes in."""
+        """The request measured last was admitted."""
         if self._forecast is not None and self._forecast_begun:
             self._forecast.admit()
 
     def release(self) -> None:
-        """Blocks were given back."""
+        """Note that blocks were given back."""
         self._refused = None
 
     def observe(self, request: Request) -> None:
-        """A request came to its own end."""
+        """Note that a request ended by itself."""
         if self._forecast is not None:
             self._forecast.observe(request.num_generated_tokens)
 

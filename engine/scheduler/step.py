@@ -18,18 +18,18 @@ class Step:
     requests: list[Request] = field(default_factory=list)
     """The request of each chunk."""
     constrained: list[int] = field(default_factory=list)
-    """The chunks, by index, that need a mask before they sample."""
+    """Indices of the chunks that need a grammar mask before sampling."""
     computed_keys: list[bytes] = field(default_factory=list)
-    """Of the prompt blocks that the step completes."""
+    """Keys of the prompt blocks that the step completes."""
     swapped: list[Request] = field(default_factory=list)
-    """Whose blocks the step copies out."""
+    """Requests whose blocks the step copies to host memory."""
     num_tokens: int = 0
     num_drafts: int = 0
     planned_s: float = 0.0
-    """By the scheduler's clock."""
+    """When it was planned, by the scheduler's clock."""
 
     def keep_logprobs(self, result: StepResult) -> None:
-        """Give what was computed to the requests that asked."""
+        """Hand the computed log-probabilities to the requests that asked for them."""
         for index, found in result.logprobs.items():
             if (wanted := self.requests[index].logprobs) is not None:
                 wanted.add(found)

@@ -1,4 +1,4 @@
-"""What each tenant got, for the metrics."""
+"""Running totals for each tenant, for the metrics."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class Totals:
 
 
 class TenantTotals:
-    """Totals by fair key. The tenant known longest makes room for a new one."""
+    """Totals by fair key. The tenant known longest makes room for a new one, and goes into
+    ``OTHERS``."""
 
     def __init__(self) -> None:
         self._totals: dict[str, Totals] = {}

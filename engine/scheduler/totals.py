@@ -1,4 +1,4 @@
-"""What the scheduler counts since the engine started."""
+"""The scheduler's running totals since the engine started."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from engine.messages import QUEUE_TIME_BUCKETS_S
 
 @dataclass(slots=True)
 class DraftTotals:
-    """Of speculative decoding; vLLM's counters."""
+    """Counters of speculative decoding, as in vLLM."""
 
     num_drafts: int = 0
     """Times that a request had drafts checked."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_times_right: list[int] = field(default_factory=lambda: [0])
-    """How often just so many drafts were right; as long as the most that were checked, and 0."""
+    """``[n]``: how often exactly n drafts were right; one longer than the most drafts checked."""
 
     @property
     def num_accepted_tokens_per_pos(self) -> list[int]:
-        """How often at least so many plus one drafts were right."""
+        """``[n]``: how often at least n + 1 drafts were right."""
         return list(accumulate(self.num_times_right[:0:-1]))[::-1]
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
@@ -51,7 +51,7 @@ class SchedulerStats:
     num_preemptions: int = 0
     scheduled_tokens: int = 0
     recomputed_tokens: int = 0
-    """Of the scheduled tokens, those that a preemption threw away before."""
+    """Of the scheduled tokens, those that had been computed before a preemption."""
     prompt_tokens: int = 0
     generation_tokens: int = 0
     prefix_cache_queries: int = 0

@@ -14,6 +14,8 @@ logger = logging.getLogger("gateway.access")
 
 CLIENT_LEFT = 499
 """Logged when the client was gone before an answer began (nginx's code)."""
+MAX_PATH_CHARS = 256
+"""More than any route of ours has; a client may send as many as a whole head may have."""
 
 
 class AccessLog:
@@ -53,7 +55,7 @@ class AccessLog:
         fields: dict[str, str | int | float] = {
             "request_id": str(known.request_id),
             "method": scope.get("method", "WEBSOCKET"),
-            "path": scope["path"],
+            "path": scope["path"][:MAX_PATH_CHARS],
             "status": status,
             "duration_ms": round(duration_s * 1000, 1),
             **known.notes,

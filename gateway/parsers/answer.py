@@ -1,4 +1,4 @@
-"""From a model's text to what a client sees of it: reasoning, answer, calls."""
+"""Splits a model's text into what a client sees: reasoning, answer, calls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AnswerParser:
 
     @property
     def is_full(self) -> bool:
-        """Whether a call came that is one too many: nothing after it matters."""
+        """Whether there was one call too many: nothing after it matters."""
         return (
             self._max_calls is not None
             and self._tools is not None

@@ -1,4 +1,4 @@
-"""What every tool-call parser takes and gives, and what they share."""
+"""The interface of tool-call parsers, and what they share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Parsed = tuple[str, list[ToolCallDelta]]
 """Text for the reader, and pieces of calls."""
 
 Schemas = Mapping[str, Mapping[str, Any]]
-"""By the name of the function: the JSON schema of its arguments."""
+"""The JSON schema of each function's arguments, by name."""
 
 
 class ToolParser(Protocol):
@@ -59,35 +59,36 @@ def as_json(schema: Schema) -> Format:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """How a family of models writes its calls."""
+    """The syntax in which a family of models writes its calls."""
 
     name: str
-    """In ``models.tool_parser``."""
+    """Its name in ``models.tool_parser``."""
     signs: tuple[str, ...]
-    """A chat template that holds one of these makes its model write so."""
+    """A model whose chat template contains one of these writes this format."""
     make_parser: Callable[[Schemas], ToolParser]
     marks: tuple[str, ...]
-    """What the parser looks for. Where it is a special token, it must not be hidden."""
+    """The strings that the parser looks for. Those that are special tokens must not be hidden from
+    it."""
     mark: str
-    """What begins a call or several, wherever it stands in the text; empty where a call is an
-    answer of its own."""
+    """What begins one or more calls anywhere in the text; empty where a call has to be the whole
+    answer."""
     begin: str
     """What stands before a call's arguments, ``%s`` being the name of its function."""
     end: str
-    """What stands after them."""
+    """What follows the arguments."""
     separator: str
-    """Between two calls."""
+    """What separates two calls."""
     opening: str = ""
-    """Once, before the first call."""
+    """What comes once, before the first call."""
     closing: str = ""
-    """Once, after the last one."""
+    """What comes once, after the last call."""
     spell: Callable[[Schema], Format] = as_json
-    """How arguments that satisfy a schema of OpenAI's strict subset are written. Raises
-    ``UnsupportedKeyword`` for what this spelling cannot be held to."""
+    """How arguments are written, given their schema in OpenAI's strict subset. Raises
+    ``UnsupportedKeyword`` for what this notation cannot enforce."""
     has_json_arguments: bool = True
-    """Whether they are the JSON object itself."""
+    """Whether arguments are written as the JSON object itself."""
     text: Format | None = None
-    """An answer that is no call, where there is no ``mark``."""
+    """The format of an answer without calls, where there is no ``mark``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class CallName:
 
 
 Event = CallName | str
-"""Found in a region: the beginning of a call, or more of the last call's arguments."""
+"""What is found in a region: the beginning of a call, or more of the last call's arguments."""
 
 
 class Region(Protocol):
@@ -106,11 +107,11 @@ class Region(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether ``feed`` has read the region's last character."""
+        """Whether ``feed`` has reached the region's end."""
 
     @property
     def raw(self) -> str:
-        """All that was read."""
+        """Everything read so far."""
 
     def feed(self, text: str) -> int:
         """Read up to the region's end at most; returns how much was read."""
@@ -119,7 +120,7 @@ class Region(Protocol):
         """The model has ended within the region."""
 
     def take(self) -> list[Event]:
-        """What was found since the last time."""
+        """Remove and return what was found since the last call."""
 
 
 class MarkedParser(ABC):
@@ -130,9 +131,9 @@ class MarkedParser(ABC):
     """
 
     opens: ClassVar[tuple[str, ...]]
-    """The marks."""
+    """The marks that open a region."""
     layout: ClassVar[str] = " \t\r\n"
-    """Dropped after a call."""
+    """White space that is dropped after a call."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -170,7 +171,7 @@ class MarkedParser(ABC):
         return "".join(said), calls
 
     def _is_plain(self, text: str) -> bool:
-        """Whether ``text`` can be passed on as it is: the usual case, and the fast one."""
+        """Whether ``text`` contains nothing to look at: the usual case, and the fast one."""
         return (
             self._has_spoken
             and self._region is None
@@ -187,7 +188,7 @@ class MarkedParser(ABC):
         return min(found, default=None)
 
     def _num_certain(self, text: str) -> int:
-        """How much of ``text``, which holds no mark, is none's beginning."""
+        """How much of ``text``, which contains no mark, cannot be the beginning of one."""
         return len(text) - max(overlap(text, mark) for mark in self.opens)
 
     def _read_text(self, text: str, said: list[str]) -> str:
@@ -207,7 +208,7 @@ class MarkedParser(ABC):
         return text[start + len(mark) :]
 
     def _say(self, text: str, said: list[str]) -> None:
-        """``text`` ends in no white space."""
+        """Pass on ``text``, which does not end in white space."""
         if self._after_call and not self._has_spoken:
             text = text.lstrip(self.layout)
         if text:

@@ -1,4 +1,4 @@
-"""Regions that are read block by block, from one mark to the next."""
+"""Regions that are parsed block by block, from one mark to the next."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gateway.parsers.base import Event
 
 
 class BlockRegion(ABC):
-    """A ``Region`` that keeps what it cannot read yet.
+    """A ``Region`` that keeps what it cannot parse yet.
 
-    ``_step`` reads one block off ``_rest``; ``_before`` helps it to find the block's end. Every
-    character is searched once for each mark, however the text is split.
+    Subclasses implement ``_step``, which parses one block off ``_rest``, with the help of
+    ``_before``. Every character is searched once for each mark, however the text is split.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,8 @@ class BlockRegion(ABC):
         return found
 
     def _before(self, *marks: str) -> tuple[str, str] | None:
-        """The text up to the first of ``marks``, which are taken off as well, and the mark."""
+        """The text before the first of ``marks``, and that mark; both are removed. None if there is
+        none yet."""
         longest = max(map(len, marks))
         start = max(0, self._searched - longest + 1)
         found = [(at, mark) for mark in marks if (at := self._rest.find(mark, start)) >= 0]

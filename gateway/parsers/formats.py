@@ -1,4 +1,4 @@
-"""Which format a model writes its calls in, and whether it reasons first."""
+"""Chooses the format in which a model writes calls, and whether it reasons first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from gateway.parsers.llama import LLAMA
 from gateway.parsers.mistral import MISTRAL, MISTRAL_V11
 from gateway.parsers.qwen import QWEN
 
-# The first whose sign is found counts: Qwen3-Coder's template holds the sign of Hermes too.
+# The first format whose sign is found counts: Qwen3-Coder's template also contains the sign of
+# Hermes.
 _FORMATS = (QWEN, HERMES, MISTRAL, DEEPSEEK, LLAMA)
 
 
@@ -29,7 +30,8 @@ def tool_format(name: str, template: ChatTemplate) -> ToolFormat | None:
 
 
 def _dialect(format: ToolFormat, template: ChatTemplate) -> ToolFormat:
-    """As a family's later models write: its parser reads both, but a grammar must ask for one."""
+    """The variant that the template asks for: the parser reads all of them, but a grammar needs
+    one."""
     if format is MISTRAL and template.mentions("[ARGS]"):
         return MISTRAL_V11
     if format is DEEPSEEK and template.mentions(CALLS) and not template.mentions("```"):
@@ -38,5 +40,5 @@ def _dialect(format: ToolFormat, template: ChatTemplate) -> ToolFormat:
 
 
 def has_reasoning(name: str, template: ChatTemplate) -> bool:
-    """Whether ``<think>`` is looked for; with ``auto`` where the chat template knows its end."""
+    """Whether to look for ``<think>``; with ``auto``, if the chat template contains its end."""
     return template.mentions(reasoning.CLOSE) if name == "auto" else name == "think"

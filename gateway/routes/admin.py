@@ -1,7 +1,9 @@
-"""What all routes of ``/admin/v1`` have in common: who may, as whom, and how failures are said.
+"""Common to all routes of ``/admin/v1``: who may call them, on whose behalf, and how errors are
+reported.
 
-Every handler runs behind ``admin_route``: a key with the scope it names, every change written under
-that key's public id in the audit log, bodies and ids checked before anything is asked of the store.
+Every handler runs behind ``admin_route``: the key needs the scope that it names, every change is
+written to the audit log under that key's public id, and bodies and ids are checked before the store
+is asked.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ async def body_of(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def answer(value: Any, status: int = 200) -> Response:
-    """As JSON, never to be kept by a cache: an answer may hold a key."""
+    """A JSON answer that no cache may keep: it may hold a key."""
     return Response(
         msgspec.json.encode(value),
         status,
@@ -63,7 +65,8 @@ def answer(value: Any, status: int = 200) -> Response:
 
 
 def listing(rows: list[Any], limit: int | None = None) -> Response:
-    """``limit``: what was asked for, when one row more than that was looked for."""
+    """A page of ``rows``, which were fetched with one row more than ``limit`` to learn whether more
+    follow."""
     if limit is None:
         return answer(ListObject(data=rows))
     return answer(ListObject(data=rows[:limit], has_more=len(rows) > limit))

@@ -22,7 +22,7 @@ from tenants.types import RunningRequest, Tenant
 
 def live_routes(store: Store, generations: Generations, engine: EngineClient) -> list[Route]:
     async def list_streams(request: Request) -> Response:
-        """This worker's requests as they are, those of others as the database knows them."""
+        """This worker's requests as of now, those of others as the database knows them."""
         tenant_id = await query_tenant(request, store)
         here = {
             generation.admitted.id: _here(generation)

@@ -43,9 +43,8 @@ class TenantRoutes:
     """Tenants and what they own."""
 
     def __init__(self, store: Store, pepper: bytes, on_change: Callable[[Change], None]) -> None:
-        """``on_change``: told of what is changed here, before the answer. Other workers learn it
-        from the database a moment later.
-        """
+        """on_change: told of changes made here, before the answer is sent. Other workers learn of
+        them from the database a moment later."""
         self._store = store
         self._pepper = pepper
         self._on_change = on_change
@@ -158,7 +157,7 @@ class TenantRoutes:
         return answer(KeyObject.of(new, text), 201)
 
     async def list_limits(self, request: Request) -> Response:
-        """Of the tenant and of all its projects and keys that have any."""
+        """The limits of the tenant, and of all its projects and keys that have any."""
         tenant = await self._store.get_tenant(id_of(request, "tenant_id"))
         policies = await self._store.list_limits(tenant.id)
         return listing(
@@ -187,14 +186,14 @@ class TenantRoutes:
     async def _put_limits(
         self, request: Request, tenant_id: UUID, kind: ScopeKind, scope_id: UUID
     ) -> Response:
-        """Replaces all of them: what is left out is not limited any more."""
+        """Replace all limits of a scope: what is left out is no longer limited."""
         limits = await body_of(request, _LIMITS)
         await self._store.put_limits(tenant_id, kind, scope_id, limits)
         self._on_change(Change(tenant_id=tenant_id))
         return answer(LimitsObject(scope_kind=kind, scope_id=str(scope_id), limits=limits))
 
     async def _key(self, request: Request) -> ApiKey:
-        """By its id or its public id, if it is the tenant's. Raises ``KeyNotFound``."""
+        """The tenant's key with this id or public id. Raises ``KeyNotFound``."""
         named = request.path_params["key_id"]
         for key in await self._store.list_keys(id_of(request, "tenant_id")):
             if named in (key.public_id, str(key.id)):

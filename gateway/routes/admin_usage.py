@@ -33,7 +33,7 @@ _BUCKETS: dict[str, UsageBucket] = {"1h": "hour", "1d": "day", "all": "total"}
 
 def usage_routes(store: Store) -> list[Route]:
     async def usage(request: Request) -> Response:
-        """Sums by the hour and by everything else, unless told otherwise.
+        """Usage, grouped by hour and by everything else unless asked otherwise.
 
         ``start_time`` (30 days ago) and ``end_time`` (now) in Unix seconds, ``bucket_width`` one of
         1h, 1d and all, ``group_by`` a list of tenant, project, key and model.
@@ -42,7 +42,7 @@ def usage_routes(store: Store) -> list[Route]:
         if "admin" in principal.key.scopes:
             tenant_id = await query_tenant(request, store)
         else:
-            # The scope ``usage`` shows a tenant its own; others' do not exist for it.
+            # A key with the scope ``usage`` sees its own tenant only; others do not exist for it.
             tenant_id = query_id(request, "tenant_id")
             if tenant_id not in (None, principal.tenant.id):
                 assert tenant_id is not None

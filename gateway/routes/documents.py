@@ -1,4 +1,4 @@
-"""``GET /openapi.json`` and ``GET /asyncapi.json``: what this server takes and says."""
+"""``GET /openapi.json`` and ``GET /asyncapi.json``: descriptions of the HTTP and WebSocket APIs."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ def health_routes(
     async def readyz(request: Request) -> Response:
         """200 while requests are served.
 
-        A store that is away does not count: known keys go on working, and taking every gateway
-        out of rotation at once would make an outage of it.
+        A store that is away does not count: known keys keep working, and taking every gateway out
+        of rotation at once would turn that into an outage.
         """
         ready = engine.ready and not lifecycle.draining
         body = Readiness(

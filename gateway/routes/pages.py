@@ -36,7 +36,7 @@ class Pages(StaticFiles):
 
 
 def public_paths(folder: Path = WEB) -> frozenset[str]:
-    """Every path the pages are served at; nothing else of ``/`` is public."""
+    """Every path of the pages; nothing else below ``/`` is public."""
     files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     pages = [f"/{page}{slash}" for page in _pages(folder) for slash in ("", "/")]
     root = ["/"] if files else []
@@ -44,12 +44,12 @@ def public_paths(folder: Path = WEB) -> frozenset[str]:
 
 
 def _pages(folder: Path) -> list[str]:
-    """Folders with a page of their own."""
+    """The folders that have a page of their own."""
     return [path.parent.name for path in folder.glob("*/index.html")]
 
 
 def page_routes(folder: Path = WEB) -> list[Route]:
-    """One for each file: a mounted folder would take every path, and hide wrong methods."""
+    """One route for each file: a mounted folder would take every path, and hide wrong methods."""
     if not folder.is_dir():
         return []
     pages = Pages(directory=folder, html=True)
@@ -62,7 +62,6 @@ def page_routes(folder: Path = WEB) -> list[Route]:
 
 
 async def _add_slash(request: Request) -> Response:
-    """What a page names is relative to its folder. The host is the client's to know: only the path
-    is said.
-    """
+    """Redirect to the folder's URL, which a page's relative links need. Only the path is given: the
+    host is the client's to know."""
     return RedirectResponse(f"{request.scope['path']}/", 308)

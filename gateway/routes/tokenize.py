@@ -1,9 +1,10 @@
-"""``POST /v1/tokenize`` and ``POST /v1/detokenize``: what a prompt will cost, before it does."""
+"""``POST /v1/tokenize`` and ``POST /v1/detokenize``: what a prompt costs, before it is sent."""
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from starlette.requests import Request
@@ -41,19 +42,24 @@ _ONLY_WITH_MESSAGES = (
 def tokenize_routes(
     admission: Admission, engine: EngineClient, tokenizer: Tokenizer
 ) -> list[Route]:
-    def check(request: Request, model: str) -> None:
+    threads = admission.prompt_threads
+
+    def tenant_of(request: Request, model: str) -> UUID:
+        """Whose request it is, if that may ask ``model``."""
         principal = context.principal_of(request.scope)
         require_scope(principal.key, "chat")
         admission.models.find(principal, model)
+        return principal.tenant.id
 
     async def tokenize(request: Request) -> Response:
         answers.check_media_type(request)
         body = bodies.decode(_tokenize_decoder, await request.body())
-        check(request, body.model)
-        token_ids = await _token_ids(body, admission, tokenizer)
+        tenant = tenant_of(request, body.model)
+        token_ids = await _token_ids(body, admission, tokenizer, tenant)
         names = None
         if body.return_token_strs:
-            names = [tokenizer.token_bytes(i).decode(errors="replace") for i in token_ids]
+            name = partial(_names, token_ids, tokenizer)
+            names = await threads.run(name, tenant=tenant, size=len(token_ids))
         return _json(
             TokenizeAnswer(
                 count=len(token_ids),
@@ -66,9 +72,13 @@ def tokenize_routes(
     async def detokenize(request: Request) -> Response:
         answers.check_media_type(request)
         body = bodies.decode(_detokenize_decoder, await request.body())
-        check(request, body.model)
-        text_prompt.check_ids(body.tokens, tokenizer.vocab_size, param="tokens")
-        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        tenant = tenant_of(request, body.model)
+
+        def decode() -> str:
+            text_prompt.check_ids(body.tokens, tokenizer.vocab_size, param="tokens")
+            return tokenizer.decode(body.tokens, skip_special_tokens=False)
+
+        text = await threads.run(decode, tenant=tenant, size=len(body.tokens))
         return _json(DetokenizeAnswer(prompt=text))
 
     return [
@@ -78,7 +88,7 @@ def tokenize_routes(
 
 
 async def _token_ids(
-    body: TokenizeRequest, admission: Admission, tokenizer: Tokenizer
+    body: TokenizeRequest, admission: Admission, tokenizer: Tokenizer, tenant: UUID
 ) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("Send either prompt or messages.", param="prompt")
@@ -86,9 +96,9 @@ async def _token_ids(
         for name in _ONLY_WITH_MESSAGES:
             if getattr(body, name) is not None:
                 raise InvalidRequestError("Only allowed with messages.", param=name)
-        return await asyncio.to_thread(
-            tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens is not False
-        )
+        has_special = body.add_special_tokens is not False
+        encode = partial(tokenizer.encode, body.prompt, add_special_tokens=has_special)
+        return await admission.prompt_threads.run(encode, tenant=tenant, size=len(body.prompt))
     assert body.messages is not None
     if body.add_special_tokens is not None:
         raise InvalidRequestError(
@@ -97,6 +107,7 @@ async def _token_ids(
     prompts = admission.prompts
     found = await prompts.encode(
         body.messages,
+        tenant=tenant,
         tools=_tools(body, admission),
         kwargs=prompts.kwargs(body, has_reasoning=admission.has_reasoning),
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -116,6 +127,10 @@ def _tools(body: TokenizeRequest, admission: Admission) -> list[dict[str, Any]] 
             )
     plain: list[dict[str, Any]] = msgspec.to_builtins(body.tools)
     return plain
+
+
+def _names(token_ids: list[int], tokenizer: Tokenizer) -> list[str]:
+    return [tokenizer.token_bytes(i).decode(errors="replace") for i in token_ids]
 
 
 def _max_model_len(engine: EngineClient) -> int | None:

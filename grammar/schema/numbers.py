@@ -13,6 +13,8 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 KEYWORDS = (*_BOUNDS, "multipleOf")
 # Any two decimals of at most this many digits are different doubles, in the same order.
 _DIGITS = 15
+# Below it whole numbers are exact doubles, and what is rounded to one never passes it.
+_MAX_BOUND = 2**53 - 1
 _MAX_FRACTION_DIGITS = 9
 # An engine walks an automaton of as many states as the divisor has units of its last digit, or as
 # the least common multiple of all the divisors that it merges has.
@@ -60,8 +62,8 @@ def _beside(bound: float, direction: int) -> float:
 
 
 def _bound_problem(value: float) -> str | None:
-    if abs(value) > 10**_DIGITS:
-        return f"a bound of more than {_DIGITS} digits"
+    if abs(value) > _MAX_BOUND:
+        return f"a bound beyond {_MAX_BOUND}, where not every integer is a double"
     if value != 0 and abs(value) < 10**-_MAX_FRACTION_DIGITS:
         return "a bound too close to 0"
     return None

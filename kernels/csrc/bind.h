@@ -1,5 +1,5 @@
-// What the bindings share. They alone include torch's headers: everything else in this folder takes raw
-// pointers. Arguments are checked in the bindings, once.
+// What the bindings share. They alone include torch's headers: everything else in this folder takes
+// raw pointers. Arguments are checked in the bindings, once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,6 +18,12 @@ inline void check(cudaError_t error, const char* what) {
 inline void check_int32(const at::Tensor& t, const char* name) {
   TORCH_CHECK(t.is_cuda() && t.scalar_type() == at::kInt && t.is_contiguous(), name,
               " must be a contiguous int32 CUDA tensor");
+}
+
+// Of what is read or written 16 bytes at a time; views of a tensor may begin anywhere.
+inline void check_start(const at::Tensor& t, const char* name) {
+  TORCH_CHECK(reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0, name,
+              " must start at a multiple of 16 bytes");
 }
 
 inline Dtype dtype_of(const at::Tensor& t, const char* name) {

@@ -324,8 +324,7 @@ void shared_prefix(Tensor partial_out, Tensor partial_stats, const Tensor& q,
   TORCH_CHECK(tiles.dim() == 2 && tiles.size(1) == 4 && tile_splits.numel() == tiles.size(0) &&
                   num_tiles.numel() == 1,
               "tiles must be [max_tiles, 4], tile_splits [max_tiles] and num_tiles [1]");
-  TORCH_CHECK(reinterpret_cast<uintptr_t>(tiles.data_ptr()) % 16 == 0,
-              "tiles must begin at a multiple of 16 bytes");
+  sluice::check_start(tiles, "tiles");
   sluice::PrefillParams p =
       prefill_params(q, k_cache, v_cache, block_table, seq_lens, cu_queries, scale);
   p.shared = reinterpret_cast<const sluice::SharedTile*>(tiles.data_ptr<int>());

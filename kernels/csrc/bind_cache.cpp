@@ -121,7 +121,8 @@ void store_latents(Tensor q, const Tensor& q_turned, const Tensor& kv, const Ten
 }
 
 int64_t mapped_address(const Tensor& host) {
-  TORCH_CHECK(host.device().is_cpu() && host.is_contiguous(), "host must be contiguous host memory");
+  TORCH_CHECK(host.device().is_cpu() && host.is_contiguous(),
+              "host must be contiguous host memory");
   void* address = nullptr;
   check(cudaHostGetDevicePointer(&address, host.data_ptr(), 0), "mapped_address");
   return reinterpret_cast<int64_t>(address);

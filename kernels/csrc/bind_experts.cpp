@@ -9,6 +9,7 @@ namespace {
 using at::Tensor;
 using sluice::check;
 using sluice::check_int32;
+using sluice::check_start;
 
 void check_experts(const Tensor& experts) {
   TORCH_CHECK(experts.is_cuda() && experts.scalar_type() == at::kLong && experts.is_contiguous() &&
@@ -28,9 +29,11 @@ bool check_halves(const Tensor& x, std::initializer_list<Tensor> others) {
   TORCH_CHECK(x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf,
               "x must be bfloat16 or float16");
   TORCH_CHECK(x.is_cuda() && x.is_contiguous() && x.dim() == 2, "x must be contiguous [rows, k]");
+  check_start(x, "x");
   for (const Tensor& t : others) {
     TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == x.scalar_type(),
                 "all must be contiguous and of x's type");
+    check_start(t, "out and weight");
   }
   return x.scalar_type() == at::kBFloat16;
 }

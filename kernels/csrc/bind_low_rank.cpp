@@ -1,6 +1,6 @@
 // Registers the products with low-rank adapters with torch.
 
-#include "bind.h"
+#include "bind_linear.h"
 #include "low_rank_linear.cuh"
 
 namespace {
@@ -8,8 +8,9 @@ namespace {
 using at::Tensor;
 using sluice::check;
 using sluice::check_int32;
+using sluice::check_start;
 
-// The arguments that describe a layer's adapters; `k` and `features` are the layer's.
+// The arguments that describe a layer's adapters; `features` are the layer's.
 sluice::LowRank adapters_of(const Tensor& x, const Tensor& down, const Tensor& up,
                             const Tensor& ranks, const Tensor& ends, const Tensor& slots,
                             const Tensor& tokens, int64_t features) {
@@ -23,6 +24,8 @@ sluice::LowRank adapters_of(const Tensor& x, const Tensor& down, const Tensor& u
   TORCH_CHECK(down.dim() == 4 && up.dim() == 3 && down.size(0) == up.size(0) &&
                   down.size(1) == parts && down.size(2) == max_rank && up.size(1) == features,
               "down must be [slots, parts, rank, k] and up [slots, ", features, ", rank]");
+  check_start(down, "down");
+  check_start(up, "up");
   TORCH_CHECK(max_rank % 16 == 0, "rank must be a multiple of 16, got ", max_rank);
   TORCH_CHECK(ranks.is_cuda() && ranks.scalar_type() == at::kInt && ranks.dim() == 2 &&
                   ranks.stride(1) == 1 && ranks.size(0) == up.size(0) && ranks.size(1) == parts,
@@ -53,42 +56,25 @@ void low_rank_linear(Tensor out, Tensor low, Tensor counters, const Tensor& x,
                      const Tensor& weight, const std::optional<Tensor>& bias, const Tensor& down,
                      const Tensor& up, const Tensor& ranks, const Tensor& ends,
                      const Tensor& slots, const Tensor& tokens, bool gated) {
-  const int64_t num_tokens = x.size(0), features = weight.size(0), k = weight.size(1);
-  sluice::LowRankLinear p = {};
-  p.adapters = adapters_of(x, down, up, ranks, ends, slots, tokens, features);
-  TORCH_CHECK(x.dim() == 2 && x.size(1) == k && x.stride(1) == 1 && x.stride(0) % 8 == 0 &&
-                  num_tokens <= sluice::kLowRankTokens && down.size(3) == k,
-              "x must be [at most ", sluice::kLowRankTokens, ", ", k, "]");
+  auto p = sluice::linear_of<sluice::LowRankLinear>(out, x, weight, bias, gated, 64);
+  p.adapters = adapters_of(x, down, up, ranks, ends, slots, tokens, p.features);
+  TORCH_CHECK(p.tokens <= sluice::kLowRankTokens && down.size(3) == p.k && weight.dim() == 2 &&
+                  weight.size(1) == p.k,
+              "x must be [at most ", sluice::kLowRankTokens, ", k], weight [features, k]");
   for (const Tensor& t : {out, low, weight}) {
     TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == x.scalar_type(),
                 "out, low and weight must be contiguous and of x's type");
   }
-  TORCH_CHECK(out.dim() == 2 && out.size(0) == num_tokens &&
-                  out.size(1) == (gated ? features / 2 : features) && features % 16 == 0 &&
-                  k % 64 == 0,
-              "out must be [tokens, features] (or half), features a multiple of 16 and k of 64");
-  TORCH_CHECK(low.dim() == 2 && low.size(0) == num_tokens &&
+  TORCH_CHECK(low.dim() == 2 && low.size(0) == p.tokens &&
                   low.size(1) == down.size(1) * down.size(2),
               "low must be [tokens, parts * rank]");
-  TORCH_CHECK(!bias || (bias->numel() == features && bias->is_contiguous() &&
-                        bias->scalar_type() == x.scalar_type() && bias->is_cuda()),
-              "bias must have ", features, " elements");
+  check_start(low, "low");
   check_int32(counters, "counters");
   TORCH_CHECK(counters.numel() == 2, "counters must be [2]");
-  p.out = out.data_ptr();
   p.low = low.data_ptr();
   p.counters = counters.data_ptr<int>();
-  p.x = x.data_ptr();
-  p.weight = weight.data_ptr();
-  p.bias = bias ? bias->data_ptr() : nullptr;
-  p.x_stride = x.stride(0);
-  p.tokens = num_tokens;
-  p.features = features;
-  p.k = k;
-  p.gated = gated;
   const c10::cuda::CUDAGuard guard(x.device());
-  check(sluice::low_rank_linear(p, x.scalar_type() == at::kBFloat16,
-                                c10::cuda::getCurrentCUDAStream()),
+  check(sluice::low_rank_linear(p, sluice::is_bf16(x), c10::cuda::getCurrentCUDAStream()),
         "low_rank_linear");
 }
 

@@ -1,6 +1,6 @@
 // Registers the matrix products of 16-bit floats with torch.
 
-#include "bind.h"
+#include "bind_linear.h"
 #include "skinny_linear.cuh"
 #include "wide_linear.cuh"
 
@@ -8,45 +8,22 @@ namespace {
 
 using at::Tensor;
 using sluice::check;
+using sluice::is_bf16;
 
-// What all products take, checked.
+// With a weight [features, k] of x's type.
 template <typename Product>
-Product common(const Tensor& out, const Tensor& x, const Tensor& weight,
-               const std::optional<Tensor>& bias, bool gated) {
-  const auto dtype = x.scalar_type();
-  TORCH_CHECK(dtype == at::kBFloat16 || dtype == at::kHalf, "x must be bfloat16 or float16");
-  for (const Tensor& t : {out, x, weight}) {
-    TORCH_CHECK(t.is_cuda() && t.scalar_type() == dtype, "x, weight and out must be CUDA tensors of ",
-                dtype);
-  }
-  const int64_t tokens = x.size(0), k = weight.size(1), features = weight.size(0);
-  TORCH_CHECK(x.dim() == 2 && x.size(1) == k && x.stride(1) == 1 && weight.is_contiguous() &&
-                  out.is_contiguous() && out.size(0) == tokens &&
-                  out.size(1) == (gated ? features / 2 : features),
-              "x must be [tokens, k], weight [features, k], out [tokens, features] (or half)");
-  TORCH_CHECK(features % 16 == 0 && k % 64 == 0 && x.stride(0) % 8 == 0,
-              "features must be a multiple of 16 and k of 64, got ", features, " and ", k);
-  TORCH_CHECK(!bias || (bias->numel() == features && bias->is_contiguous() && bias->is_cuda() &&
-                        bias->scalar_type() == dtype),
-              "bias must have ", features, " elements");
-  Product p = {};
-  p.out = out.data_ptr();
-  p.x = x.data_ptr();
-  p.weight = weight.data_ptr();
-  p.bias = bias ? bias->data_ptr() : nullptr;
-  p.x_stride = x.stride(0);
-  p.tokens = tokens;
-  p.features = features;
-  p.k = k;
-  p.gated = gated;
+Product plain(const Tensor& out, const Tensor& x, const Tensor& weight,
+              const std::optional<Tensor>& bias, bool gated) {
+  const auto p = sluice::linear_of<Product>(out, x, weight, bias, gated, 64);
+  TORCH_CHECK(x.scalar_type() == out.scalar_type() && weight.scalar_type() == x.scalar_type() &&
+                  weight.dim() == 2 && weight.size(1) == p.k,
+              "weight must be [features, k], and x, weight and out of one type");
   return p;
 }
 
-bool is_bf16(const Tensor& x) { return x.scalar_type() == at::kBFloat16; }
-
 void skinny_linear(Tensor out, const Tensor& x, const Tensor& weight,
                    const std::optional<Tensor>& bias, bool gated) {
-  const auto p = common<sluice::SkinnyLinear>(out, x, weight, bias, gated);
+  const auto p = plain<sluice::SkinnyLinear>(out, x, weight, bias, gated);
   TORCH_CHECK(p.tokens <= sluice::kMaxSkinnyTokens, "at most ", sluice::kMaxSkinnyTokens,
               " tokens, got ", p.tokens);
   const c10::cuda::CUDAGuard guard(x.device());
@@ -55,10 +32,9 @@ void skinny_linear(Tensor out, const Tensor& x, const Tensor& weight,
 
 void wide_linear(Tensor out, const Tensor& x, const Tensor& weight,
                  const std::optional<Tensor>& bias, bool gated, int64_t width) {
-  auto p = common<sluice::WideLinear>(out, x, weight, bias, gated);
+  auto p = plain<sluice::WideLinear>(out, x, weight, bias, gated);
   TORCH_CHECK(width == 192 || width == 224 || width == 256, "width must be 192, 224 or 256, got ",
               width);
-  TORCH_CHECK(reinterpret_cast<uintptr_t>(p.x) % 16 == 0, "x must start at a multiple of 16 bytes");
   p.width = width;
   const c10::cuda::CUDAGuard guard(x.device());
   check(sluice::wide_linear(p, is_bf16(x), c10::cuda::getCurrentCUDAStream()), "wide_linear");

@@ -1,44 +1,22 @@
 // Registers the products with quantized weights with torch.
 
-#include "bind.h"
+#include "bind_linear.h"
 #include "quantized_linear.cuh"
 
 namespace {
 
 using at::Tensor;
 using sluice::check;
+using sluice::is_bf16;
 
-sluice::QuantizedLinear common(const Tensor& out, const Tensor& x, const Tensor& weight,
-                               const Tensor& scales, const std::optional<Tensor>& bias, bool gated,
-                               int64_t k_multiple) {
-  const auto dtype = out.scalar_type();
-  const int64_t tokens = x.size(0), k = x.size(1), features = weight.size(0);
-  TORCH_CHECK(dtype == at::kBFloat16 || dtype == at::kHalf, "out must be bfloat16 or float16");
-  for (const Tensor& t : {out, x, weight, scales}) TORCH_CHECK(t.is_cuda(), "not on a GPU");
-  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.stride(0) * x.element_size() % 16 == 0 &&
-                  weight.is_contiguous() && scales.is_contiguous() && out.is_contiguous() &&
-                  out.size(0) == tokens && out.size(1) == (gated ? features / 2 : features),
-              "x must be [tokens, k], out [tokens, features] (or half)");
-  TORCH_CHECK(features % 16 == 0 && k % k_multiple == 0, "features must be a multiple of 16 and k of ",
-              k_multiple, ", got ", features, " and ", k);
-  TORCH_CHECK(!bias || (bias->numel() == features && bias->is_contiguous() &&
-                        bias->scalar_type() == dtype && bias->is_cuda()),
-              "bias must have ", features, " elements");
-  sluice::QuantizedLinear p = {};
-  p.out = out.data_ptr();
-  p.x = x.data_ptr();
-  p.weight = weight.data_ptr();
+sluice::QuantizedLinear quantized(const Tensor& out, const Tensor& x, const Tensor& weight,
+                                  const Tensor& scales, const std::optional<Tensor>& bias,
+                                  bool gated, int64_t k_multiple) {
+  auto p = sluice::linear_of<sluice::QuantizedLinear>(out, x, weight, bias, gated, k_multiple);
+  TORCH_CHECK(scales.is_cuda() && scales.is_contiguous(), "scales must be contiguous, on a GPU");
   p.scales = scales.data_ptr();
-  p.bias = bias ? bias->data_ptr() : nullptr;
-  p.x_stride = x.stride(0);
-  p.tokens = tokens;
-  p.features = features;
-  p.k = k;
-  p.gated = gated;
   return p;
 }
-
-bool is_bf16(const Tensor& t) { return t.scalar_type() == at::kBFloat16; }
 
 void check_skinny(const sluice::QuantizedLinear& p, const Tensor& out, const Tensor& x) {
   TORCH_CHECK(x.scalar_type() == out.scalar_type() && p.tokens <= sluice::kMaxSkinnyTokens,
@@ -54,7 +32,7 @@ void check_split(const sluice::QuantizedLinear& p, int64_t split) {
 void skinny_fp8_linear(Tensor out, const Tensor& x, const Tensor& weight, const Tensor& scale,
                        const std::optional<Tensor>& bias, bool gated, int64_t block_rows,
                        int64_t block_columns) {
-  auto p = common(out, x, weight, scale, bias, gated, 64);
+  auto p = quantized(out, x, weight, scale, bias, gated, 64);
   check_skinny(p, out, x);
   TORCH_CHECK(weight.scalar_type() == at::kFloat8_e4m3fn && weight.size(1) == p.k,
               "weight must be [features, k] float8_e4m3fn");
@@ -78,7 +56,7 @@ void skinny_fp8_linear(Tensor out, const Tensor& x, const Tensor& weight, const 
 
 sluice::QuantizedLinear int4(const Tensor& out, const Tensor& x, const Tensor& packed,
                              const Tensor& groups, const std::optional<Tensor>& bias, bool gated) {
-  auto p = common(out, x, packed, groups, bias, gated, 128);
+  auto p = quantized(out, x, packed, groups, bias, gated, 128);
   TORCH_CHECK(packed.scalar_type() == at::kInt && packed.size(1) * 8 == p.k,
               "packed must be [features, k / 8] int32");
   TORCH_CHECK(x.scalar_type() == out.scalar_type() && groups.scalar_type() == x.scalar_type() &&
@@ -113,7 +91,7 @@ void tiled_int4_linear(Tensor out, const Tensor& x, const Tensor& packed, const 
 void tiled_fp8_linear(Tensor out, const Tensor& x, const Tensor& x_scale, const Tensor& weight,
                       const Tensor& scale, const std::optional<Tensor>& bias, bool gated,
                       int64_t block_rows, int64_t split) {
-  auto p = common(out, x, weight, scale, bias, gated, 128);
+  auto p = quantized(out, x, weight, scale, bias, gated, 128);
   check_split(p, split);
   TORCH_CHECK(x.scalar_type() == at::kFloat8_e4m3fn &&
                   weight.scalar_type() == at::kFloat8_e4m3fn && weight.size(1) == p.k,

@@ -7,6 +7,7 @@ namespace {
 
 using at::Tensor;
 using sluice::check;
+using sluice::check_start;
 using sluice::dtype_of;
 
 sluice::RoundedRows rounded_rows(const Tensor& out, const Tensor& scales, const Tensor& x,
@@ -24,6 +25,8 @@ sluice::RoundedRows rounded_rows(const Tensor& out, const Tensor& scales, const 
   const int64_t bytes = width * x.element_size();
   TORCH_CHECK(bytes % 16 == 0 && bytes <= 65536,
               "rows must be multiples of 16 bytes and at most 64 KiB, got ", bytes);
+  check_start(x, "x");
+  check_start(out, "out");
   return {out.data_ptr(), scales.data_ptr<float>(), static_cast<int>(rows),
           static_cast<int>(width)};
 }
@@ -45,6 +48,8 @@ void rms_norm_rounded(Tensor out, Tensor scales, const Tensor& x,
   TORCH_CHECK(!residual || (residual->is_cuda() && residual->scalar_type() == x.scalar_type() &&
                             residual->sizes() == x.sizes() && residual->is_contiguous()),
               "residual must be contiguous, like x");
+  check_start(weight, "weight");
+  if (residual) check_start(*residual, "residual");
   const c10::cuda::CUDAGuard guard(x.device());
   sluice::RmsNorm norm = {};
   norm.x = x.data_ptr();

@@ -14,8 +14,8 @@ struct BlockCopies {
   bool out;  // from blocks to rows; else back
 };
 
-// Copies blocks between a cache of many tensors and rows that hold what all of them have of one block.
-// Everything is a multiple of 16 bytes. At most max_ctas CTAs work on it.
+// Copies blocks between a cache of many tensors and rows that hold what all of them have of one
+// block. Everything is a multiple of 16 bytes. At most max_ctas CTAs work on it.
 cudaError_t copy_blocks(const BlockCopies& copies, int max_ctas, cudaStream_t stream);
 
 struct Dequantization {

@@ -114,8 +114,7 @@ inline void norm_and_rope_head(float* out, const float* x, const float* norm, co
   rope_head(out, norm != nullptr ? out : x, cos, cos + half, half);
 }
 
-// One token: q is rotated in place, k on its way to its slot, v goes there as it is (unless the
-// caches are one: then k is all there is).
+// One token: q is rotated in place, k on its way to its slot; v goes to its slot as it is.
 void rope_and_cache_row(float* q, const float* k, const float* v, const LayerCache& cache,
                         const float* cos, int64_t slot, const RopeShape& shape) {
   static thread_local std::vector<float> turned;
@@ -128,8 +127,7 @@ void rope_and_cache_row(float* q, const float* k, const float* v, const LayerCac
     const int64_t at = slot * kv_width + head * dim;
     norm_and_rope_head(turned.data(), k + head * dim, shape.k_norm, cos, shape);
     store_head(cache.keys, cache.key_scales, at, head, turned.data(), dim);
-    if (cache.values != cache.keys)
-      store_head(cache.values, cache.value_scales, at, head, v + head * dim, dim);
+    store_head(cache.values, cache.value_scales, at, head, v + head * dim, dim);
   }
 }
 

@@ -1,10 +1,10 @@
 // Sampling a row of logits, and the penalties before it, as kernels/reference.py defines them.
 //
-// Top-k and top-p both keep a beginning of the tokens ordered by falling score (of equals the highest
-// id first), so a histogram tells where the beginning ends, and only what lies before is sorted.
-// The noise falls with its random word, so a cheap bound spares nearly all tokens the logarithms.
-// Sums and logarithms that decide which token is drawn are taken in double: no other way of adding
-// them up comes to another decision, but for one case in billions.
+// Top-k and top-p both keep a beginning of the tokens ordered by falling score (of equals the
+// highest id first), so a histogram tells where the beginning ends, and only what lies before is
+// sorted. The noise falls with its random word, so a cheap bound spares nearly all tokens the
+// logarithms. Sums and logarithms that decide which token is drawn are taken in double: no other
+// way of adding them up comes to another decision, but for one case in billions.
 
 #pragma once
 

@@ -49,8 +49,8 @@ cudaError_t launch_extras(const DecodeParams& p, int num_ctas, cudaStream_t stre
   return launch_decode<T, Tile, D, kRowTiles, kStages, Extras::kNone>(p, num_ctas, stream);
 }
 
-// kStages: tiles in flight, as many as the memory of an SM holds for its CTAs; kFewRowStages: the same
-// where there are more CTAs.
+// kStages: tiles in flight, as many as the memory of an SM holds for its CTAs; kFewRowStages: the
+// same where there are more CTAs.
 template <typename T, typename Tile, int D, int kStages, int kFewRowStages = kStages>
 cudaError_t launch_rows(const DecodeParams& p, int rows, int num_ctas, cudaStream_t stream) {
   if (rows <= 8) return launch_extras<T, Tile, D, 1, kFewRowStages>(p, num_ctas, stream);

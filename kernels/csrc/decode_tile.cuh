@@ -15,7 +15,8 @@
 namespace sluice {
 
 // Where 16-byte piece `c` of row `r` lives in a tile of rows of D 16-bit elements: the pieces of a
-// row are permuted so that the eight rows an ldmatrix touches fall into eight different bank groups.
+// row are permuted so that the eight rows an ldmatrix touches fall into eight different bank
+// groups.
 template <int D>
 __device__ __forceinline__ int swizzle(int r, int c) {
   constexpr int kPieces = D / 8;

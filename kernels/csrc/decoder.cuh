@@ -2,14 +2,14 @@
 // cache: split-KV in the manner of stream-K, grouped query heads packed into columns of the MMA.
 //
 // Work. The KV of a sequence and a KV head is cut into tiles of 64 tokens. All tiles form one line
-// (decode_line.cuh), which is dealt out in equal spans, so that the SMs finish together whatever the
-// lengths are. A span is worked on by `columns` CTAs side by side, one for each of as many
-// neighbouring heads: together they read whole tokens, 2 KB in a row, which DRAM likes best. An item
-// (sequence, head) that lies within one span is written directly. One that is cut by span borders
-// leaves partial results (max, sum, unnormalised output) in the workspace, and the CTA that arrives
-// last merges them. The line and the place where each span starts are computed on the device once
-// per step and shared by all layers, so the launch has a fixed shape, can live in a CUDA graph, and
-// begins with one load instead of a search.
+// (decode_line.cuh), which is dealt out in equal spans, so that the SMs finish together whatever
+// the lengths are. A span is worked on by `columns` CTAs side by side, one for each of as many
+// neighbouring heads: together they read whole tokens, 2 KB in a row, which DRAM likes best. An
+// item (sequence, head) that lies within one span is written directly. One that is cut by span
+// borders leaves partial results (max, sum, unnormalised output) in the workspace, and the CTA that
+// arrives last merges them. The line and the place where each span starts are computed on the
+// device once per step and shared by all layers, so the launch has a fixed shape, can live in a
+// CUDA graph, and begins with one load instead of a search.
 //
 // A CTA has four warps; warp w owns tokens [16w, 16w+16) of every tile, and loads them itself into
 // its own ring of shared-memory stages, so the main loop has no block-wide barrier. The ring runs
@@ -26,9 +26,10 @@
 // begins while their projection still runs: it fills its ring with old keys, whatever lies in the
 // places of the new ones, waits, and puts these there and into the cache.
 //
-// Order. What an SM loads arrives in the order in which it asks, so what a warp must wait for comes after
-// all keys that are in flight. Queries are therefore asked for together with the first keys of their
-// item, and cache blocks for 32 tiles at once, one a lane: where registers suffice for that.
+// Order. What an SM loads arrives in the order in which it asks, so what a warp must wait for comes
+// after all keys that are in flight. Queries are therefore asked for together with the first keys
+// of their item, and cache blocks for 32 tiles at once, one a lane: where registers suffice for
+// that.
 //
 // Code. In a model the kernel comes cold into the instruction caches for every layer, and with few
 // keys that is most of its time: every instruction counts once, whether it is in a loop or not. So

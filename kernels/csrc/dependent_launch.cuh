@@ -1,8 +1,9 @@
 // Programmatic dependent launch (sm_90): a kernel may start while the one before it still runs, and
 // do what does not depend on it; so the gaps between the small kernels of a decode step close.
 //
-// A kernel that allows the next one does so after its own wait, so that no more than one runs ahead:
-// with longer chains the waiting CTAs take the place of working ones (measured: slower than none).
+// A kernel that allows the next one does so after its own wait, so that no more than one runs
+// ahead: with longer chains the waiting CTAs take the place of working ones (measured: slower than
+// none).
 //
 // Every kernel launched with launch_dependent must call wait_for_inputs before it touches anything
 // another kernel wrote or reads. Waits chain: the kernel before ends only after its own wait.

@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(kPairWarps * 32, 4) expert_kernel(const Expert
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int chunk = first + u * kPairWarps;
-      if (chunk < num_chunks) w[u].load(low_row + chunk * kWeightChunk, high_row + chunk * kWeightChunk);
+      const int at = chunk * kWeightChunk;
+      if (chunk < num_chunks) w[u].load(low_row + at, high_row + at);
     }
   };
   load(now, warp);
@@ -93,7 +94,8 @@ __global__ void __launch_bounds__(kSumWarps * 32, 2) expert_sum_kernel(const Exp
       const int chunk = first + u * kSumWarps;
       if (chunk >= num_chunks) break;
       const int place = chunk / chunks_each;
-      const int64_t row = static_cast<int64_t>(__shfl_sync(~0u, safe, place)) * p.features + feature;
+      const int64_t expert = __shfl_sync(~0u, safe, place);
+      const int64_t row = expert * p.features + feature;
       const T* at = static_cast<const T*>(p.weight) + row * p.k + t * 8 +
                     (chunk - place * chunks_each) * kWeightChunk;
       w[u].load(at, at + static_cast<int64_t>(8) * p.k);

@@ -1,5 +1,5 @@
-// Where the keys and values of 16 tokens in FP8 lie in shared memory, and which of them each lane of
-// a warp takes for mma.m16n8k16. Plain arithmetic, so that it can be tested without a GPU.
+// Where the keys and values of 16 tokens in FP8 lie in shared memory, and which of them each lane
+// of a warp takes for mma.m16n8k16. Plain arithmetic, so that it can be tested without a GPU.
 //
 // A lane has group g = lane / 4 and place t = lane % 4. Terms of a product may be added up in any
 // order, and columns may have any names, as long as both sides agree; this order lets a lane read

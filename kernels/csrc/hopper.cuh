@@ -36,14 +36,15 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, int parity) {
   uint32_t done;
   do {
     asm volatile(
-        "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p;}"
+        "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+        "selp.b32 %0, 1, 0, p;}"
         : "=r"(done)
         : "r"(barrier), "r"(parity)
         : "memory");
   } while (!done);
 }
 
-// Starts the copy of one box, from (x, y) or (x, y, z, v, w) on; its bytes count towards the barrier.
+// Starts the copy of one box, from (x, y) or (x, y, z, v, w) on; its bytes count for the barrier.
 __device__ __forceinline__ void copy_box(uint32_t smem, const CUtensorMap& map, uint32_t barrier,
                                          int x, int y) {
   asm volatile(
@@ -123,8 +124,8 @@ __device__ __forceinline__ void copy_box_to(uint16_t ranks, uint32_t smem, const
       : "memory");
 }
 
-// Arrives at the barrier of a CTA of the cluster. Orders this thread's accesses within its CTA only:
-// an order for the whole cluster would cost a fence of the GPU.
+// Arrives at the barrier of a CTA of the cluster. Orders this thread's accesses within its CTA
+// only: an order for the whole cluster would cost a fence of the GPU.
 __device__ __forceinline__ void mbarrier_arrive_at(int rank, uint32_t barrier) {
   asm volatile(
       "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
@@ -145,8 +146,8 @@ __device__ __forceinline__ float4 load_from(int rank, uint32_t smem) {
   return v;
 }
 
-// A warp stores four matrices of 8 x 8 elements of 16 bits, laid out as accumulators are; lane l has
-// the address of row l % 8 of matrix l / 8.
+// A warp stores four matrices of 8 x 8 elements of 16 bits, laid out as accumulators are; lane l
+// has the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_matrices(uint32_t smem, uint32_t a, uint32_t b, uint32_t c,
                                                uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),

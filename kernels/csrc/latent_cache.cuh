@@ -25,8 +25,8 @@ struct StoreLatents {
 };
 
 // What latent attention (arXiv:2405.04434) does between its projections and attention: the rotated
-// part of each query head to its place in q; the latent, normalised, and the rotated part of the keys
-// into the paged cache. Both are rotated into halves.
+// part of each query head to its place in q; the latent, normalised, and the rotated part of the
+// keys into the paged cache. Both are rotated into halves.
 cudaError_t store_latents(const StoreLatents& latents, Dtype dtype, cudaStream_t stream);
 
 }  // namespace sluice

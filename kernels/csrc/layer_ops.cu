@@ -39,8 +39,9 @@ __global__ void __launch_bounds__(256) gated_mul_kernel(T* out, const T* x, int 
   }
 }
 
-// A thread turns one pair of vectors of a head, `pairs` neighbouring threads (a power of two, at most
-// a warp) the whole head; the heads are those of q, then k, then v. For rotary_dim == head_dim.
+// A thread turns one pair of vectors of a head, `pairs` neighbouring threads (a power of two, at
+// most a warp) the whole head; the heads are those of q, then k, then v. For rotary_dim ==
+// head_dim.
 template <typename T, bool kFp8, bool kWide>
 __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, int pairs) {
   using V = Vector<T>;
@@ -55,7 +56,6 @@ __global__ void __launch_bounds__(256) rope_vectors_kernel(const RopeParams p, i
   const int head = static_cast<int>(item % heads);
   const int D = p.head_dim;
   const bool is_q = head < p.q_heads, is_v = head >= p.q_heads + p.kv_heads;
-  if (is_v && p.v_cache == p.k_cache) return;  // a latent cache: k is all there is
   const int kv = is_q ? 0 : (head - p.q_heads) % p.kv_heads;
   const int64_t at = token * p.row_stride + (is_q ? head : kv) * D;
   const T* src = static_cast<const T*>(is_q ? p.q : is_v ? p.v : p.k) + at;
@@ -125,7 +125,6 @@ __global__ void __launch_bounds__(256) rope_and_cache_kernel(const RopeParams p)
   const int64_t slot = p.slots[token];
   if (!is_q && slot < 0) return;
 
-  if (is_v && p.v_cache == p.k_cache) return;  // a latent cache: k is all there is
   const int kv = is_q ? 0 : (head - p.q_heads) % p.kv_heads;
   const T* src = is_q ? static_cast<const T*>(p.q) + token * p.row_stride + head * D
                       : static_cast<const T*>(is_v ? p.v : p.k) + token * p.row_stride + kv * D;
@@ -218,7 +217,8 @@ template <typename T>
 cudaError_t rope_typed(const RopeParams& p, cudaStream_t stream) {
   auto run = [&](auto wide) {
     constexpr bool kWide = decltype(wide)::value && !std::is_same_v<T, float>;
-    return p.k_scale ? launch_rope<T, true, kWide>(p, stream) : launch_rope<T, false, kWide>(p, stream);
+    return p.k_scale ? launch_rope<T, true, kWide>(p, stream)
+                     : launch_rope<T, false, kWide>(p, stream);
   };
   return p.wide_norms ? run(std::true_type{}) : run(std::false_type{});
 }

@@ -1,8 +1,8 @@
 // Log-probabilities of a token and of the likeliest ones: one CTA a row, two passes over it.
 //
-// The first pass gives each thread the best of the tokens it sees. The k-th best of these is a bound
-// that at least k tokens reach, and few more; the second pass collects them, and they are sorted.
-// Only where too many tokens are equal the likeliest are found one after the other.
+// The first pass gives each thread the best of the tokens it sees. The k-th best of these is a
+// bound that at least k tokens reach, and few more; the second pass collects them, and they are
+// sorted. Only where too many tokens are equal the likeliest are found one after the other.
 
 #include "logits_row.cuh"
 #include "logprobs.cuh"

@@ -1,9 +1,9 @@
-// Low-rank adapters of few tokens (Punica, arXiv:2310.18547) in the launch of the layer's own product,
-// that of skinny_linear.cu.
+// Low-rank adapters of few tokens (Punica, arXiv:2310.18547) in the launch of the layer's own
+// product, that of skinny_linear.cu.
 //
 // The first CTAs shrink x to the adapters' ranks, which takes as long as 16 features do; the others
-// have made theirs when the first ones end, and add what the ranks expand to. CTAs are dispatched in
-// the order of their indices, so whoever waits has those it waits for running or behind it.
+// have made theirs when the first ones end, and add what the ranks expand to. CTAs are dispatched
+// in the order of their indices, so whoever waits has those it waits for running or behind it.
 
 #include "dependent_launch.cuh"
 #include "low_rank_linear.cuh"

@@ -103,9 +103,9 @@ struct DecodeParams {
 
 cudaError_t decode_schedule(const DecodeSchedule& schedule, int num_spans, cudaStream_t stream);
 
-// May begin before the kernel right before it on the stream has ended, and read all but the step's own
-// tokens (dependent_launch.cuh): their keys, values and queries may come from that kernel, older keys
-// and values, lengths, tables and the schedule (unless wait_first) must not.
+// May begin before the kernel right before it on the stream has ended, and read all but the step's
+// own tokens (dependent_launch.cuh): their keys, values and queries may come from that kernel,
+// older keys and values, lengths, tables and the schedule (unless wait_first) must not.
 // Needs decode_schedule with the same lengths, heads, window and spans before it on the stream.
 // num_ctas = spans * columns.
 // max_rows = largest number of query tokens of a sequence times params.group, at most

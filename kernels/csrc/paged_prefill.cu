@@ -7,9 +7,10 @@
 // take tiles in turn, longest first, back and forth over the grid, so that all end together. Keys
 // are visited from the newest to the oldest: those that need a mask come first.
 //
-// The scores of block i + 1 are multiplied together with block i's values. A warpgroup's softmax begins
-// while its values are multiplied, and hides behind the other warpgroup's products, too. (Measured:
-// slower if all of it must come before the wait for the values, or if the warpgroups take turns.)
+// The scores of block i + 1 are multiplied together with block i's values. A warpgroup's softmax
+// begins while its values are multiplied, and hides behind the other warpgroup's products, too.
+// (Measured: slower if all of it must come before the wait for the values, or if the warpgroups
+// take turns.)
 //
 // A block of the cache has 16 tokens or a multiple: a copy takes a head of 16 tokens, 128-byte rows
 // swizzled as wgmma wants them. Keys and values past a sequence's end are never read; their
@@ -27,8 +28,8 @@ using namespace prefill;
 
 #ifdef SLUICE_HOPPER
 
-// Tells the compiler that a value is the same in the whole warp, so that what follows from it is worked
-// out once, in the registers that descriptors are read from.
+// Tells the compiler that a value is the same in the whole warp, so that what follows from it is
+// worked out once, in the registers that descriptors are read from.
 __device__ __forceinline__ uint32_t uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
 
 template <typename T, int D, bool kSoftCap, bool kShared>
@@ -41,8 +42,8 @@ class Consumer {
   static constexpr int kSteps = kKeys / 16;
 
  public:
-  // A row's weights are relative to 2^(a former maximum) until the maximum has grown by more than this:
-  // hardly ever are there outputs to be multiplied again.
+  // A row's weights are relative to 2^(a former maximum) until the maximum has grown by more than
+  // this: hardly ever are there outputs to be multiplied again.
   static constexpr float kSlack = 8.f;
 
   __device__ Consumer(const PrefillParams& params, Memory& shared)
@@ -177,7 +178,8 @@ class Consumer {
     constexpr int kPieces = kPanels * 8;  // of 16 bytes
     for (int i = threadIdx.x - 128; i < (kKeys - known) * kPieces; i += kConsumers) {
       const int key = known + i / kPieces, piece = i % kPieces;
-      const int at = key / 8 * Memory::kGroupBytes + piece / 8 * kPatchBytes + key % 8 * kPanelBytes;
+      const int at =
+          key / 8 * Memory::kGroupBytes + piece / 8 * kPatchBytes + key % 8 * kPanelBytes;
       *reinterpret_cast<uint4*>(v + at + piece % 8 * 16) = make_uint4(0, 0, 0, 0);
     }
     fence_async_proxy();
@@ -338,7 +340,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-// The cache as [tokens / 8, heads, panels, 8 tokens, 64], to be copied in boxes of 16 tokens of one head.
+// The cache as [tokens / 8, heads, panels, 8 tokens, 64], to be copied in boxes of 16 tokens a head.
 cudaError_t describe_cache(CUtensorMap& map, const void* cache, const PrefillParams& p, bool bf16,
                            int head_dim) {
   const auto encode = tensor_map_encoder();

@@ -1,5 +1,5 @@
-// The loading half of the prefill kernel (paged_prefill.cu): what a CTA works on, its shared memory,
-// and the warps that fill it.
+// The loading half of the prefill kernel (paged_prefill.cu): what a CTA works on, its shared
+// memory, and the warps that fill it.
 #pragma once
 
 #include "hopper.cuh"
@@ -34,8 +34,8 @@ struct Tile {
   int index;          // in the list of tiles; negative: there is none, and no more after it
 };
 
-// Queries lie panel by panel. Keys and values lie 8 tokens by 8 tokens, panel by panel in each: what
-// one copy brings of 16 tokens then lies in a row.
+// Queries lie panel by panel. Keys and values lie 8 tokens by 8 tokens, panel by panel in each:
+// what one copy brings of 16 tokens then lies in a row.
 template <int D>
 struct Shared {
   static constexpr int kKeys = D > 128 ? 64 : 128;  // of one block
@@ -168,8 +168,8 @@ class Producer {
     return (p.block_table[row + column] - column) * p.block.value + box;
   }
 
-  __device__ void copy(const CUtensorMap& map, const Tile& tile, int block, int box, Place<kStages>& place,
-                       const uint8_t* to, uint64_t* full, uint64_t* empty) {
+  __device__ void copy(const CUtensorMap& map, const Tile& tile, int block, int box,
+                       Place<kStages>& place, const uint8_t* to, uint64_t* full, uint64_t* empty) {
     const uint32_t arrived = address(&full[place.stage]);
     mbarrier_wait(address(&empty[place.stage]), place.parity ^ 1);
     const int keys = min(Memory::kKeys, tile.seq_len - block * Memory::kKeys);

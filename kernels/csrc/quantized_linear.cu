@@ -89,7 +89,7 @@ struct Int4 {
   static __device__ __forceinline__ float scale(const QuantizedLinear&, int) { return 1.f; }
 };
 
-// Few chunks under way in three CTAs of an SM are faster than many in two, where registers allow it.
+// Few chunks under way in three CTAs of an SM are faster than many in two, where registers allow.
 template <typename T, template <typename> typename Format, int kGroups>  // groups of 8 tokens
 __global__ void __launch_bounds__(kThreads, Format<T>::template kUnroll<kGroups> == 2 ? 3 : 2)
     quantized_linear_kernel(const QuantizedLinear p) {

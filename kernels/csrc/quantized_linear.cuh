@@ -12,8 +12,9 @@ struct QuantizedLinear {
   void* out;           // [tokens, outputs], contiguous
   const void* x;       // [tokens, k], rows x_stride elements apart
   const void* weight;  // [features, k] in its format, contiguous, rows multiples of 64 bytes
-  const void* scales;  // FP8: [features] float, or of blocks [features / block_rows, k / group_size],
-                       // both rounded up; INT4: [features, k / group_size, 2] like x
+  const void* scales;  // FP8: [features] float, or of blocks [features / block_rows,
+                       // k / group_size], both rounded up; INT4: [features, k / group_size, 2]
+                       // like x
   const float* x_scales;  // of x in FP8: [tokens]; with blocks [k / 128, tokens], with room for 64
                           // tokens and their multiples, x_scale_stride apart
   const void* bias;       // [features] like out, or null
@@ -29,16 +30,17 @@ struct QuantizedLinear {
 // As skinny_linear, the weights in e4m3 with a scale for each feature, or for each block.
 cudaError_t skinny_fp8_linear(const QuantizedLinear& linear, bool bf16, cudaStream_t stream);
 
-// As skinny_linear, the weights in four bits: (nibble - zero) * scale, both of a group, in the order
-// of widen.cuh.
+// As skinny_linear, the weights in four bits: (nibble - zero) * scale, both of a group, in the
+// order of widen.cuh.
 cudaError_t skinny_int4_linear(const QuantizedLinear& linear, bool bf16, cudaStream_t stream);
 
 // Both rounded to e4m3, x with a scale for each token, on Hopper: as tiled_int4_linear.
 cudaError_t tiled_fp8_linear(const QuantizedLinear& linear, int split, bool bf16,
                              cudaStream_t stream);
 
-// As skinny_int4_linear on Hopper, for any number of tokens, best some dozens; groups of 32, 64 or a
-// multiple of 128. split: CTAs that share the sum over k, at most 8 and k / 128; 0: as seems best.
+// As skinny_int4_linear on Hopper, for any number of tokens, best some dozens; groups of 32, 64 or
+// a multiple of 128. split: CTAs that share the sum over k, at most 8 and k / 128; 0: as seems
+// best.
 cudaError_t tiled_int4_linear(const QuantizedLinear& linear, int split, bool bf16,
                               cudaStream_t stream);
 

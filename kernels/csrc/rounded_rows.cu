@@ -1,5 +1,5 @@
-// Rows rounded to e4m3 for the products after them, by the kernels that make them: what they make is
-// rounded to its own type first, as if it had been written and read again.
+// Rows rounded to e4m3 for the products after them, by the kernels that make them: what they make
+// is rounded to its own type first, as if it had been written and read again.
 
 #include "fp8.cuh"
 #include "reduce.cuh"
@@ -71,7 +71,8 @@ struct Gated {
     Vector<T> up[kVectors];
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-      const int i = min(static_cast<int>(j * blockDim.x + threadIdx.x), vectors - 1);  // all loads without a branch
+      // All loads without a branch.
+      const int i = min(static_cast<int>(j * blockDim.x + threadIdx.x), vectors - 1);
       values[j] = gate[i];
       up[j] = gate[i + vectors];
     }

@@ -27,8 +27,8 @@ __device__ __forceinline__ int warp_argmax(float best, int index) {
   return static_cast<int>(__reduce_min_sync(kAll, is_top ? index : INT_MAX));
 }
 
-// Leaves -inf in place of the scores outside of the best groups. A group counts its best expert, or,
-// with a bias, its two best.
+// Leaves -inf in place of the scores outside of the best groups. A group counts its best expert,
+// or, with a bias, its two best.
 template <int kPer>
 __device__ __forceinline__ void keep_best_groups(const RouteExperts& p, float (&wanted)[kPer],
                                                  float* shared) {

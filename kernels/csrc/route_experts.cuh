@@ -30,7 +30,7 @@ cudaError_t route_experts(const RouteExperts& route, Dtype dtype, cudaStream_t s
 struct GroupPairs {
   const int64_t* experts;  // [num_pairs]; num_experts: none
   int* order;              // [num_pairs]: the pairs, sorted by expert
-  int* tiles;              // [3, max_tiles]: expert (num_experts: no tile), first place, end in order
+  int* tiles;              // [3, max_tiles]: expert (num_experts: none), first place, end in order
   int num_pairs, num_experts, rows, max_tiles;
 };
 

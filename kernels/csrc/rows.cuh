@@ -37,7 +37,7 @@ __device__ __forceinline__ void store_two(__half* to, float a, float b) {
   *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b);
 }
 
-// The row blockIdx.x of what p describes; a thread holds vectors threadIdx.x, + blockDim.x and so on.
+// The row blockIdx.x of what p describes; a thread holds vectors threadIdx.x, + blockDim.x, ...
 template <bool kWide, typename T, int kVectors>
 __device__ __forceinline__ void normed_row(Vector<T> (&values)[kVectors], const RmsNorm& p) {
   using V = Vector<T>;

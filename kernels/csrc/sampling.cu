@@ -3,10 +3,10 @@
 // Order tokens by falling score (logit - best) / temperature, equal scores by falling id: top-k and
 // top-p both keep a beginning of that order. A histogram over the scores tells in which bin the
 // beginning ends. If all tokens up to there are few enough, as in nearly every case, they are
-// collected in shared memory, sorted, and cut exactly. Where the distribution is flat, only those of
-// the last bin are. If even they are too many, the end is found by bisection over the bits of the
-// score (and, among equal scores, over the id), one pass over the logits a step.
-// Tokens so unlikely that no noise can lift them over the best one (26 nats) are never candidates.
+// collected in shared memory, sorted, and cut exactly. Where the distribution is flat, only those
+// of the last bin are. If even they are too many, the end is found by bisection over the bits of
+// the score (and, among equal scores, over the id), one pass over the logits a step. Tokens so
+// unlikely that no noise can lift them over the best one (26 nats) are never candidates.
 //
 // Every sum is taken in an order that depends on the row alone, so the draw depends neither on the
 // batch nor on the run. This file is compiled without fast math: its logarithms decide near-ties.
@@ -208,7 +208,8 @@ __device__ __forceinline__ int candidate_id(uint64_t candidate) {
 }
 
 // How many of the sorted candidates stay: those before which there is less than a share of top_p of
-// the mass `total` or, if that is negative, of the candidates' own. There is `mass_before` the first.
+// the mass `total` or, if that is negative, of the candidates' own. There is `mass_before` the
+// first.
 __device__ int cut_top_p(float top_p, double total, double mass_before, int num, Shared& sm) {
   constexpr int kOwn = kMaxCandidates / kThreads;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -292,8 +293,8 @@ __device__ uint32_t bisect(uint32_t low, uint32_t high, F reached) {
   return low;
 }
 
-// The same cut for a flat distribution: of the bins that the histogram has found, only the one where
-// the cut falls is sorted. False if that has too many tokens, too.
+// The same cut for a flat distribution: of the bins that the histogram has found, only the one
+// where the cut falls is sorted. False if that has too many tokens, too.
 template <typename T>
 __device__ bool cut_last_bin(const Row<T>& row, const SamplingRow& how, double total, bool limits_k,
                              Shared& sm, Cut& cut) {

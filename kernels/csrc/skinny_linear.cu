@@ -2,10 +2,10 @@
 // the tensor-core instruction that uses it.
 //
 // A CTA makes 16 output features; its warps share the sum over k between them, 64 elements each in
-// turn, so that together they read 1 KB in a row of every feature. The 16x16 operand of an MMA wants
-// elements (2t, 2t+1) and (2t+8, 2t+9) of a row in thread t; a sum has no order, so each thread
-// instead loads 16 bytes in a row and deals them out over two instructions, and x is dealt out in
-// the same way. The first weights are under way before the kernel that makes x has ended.
+// turn, so that together they read 1 KB in a row of every feature. The 16x16 operand of an MMA
+// wants elements (2t, 2t+1) and (2t+8, 2t+9) of a row in thread t; a sum has no order, so each
+// thread instead loads 16 bytes in a row and deals them out over two instructions, and x is dealt
+// out in the same way. The first weights are under way before the kernel that makes x has ended.
 
 #include "dependent_launch.cuh"
 #include "mma.cuh"
@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_linear_kernel(const Skinny
           const int token = group * 8 + g;
           uint4 v = make_uint4(0, 0, 0, 0);
           if (token < p.tokens) {
-            v = *reinterpret_cast<const uint4*>(x + token * p.x_stride + chunk * kChunk + half * 32);
+            const T* row = x + token * p.x_stride;
+            v = *reinterpret_cast<const uint4*>(row + chunk * kChunk + half * 32);
           }
           Half<T>::mma(sum[group], {a.x, b.x, a.y, b.y}, v.x, v.y);
           Half<T>::mma(sum[group], {a.z, b.z, a.w, b.w}, v.z, v.w);

@@ -53,8 +53,8 @@ struct Fp8 {
 #endif
 };
 
-// The weights' scales are those of blocks of block_rows features, x has one for each token; both are
-// of a chunk, whose products are scaled before they are added up (arXiv 2412.19437, 3.3.2).
+// The weights' scales are those of blocks of block_rows features, x has one for each token; both
+// are of a chunk, whose products are scaled before they are added up (arXiv 2412.19437, 3.3.2).
 template <typename T>
 struct Fp8Blocks : Fp8<T> {
   static __device__ __forceinline__ float scale(const QuantizedLinear&, int, int) { return 1.f; }
@@ -112,10 +112,9 @@ struct Fp8Blocks : Fp8<T> {
 
 // The sums of a chunk take as many registers as those of all: more than 64 tokens would not fit.
 template <typename T>
-cudaError_t dispatch_blocks(const QuantizedLinear& p, int split, cudaStream_t stream) {
-  if (p.tokens <= 16) return launch<Fp8Blocks<T>, 16>(p, split, stream);
-  if (p.tokens <= 32) return launch<Fp8Blocks<T>, 32>(p, split, stream);
-  return launch<Fp8Blocks<T>, 64>(p, split, stream);
+cudaError_t of_scales(const QuantizedLinear& p, int split, cudaStream_t stream) {
+  if (p.block_rows == 0) return dispatch<Fp8<T>>(p, split, stream);
+  return dispatch<Fp8Blocks<T>, Fp8Blocks<T>, 64>(p, split, stream);
 }
 
 }  // namespace
@@ -124,12 +123,8 @@ cudaError_t dispatch_blocks(const QuantizedLinear& p, int split, cudaStream_t st
 cudaError_t tiled_fp8_linear(const QuantizedLinear& linear, int split, bool bf16,
                              cudaStream_t stream) {
   if (linear.tokens == 0) return cudaSuccess;
-  if (linear.block_rows > 0) {
-    return bf16 ? tiled::dispatch_blocks<__nv_bfloat16>(linear, split, stream)
-                : tiled::dispatch_blocks<__half>(linear, split, stream);
-  }
-  return bf16 ? tiled::dispatch<tiled::Fp8<__nv_bfloat16>>(linear, split, stream)
-              : tiled::dispatch<tiled::Fp8<__half>>(linear, split, stream);
+  return bf16 ? tiled::of_scales<__nv_bfloat16>(linear, split, stream)
+              : tiled::of_scales<__half>(linear, split, stream);
 }
 
 }  // namespace sluice

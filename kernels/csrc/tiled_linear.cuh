@@ -34,7 +34,7 @@ inline constexpr int kMaxSplit = 8;  // CTAs of a cluster
 //   kGroups         warpgroups that multiply: 4, or 2 of each of an SM's two CTAs
 //   kRowBytes       of a feature in a chunk, 64 or 128
 //   kXBytes         of a token in a chunk, a multiple of kPanel
-//   multiply(sum, p, sm, work, feature)  adds up a warpgroup's chunks, its features from `feature` on
+//   multiply(sum, p, sm, work, feature)  adds up a warpgroup's chunks, features from `feature` on
 //   scale(p, feature, token)             what a finished sum is multiplied with
 template <typename Format>
 struct Team {
@@ -238,8 +238,8 @@ __global__ void __launch_bounds__(Team<Format>::kThreads, Team<Format>::kCtas)
 #endif
 }
 
-// A matrix of `rows` x `columns`, to be copied in boxes of box_rows x box_columns; what lies outside
-// it reads as zeros.
+// A matrix of `rows` x `columns`, to be copied in boxes of box_rows x box_columns; what lies
+// outside it reads as zeros.
 inline cudaError_t describe(CUtensorMap& map, const void* matrix, CUtensorMapDataType type,
                             int64_t rows, int columns, int64_t row_bytes, int box_rows,
                             int box_columns, CUtensorMapSwizzle swizzle) {
@@ -280,7 +280,8 @@ int choose_split(int tiles, int chunks) {
     }
     return clusters;
   }();
-  constexpr int kStart = 2;  // chunks' time that a CTA takes besides, and one more for each to add up
+  // Chunks' time that a CTA takes besides, and one more for each to add up.
+  constexpr int kStart = 2;
   int best = 1, least = 1 << 30;
   for (int size = 1; size <= std::min(kMaxSplit, chunks); ++size) {
     if (room[size] == 0) continue;
@@ -315,16 +316,17 @@ cudaError_t launch(const QuantizedLinear& p, int split, cudaStream_t stream) {
   constexpr int kFeatures = Team<Format>::kFeatures;
   const int tiles = (p.features + kFeatures - 1) / kFeatures * ((p.tokens + kTokens - 1) / kTokens);
   if (split == 0) split = choose_split<Format, kTokens>(tiles, p.k / kChunk);
-  return launch_dependent_clusters(kernel, tiles * split, Team<Format>::kThreads, smem, stream, split, p, split,
-                                   maps);
+  return launch_dependent_clusters(kernel, tiles * split, Team<Format>::kThreads, smem, stream,
+                                   split, p, split, maps);
 }
 
-template <typename Format, typename ForMany = Format>
+// By the least tile that holds all tokens. ForMany: of kMost, the largest.
+template <typename Format, typename ForMany = Format, int kMost = 128>
 cudaError_t dispatch(const QuantizedLinear& p, int split, cudaStream_t stream) {
   if (p.tokens <= 16) return launch<Format, 16>(p, split, stream);
   if (p.tokens <= 32) return launch<Format, 32>(p, split, stream);
   if (p.tokens <= 64) return launch<Format, 64>(p, split, stream);
-  return launch<ForMany, 128>(p, split, stream);
+  return launch<ForMany, kMost>(p, split, stream);
 }
 
 }  // namespace sluice::tiled

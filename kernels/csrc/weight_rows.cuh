@@ -1,5 +1,6 @@
-// A warp's part in the product of 16 rows of a weight with up to 8 tokens: 64 elements of k at a time
-// go from memory straight into the registers of the tensor-core instruction (see skinny_linear.cu).
+// A warp's part in the product of 16 rows of a weight with up to 8 tokens: 64 elements of k at a
+// time go from memory straight into the registers of the tensor-core instruction (see
+// skinny_linear.cu).
 #pragma once
 
 #include "mma.cuh"
@@ -9,7 +10,7 @@ namespace sluice {
 
 constexpr int kWeightChunk = 64;  // elements of k
 
-// A chunk of rows g and g + 8, where g = lane / 4: this lane's 8 elements of each of its two halves.
+// A chunk of rows g and g + 8, g = lane / 4: this lane's 8 elements of each of its two halves.
 struct WeightRows {
   uint4 low[2], high[2];
 
@@ -22,8 +23,8 @@ struct WeightRows {
     }
   }
 
-  // sum: rows g, g, g + 8, g + 8 of tokens 2 t, 2 t + 1, where t = lane % 4. x: the same elements of
-  // token g, or null.
+  // sum: rows g, g, g + 8, g + 8 of tokens 2 t, 2 t + 1, where t = lane % 4. x: the same elements
+  // of token g, or null.
   template <typename T>
   __device__ __forceinline__ void multiply(float (&sum)[4], const T* x) const {
 #pragma unroll

@@ -29,16 +29,20 @@
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define SLUICE_REGS64 \
-  SLUICE_REGS32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  SLUICE_REGS32 \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define SLUICE_REGS96 \
-  SLUICE_REGS64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  SLUICE_REGS64 \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define SLUICE_REGS112 \
-  SLUICE_REGS96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, " \
+  SLUICE_REGS96 \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, " \
   "%110, %111"
 #define SLUICE_REGS128 \
-  SLUICE_REGS112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, " \
+  SLUICE_REGS112 \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, " \
   "%125, %126, %127"
 
 // d += a * b with both operands in shared memory, K-major; fresh: d = a * b.
@@ -108,7 +112,9 @@ SLUICE_WGMMA(224, 112, "%112", "%113", "%114", "%115", "%116")
 SLUICE_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132")
 
 // Before the first product after ordinary writes to the registers it uses.
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
 
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -128,18 +134,20 @@ __device__ __forceinline__ void pin(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Has the arithmetic that leads to x, which is not negative, done before what follows: the assembler
-// likes to begin with the waits, which leaves nothing to do beside the products. Nobody ever sleeps.
+// Has the arithmetic that leads to x, which is not negative, done before what follows: the
+// assembler likes to begin with the waits, which leaves nothing to do beside the products. Nobody
+// ever sleeps.
 __device__ __forceinline__ void hold(float x) {
-  asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p nanosleep.u32 0;}" ::"f"(x) : "memory");
+  asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p nanosleep.u32 0;}" ::"f"(x)
+               : "memory");
 }
 
 // Describes tiles in shared memory whose rows are 128 bytes, swizzled as the copy engine does it
 // (CU_TENSOR_MAP_SWIZZLE_128B). K-major: 8 rows of a tile follow after `kGroup` bytes. MN-major:
 // 8 steps along k follow after `kGroup` bytes, 64 elements along n after `panel` bytes.
 //
-// Of tiles cut out of one another the descriptors differ by one addition. To work each out by itself
-// takes ten instructions, longer than a product.
+// Of tiles cut out of one another the descriptors differ by one addition. To work each out by
+// itself takes ten instructions, longer than a product.
 template <int kGroup = 1024>
 struct TileDescriptor {
   uint32_t low;

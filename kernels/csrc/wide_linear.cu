@@ -1,13 +1,14 @@
-// Matrix products of many tokens on Hopper, with the gating of an MLP in place of a kernel after it.
+// Matrix products of many tokens on Hopper, with an MLP's gating in place of a kernel after it.
 //
-// A tile is 128 tokens by up to 256 features, of which each of two warpgroups holds 64 tokens in its
-// registers; a thread keeps the copy engine some stages of 64 elements of k ahead of them, also while
-// they finish a tile. Pairs of CTAs work side by side and share one operand, of which each copies
-// half to both: the weight, or where an odd number of tiles holds all tokens, the tokens. Gated, the
-// first half of a tile's features are gates and the second their ups, so both are in one thread.
+// A tile is 128 tokens by up to 256 features, of which each of two warpgroups holds 64 tokens in
+// its registers; a thread keeps the copy engine some stages of 64 elements of k ahead of them, also
+// while they finish a tile. Pairs of CTAs work side by side and share one operand, of which each
+// copies half to both: the weight, or where an odd number of tiles holds all tokens, the tokens.
+// Gated, the first half of a tile's features are gates and the second their ups, so both are in one
+// thread.
 //
-// CTAs stay and take tile after tile. All pairs together work on a patch that is about as many tokens
-// high as features wide, so that what they read twice comes from the L2.
+// CTAs stay and take tile after tile. All pairs together work on a patch that is about as many
+// tokens high as features wide, so that what they read twice comes from the L2.
 
 #include <algorithm>
 
@@ -93,8 +94,8 @@ class Work {
 
 // Starts copies of the two boxes of an operand; of a shared one, of half of it to both of the pair.
 template <bool kIsShared, int kBytes>
-__device__ __forceinline__ void bring(uint8_t (&to)[2][kBytes], const CUtensorMap& map, uint64_t& full,
-                                      int member, int k, int first, int second) {
+__device__ __forceinline__ void bring(uint8_t (&to)[2][kBytes], const CUtensorMap& map,
+                                      uint64_t& full, int member, int k, int first, int second) {
   if constexpr (kIsShared) {
     constexpr uint16_t kBoth = 3;
     copy_box_to(kBoth, address(to[member]), map, address(&full), k, member ? second : first);
@@ -189,8 +190,8 @@ __device__ __forceinline__ void add_bias(const T* bias, float (&sum)[kWidth / 2]
   }
 }
 
-// One warp: its 16 tokens' features of half a tile from registers to memory, by way of shared memory
-// so that whole rows are written. value(i): accumulators i and i + 1, packed.
+// One warp: its 16 tokens' features of half a tile from registers to memory, by way of shared
+// memory so that whole rows are written. value(i): accumulators i and i + 1, packed.
 template <typename T, int kWidth, typename Value>
 __device__ __forceinline__ void leave(const WideLinear& p, uint16_t* staged, int token, int column,
                                       int outputs, Value&& value) {

@@ -1,6 +1,6 @@
 // From weights of eight or four bits to 16-bit floats, two at a time, by moving bits into place:
-// exponents come out too small by a constant factor (FP8), or integers as the mantissa of a power of
-// two (INT4).
+// exponents come out too small by a constant factor (FP8), or integers as the mantissa of a power
+// of two (INT4).
 #pragma once
 
 #include <cuda_bf16.h>

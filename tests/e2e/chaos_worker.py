@@ -11,8 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from engine.client import RequestStream
 from engine.messages import RequestOutput
+from engine.request_stream import RequestStream
 from gateway import config as configuration
 from gateway import server
 from tenants import usage
@@ -27,8 +27,10 @@ def write_down(reports: Path) -> None:
     file = os.open(reports, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     deliver = RequestStream._deliver
 
-    def reported(self: RequestStream, output: RequestOutput, now: float) -> None:
-        deliver(self, output, now)
+    def reported(
+        self: RequestStream, output: RequestOutput, now: float, gaps: list[tuple[float, int]]
+    ) -> None:
+        deliver(self, output, now, gaps)
         os.write(file, f"{self.request_id} {len(output.new_token_ids)}\n".encode())
 
     RequestStream._deliver = reported  # type: ignore[method-assign]

@@ -25,6 +25,7 @@ from gateway.provisioning import create_key, ensure_tenant
 from tenants.postgres import PostgresStore
 from tenants.types import Scope
 from tests.engine.lora.making import write_adapter
+from tests.ledger import usage_totals
 from tests.postgres import pg_dsn, postgres_server
 
 __all__ = ["pg_dsn", "postgres_server"]
@@ -128,7 +129,7 @@ async def test_they_share_the_port_the_engine_and_the_ledger(tmp_path: Path, pg_
     store = await PostgresStore.connect(pg_dsn)
     try:
         tenant = await store.get_tenant("acme")
-        assert (await store.usage_totals(tenant.id)).requests == 24
+        assert (await usage_totals(store, tenant.id)).requests == 24
     finally:
         await store.close()
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import psutil
 
-from engine.client import EngineClient, RequestStream
+from engine.client import EngineClient
 from engine.config import EngineConfig
-from engine.messages import GenerateRequest, SamplingParams
+from engine.messages import GenerateRequest
+from engine.request_stream import RequestStream
+from engine.sampling_params import SamplingParams
 from tests.engine.stand_in import StandInProcess
 
 ENDLESS = 1 << 30

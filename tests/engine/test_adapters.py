@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.adapters import Adapters, Arrival, LoadedAdapter
 from engine.errors import AdapterLoadError, AdapterUnloaded, InvalidRequest
-from engine.messages import AdapterRef, GenerateRequest, SamplingParams
+from engine.messages import AdapterRef, GenerateRequest
+from engine.sampling_params import SamplingParams
 
 
 class Content(NamedTuple):

@@ -18,7 +18,8 @@ from engine.attached import AttachedEngine
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import EngineDead
-from engine.messages import GenerateRequest, SamplingParams
+from engine.messages import GenerateRequest
+from engine.sampling_params import SamplingParams
 from engine.transport import private_socket_path
 from tests.engine.stand_in import StandInProcess, Trap, expected_tokens
 

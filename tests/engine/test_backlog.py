@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from engine.backlog import Backlog
 from engine.config import EngineConfig
-from engine.messages import GenerateRequest, SamplingParams, Stats, TenantStats
+from engine.messages import GenerateRequest, Stats, TenantStats
+from engine.sampling_params import SamplingParams
 
 
 def backlog(**limits: int) -> Backlog:

@@ -24,9 +24,9 @@ from engine.messages import (
     GenerateRequest,
     LoadProgress,
     RequestOutput,
-    SamplingParams,
     TokenLogprobs,
 )
+from engine.sampling_params import SamplingParams
 from tests.engine.stand_in import StandInProcess, expected_tokens
 from tests.engine.stand_in_client import read, request, running, until
 
@@ -61,9 +61,10 @@ class TestServing:
             diverted: list[int] = []
             offered = 0
 
-            def divert(output: RequestOutput) -> bool:
+            def divert(output: RequestOutput, now: float) -> bool:
                 nonlocal offered
                 offered += 1
+                assert 0 <= time.monotonic() - now < 1
                 assert output.finish_reason is None
                 if offered % 3 == 0:
                     return False

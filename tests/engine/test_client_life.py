@@ -13,10 +13,11 @@ import msgspec
 import psutil
 import pytest
 
-from engine.client import EngineClient, RequestStream
+from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError
 from engine.messages import RequestOutput
+from engine.request_stream import RequestStream
 from engine.transport import OnExit, OnMessage
 from tests.engine.stand_in import StandInProcess, Trap
 from tests.engine.stand_in_client import (

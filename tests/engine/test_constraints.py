@@ -11,8 +11,9 @@ import pytest
 
 from engine.constraints import Constraints, Ending, grammar_spec
 from engine.errors import InvalidRequest
-from engine.messages import GenerateRequest, SamplingParams, Stats, StructuredOutputs
+from engine.messages import GenerateRequest, Stats
 from engine.request import Request
+from engine.sampling_params import SamplingParams, StructuredOutputs
 from engine.spec.base import TextProposer
 from grammar.compiler import CompiledGrammar, GrammarCompiler
 from grammar.errors import MatcherFailed

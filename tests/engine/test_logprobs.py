@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from engine.logprobs import Logprobs
-from engine.messages import SamplingParams, TokenLogprobs
+from engine.messages import TokenLogprobs
+from engine.sampling_params import SamplingParams
 
 
 def found(*token_ids: int) -> list[TokenLogprobs]:

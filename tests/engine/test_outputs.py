@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.messages import RequestOutput, RequestOutputKind, SamplingParams, TokenLogprobs
+from engine.messages import RequestOutput, TokenLogprobs
 from engine.outputs import CompletionOutput, GenerationProgress, Logprob, named
+from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.tokenizer import Tokenizer
 from tests.engine import toys
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from engine.client import EngineClient, RequestStream
+from engine.client import EngineClient
 from engine.clients import Clients
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, ModelLoadError
@@ -28,16 +28,16 @@ from engine.messages import (
     LoadProgress,
     Ping,
     Ready,
-    SamplingParams,
     Shutdown,
     Stats,
     StepOutputs,
-    StructuredOutputs,
     UnloadAdapter,
     decode_engine_message,
     encode,
 )
 from engine.process import Engine, OnProgress, run, serve
+from engine.request_stream import RequestStream
+from engine.sampling_params import SamplingParams, StructuredOutputs
 from engine.tokenizer import Tokenizer
 from engine.transport import Launch
 from tests.engine import toys

@@ -9,14 +9,9 @@ from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.demo import MODEL_DIR
 from engine.errors import ModelLoadError
-from engine.messages import (
-    GenerateRequest,
-    Grant,
-    RequestOutput,
-    SamplingParams,
-    StructuredOutputs,
-)
+from engine.messages import GenerateRequest, Grant, RequestOutput
 from engine.replay import TEXT, ReplayCore
+from engine.sampling_params import SamplingParams, StructuredOutputs
 from engine.tokenizer import Tokenizer
 from engine.transport import ReplayProcess
 

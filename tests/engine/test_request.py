@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import AdapterRef, GenerateRequest, SamplingParams, StructuredOutputs
+from engine.messages import AdapterRef, GenerateRequest
 from engine.request import Request, RequestState
+from engine.sampling_params import SamplingParams, StructuredOutputs
 
 
 def make(max_total_tokens: int = 100, **params: object) -> Request:

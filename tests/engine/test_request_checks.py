@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidRequest
-from engine.messages import GenerateRequest, SamplingParams
+from engine.messages import GenerateRequest
 from engine.request_checks import RequestChecks
+from engine.sampling_params import SamplingParams
 
 VOCAB_SIZE = 50
 PARAMS = frozenset(SamplingParams.__struct_fields__)

@@ -25,8 +25,9 @@ from tenants.authenticator import Authenticator
 from tenants.keys import mint
 from tenants.memory import MemoryStore
 from tenants.store import Store
-from tenants.types import Scope, Tenant, UsageTotals
+from tenants.types import Scope, Tenant, UsageSum
 from tests.gateway.engine_double import EngineDouble
+from tests.ledger import usage_totals
 
 SECRETS = secrets.generate()
 MODEL = "tiny"
@@ -76,13 +77,13 @@ class Gateway:
         )
         return minted.text
 
-    async def usage(self, requests: int = 1) -> UsageTotals:
+    async def usage(self, requests: int = 1) -> UsageSum:
         """The ledger's sums, once it holds so many requests."""
-        totals = UsageTotals()
+        totals = UsageSum()
 
         async def settled() -> bool:
             nonlocal totals
-            totals = await self.store.usage_totals(self.tenant.id)
+            totals = await usage_totals(self.store, self.tenant.id)
             return totals.requests >= requests
 
         await until(settled)

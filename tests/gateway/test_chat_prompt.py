@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from engine.chat_template import ChatTemplate
 from engine.tokenizer import Tokenizer
 from gateway.chat_prompt import ChatPrompts
-from gateway.errors import InvalidRequestError, UnsupportedParameter
+from gateway.errors import ContextLengthExceeded, InvalidRequestError, UnsupportedParameter
+from gateway.prompt_threads import LONG_CHARS, PromptThreads
 from gateway.schemas.chat import ChatCompletionRequest
 from tests.gateway.serving import chat_body
 
@@ -20,9 +22,15 @@ THINKING = (
 EFFORT = "{{ messages[0].content }} {{ reasoning_effort }} {{ verbosity }}"
 
 
+TENANT = uuid4()
+
+
 def prompts(model_dir: Path, source: str, *allowed: str) -> ChatPrompts:
     return ChatPrompts(
-        ChatTemplate({"default": source}), Tokenizer.load(model_dir), allowed_kwargs=allowed
+        ChatTemplate({"default": source}),
+        Tokenizer.load(model_dir),
+        PromptThreads(),
+        allowed_kwargs=allowed,
     )
 
 
@@ -34,11 +42,25 @@ def request(**fields: Any) -> ChatCompletionRequest:
 async def test_it_knows_whether_the_answer_begins_with_reasoning(model_dir: Path) -> None:
     made = prompts(model_dir, THINKING, "enable_thinking")
     messages = request().messages
-    on = await made.encode(messages)
+    on = await made.encode(messages, tenant=TENANT)
     assert (on.begins_reasoning, on.ends_reasoning) == (True, False)
-    off = await made.encode(messages, kwargs={"enable_thinking": False})
+    off = await made.encode(messages, tenant=TENANT, kwargs={"enable_thinking": False})
     assert (off.begins_reasoning, off.ends_reasoning) == (False, True)
-    made.close()
+
+
+@pytest.mark.asyncio
+async def test_a_long_chat_is_counted_unless_it_is_surely_too_long(model_dir: Path) -> None:
+    made = prompts(model_dir, "{{ messages[0].content }}")
+    text = "hello " * LONG_CHARS
+    messages = msgspec.convert(chat_body(text), ChatCompletionRequest).messages
+    long = await made.encode(messages, tenant=TENANT)
+    tokenizer = Tokenizer.load(model_dir)
+    assert long.token_ids == tokenizer.encode(text)
+    fits = -(-len(text) // tokenizer.max_token_bytes)
+    assert await made.encode(messages, tenant=TENANT, max_model_len=fits) == long
+    with pytest.raises(ContextLengthExceeded, match=f"{len(text)} characters") as caught:
+        await made.encode(messages, tenant=TENANT, max_model_len=fits - 1)
+    assert caught.value.param == "messages"
 
 
 def test_variables_need_both_the_operator_and_the_template(model_dir: Path) -> None:

@@ -5,9 +5,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
 from engine.core import EngineCore
-from engine.messages import QUEUE_TIME_BUCKETS_S, GenerateRequest, SamplingParams, Stats
+from engine.messages import QUEUE_TIME_BUCKETS_S, GenerateRequest, Stats
 from engine.messages import TenantStats as Tenant
 from engine.overload import ModelledRunner
+from engine.sampling_params import SamplingParams
 from gateway.engine_metrics import (
     COUNTERS,
     GAUGES,
@@ -121,9 +122,8 @@ def test_tenants_have_a_label() -> None:
 
 def test_latencies_are_a_histogram() -> None:
     latencies = Latencies("inter_token_latency_seconds", "help", (0.01, 0.1))
-    latencies.observe(0.01)
-    latencies.observe(0.15, 3)
-    latencies.observe(7.0)
+    latencies.observe([(0.01, 1), (0.15, 3)])
+    latencies.observe([(7.0, 1)])
     got = samples(latencies)
     name = "inter_token_latency_seconds"
     assert [got[f"{name}_bucket", edge] for edge in ("0.01", "0.1", "+Inf")] == [1, 4, 5]

@@ -13,7 +13,7 @@ import pytest
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import QueueFull
-from engine.messages import SamplingParams
+from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from gateway.admitted import Admitted
 from gateway.assembler import Delta

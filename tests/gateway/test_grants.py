@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.grants import Grants
+from gateway.meter import Meter
 from tenants.memory import MemoryStore
 from tenants.quota import Hold, Quota
 from tests.tenants.samples import make_key
@@ -51,6 +52,10 @@ class Table:
     hold: Hold
     grants: Grants | None
     streams: list[Stream] = field(default_factory=list)
+    meter: Meter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.meter = Meter(None, self.grants, lambda _: (0, False))
 
     @property
     def generated(self) -> int:
@@ -68,8 +73,7 @@ class Table:
         if stream.finish_reason is None:
             before = stream.num_generated_tokens
             stream.generate(num_tokens)
-            if self.grants is not None:
-                self.grants.count(stream.num_generated_tokens - before)
+            self.meter.count(stream.num_generated_tokens - before)
         self.check()
 
     async def answered(self) -> None:

@@ -25,6 +25,7 @@ from tenants.types import Principal, UsageEvent
 from tests.gateway.engine_double import Life, Play
 from tests.gateway.parts import Parts, parts
 from tests.gateway.serving import until
+from tests.ledger import usage_totals
 from tests.tenants.samples import make_event, make_key
 
 
@@ -122,7 +123,7 @@ async def test_everything_in_its_order(
         "close",
     ]
     assert (num_closed_before, store.num_closed) == (0, 1)
-    assert (await store.usage_totals(here.principal.tenant.id)).completion_tokens == 20
+    assert (await usage_totals(store, here.principal.tenant.id)).completion_tokens == 20
 
 
 @pytest.mark.asyncio
@@ -140,7 +141,7 @@ async def test_the_deadline_ends_what_still_runs(
                 await answer
         assert not len(here.services.generations)
     assert "abort 3 requests" in stages(caplog)
-    totals = await store.usage_totals(here.principal.tenant.id)
+    totals = await usage_totals(store, here.principal.tenant.id)
     assert totals.requests == 3
     assert totals.completion_tokens == sum(here.double.generated.values())
 
@@ -232,7 +233,7 @@ async def test_leases_are_renewed_until_the_last_settlement(
         store.open.set()
         await closing
         assert "quota leases" not in _task_names()
-    assert (await store.usage_totals(here.principal.tenant.id)).completion_tokens == 5
+    assert (await usage_totals(store, here.principal.tenant.id)).completion_tokens == 5
 
 
 def _task_names() -> set[str]:
@@ -254,14 +255,14 @@ async def test_what_the_store_does_not_take_is_kept_for_the_next_start(
         await here.services.lifecycle.close()
         assert time.monotonic() - begun < ABORT_S, "the deadline is 0.2 s"
     tenant = here.principal.tenant.id
-    assert (await store.usage_totals(tenant)).requests == 0
+    assert (await usage_totals(store, tenant)).requests == 0
     assert _files(tmp_path) == [SUFFIX]
     store.away = False
     async with parts(model_dir, tmp_path, store=store, tenant_name="globex") as after:
         after.services.lifecycle.start()
 
         async def settled() -> bool:
-            return (await store.usage_totals(tenant)).completion_tokens == 5
+            return (await usage_totals(store, tenant)).completion_tokens == 5
 
         await until(settled)
     assert not _files(tmp_path)
@@ -292,10 +293,10 @@ async def test_an_engine_that_hangs_takes_no_token_with_it(
         after.services.lifecycle.start()
 
         async def settled() -> bool:
-            return (await store.usage_totals(here.principal.tenant.id)).requests == 1
+            return (await usage_totals(store, here.principal.tenant.id)).requests == 1
 
         await until(settled)
-    totals = await store.usage_totals(here.principal.tenant.id)
+    totals = await usage_totals(store, here.principal.tenant.id)
     assert totals.completion_tokens == sum(here.double.generated.values())
     assert not _files(tmp_path)
 
@@ -316,7 +317,7 @@ async def test_settlements_of_the_dead_are_told_at_the_start(
     async with parts(model_dir, tmp_path, store=store) as here:
         here.services.lifecycle.start()
     assert "startup: settle 2 requests of dead processes" in caplog.messages
-    assert (await store.usage_totals(principal.tenant.id)).requests == 2
+    assert (await usage_totals(store, principal.tenant.id)).requests == 2
 
 
 @pytest.mark.asyncio
@@ -397,7 +398,7 @@ def test_the_ledger_has_every_token_however_it_ends(
                 )
             await here.services.lifecycle.drain()
             outcomes = await asyncio.gather(*answers, return_exceptions=True)
-        totals = await store.usage_totals(here.principal.tenant.id)
+        totals = await usage_totals(store, here.principal.tenant.id)
         assert totals.requests == len(lengths)
         assert totals.completion_tokens == sum(here.double.generated.values())
         assert not len(here.services.generations)

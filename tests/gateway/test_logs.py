@@ -62,3 +62,4 @@ def test_talkative_libraries_stay_quiet() -> None:
     assert logging.getLogger("uvicorn.access").disabled
     assert not logging.getLogger("uvicorn.error").isEnabledFor(logging.INFO)
     assert not logging.getLogger("websockets.server").isEnabledFor(logging.INFO)
+    assert not logging.getLogger("asyncpg.pool").isEnabledFor(logging.WARNING)

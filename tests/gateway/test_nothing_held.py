@@ -25,6 +25,7 @@ from tests.gateway.parts import Parts, parts
 from tests.gateway.raw_http import RawClient, post
 from tests.gateway.serving import MODEL, Gateway, chat_body, encode, served_double, until
 from tests.gateway.ws_client import ready
+from tests.ledger import usage_totals
 
 ENDS = ("read", "cancel", "leave", "close at once", "engine dies", "key revoked", "killed")
 
@@ -104,7 +105,7 @@ def test_nothing_is_held(
             assert not await store.list_running()
             await until(lambda: not here.double.running)
             assert not services.engine._streams
-            totals = await store.usage_totals(tenant.id)
+            totals = await usage_totals(store, tenant.id)
             assert totals.completion_tokens == sum(here.double.generated.values())
             if monthly_tokens is not None:
                 assert totals.completion_tokens <= monthly_tokens
@@ -198,7 +199,7 @@ def test_nobody_who_comes_and_goes_leaves_anything(
             assert not services.lifecycle.sessions
             assert services.quota.num_held == 0
             assert not services.engine._streams
-            totals = await gateway.store.usage_totals(tenant.id)
+            totals = await usage_totals(gateway.store, tenant.id)
             assert totals.completion_tokens == sum(double.generated.values())
         await until(lambda: asyncio.all_tasks() == before)
 

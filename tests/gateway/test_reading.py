@@ -17,7 +17,7 @@ from engine.messages import FinishReason, RequestOutput, StepOutputs
 from gateway.assembler import Delta
 from gateway.errors import InternalError
 from gateway.generation import Generation
-from gateway.reading import TextSink
+from gateway.text_events import Text, TextSink
 from tests.gateway.engine_double import Play
 from tests.gateway.serving import until
 from tests.gateway.test_generation import Bench, bench
@@ -32,7 +32,7 @@ class Sink:
     is_free: bool = True
     is_short: bool = False
     """Takes known text by the shorter way."""
-    pieces: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     """What came so."""
     deltas: list[Delta] = field(default_factory=list)
     tasks: list[asyncio.Task[object] | None] = field(default_factory=list)
@@ -57,13 +57,13 @@ class ShortWay:
     sink: Sink
     index: int
 
-    def put(self, piece: bytes, now: float) -> bool:
+    def put(self, text: Text, now: float) -> bool:
         if not self.sink.is_free:
             return False
         assert now <= asyncio.get_running_loop().time()
-        text = json.loads(b'"' + piece + b'"')
-        self.sink.pieces.append(text)
-        self.sink.put(Delta(self.index, text))
+        said = json.loads(b'"' + text + b'"')
+        self.sink.texts.append(said)
+        self.sink.put(Delta(self.index, said))
         return True
 
 
@@ -131,7 +131,7 @@ async def test_text_that_is_known_goes_the_shorter_way(model_dir: Path) -> None:
         for text in ("a", "b", "a", "ab", "é", "a"):
             engine.say(text)
         assert engine.sink.text == "abaabéa"
-        assert engine.sink.pieces == ["a", "ab", "a"]
+        assert engine.sink.texts == ["a", "ab", "a"]
         engine.sink.is_free = False
         engine.say("b")
         engine.sink.is_free = True

@@ -78,6 +78,19 @@ def test_ids_lead_back_to_their_response() -> None:
         assert token_of(foreign) is None
 
 
+def test_what_is_kept_of_a_message_is_parts() -> None:
+    given = items(*({"role": role, "content": "x"} for role in ("user", "developer", "assistant")))
+    kept = name_items(given, "abc")
+    parts = [{"type": "input_text", "text": "x"}] * 2
+    said = {"type": "output_text", "text": "x", "annotations": [], "logprobs": []}
+    assert [part for item in msgspec.to_builtins(kept) for part in item["content"]] == [
+        *parts,
+        said,
+    ]
+    assert name_items(kept, "def") == kept
+    assert messages_of(None, kept) == messages_of(None, given)
+
+
 def test_a_turn_with_calls() -> None:
     said = {"role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]}
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm"}]}

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.messages import SamplingParams
+from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from gateway.errors import InvalidRequestError
 from gateway.sampling import Sampling, stop_strings

@@ -26,6 +26,7 @@ from tenants.postgres import PostgresStore
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import RawClient, chat, events, post
 from tests.gateway.serving import Gateway, chat_body, encode, served_double, until
+from tests.ledger import usage_totals
 from tests.postgres import pg_dsn, postgres_server, run_aside
 
 __all__ = ["pg_dsn", "postgres_server"]
@@ -303,7 +304,7 @@ def test_sigterm_lets_a_stream_end_and_leaves_nothing(
     async def ledger() -> int:
         store = await PostgresStore.connect(pg_dsn)
         tenant = await store.get_tenant("acme")
-        totals = await store.usage_totals(tenant.id)
+        totals = await usage_totals(store, tenant.id)
         await store.close()
         return totals.completion_tokens
 

@@ -1,23 +1,33 @@
 from __future__ import annotations
 
 import os
+import zlib
+from datetime import timedelta
 from uuid import UUID, uuid4
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.errors import Gone, InvalidRequestError, StreamNotFound
 from gateway.stream_archive import LARGE_BYTES, StreamArchive
+from gateway.stream_log import Kept
+from gateway.text_events import Around, Text
 from tenants.memory import MemoryStore
+from tenants.shared import ArchivedStream
 from tests.gateway.peering import make_archive
 
 pytestmark = pytest.mark.asyncio
+
+AROUND = Around(b"<", b">")
 
 
 async def filled(items: list[bytes], *, num_dropped: int = 0) -> tuple[StreamArchive, UUID]:
     store = MemoryStore()
     tenant = await store.create_tenant("acme")
     archive = make_archive(store.shared)
-    await archive.put("s", tenant.id, "sse", num_dropped=num_dropped, items=items, retention_s=60)
+    await archive.put("s", tenant.id, "sse", Kept(num_dropped, items, AROUND), retention_s=60)
     return archive, tenant.id
 
 
@@ -32,6 +42,27 @@ async def test_streams_are_read_from_anywhere_on(size: int) -> None:
         await reader.beat()
         reader.stop()
         reader.close()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.sampled_from([b"whole", Text(b"a"), Text("é".encode()), Text(b""), b""])))
+async def test_texts_are_whole_items_again(items: list[bytes]) -> None:
+    archive, tenant_id = await filled(items)
+    reader = await archive.open("s", tenant_id, kind="sse", after=0)
+    found = [item async for some in reader for item in some]
+    assert found == [b"<%b>" % item if type(item) is Text else item for item in items]
+    assert {type(item) for item in found} <= {bytes}
+
+
+async def test_an_archive_of_whole_items_alone_is_a_list_of_them() -> None:
+    """As it was before texts were kept by themselves: one kept by a server of before is read."""
+    store = MemoryStore()
+    tenant = await store.create_tenant("acme")
+    packed = zlib.compress(msgspec.msgpack.encode([b"a", b"b"]))
+    stream = ArchivedStream(id="s", tenant_id=tenant.id, kind="sse", num_dropped=0, items=packed)
+    await store.shared.put_stream(stream, timedelta(seconds=60))
+    reader = await make_archive(store.shared).open("s", tenant.id, kind="sse", after=1)
+    assert list(await anext(reader)) == [b"b"]
 
 
 async def test_what_cannot_be_read() -> None:
@@ -58,11 +89,11 @@ async def test_a_tenant_has_so_much_room() -> None:
     store = MemoryStore()
     mine, other = await store.create_tenant("acme"), await store.create_tenant("other")
     archive = make_archive(store.shared, max_bytes=20_000)
-    await archive.put("s", other.id, "sse", num_dropped=0, items=[b"x"], retention_s=60)
+    await archive.put("s", other.id, "sse", Kept(0, [b"x"], None), retention_s=60)
     for number in range(50):
-        items = [os.urandom(1000)]
-        await archive.put(f"s{number}", mine.id, "sse", num_dropped=0, items=items, retention_s=60)
-    kept = [n for n in range(50) if await store.shared.find_stream(mine.id, f"s{n}") is not None]
-    assert kept == list(range(kept[0], 50))
-    assert 18 <= len(kept) <= 21
+        kept = Kept(0, [os.urandom(1000)], None)
+        await archive.put(f"s{number}", mine.id, "sse", kept, retention_s=60)
+    found = [n for n in range(50) if await store.shared.find_stream(mine.id, f"s{n}") is not None]
+    assert found == list(range(found[0], 50))
+    assert 18 <= len(found) <= 21
     await archive.check("s", other.id)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import math
 from uuid import uuid4
 
 import pytest
@@ -14,8 +14,10 @@ from gateway.stream_log import (
     ITEM_OVERHEAD_BYTES,
     MAX_READ_ITEMS,
     STREAM_OVERHEAD_BYTES,
+    Cursor,
     MemoryStreamLog,
 )
+from gateway.text_events import Around, Text
 
 ACME, OTHER = uuid4(), uuid4()
 
@@ -32,7 +34,8 @@ def make(
 
 async def read_all(log: MemoryStreamLog, stream_id: str, after: int = 0) -> list[bytes]:
     found: list[bytes] = []
-    while some := await log.read(stream_id, after + len(found)):
+    cursor = Cursor(after)
+    while some := await log.read(stream_id, cursor):
         found += some
     return found
 
@@ -50,23 +53,23 @@ async def test_readers_get_everything_from_where_they_are() -> None:
     await log.end("s")
     assert await asyncio.gather(*readers) == [items, items]
     assert await read_all(log, "s", 300) == items[300:]
-    assert await log.read("s", len(items)) == []
+    assert await log.read("s", Cursor(len(items))) == []
 
 
 @pytest.mark.asyncio
 async def test_what_comes_is_taken_at_once_until_it_is_not() -> None:
     log, taken, is_free = make(), list[bytes](), True
 
-    def take(items: Sequence[bytes]) -> bool:
+    def take(item: bytes, now: float) -> bool:
         if is_free:
-            taken.extend(items)
+            taken.append(item)
         return is_free
 
     await log.create("s", ACME, "sse")
     log.append("s", [b"0"])
-    assert await log.read("s", 0, take) == [b"0"]  # was there already
-    reading = asyncio.create_task(log.read("s", 1, take))
-    other = asyncio.create_task(log.read("s", 1))
+    assert await log.read("s", Cursor(0, take)) == [b"0"]  # was there already
+    reading = asyncio.create_task(log.read("s", Cursor(1, take)))
+    other = asyncio.create_task(log.read("s", Cursor(1)))
     await asyncio.sleep(0)
     log.append("s", [b"1"])
     log.append("s", [b"2", b"3"])
@@ -84,27 +87,27 @@ async def test_what_comes_is_taken_at_once_until_it_is_not() -> None:
 @given(st.lists(st.sampled_from(["say", "say", "stall", "free", "turn"]), max_size=30))
 @pytest.mark.asyncio
 async def test_taken_and_read_items_are_all_items_in_order(steps: list[str]) -> None:
-    log, found, is_free, after = make(), list[bytes](), True, 0
+    log, found, is_free = make(), list[bytes](), True
 
-    def take(items: Sequence[bytes]) -> bool:
-        nonlocal after
+    def take(item: bytes, now: float) -> bool:
         if is_free:
-            found.extend(items)
-            after += len(items)
+            found.append(item)
         return is_free
 
     async def read() -> None:
-        nonlocal after
-        while items := await log.read("s", after, take):
+        cursor = Cursor(0, take)
+        while items := await log.read("s", cursor):
             found.extend(items)
-            after += len(items)
 
     await log.create("s", ACME, "sse")
+    texts = log.text_sink("s", Around(b"and ", b""))
+    assert texts is not None
     reading = asyncio.create_task(read())
     number = 0
     for step in steps:
         if step == "say":
-            log.append("s", [b"%d" % number, b"and %d" % number])
+            log.append("s", [b"%d" % number])
+            assert texts.put(Text(b"%d" % number), asyncio.get_running_loop().time())
             number += 1
         elif step == "turn":
             await asyncio.sleep(0)
@@ -113,6 +116,52 @@ async def test_taken_and_read_items_are_all_items_in_order(steps: list[str]) -> 
     await log.end("s")
     await reading
     assert found == [b"%b%d" % (word, i) for i in range(number) for word in (b"", b"and ")]
+
+
+@pytest.mark.asyncio
+async def test_texts_are_kept_by_themselves_and_read_as_items() -> None:
+    log = make()
+    await log.create("s", ACME, "sse")
+    texts = log.text_sink("s", Around(b'{"text":"', b'"}'))
+    assert texts is not None
+    said = Text(b"said")
+    before = log.size_of(ACME)
+    assert texts.put(said, 7.0)
+    assert log.said_at("s") == 7.0
+    log.append("s", [b"whole"])
+    assert log.said_at("s") > 7.0
+    kept = log.kept("s")
+    assert kept is not None
+    assert kept.items[0] is said, "not a copy"
+    assert await log.read("s", Cursor(0)) == [b'{"text":"said"}', b"whole"]
+    # It counts as what is sent.
+    assert log.size_of(ACME) - before == 2 * ITEM_OVERHEAD_BYTES + len(b'{"text":"said"}whole')
+    await log.end("s")
+    assert texts.put(said, 9.0)
+    assert await read_all(log, "s") == [b'{"text":"said"}', b"whole"], "nothing after the end"
+    await log.forget("s", ACME)
+    assert log.text_sink("s", Around(b"", b"")) is None
+    assert log.said_at("s") == math.inf
+
+
+@pytest.mark.asyncio
+async def test_a_reader_that_gave_up_takes_nothing_more() -> None:
+    log, taken = make(), list[bytes]()
+
+    def take(item: bytes, now: float) -> bool:
+        taken.append(item)
+        return True
+
+    await log.create("s", ACME, "sse")
+    cursor = Cursor(0, take)
+    reading = asyncio.create_task(log.read("s", cursor))
+    await asyncio.sleep(0)
+    reading.cancel()
+    log.append("s", [b"0"])  # before the task has heard of it
+    assert not taken
+    await asyncio.gather(reading, return_exceptions=True)
+    assert cursor.after == 0
+    assert await log.read("s", cursor) == [b"0"]
 
 
 @pytest.mark.asyncio
@@ -135,7 +184,7 @@ async def test_a_stream_is_forgotten_some_time_after_its_end() -> None:
     await log.create("s", ACME, "sse")
     log.append("s", [b"a"])
     await asyncio.sleep(0.5)
-    assert await log.read("s", 0) == [b"a"]  # it had not ended
+    assert await log.read("s", Cursor(0)) == [b"a"]  # it had not ended
     await log.end("s")
     await log.end("s")
     assert await read_all(log, "s") == [b"a"]
@@ -158,7 +207,7 @@ async def test_a_long_stream_loses_its_oldest_items() -> None:
     assert caught.value.code == "stream_position_gone"
     with pytest.raises(Gone, match="after position 7"):
         await log.check("s", ACME, kind="sse", after=6)
-    assert await log.read("s", 7) == items[7:]
+    assert await log.read("s", Cursor(7)) == items[7:]
 
 
 @pytest.mark.asyncio
@@ -172,11 +221,11 @@ async def test_a_tenants_ended_streams_make_room_first() -> None:
         await log.end(name)
     await log.create("new", ACME, "ws")
     with pytest.raises(StreamNotFound):
-        await log.read("older", 1)  # a reader that was too slow
+        await log.read("older", Cursor(1))  # a reader that was too slow
     with pytest.raises(StreamNotFound):
         await log.check("older", ACME)
     for name, tenant in (("old", ACME), ("theirs", OTHER), ("runs", ACME)):
-        assert await log.read(name, 0) == [b"x" * 10], tenant
+        assert await log.read(name, Cursor(0)) == [b"x" * 10], tenant
 
 
 @pytest.mark.asyncio
@@ -195,13 +244,16 @@ async def test_running_streams_are_never_taken_for_a_new_one() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from("abcd"), st.sampled_from(["open", "say", "end"]), st.binary())
+        st.tuples(
+            st.sampled_from("abcd"), st.sampled_from(["open", "say", "text", "end"]), st.binary()
+        )
     )
 )
 def test_the_bound_of_a_tenant_holds_whatever_happens(steps: list[tuple[str, str, bytes]]) -> None:
     async def play() -> None:
         limit = 5 * STREAM_OVERHEAD_BYTES
         log = make(max_stream_bytes=3 * STREAM_OVERHEAD_BYTES, max_tenant_bytes=limit)
+        around = Around(b"h" * 300, b"t" * 50)
         opened: dict[str, list[bytes]] = {}
         ended: set[str] = set()
         for name, action, data in steps:
@@ -213,6 +265,12 @@ def test_the_bound_of_a_tenant_holds_whatever_happens(steps: list[tuple[str, str
                 items = [data * 50] * 3
                 log.append(name, items)
                 opened[name] += items
+            elif action == "text" and name in opened and name not in ended:
+                texts = log.text_sink(name, around)
+                assert texts is not None
+                for _ in range(3):
+                    texts.put(Text(data), 0.0)
+                opened[name] += [around.head + data + around.tail] * 3
             elif action == "end" and name in opened:
                 await log.end(name)
                 ended.add(name)
@@ -234,7 +292,7 @@ async def test_forgetting_is_for_the_owner_only() -> None:
     await log.create("a", tenant, "sse")
     log.append("a", [b"1"])
     await log.forget("a", uuid4())
-    assert await log.read("a", 0) == [b"1"]
+    assert await log.read("a", Cursor(0)) == [b"1"]
     await log.forget("a", tenant)
     await log.forget("a", tenant)
     log.append("a", [b"2"])

@@ -2,22 +2,32 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
 
 from engine.tokenizer import Tokenizer
 from gateway import text_prompt
-from gateway.errors import InvalidRequestError
+from gateway.errors import ContextLengthExceeded, InvalidRequestError
+from gateway.prompt_threads import LONG_CHARS, PromptThreads
 from gateway.schemas.completions import CompletionRequest
 
 pytestmark = pytest.mark.asyncio
 
 
-async def read(model_dir: Path, prompt: Any) -> list[text_prompt.TextPrompt]:
+async def read(
+    model_dir: Path, prompt: Any, max_model_len: int = 10**6
+) -> list[text_prompt.TextPrompt]:
     body = msgspec.json.encode({"model": "m", "prompt": prompt})
     request = msgspec.json.decode(body, type=CompletionRequest)
-    return await text_prompt.read(request.prompt, Tokenizer.load(model_dir))
+    return await text_prompt.read(
+        request.prompt,
+        Tokenizer.load(model_dir),
+        PromptThreads(),
+        tenant=uuid4(),
+        max_model_len=max_model_len,
+    )
 
 
 async def test_the_four_spellings_are_one_prompt(model_dir: Path) -> None:
@@ -29,10 +39,21 @@ async def test_the_four_spellings_are_one_prompt(model_dir: Path) -> None:
     assert await read(model_dir, [several[0].token_ids, ids]) == several
 
 
-async def test_long_prompts_are_read_in_a_thread_to_the_same_end(model_dir: Path) -> None:
-    text = "hello " * text_prompt.LONG_PROMPT_CHARS
+@pytest.mark.parametrize("num_words", [text_prompt.LONG_PROMPT_CHARS, LONG_CHARS])
+async def test_long_prompts_are_read_in_a_thread_to_the_same_end(
+    model_dir: Path, num_words: int
+) -> None:
+    text = "hello " * num_words
     (prompt,) = await read(model_dir, text)
     assert prompt.token_ids == Tokenizer.load(model_dir).encode(text)
+
+
+async def test_what_is_surely_too_long_is_not_counted(model_dir: Path) -> None:
+    fits = "x" * Tokenizer.load(model_dir).max_token_bytes
+    assert len(await read(model_dir, ["a", fits], max_model_len=1)) == 2
+    with pytest.raises(ContextLengthExceeded, match="characters") as caught:
+        await read(model_dir, ["a", fits + "x"], max_model_len=1)
+    assert caught.value.param == "prompt"
 
 
 @pytest.mark.parametrize(

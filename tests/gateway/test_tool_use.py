@@ -85,7 +85,13 @@ def test_without_demands_the_model_is_free(fixture: Fixture) -> None:
 
 
 def test_none_and_no_tools_show_nothing(fixture: Fixture) -> None:
-    for fields in ({"tools": [function("f")], "tool_choice": "none"}, {"tools": []}, {}):
+    for fields in (
+        {"tools": [function("f")], "tool_choice": "none"},
+        {"tools": []},
+        {},
+        # OpenAI's own agents and the AI SDK send it also where there is nothing to call.
+        {"parallel_tool_calls": False},
+    ):
         body = msgspec.convert(chat_body(**fields), ChatCompletionRequest)
         assert fixture.tools.read(body) is None
 

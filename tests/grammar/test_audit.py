@@ -56,6 +56,8 @@ def test_reasons_are_given_per_backend() -> None:
 ENFORCED_BY_LLGUIDANCE: list[Any] = [
     True,
     {"minimum": 5},
+    # Zod's integers
+    {"type": "integer", "minimum": -(2**53 - 1), "maximum": 2**53 - 1},
     {"type": ["integer", "null"], "multipleOf": 3, "exclusiveMinimum": 0},
     {"type": "string", "pattern": "a", "minLength": 2, "maxLength": 5, "format": "email"},
     {"type": "array", "prefixItems": [{}], "items": False, "minItems": 1, "maxItems": 4},

@@ -116,3 +116,15 @@ def test_many_tokens_floats_and_other_devices_are_not_served() -> None:
         assert cuda_low_rank.serves(x[:16], weight)
         assert not cuda_low_rank.serves(x[:16].float(), weight)
         assert not cuda_low_rank.serves(x[:16], weight[:8])
+
+
+@pytest.mark.gpu
+def test_what_starts_between_vectors_is_refused() -> None:
+    cuda.load()
+    matrices = draw(64, torch.bfloat16, "cuda")
+    x, weight, _ = inputs(4, 64, torch.bfloat16)
+    shifted = torch.zeros(4 * 64 + 1, dtype=torch.bfloat16, device=CUDA)[1:].view(4, 64)
+    tiles = tiles_of(np.array([0, 1, 2, 1]))
+    assert not cuda_low_rank.linear(x, weight, None, matrices, tiles).isnan().any()
+    with pytest.raises(RuntimeError, match="x must start at a multiple of 16 bytes"):
+        cuda_low_rank.linear(shifted, weight, None, matrices, tiles)

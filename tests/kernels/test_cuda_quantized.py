@@ -136,3 +136,15 @@ def test_in_a_graph_one_product_after_the_other() -> None:
         got.zero_()
         graph.replay()
         assert relative_error(got, want) < 4 * LIMIT[torch.bfloat16]
+
+
+def test_what_starts_between_vectors_is_refused() -> None:
+    x = torch.zeros(16 * 128 + 1, device="cuda", dtype=torch.bfloat16)
+    weight, scale = ops.quantize_rows(randn(16, 128, seed=2, device="cuda"))
+    with pytest.raises(RuntimeError, match="x must start at a multiple of 16 bytes"):
+        cuda_quantized.skinny_fp8_linear(x[1:].view(16, 128), weight, scale)
+    shifted = torch.zeros(16 * 128 + 1, device="cuda", dtype=torch.uint8)[1:].view(16, 128)
+    with pytest.raises(RuntimeError, match="weight must start at a multiple of 16 bytes"):
+        cuda_quantized.skinny_fp8_linear(
+            x[:-1].view(16, 128), shifted.view(torch.float8_e4m3fn), scale
+        )

@@ -117,25 +117,3 @@ def test_rope_may_turn_a_part_after_a_norm(ops: object, randn: Draw) -> None:
     keys = expected(before[:, 2:3], k_norm)
     torch.testing.assert_close(k_cache[0, [2, 0]], keys[[0, 2]])
     assert torch.equal(v_cache[0, [2, 0]], before[[0, 2], 3:])
-
-
-@pytest.mark.parametrize("ops", IMPLEMENTATIONS)
-def test_one_cache_for_both_keeps_the_turned_keys(ops: object, randn: Draw) -> None:
-    fused = randn(2, 3, 8)
-    before = fused.clone()
-    cos_sin = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    cache = torch.zeros(1, 2, 1, 8)
-    latent = fused[:, 2:]
-    ops.rope_and_cache(  # type: ignore[attr-defined]
-        fused[:, :2],
-        latent,
-        latent,
-        cache,
-        cache,
-        cos_sin,
-        torch.tensor([0, 1]),
-        torch.tensor([0, 1]),
-    )
-    assert torch.equal(cache[0, 0, 0], before[0, 2])
-    assert torch.equal(cache[0, 1, 0, :2], torch.stack((-before[1, 2, 1], before[1, 2, 0])))
-    assert torch.equal(cache[0, 1, 0, 2:], before[1, 2, 2:])

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from kernels import cuda_wide, ops, products
-from kernels.products import Use, _Choice, _Kind, _Product
+from kernels.products import UNMEASURED, Products, Use, _Choice, _Kind, _Product
 
 KIND = _Kind(torch.Size((32, 64)), torch.float32, gated=False)
 LIBRARY, SKINNY, WIDE = _Product("library"), _Product("skinny"), _Product("wide", 224)
@@ -16,18 +16,18 @@ def test_without_measurements_the_library_serves(rows: int) -> None:
     gen = torch.Generator().manual_seed(rows)
     x, weight = torch.randn(rows, 64, generator=gen), torch.randn(32, 64, generator=gen)
     bias = torch.randn(32, generator=gen)
-    assert torch.equal(products.linear(x, weight, bias), F.linear(x, weight, bias))
-    gated = products.gated_linear(x, weight, bias)
+    assert torch.equal(UNMEASURED.linear(x, weight, bias), F.linear(x, weight, bias))
+    gated = UNMEASURED.gated_linear(x, weight, bias)
     assert torch.equal(gated, ops.silu_mul(F.linear(x, weight, bias)))
 
 
-def test_rows_between_two_measured_sizes_go_by_the_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_between_two_measured_sizes_go_by_the_larger() -> None:
     choice = _Choice([1, 4, 8, 64, 256], [SKINNY, LIBRARY, SKINNY, LIBRARY, WIDE])
-    monkeypatch.setattr(products, "_chosen", {KIND: choice})
+    measured = Products({KIND: choice})
     weight = torch.randn(KIND.shape)
 
     def chosen(rows: int, *, gated: bool = False) -> _Product:
-        return products._product(torch.zeros(rows, 64), weight, gated=gated)
+        return measured._product(torch.zeros(rows, 64), weight, gated=gated)
 
     served = {rows: chosen(rows) for rows in range(1, 400)}
     assert [rows for rows in served if served[rows] == SKINNY] == [1, 5, 6, 7, 8]
@@ -35,7 +35,36 @@ def test_rows_between_two_measured_sizes_go_by_the_larger(monkeypatch: pytest.Mo
     assert served[257] == LIBRARY, "not measured"
     assert chosen(1, gated=True) == LIBRARY, "measured for the other"
     other = torch.zeros(1, 32), torch.zeros(16, 32)
-    assert products._product(*other, gated=False) == LIBRARY
+    assert measured._product(*other, gated=False) == LIBRARY
+
+
+def test_each_kind_of_weight_is_measured_for_its_largest_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And what is found serves whoever has it: another model is measured by itself."""
+    seen: list[tuple[int, _Kind, int]] = []
+
+    def found(
+        _candidates: object, rows: int, kind: _Kind, weights: list[torch.Tensor], _flushed: object
+    ) -> _Product:
+        seen.append((rows, kind, len(weights)))
+        return SKINNY
+
+    monkeypatch.setattr(products, "_fastest", found)
+    monkeypatch.setattr(products, "_load_library", lambda weight, rows: None)
+    monkeypatch.setattr(products, "_candidates", lambda rows, device: [LIBRARY, SKINNY])
+    plain, head = (torch.zeros(n, 64, dtype=torch.bfloat16) for n in (32, 48))
+    uses = [Use(plain, False, 3), Use(plain, False, 2), Use(plain, True, 2), Use(head, False, 1)]
+    measured = products.measure(uses)
+    assert [(rows, kind.shape[0], kind.gated, num) for rows, kind, num in seen] == [
+        *((rows, 32, False, 2) for rows in (1, 2, 3)),
+        *((rows, 32, True, 1) for rows in (1, 2)),
+        (1, 48, False, 1),
+    ]
+    x = torch.zeros(3, 64, dtype=torch.bfloat16)
+    assert measured._product(x, plain, gated=False) == SKINNY
+    assert measured._product(x, plain, gated=True) == LIBRARY, "more rows than measured"
+    assert UNMEASURED._product(x, plain, gated=False) == LIBRARY
 
 
 @pytest.mark.parametrize(
@@ -56,11 +85,9 @@ def test_rows_the_copy_engine_cannot_read_are_left_to_the_library() -> None:
     assert torch.equal(WIDE(x, weight, None, gated=True), ops.silu_mul(F.linear(x, weight)))
 
 
-def test_what_no_product_of_ours_takes_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_chosen", {})
+def test_what_no_product_of_ours_takes_is_not_measured() -> None:
     odd = torch.randn(24, 64).bfloat16(), torch.randn(32, 48).bfloat16(), torch.randn(32, 64)
-    products.measure(Use(weight, gated=False, max_rows=100) for weight in odd)
-    assert not products._chosen
+    assert products.measure(Use(weight, gated=False, max_rows=100) for weight in odd) is UNMEASURED
 
 
 @pytest.mark.parametrize(("wide", "best"), [([4.0] * 3, WIDE), ([4.95] * 3, LIBRARY)])
@@ -100,26 +127,20 @@ def test_few_rows_may_be_skinny_and_more_wide(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.gpu
-def test_each_number_of_rows_gets_the_product_that_was_measured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_number_of_rows_gets_the_product_that_was_measured() -> None:
     from kernels import cuda
 
     cuda.register()
-    monkeypatch.setattr(products, "_chosen", {})
     gen = torch.Generator(device="cuda").manual_seed(0)
     up = torch.randn(2048, 512, generator=gen, device="cuda").bfloat16()
     down = torch.randn(512, 1024, generator=gen, device="cuda").bfloat16()
-    products.measure([Use(up, True, 500), Use(down, False, 40)])
-    assert [choice.rows[-1] for choice in products._chosen.values()] == [500, 40]
+    measured = products.measure([Use(up, True, 500), Use(down, False, 40)])
+    assert [choice.rows[-1] for choice in measured._chosen.values()] == [500, 40]
     for rows in (1, 3, 16, 17, 40, 64, 100, 256, 700):
         x = torch.randn(rows, 512, generator=gen, device="cuda").bfloat16()
-        inner = products.gated_linear(x, up, None)
+        inner = measured.gated_linear(x, up, None)
         exact = ops.silu_mul((x.double() @ up.double().T).float())
         assert (inner - exact).norm() / exact.norm() < 2e-2
-        out = products.linear(inner, down, None).double()
+        out = measured.linear(inner, down, None).double()
         exact = inner.double() @ down.double().T
         assert (out - exact).norm() / exact.norm() < 5e-3
-    before = dict(products._chosen)
-    products.measure([Use(up, True, 100)])
-    assert products._chosen == before, "measured once"

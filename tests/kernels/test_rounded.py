@@ -63,3 +63,23 @@ def test_a_row_too_wide_is_refused_by_the_kernel_and_rounded_all_the_same() -> N
         cuda_quantized.round_rows(x)
     made = rounded.quantize(x)
     assert_rounded((made.values, made.scale), x)
+
+
+@pytest.mark.gpu
+def test_rows_between_vectors_are_refused_by_the_kernel_and_rounded_all_the_same() -> None:
+    cuda.load()
+    x = randn(1, 3 * 64 + 1, seed=1, device="cuda").to(torch.bfloat16)[0, 1:].view(3, 64)
+    with pytest.raises(RuntimeError, match="x must start at a multiple of 16 bytes"):
+        cuda_quantized.round_rows(x)
+    made = rounded.quantize(x)
+    assert_rounded((made.values, made.scale), x)
+
+
+def test_rows_are_aligned_where_each_of_them_is() -> None:
+    memory = torch.zeros(4 * 24 + 8, dtype=torch.bfloat16)
+    start = -memory.data_ptr() // 2 % 8  # of 16 bytes
+    rows = memory[start : start + 4 * 24].view(4, 24)
+    assert rounded._is_aligned(rows)
+    assert rounded._is_aligned(rows[:, 8:])
+    assert not rounded._is_aligned(rows[:, 4:])
+    assert not rounded._is_aligned(memory[start : start + 80].view(4, 20))

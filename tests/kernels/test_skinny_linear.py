@@ -76,3 +76,15 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     whole = cuda.skinny_linear(x, weight)
     for rows in (1, 3, 8, 11):
         assert torch.equal(cuda.skinny_linear(x[:rows], weight), whole[:rows])
+
+
+def test_what_starts_between_vectors_is_refused() -> None:
+    """Views may; in a kernel they would be the end of the process."""
+    from kernels import cuda
+
+    x, weight = (torch.zeros(16 * 64 + 1, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    aligned, shifted = x[:-1].view(16, 64), x[1:].view(16, 64)
+    with pytest.raises(RuntimeError, match="x must start at a multiple of 16 bytes"):
+        cuda.skinny_linear(shifted, weight[:-1].view(16, 64))
+    with pytest.raises(RuntimeError, match="weight must start at a multiple of 16 bytes"):
+        cuda.skinny_linear(aligned, weight[1:].view(16, 64))

@@ -14,6 +14,7 @@ from tenants.batches import Batcher
 from tenants.errors import InvalidValue, KeyNotFound
 from tenants.limits import Price
 from tenants.postgres import PostgresStore
+from tests.ledger import usage_totals
 from tests.tenants.samples import make_event, make_key
 from tests.tenants.test_reservations import Clock, ask, put, settle
 
@@ -309,7 +310,7 @@ class TestInTheDatabase:
         assert written[0] is written[3] is True
         assert isinstance(written[1], KeyNotFound)
         assert isinstance(written[2], InvalidValue)
-        assert (await pg_store.usage_totals(who.tenant.id)).requests == 2
+        assert (await usage_totals(pg_store, who.tenant.id)).requests == 2
 
     async def test_batches_of_many_workers_do_not_deadlock(self, pg_dsn: str) -> None:
         """The same tenants in all orders: reserving, settling and reaping at once."""
@@ -331,7 +332,7 @@ class TestInTheDatabase:
 
         async with asyncio.timeout(100):
             await asyncio.gather(*(client(number) for number in range(300)))
-        totals = [await workers[0].usage_totals(who.tenant.id) for who in people]
+        totals = [await usage_totals(workers[0], who.tenant.id) for who in people]
         assert sum(total.requests for total in totals) == 240
         assert await workers[0].list_running() == []
         for worker in workers:

@@ -18,6 +18,7 @@ from tenants.errors import InvalidValue, StoreUnavailable
 from tenants.limits import Limits
 from tenants.postgres import PostgresStore
 from tenants.usage import Ledger
+from tests.ledger import usage_totals
 from tests.postgres import FAST, execute, with_database
 from tests.tenants.samples import make_event, make_key
 
@@ -201,7 +202,7 @@ class TestFailures:
         ):
             with pytest.raises(asyncpg.RestrictViolationError, match="append-only"):
                 await execute(pg_dsn, statement)
-        assert (await pg_store.usage_totals(principal.tenant.id)).completion_tokens == 20
+        assert (await usage_totals(pg_store, principal.tenant.id)).completion_tokens == 20
 
     async def test_ledger_is_kept_by_month(self, pg_dsn: str, pg_store: PostgresStore) -> None:
         _, principal = await make_key(pg_store)
@@ -238,7 +239,7 @@ class TestFailures:
         assert [row[0] for row in rows] == [f"usage_event_{now:%Y_%m}", "usage_event_default"]
         assert await connection.fetchval("SELECT to_regclass('usage_event_2020_01')") is None
         assert await connection.fetchval("SELECT count(*) FROM usage_seen") == 1
-        assert (await pg_store.usage_totals(principal.tenant.id)).requests == 3
+        assert (await usage_totals(pg_store, principal.tenant.id)).requests == 3
         assert not await pg_store.record_usage(events[2])
         await connection.close()
 
@@ -272,12 +273,12 @@ class TestOutage:
         settling += [asyncio.create_task(ledger.settle(event)) for event in events[30:]]
         assert all(await asyncio.gather(*settling))
         with pytest.raises(StoreUnavailable):
-            await store.usage_totals(principal.tenant.id)
+            await usage_totals(store, principal.tenant.id)
         assert ledger.num_pending >= 10
 
         await asyncio.to_thread(own_server.start)
         assert await ledger.drain(10.0) == 0
-        totals = await store.usage_totals(principal.tenant.id)
+        totals = await usage_totals(store, principal.tenant.id)
         assert (totals.requests, totals.completion_tokens) == (40, 800)
         assert not any([await ledger.settle(event) for event in events])
         await store.close()

@@ -17,6 +17,7 @@ from tenants.quota import OVERDRAFT_TOKENS, SLICE_TOKENS, Hold, Quota
 from tenants.store import Store
 from tenants.types import Principal
 from tenants.usage import Ledger
+from tests.ledger import usage_totals
 from tests.tenants.samples import make_event, make_key
 from tests.tenants.test_reservations import Clock, put
 
@@ -119,7 +120,7 @@ class TestReserve:
         await settle(store, who, hold)
         assert quota.num_held == 0
         assert await store.list_running() == []
-        assert (await store.usage_totals(who.tenant.id)).completion_tokens == 4000
+        assert (await usage_totals(store, who.tenant.id)).completion_tokens == 4000
 
     async def test_those_that_grow_old_together_are_listed_together(
         self, monkeypatch: pytest.MonkeyPatch
@@ -214,7 +215,7 @@ class TestReserve:
             assert quota.num_held == 1
             await quota.release(hold)
         assert quota.num_held == 0
-        assert (await store.usage_totals(who.tenant.id)).requests == 0
+        assert (await usage_totals(store, who.tenant.id)).requests == 0
 
 
 class TestQueue:
@@ -365,7 +366,7 @@ class TestExtension:
         store.away = False
         one.watch(lambda: 756)
         await settle(store, who, one)
-        assert (await store.usage_totals(who.tenant.id)).completion_tokens == 756
+        assert (await usage_totals(store, who.tenant.id)).completion_tokens == 756
 
     async def test_what_the_store_has_lost_is_reserved_again(self, store: Store) -> None:
         """It crashed, or was away when the request began."""
@@ -431,7 +432,7 @@ class TestLeases:
         # The process dies; another one's beat settles at the last renewal.
         store.time.advance(seconds=1)
         await Quota(store, patience_s=0).beat()
-        totals = await store.usage_totals(who.tenant.id)
+        totals = await usage_totals(store, who.tenant.id)
         assert (totals.requests, totals.completion_tokens) == (1, 9)
 
     async def test_an_owner_that_was_slow_settles_for_itself(self, store: Store) -> None:
@@ -445,7 +446,7 @@ class TestLeases:
         other = await take(neighbour, who)
         hold.watch(lambda: 77)
         await settle(store, who, hold)
-        totals = await store.usage_totals(who.tenant.id)
+        totals = await usage_totals(store, who.tenant.id)
         assert (totals.requests, totals.completion_tokens) == (1, 77)
         await settle(store, who, other)
 
@@ -456,7 +457,7 @@ class TestLeases:
         store.time.advance(seconds=1)
         running = asyncio.create_task(Quota(store, lease_s=0.03, patience_s=0).run())
         async with asyncio.timeout(30):
-            while not (await store.usage_totals(who.tenant.id)).requests:  # noqa: ASYNC110
+            while not (await usage_totals(store, who.tenant.id)).requests:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         running.cancel()
         await asyncio.wait([running])

@@ -19,6 +19,7 @@ from tenants.memory import MemoryStore
 from tenants.postgres import PostgresStore
 from tenants.store import Store
 from tenants.types import ApiKey, Principal
+from tests.ledger import usage_totals
 from tests.tenants.samples import make_event, make_key
 
 pytestmark = pytest.mark.asyncio
@@ -309,10 +310,10 @@ class TestSlots:
         assert (await timed.reserve(ask(key))).state == "refused"
         assert await timed.reap() == dead.request_id
         assert await timed.reap() is None
-        totals = await timed.usage_totals(key.tenant_id)
+        totals = await usage_totals(timed, key.tenant_id)
         assert (totals.requests, totals.prompt_tokens, totals.completion_tokens) == (1, 10, 7)
         assert await settle(timed, dead, completion=9) is False
-        assert await timed.usage_totals(key.tenant_id) == totals
+        assert await usage_totals(timed, key.tenant_id) == totals
         assert (await timed.reserve(ask(key))).state == "refused"
 
     async def test_an_owner_that_comes_late_keeps_what_nobody_cleared_away(
@@ -348,7 +349,7 @@ class TestSlots:
         assert await timed.reap(patience=patience) is None
         clock.advance(seconds=1)
         assert await timed.reap(patience=patience) == dead.request_id
-        totals = await timed.usage_totals(key.tenant_id)
+        totals = await usage_totals(timed, key.tenant_id)
         assert (totals.requests, totals.completion_tokens) == (2, 12)
 
     async def test_only_its_owner_renews_a_lease(self, timed: Store) -> None:
@@ -395,7 +396,7 @@ class TestSlots:
         await settle(timed, running, 1)
         assert (await timed.reserve(alive)).state == "running"
         assert await timed.reap() == dead.request_id
-        assert (await timed.usage_totals(key.tenant_id)).requests == 1
+        assert (await usage_totals(timed, key.tenant_id)).requests == 1
 
     async def test_waiting_takes_no_tokens(self, timed: Store) -> None:
         key = await limited(timed, max_concurrent=1, max_queued=5, tokens_per_minute=60)
@@ -450,7 +451,7 @@ class TestOnce:
         assert answer.state == "running"
         assert answer.requests is not None
         assert answer.requests.remaining == 3
-        assert (await timed.usage_totals(key.tenant_id)).requests == 0
+        assert (await usage_totals(timed, key.tenant_id)).requests == 0
 
     async def test_key_of_another_tenant_reserves_nothing(self, timed: Store) -> None:
         one = await limited(timed, "one", max_concurrent=1)
@@ -548,7 +549,7 @@ async def test_twins_give_the_same_answers(
             await put(store, who, change[0], **change[1])
         await compare(after)
         await finish(clock, [store for store, _ in twins])
-        totals = [await store.usage_totals(key.tenant_id) for store, key in twins]
+        totals = [await usage_totals(store, key.tenant_id) for store, key in twins]
         assert totals[0] == totals[1]
     finally:
         await finish(clock, [postgres])  # the next example has the same database

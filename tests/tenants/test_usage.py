@@ -17,6 +17,7 @@ from tenants.memory import MemoryStore
 from tenants.store import Store
 from tenants.types import ApiKey, UsageEvent
 from tenants.usage import Ledger
+from tests.ledger import usage_totals
 from tests.tenants.samples import make_event, make_key
 
 pytestmark = pytest.mark.asyncio
@@ -78,7 +79,7 @@ class TestSettle:
         event = make_event(principal.key)
         assert await ledger.settle(event) is True
         assert await ledger.settle(event) is False
-        totals = await store.usage_totals(principal.tenant.id)
+        totals = await usage_totals(store, principal.tenant.id)
         assert (totals.requests, totals.completion_tokens) == (1, 20)
         assert ledger.num_pending == 0
 
@@ -88,14 +89,14 @@ class TestSettle:
         event = make_event(principal.key)
         written = await asyncio.gather(*(ledger.settle(event) for _ in range(20)))
         assert sorted(written) == [False] * 19 + [True]
-        assert (await store.usage_totals(principal.tenant.id)).requests == 1
+        assert (await usage_totals(store, principal.tenant.id)).requests == 1
 
     async def test_many_requests_balance(self, store: Store) -> None:
         _, principal = await make_key(store)
         ledger = Ledger(store)
         events = [make_event(principal.key, completion_tokens=number) for number in range(200)]
         assert all(await asyncio.gather(*(ledger.settle(event) for event in events)))
-        totals = await store.usage_totals(principal.tenant.id)
+        totals = await usage_totals(store, principal.tenant.id)
         assert (totals.requests, totals.completion_tokens) == (200, sum(range(200)))
 
     async def test_holds_few_of_the_store_s_connections(self) -> None:
@@ -137,7 +138,7 @@ class TestCancellation:
         await asyncio.wait([task])
         assert await ledger.drain(30.0) == 0
         assert await ledger.settle(event) is False
-        assert (await store.usage_totals(key.tenant_id)).requests == 1
+        assert (await usage_totals(store, key.tenant_id)).requests == 1
 
     async def test_while_the_store_hangs(self) -> None:
         store, key = await faulty()
@@ -150,7 +151,7 @@ class TestCancellation:
             await task
         store.gate.set()
         assert await ledger.drain(30.0) == 0
-        assert (await store.usage_totals(key.tenant_id)).requests == 1
+        assert (await usage_totals(store, key.tenant_id)).requests == 1
 
     async def test_of_the_caller_of_a_refused_event_leaves_no_unseen_exception(self) -> None:
         store, _ = await faulty()
@@ -180,7 +181,7 @@ class TestCancellation:
         store.gate.set()
         assert ledger.num_pending == 1
         assert await ledger.drain(30.0) == 0
-        assert (await store.usage_totals(key.tenant_id)).requests == 1
+        assert (await usage_totals(store, key.tenant_id)).requests == 1
 
 
 class TestOutage:
@@ -194,7 +195,7 @@ class TestOutage:
         assert await ledger.settle(events[0]) is False
         store.away = False
         await eventually(lambda: ledger.num_pending == 0)
-        assert (await store.usage_totals(key.tenant_id)).requests == 10
+        assert (await usage_totals(store, key.tenant_id)).requests == 10
 
     async def test_one_writer_probes_with_growing_pauses(self) -> None:
         store, key = await faulty()
@@ -235,7 +236,7 @@ class TestOutage:
         events = [make_event(key, completion_tokens=10**number) for number in range(6)]
         answers = await asyncio.gather(*(ledger.settle(events[number]) for number in numbers))
         assert await ledger.drain(30.0) == 0
-        totals = await store.usage_totals(key.tenant_id)
+        totals = await usage_totals(store, key.tenant_id)
         assert totals.requests == len(set(numbers))
         assert totals.completion_tokens == sum(10**number for number in set(numbers))
         if "after" not in faults:
@@ -260,7 +261,7 @@ class TestOutage:
         store.away = False
         assert await ledger.drain(30.0) == 0
         assert ledger.has_room
-        assert (await store.usage_totals(key.tenant_id)).requests == 4
+        assert (await usage_totals(store, key.tenant_id)).requests == 4
 
 
 class TestJournal:
@@ -281,7 +282,7 @@ class TestJournal:
         assert ledger.replay() == 5
         assert await ledger.settle(events[0]) is False
         assert await ledger.drain(30.0) == 0
-        totals = await store.usage_totals(key.tenant_id)
+        totals = await usage_totals(store, key.tenant_id)
         assert (totals.requests, totals.completion_tokens) == (5, 10)
         assert heir.is_empty
         heir.close()
@@ -298,7 +299,7 @@ class TestJournal:
         ledger = Ledger(store, journal=journal)
         ledger.replay()
         assert await ledger.drain(30.0) == 0
-        assert (await store.usage_totals(key.tenant_id)).requests == 1
+        assert (await usage_totals(store, key.tenant_id)).requests == 1
         assert journal.is_empty
         journal.close()
 
@@ -341,7 +342,7 @@ class TestJournal:
         assert await ledger.settle(make_event(key))
         assert await ledger.drain(30.0) == 0
         assert "1 settlements only in memory" in caplog.text
-        assert (await store.usage_totals(key.tenant_id)).requests == 1
+        assert (await usage_totals(store, key.tenant_id)).requests == 1
         journal.close()
 
 

@@ -17,6 +17,7 @@ from tenants.errors import StoreUnavailable
 from tenants.limits import Limits, Price
 from tenants.postgres import PostgresStore
 from tenants.types import Principal
+from tests.ledger import usage_totals
 from tests.tenants.samples import make_key
 from tests.tenants.test_reservations import Clock, ask, put, settle
 
@@ -129,7 +130,7 @@ async def test_slots_are_never_oversold_and_all_come_back(
         async with asyncio.timeout(100):
             await asyncio.gather(*(client(workers[i % num_workers]) for i in range(24)))
         assert most <= max_concurrent
-        totals = await workers[0].usage_totals(who.tenant.id)
+        totals = await usage_totals(workers[0], who.tenant.id)
         assert (totals.requests, totals.completion_tokens) == (num_settled, 4 * num_settled)
         last = await workers[0].reserve(ask(who.key, 1, 9))
         assert last.state == "running"
@@ -188,7 +189,7 @@ async def test_budget_is_never_overspent(pg_dsn: str) -> None:
         ).state != "refused":
             held = (await workers[0].reserve(last)).completion_tokens
             await settle(workers[0], last, held, cost_micro=price.cost(5, 0, held))
-        totals = await workers[0].usage_totals(who.tenant.id)
+        totals = await usage_totals(workers[0], who.tenant.id)
         assert totals.cost_micro <= budget
         assert budget - totals.cost_micro < price.cost(5, 0, 1)
     finally:
@@ -219,7 +220,7 @@ async def test_reapers_of_all_workers_settle_each_request_once(pg_dsn: str) -> N
         reaped = [request_id for part in found for request_id in part]
         assert len(reaped) == len(set(reaped)) == 30
         for who in principals:
-            totals = await workers[0].usage_totals(who.tenant.id)
+            totals = await usage_totals(workers[0], who.tenant.id)
             assert (totals.requests, totals.prompt_tokens, totals.completion_tokens) == (10, 30, 20)
             for _ in range(10):
                 assert (await workers[0].reserve(ask(who.key))).state == "running"
@@ -265,7 +266,7 @@ async def test_requests_of_crossing_scopes_do_not_deadlock(pg_dsn: str) -> None:
 
         async with asyncio.timeout(100):
             await asyncio.gather(*(client(number) for number in range(120)))
-        totals = await workers[0].usage_totals(tenant_id)
+        totals = await usage_totals(workers[0], tenant_id)
         assert (totals.requests, totals.completion_tokens) == (120, 480)
     finally:
         await stop(workers)
@@ -284,7 +285,7 @@ async def test_failed_settlement_leaves_everything_as_it_was(pg_dsn: str) -> Non
         with pytest.raises((asyncpg.UndefinedTableError, StoreUnavailable)):
             await settle(worker, request, 5)
         await connection.execute("ALTER TABLE limit_state_away RENAME TO limit_state")
-        assert (await worker.usage_totals(who.tenant.id)).requests == 0
+        assert (await usage_totals(worker, who.tenant.id)).requests == 0
         assert await connection.fetchval("SELECT count(*) FROM usage_seen") == 0
         assert (await worker.reserve(ask(who.key))).state == "refused"
         assert await settle(worker, request, 5)

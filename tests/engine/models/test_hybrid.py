@@ -18,9 +18,10 @@ from engine.attention.base import FP8
 from engine.cache.groups import peak_blocks
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.messages import GenerateRequest, SamplingParams
+from engine.messages import GenerateRequest
 from engine.runner import load_runner
 from engine.runner.drafting import ChainDrafting
+from engine.sampling_params import SamplingParams
 from engine.spec.config import SpeculativeConfig
 from kernels import cpu
 from tests.engine.models.families import CASES, FALLBACK_CASES, PROMPT_LEN, Case, write

@@ -19,6 +19,7 @@ from tests.engine.quant.checkpoints import FP8_NUMBERS, INT4_NUMBERS, compressed
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 FP8 = {"quant_method": "fp8"}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
 CHANNEL = {**FP8_NUMBERS, "strategy": "channel"}
 BLOCKS = {**FP8_NUMBERS, "strategy": "block", "block_structure": [128, 128]}
 
@@ -43,6 +44,7 @@ def read(
         (compressed(BLOCKS, None), Fp8Blocks),
         (compressed(CHANNEL, None), Fp8),
         (compressed(INT4_NUMBERS, None), PackQuantized),
+        (MODELOPT, Fp8),
     ],
 )
 def test_the_checkpoint_decides(found: dict[str, Any], kind: type, tmp_path: Path) -> None:
@@ -90,6 +92,8 @@ def test_an_option_that_contradicts_the_checkpoint(tmp_path: Path) -> None:
         (compressed(CHANNEL, {"num_bits": 8}), "input_activations: type: .* 'int', only 'float'"),
         ({**compressed(CHANNEL, None), "sparsity_config": {"a": 1}}, "sparsity_config: not"),
         ({**compressed(CHANNEL, None), "config_groups": {}}, "number of groups: .* 0, only 1"),
+        ({**MODELOPT, "quant_algo": "NVFP4"}, "quant_algo: not supported: 'NVFP4', only 'FP8'"),
+        ({"quant_method": "modelopt"}, "missing required field `quant_algo`"),
     ],
 )
 def test_what_is_not_supported_is_named(found: object, message: str, tmp_path: Path) -> None:
@@ -103,3 +107,26 @@ def test_layers_left_alone(tmp_path: Path) -> None:
     for name in ("lm_head", "model.layers.0.mlp.gate", "model.layers.0.self_attn.o_proj"):
         assert not awq.quantizes(name)
     assert read(tmp_path, {**GPTQ, "lm_head": True}).quantizes("lm_head")
+
+
+@pytest.mark.parametrize("algorithm", ["FP8", "fp8_per_channel_per_token"])
+def test_a_file_of_its_own_may_tell(algorithm: str, tmp_path: Path) -> None:
+    table = {"quant_algo": algorithm, "exclude_modules": ["lm_head", "*.layers.1*"]}
+    beside = tmp_path / "hf_quant_config.json"
+    beside.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": table}))
+    found = read(tmp_path, None)
+    assert isinstance(found, Fp8)
+    assert not found.is_online
+    assert found.quantizes("model.layers.2.mlp.up_proj")
+    for name in ("lm_head", "model.layers.1.mlp.up_proj", "model.layers.11.mlp.up_proj"):
+        assert not found.quantizes(name)
+    assert isinstance(read(tmp_path, None, "modelopt"), Fp8)
+    with pytest.raises(ConfigError, match=r"is 'fp8', but .* says 'modelopt'"):
+        read(tmp_path, None, "fp8")
+    assert isinstance(read(tmp_path, AWQ), Awq), "config.json goes first"
+    beside.write_text('{"quantization": 4}')
+    with pytest.raises(ModelLoadError, match=r"hf_quant_config\.json: Expected `object`"):
+        read(tmp_path, None)
+    beside.write_text(json.dumps({"quantization": {**table, "quant_algo": "W4A8_AWQ"}}))
+    with pytest.raises(ModelLoadError, match=r"config\.json: quantization: quant_algo: not supp"):
+        read(tmp_path, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,14 +27,14 @@ FIRST = {case.family: case for case in reversed(CASES)}
 """One case of each family."""
 
 
-def load(folder: Path, quantization: QuantizationMethod | None = None) -> LLM:
+def load(folder: Path, quantization: QuantizationMethod | None = None, **options: Any) -> LLM:
     return LLM(
         folder,
-        device="cpu",
         block_size=4,
         num_gpu_blocks_override=100,
         num_threads=1,
         quantization=quantization,
+        **{"device": "cpu", **options},
     )
 
 
@@ -69,10 +70,25 @@ def test_int4_checkpoint(case: Case, tmp_path: Path) -> None:
     assert got == texts(load(folder), case)
 
 
-@pytest.mark.parametrize("case", FALLBACK_CASES, ids=lambda case: case.name)
+of_transformers = pytest.mark.parametrize("case", FALLBACK_CASES, ids=lambda case: case.name)
+
+
+@of_transformers
 def test_fp8_while_transformers_loads(case: Case, tmp_path: Path) -> None:
-    folder = write(case, tmp_path)
-    llm = load(folder, "fp8")
+    assert_rounded(case, write(case, tmp_path))
+
+
+@pytest.mark.gpu
+@of_transformers
+def test_fp8_while_transformers_loads_on_a_gpu(case: Case, tmp_path: Path) -> None:
+    """Of few tokens in a step: more would be rounded themselves."""
+    where = {"device": "cuda", "dtype": "float16", "max_num_batched_tokens": 16}
+    assert_rounded(case, write(case, tmp_path, hidden_size=128, intermediate_size=256), **where)
+
+
+def assert_rounded(case: Case, folder: Path, **where: Any) -> None:
+    """The text of a checkpoint whose weights have been rounded beforehand."""
+    llm = load(folder, "fp8", **where)
     modules = dict(llm._core._runner._model._model.named_modules())  # type: ignore[attr-defined]
     rounded = {n for n, module in modules.items() if isinstance(module, QuantizedLinear)}
     assert len(rounded) >= 4 * 4, "of four layers"
@@ -87,7 +103,7 @@ def test_fp8_while_transformers_loads(case: Case, tmp_path: Path) -> None:
             rounded -= {path, f"{llm_prefix(modules)}{path}"}
     assert not rounded
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert texts(llm, case) == texts(load(folder), case)
+    assert texts(llm, case) == texts(load(folder, **where), case)
 
 
 def llm_prefix(modules: dict[str, object]) -> str:

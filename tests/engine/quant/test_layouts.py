@@ -70,6 +70,10 @@ LAYOUTS: dict[str, tuple[Quantize, dict[str, Any]]] = {
         partial(checkpoints.fp8, per_tensor=True),
         {"quant_method": "fp8", "activation_scheme": "static"},
     ),
+    "modelopt": (
+        partial(checkpoints.fp8, per_tensor=True),
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+    ),
     # 16 rows of k_proj: a fused matrix has blocks that are smaller than the checkpoint's.
     "fp8 in blocks": (
         checkpoints.fp8_blocks,

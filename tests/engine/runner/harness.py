@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from engine.messages import SamplingParams
 from engine.runner import TorchRunner
+from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk, StepPlan, TokenMask
 
 MaskFunction = Callable[[list[int]], npt.NDArray[np.bool_]]

@@ -14,9 +14,9 @@ import torch
 import engine.demo
 from engine.config import EngineConfig
 from engine.llm import LLM, TokensPrompt
-from engine.messages import SamplingParams
 from engine.runner import load_runner
 from engine.runner.shared_inputs import SharedInputs
+from engine.sampling_params import SamplingParams
 from kernels import cuda
 from tests.engine.runner.conftest import BLOCK_SIZE, MAX_ROWS
 from tests.engine.runner.harness import Generation, Harness

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.messages import SamplingParams
 from engine.runner.drafted_slots import DraftedSlots
+from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk, StepPlan
 
 SIZE = 4

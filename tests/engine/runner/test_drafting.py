@@ -8,7 +8,6 @@ import torch
 
 from engine.attention.torch_ref import TorchAttention
 from engine.layers.attention import StepContext
-from engine.messages import SamplingParams
 from engine.models.base import ModelConfig
 from engine.models.registry import read_config
 from engine.runner.drafting import ChainDrafting, ParallelDrafting
@@ -16,6 +15,7 @@ from engine.runner.features import FeatureCache
 from engine.runner.memory import PagedCache
 from engine.runner.rows import RowTable
 from engine.sampling.sampler import Sampler
+from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk, StepPlan
 from engine.spec.draft_network import ChainNetwork, ParallelNetwork
 from tests.engine.runner.tiny_llama import save_tiny_llama

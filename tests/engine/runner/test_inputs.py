@@ -5,9 +5,9 @@ import torch
 
 from engine.cache.groups import LayerGroups, single_group
 from engine.cache.manager import NO_BLOCK
-from engine.messages import SamplingParams
 from engine.runner.inputs import ChunkFields, build_inputs, other_groups
 from engine.runner.rows import RowTable
+from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk
 
 BLOCK_SIZE = 4

@@ -10,8 +10,9 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.messages import GenerateRequest, SamplingParams
+from engine.messages import GenerateRequest
 from engine.runner import load_runner
+from engine.sampling_params import SamplingParams
 from tests.engine.scheduler.test_isolation import auc
 
 pytestmark = pytest.mark.slow

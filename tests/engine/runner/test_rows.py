@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from engine.cache.groups import LayerGroups
 from engine.cache.manager import NO_BLOCK
-from engine.messages import SamplingParams
 from engine.runner.rows import RowTable
+from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import UNSEEN, Admission, Chunk
 
 BLOCK, MAX_LEN, ROWS = 4, 22, 3

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.messages import SamplingParams
 from engine.runner import TorchRunner, load_runner
 from engine.runner.rows import Ints
+from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Admission, Chunk, StepPlan, TokenMask
 from kernels import cpu
 from tests.engine.runner.conftest import BLOCK_SIZE, MAX_ROWS

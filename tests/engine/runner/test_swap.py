@@ -14,9 +14,10 @@ import torch
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import ConfigError
-from engine.messages import GenerateRequest, SamplingParams
+from engine.messages import GenerateRequest
 from engine.runner import TorchRunner, load_runner
 from engine.runner.swap import HostBlocks, _Lane, load_host_blocks
+from engine.sampling_params import SamplingParams
 from tests.engine.runner.test_runner import prompt
 
 Greedy = Callable[[list[int], int], list[int]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from engine.messages import SamplingParams
+from engine.sampling_params import SamplingParams
 
 
 def processed(

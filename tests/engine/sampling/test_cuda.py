@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.messages import SamplingParams
 from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import RowMask, Sampler
+from engine.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.gpu
 VOCAB, ROWS, MAX_LEN = 5003, 24, 200

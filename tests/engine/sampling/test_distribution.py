@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.messages import SamplingParams
 from engine.sampling.sampler import RowMask, Sampler
+from engine.sampling_params import SamplingParams
 from kernels import cpu
 from tests.engine.sampling import naive
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import SamplingParams, StructuredOutputs
 from engine.sampling.processors import HELD_BACK
 from engine.sampling.sampler import Sampler
+from engine.sampling_params import SamplingParams, StructuredOutputs
 from tests.engine.sampling import naive
 
 VOCAB = 40

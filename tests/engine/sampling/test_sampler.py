@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.messages import SamplingParams
 from engine.sampling.sampler import RowMask, Sampler
 from engine.sampling.seeds import request_seed
+from engine.sampling_params import SamplingParams
 
 VOCAB = 101
 EOS = 100

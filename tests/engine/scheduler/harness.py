@@ -11,7 +11,8 @@ from engine.adapters import Adapters
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import AdapterLoadError
-from engine.messages import AdapterRef, GenerateRequest, Grant, RequestOutput, SamplingParams
+from engine.messages import AdapterRef, GenerateRequest, Grant, RequestOutput
+from engine.sampling_params import SamplingParams
 from engine.spec.base import TextProposer
 from engine.spec.config import SpeculativeConfig
 from engine.spec.costs import StepCosts

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.messages import GenerateRequest, SamplingParams
+from engine.messages import GenerateRequest
 from engine.request import Request, RequestState
+from engine.sampling_params import SamplingParams
 
 
 def make_request(

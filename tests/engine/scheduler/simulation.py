@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.core import EngineCore
-from engine.messages import GenerateRequest, SamplingParams
+from engine.messages import GenerateRequest
 from engine.overload import ModelledRunner
+from engine.sampling_params import SamplingParams
 from tests.engine.scheduler.harness import config
 
 if TYPE_CHECKING:

@@ -3,8 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import GenerateRequest, SamplingParams
+from engine.messages import GenerateRequest
 from engine.request import Request
+from engine.sampling_params import SamplingParams
 from engine.scheduler.heap import RequestHeap
 
 

@@ -6,8 +6,9 @@ import random
 from itertools import product
 
 from engine.core import EngineCore
-from engine.messages import GenerateRequest, SamplingParams
+from engine.messages import GenerateRequest
 from engine.overload import ModelledRunner
+from engine.sampling_params import SamplingParams
 from tests.engine.scheduler.harness import config
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from engine.messages import SamplingParams
+    from engine.sampling_params import SamplingParams
 
 UNWRITTEN = -1
 

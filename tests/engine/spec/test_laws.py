@@ -19,9 +19,10 @@ from transformers import LlamaForCausalLM
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.messages import GenerateRequest, SamplingParams, StructuredOutputs
+from engine.messages import GenerateRequest
 from engine.request import Request
 from engine.runner.load import load_runner
+from engine.sampling_params import SamplingParams, StructuredOutputs
 from engine.spec.base import Proposer, TextProposer
 from engine.spec.config import SpeculativeConfig
 from grammar.compiler import GrammarCompiler

@@ -8,7 +8,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.messages import GenerateRequest, SamplingParams
+from engine.messages import GenerateRequest
+from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepPlan
 from engine.spec.config import SpeculativeConfig
 from engine.spec.costs import StepCosts

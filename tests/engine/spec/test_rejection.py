@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.messages import SamplingParams
 from engine.sampling.sampler import Sampler
+from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import Chunk
 from engine.spec.rejection import SyntheticAcceptance, accept
 

@@ -10,9 +10,10 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.messages import GenerateRequest, SamplingParams
+from engine.messages import GenerateRequest
 from engine.overload import ModelledRunner
 from engine.request import Request
+from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.spec.base import Proposer, TextProposer
 from engine.spec.config import SpeculativeConfig

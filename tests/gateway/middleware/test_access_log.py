@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway import logs
+from gateway.middleware.access_log import MAX_PATH_CHARS
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import RawClient, chat, exchange, get, post
 from tests.gateway.serving import Gateway, chat_body, encode, until
@@ -32,6 +33,15 @@ async def test_a_line_says_who_and_what(gateway: Gateway, caplog: pytest.LogCapt
     assert line["tenant"] == "acme"
     assert line["key"] == gateway.api_key.split("-")[2]
     assert line["user"] == "user-7"
+
+
+async def test_nobody_fills_the_log_with_a_path(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    await get(gateway, "/v1/models/" + "x" * 10_000)
+    await until(lambda: lines(caplog))
+    assert lines(caplog)[0]["path"] == "/v1/models/".ljust(MAX_PATH_CHARS, "x")
 
 
 @pytest.fixture

@@ -52,8 +52,16 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"metadata": {"k": "v" * 513}}, "metadata.k", "invalid_request"),
     ({"metadata": {"k": 1}}, "metadata.k", "invalid_value"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_request"),
-    ({"parallel_tool_calls": False}, "parallel_tool_calls", "invalid_request"),
     ({"tools": TOOLS * 2}, "tools[1].function.name", "invalid_request"),
+    (
+        {
+            "tools": [
+                {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}
+            ]
+        },
+        "tools[0].function.parameters",
+        "invalid_request",
+    ),
     (
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "zz"}}},
         "tool_choice.function.name",

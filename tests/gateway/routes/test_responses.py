@@ -234,10 +234,10 @@ async def test_input_items_in_pages(gateway: Gateway) -> None:
     async with gateway.openai() as client:
         response = await client.responses.create(model=MODEL, input=items)
         pages = client.responses.input_items.list(response.id, limit=3, order="asc")
-        texts = [item.content async for item in pages]  # type: ignore[union-attr]
+        texts = [item.content[0].text async for item in pages]  # type: ignore[union-attr, index]
         assert texts == [str(number) for number in range(7)]
         newest = await client.responses.input_items.list(response.id, limit=2)
-        assert [item.content for item in newest.data] == ["6", "5"]  # type: ignore[union-attr]
+        assert [item.content[0].text for item in newest.data] == ["6", "5"]  # type: ignore[union-attr, index]
         assert newest.has_more
         for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "msg_x"}):
             with pytest.raises(BadRequestError) as caught:

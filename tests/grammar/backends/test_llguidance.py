@@ -105,6 +105,23 @@ def test_a_document_may_be_laid_out_and_no_more(backend: LLGuidanceBackend) -> N
         assert not follows('{"a":' + idle)
 
 
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_bounds_hold_to_the_last_safe_integer(backend: LLGuidanceBackend, kind: str) -> None:
+    last = 2**53 - 1
+    bounded = {"type": kind, "minimum": -last, "maximum": last}
+    grammar = backend.compile(GrammarSpec.from_schema(bounded))
+
+    def accepts(text: str) -> bool:
+        matcher = grammar.matcher()
+        return all(matcher.accept(byte) for byte in text.encode()) and matcher.is_accepting()
+
+    for value in (0, last - 1, last, -last):
+        assert accepts(str(value))
+    for beyond in (str(last + 1), str(-last - 1), f"{last}.4", f"{last}0"):
+        assert not accepts(beyond)
+    assert accepts(f"{last - 1}.7") == (kind == "number")
+
+
 def test_a_document_may_be_without_blanks(backend: LLGuidanceBackend) -> None:
     def accepts(grammar: GrammarSpec, text: str) -> bool:
         matcher = backend.compile(grammar).matcher()

@@ -38,6 +38,10 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
             {"type": "number", "maximum": 5},
         ),
         ({"type": "number", "exclusiveMinimum": 10**15}, {"type": "number", "minimum": 10**15 + 1}),
+        (
+            {"type": "number", "exclusiveMaximum": 2**53 - 1},
+            {"type": "number", "maximum": 2**53 - 2},
+        ),
         ({"type": "integer", "exclusiveMinimum": 1}, {"type": "integer", "exclusiveMinimum": 1}),
         ({"minimum": 2.0, "multipleOf": 0.5}, {"minimum": 2, "multipleOf": 0.5}),
         # What binds nothing is left out.
@@ -119,7 +123,7 @@ def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
         ({"multipleOf": 0.1}, "$.multipleOf", "binary fraction"),
         ({"multipleOf": 99_991}, "$.multipleOf", "more than 10000 units"),
         ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, "$.allOf[1].multipleOf", "common"),
-        ({"minimum": 10**16}, "$.minimum", "digits"),
+        ({"minimum": 2**53}, "$.minimum", "a bound beyond 9007199254740991"),
         ({"patternProperties": {"^a$": {}}}, "$.patternProperties", "dialect"),
         ({"patternProperties": {"(?=a)": {}}}, "$.patternProperties", "look-around"),
     ],

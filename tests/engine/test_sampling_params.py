@@ -6,14 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.messages import (
-    GenerateRequest,
-    RequestOutputKind,
-    SamplingParams,
-    StructuredOutputs,
-    decode_client_message,
-    encode,
-)
+from engine.messages import GenerateRequest, decode_client_message, encode
+from engine.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputs
 
 
 @pytest.mark.parametrize(

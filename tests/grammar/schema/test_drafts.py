@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grammar.errors import GrammarTooLarge, InvalidGrammar
+from grammar.schema.drafts import OLD_SPELLING, modern
+from grammar.spec import GrammarSpec
+from grammar.structural_tag import parse, schemas
+from grammar.validation import validate
+
+PAIR = {"type": "array", "items": [{"type": "number"}, {"type": "string"}]}
+MODERN_PAIR = {"type": "array", "prefixItems": [{"type": "number"}, {"type": "string"}]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (PAIR, MODERN_PAIR),
+        (PAIR | {"additionalItems": False}, MODERN_PAIR | {"items": False}),
+        (PAIR | {"additionalItems": PAIR}, MODERN_PAIR | {"items": MODERN_PAIR}),
+        ({"items": []}, {}),
+        ({"minimum": 3, "exclusiveMinimum": True}, {"exclusiveMinimum": 3}),
+        ({"maximum": 3, "exclusiveMaximum": False}, {"maximum": 3}),
+        ({"exclusiveMaximum": True}, {}),
+        ({"properties": {"items": PAIR}}, {"properties": {"items": MODERN_PAIR}}),
+        ({"anyOf": [PAIR, True], "$defs": {"p": PAIR}, "not": PAIR},
+         {"anyOf": [MODERN_PAIR, True], "$defs": {"p": MODERN_PAIR}, "not": MODERN_PAIR}),
+    ],
+)  # fmt: skip
+def test_what_was_spelled_otherwise(old: Any, new: Any) -> None:
+    assert modern(old) == new
+    assert OLD_SPELLING.search(json.dumps(old)) is not None
+    assert OLD_SPELLING.search(json.dumps(new)) is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {"items": {"type": "string"}, "minimum": 3, "exclusiveMaximum": 5},
+        {"const": PAIR, "enum": [PAIR], "examples": [PAIR], "default": PAIR},
+        {"additionalItems": False},
+        {"properties": 3, "anyOf": {}, "items": 5},
+    ],
+)
+def test_all_else_is_left_alone(schema: Any) -> None:
+    assert modern(schema) == schema
+
+
+SCHEMAS = st.recursive(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["integer", "array", "string"]),
+            "minimum": st.integers(0, 3),
+            "maximum": st.integers(2, 4),
+        },
+    ),
+    lambda inner: st.fixed_dictionaries(
+        {"items": st.lists(inner, max_size=3)}, optional={"additionalItems": st.booleans() | inner}
+    ),
+    max_leaves=6,
+)
+VALUES = st.recursive(
+    st.integers(0, 4) | st.text(max_size=1), lambda inner: st.lists(inner, max_size=3), max_leaves=6
+)
+
+
+@given(SCHEMAS, VALUES)
+def test_the_same_values_are_valid(schema: dict[str, Any], value: Any) -> None:
+    old = jsonschema.Draft7Validator(schema).is_valid(value)
+    assert jsonschema.Draft202012Validator(modern(schema)).is_valid(value) == old
+
+
+def test_grammars_and_checks_take_old_schemas() -> None:
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        **PAIR,
+        "additionalItems": False,
+    }
+    spec = GrammarSpec.from_schema(schema)
+    spec.validate()
+    assert validate(spec, '[1, "a"]').passed
+    assert not validate(spec, '["a", 1]').passed
+    assert not validate(spec, '[1, "a", 2]').passed
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    (inner,) = schemas(parse(tag))
+    assert inner.schema == spec.document()
+
+
+def test_what_is_wrong_in_any_draft_is_still_refused() -> None:
+    wrong: list[dict[str, Any]] = [{"items": [{}], "prefixItems": [{}]}, {"items": [3]}]
+    for schema in wrong:
+        with pytest.raises(InvalidGrammar):
+            GrammarSpec.from_schema(schema).validate()
+    deep: Any = {}
+    for _ in range(400):
+        deep = {"items": [deep]}
+    with pytest.raises(GrammarTooLarge):
+        GrammarSpec.from_schema(deep).validate()
