@@ -43,8 +43,8 @@ sluice::DecodeStart* starts_of(const Tensor& schedule) {
   return reinterpret_cast<sluice::DecodeStart*>(schedule.data_ptr<int>()) + 1;
 }
 
-// How many CTAs of a cluster share an item, the same for a step's schedule and for its launches, and
-// how many spans that leaves.
+// How many CTAs of a cluster share an item, the same for a step's schedule and for its launches,
+// and how many spans that leaves.
 struct Clusters {
   int64_t size, spans;
 };
@@ -349,8 +349,8 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
       "bool clusters=False) -> ()");
   m.def(
       "paged_decode(Tensor(a!) out, Tensor q, Tensor(e!) k_cache, Tensor(f!) v_cache, "
-      "Tensor block_table, Tensor seq_lens, Tensor cu_queries, Tensor schedule, Tensor(b!) partial_out, "
-      "Tensor(c!) partial_stats, Tensor(d!) arrivals, Tensor? alibi_slopes, Tensor? skipped, "
+      "Tensor block_table, Tensor seq_lens, Tensor cu_queries, Tensor schedule, "
+      "Tensor(b!) partial_out, Tensor(c!) partial_stats, Tensor(d!) arrivals, Tensor? alibi_slopes, Tensor? skipped, "
       "Tensor? shared_splits, Tensor? shared_out, Tensor? shared_stats, int max_queries, "
       "int window, float scale, float soft_cap, bool wait_first, Tensor? k_scale=None, "
       "Tensor? v_scale=None, Tensor? new_k=None, Tensor? new_v=None, Tensor? cos_sin=None, "

@@ -22,9 +22,9 @@
 // Few sequences of like lengths have no line: each item is cut into as many parts as a cluster has
 // CTAs, and these hand each other their results.
 //
-// New keys. With Extras::kNew no kernel has rotated and stored them before this one, which therefore
-// begins while their projection still runs: it fills its ring with old keys, whatever lies in the
-// places of the new ones, waits, and puts these there and into the cache.
+// New keys. With Extras::kNew no kernel has rotated and stored them before this one, which begins
+// while their projection still runs: it fills its ring with what lies in the cache, in the places of
+// the new keys, too, waits, and puts these there and into the cache.
 //
 // Order. What an SM loads arrives in the order in which it asks, so what a warp must wait for comes
 // after all keys that are in flight. Queries are therefore asked for together with the first keys
@@ -487,8 +487,8 @@ class Decoder {
     }
   }
 
-  // Where a warp leaves a row for the CTA. In a cluster others send to Shared::out, but then the ring
-  // is free: all tiles are done.
+  // Where a warp leaves a row for the CTA. In a cluster others send to Shared::out, but then the
+  // ring is free: all tiles are done.
   __device__ float* left(int of_warp, int r) {
     static_assert(sizeof(sm.out) <= sizeof(sm.ring));
     if (!clustered) return sm.out[of_warp][r];

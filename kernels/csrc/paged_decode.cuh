@@ -94,8 +94,9 @@ struct DecodeParams {
   bool wait_first;  // the kernel right before made the schedule
   const float* k_scale;  // [num_kv_heads], what an e4m3 cache is multiplied with; else null
   const float* v_scale;
-  // The new keys and values, [num_tokens, num_kv_heads, D], rows q_stride elements apart, if they are
-  // not in the cache yet: they are stored there, they and the queries rotated as by rope_and_cache.
+  // The new keys and values, [num_tokens, num_kv_heads, D], rows q_stride elements apart, if they
+  // are not in the cache yet: they are stored there, and the keys and queries rotated, as by
+  // rope_and_cache.
   const void* new_k;  // else null
   const void* new_v;
   const float* cos_sin;  // [max_positions, D]: cosines, then sines

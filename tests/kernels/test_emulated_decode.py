@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
@@ -76,10 +78,10 @@ def decode(
     alibi_slopes: torch.Tensor | None = None,
     new: NewKeys | None = None,
     cluster: int = 1,
-    clustered: bool = False,
+    clustered: bool | None = False,
 ) -> torch.Tensor:
     """The kernel's answer; what nobody wrote is NaN. clustered: whether ``cluster`` CTAs are to
-    share an item, which they do where lengths are alike."""
+    share an item, which they do where lengths are alike; None: either."""
     batch, (_, heads, dim) = len(case.seq_lens), case.q.shape
     _, block_size, kv_heads, _ = case.k_cache.shape
     group = heads // kv_heads
@@ -122,7 +124,8 @@ def decode(
         "scale": dim**-0.5,
         "soft_cap": soft_cap,
     }
-    assert library.decode(ctypes.byref(Call(**pointers, **numbers))) == clustered
+    found = library.decode(ctypes.byref(Call(**pointers, **numbers)))
+    assert clustered in (found, None)
     assert not ints[0].any(), "the counters of arrivals must be zero again"
     return out
 
@@ -257,3 +260,29 @@ def test_clusters_do_not_share_what_a_line_divides_better(
 ) -> None:
     case = make_case(seq_lens, [1] * len(seq_lens), heads=8, kv_heads=2, device="cpu")
     check(case, decode(library, case, 8, cluster=4))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sequences=st.lists(st.tuples(st.integers(0, 260), st.integers(1, 4)), min_size=1, max_size=5),
+    spans=st.integers(1, 24),
+    cluster=st.sampled_from([1, 2, 4, 8]),
+    projected=st.booleans(),
+)
+def test_any_batch(
+    library: ctypes.CDLL,
+    sequences: list[tuple[int, int]],
+    spans: int,
+    cluster: int,
+    projected: bool,
+) -> None:
+    queries = [count for _, count in sequences]
+    lens = [length and max(length, count) for length, count in sequences]
+    assume(any(lens))
+    cluster = cluster if max(queries) <= 2 else 1  # eight rows at most
+    case = make_case(lens, queries, heads=8, kv_heads=2, device="cpu")
+    new = NewKeys.of(case) if projected else None
+    spans = max(spans // cluster, 1) * cluster
+    check(case, decode(library, case, spans, new=new, cluster=cluster, clustered=None))
+    if new is not None:
+        new.check_stored(case)
