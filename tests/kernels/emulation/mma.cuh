@@ -5,13 +5,20 @@
 
 namespace sluice {
 
+// Copies read as early as they may and write as late: when their thread waits for them.
 inline void cp_async_16(uint32_t to, const void* from, bool valid) {
-  uint8_t* at = emulation::shared_memory + to;
-  valid ? std::memcpy(at, from, 16) : std::memset(at, 0, 16);
+  emulation::Copy copy = {emulation::shared_memory + to};
+  if (valid) std::memcpy(copy.bytes, from, sizeof(copy.bytes));
+  emulation::copies().back().push_back(copy);
 }
-inline void cp_async_commit() {}
+inline void cp_async_commit() { emulation::copies().emplace_back(); }
 template <int N>
-void cp_async_wait() {}
+void cp_async_wait() {
+  auto& groups = emulation::copies();
+  for (; groups.size() > N + 1; groups.pop_front()) {
+    for (const auto& copy : groups.front()) std::memcpy(copy.to, copy.bytes, sizeof(copy.bytes));
+  }
+}
 inline void prefetch_l2(const void*) {}
 
 inline int arrive(int* count) { return (*count)++; }  // one CTA after the other

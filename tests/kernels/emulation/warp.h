@@ -1,6 +1,5 @@
-// The decode kernel on a CPU: each thread of a cluster of CTAs is a fiber, which runs until it has to
-// wait for others, so what the kernel leaves unordered shows. Copies are done at once; products are
-// summed in float32.
+// The decode kernel on a CPU: each thread of a cluster of CTAs is a fiber, which runs until it has
+// to wait for others, so what the kernel leaves unordered shows. Products are summed in float32.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <vector>
 
 namespace emulation {
@@ -44,11 +44,19 @@ inline int threads;  // of the cluster
 inline int current;  // thread
 inline uint8_t* shared_memory;  // of its CTA
 inline int in_cluster;  // threads that have arrived
+
+struct Copy {
+  uint8_t* to;
+  uint8_t bytes[16];
+};
+// Of each thread, groups of copies under way; the last one is not committed yet.
+inline std::deque<std::vector<Copy>> pending[kMaxCtas * kThreads];
 inline Warp warps[kMaxCtas * kThreads / 32];
 inline bool ended[kMaxCtas * kThreads];
 inline ucontext_t fibers[kMaxCtas * kThreads], outside;
 inline void (*body)();
 
+inline std::deque<std::vector<Copy>>& copies() { return pending[current]; }
 inline Cta& cta() { return ctas[current / kThreads]; }
 inline int lane() { return current % 32; }
 inline Warp& warp() { return warps[current / 32]; }
@@ -103,6 +111,7 @@ inline void run_cluster(int num_ctas, void (*kernel)()) {
   body = kernel;
   for (int i = 0; i < threads; ++i) {
     ended[i] = false;
+    pending[i].assign(1, {});
     getcontext(&fibers[i]);
     fibers[i].uc_stack.ss_sp = &stacks[i * kStack];
     fibers[i].uc_stack.ss_size = kStack;
