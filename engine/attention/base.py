@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -107,7 +107,6 @@ class StepAttention(Protocol):
         """
 
 
-@runtime_checkable
 class StoringStepAttention(StepAttention, Protocol):
     """Attention that can also do what ``ops.rope_and_cache`` does before others: a launch less."""
 
@@ -131,6 +130,12 @@ class StoringStepAttention(StepAttention, Protocol):
         q, k, v: views of one fused projection, of all the step's tokens. Only for a cache of their
         dtype.
         """
+
+
+def storing(attend: StepAttention) -> StoringStepAttention | None:
+    """``attend`` if it is of that kind. For every layer, where ``isinstance`` takes too long."""
+    can = hasattr(attend, "store_and_attend")
+    return cast(StoringStepAttention, attend) if can else None
 
 
 class AttentionBackend(Protocol):

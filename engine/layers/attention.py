@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from engine.attention.base import KVScales, StepAttention, StoringStepAttention
+from engine.attention.base import KVScales, StepAttention, storing
 from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
@@ -143,9 +143,9 @@ class SelfAttention(Module):
         q, k, v = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         k_cache, v_cache = step.kv_cache[self.layer]
         slots, attend = step.of(self.layer)
-        storing = attend if isinstance(attend, StoringStepAttention) else None
-        if storing and self._may_store_late(step) and storing.stores(cos_sin):
-            attended = storing.store_and_attend(
+        late = storing(attend) if self._may_store_late(step) else None
+        if late is not None and late.stores(cos_sin):
+            attended = late.store_and_attend(
                 *(q, k, v, cos_sin, k_cache, v_cache, self.scale), window=self.window
             )
             return self.o_proj(step.kept(attended.view(len(q), -1)))

@@ -14,7 +14,7 @@ from engine.attention.base import (
     AttentionShape,
     DeviceBatch,
     KVScales,
-    StoringStepAttention,
+    storing,
 )
 from engine.attention.select import select_backend
 from tests.kernels.test_paged_decode import Case, NewKeys, make_case
@@ -127,8 +127,8 @@ def test_new_keys_are_stored_on_the_way(window: int) -> None:
     batch = AttentionBatch(
         np.array(query_lens), np.array(seq_lens), np.arange(5), case.block_table, on_device
     )
-    step = how.prepare(batch, 16)
-    assert isinstance(step, StoringStepAttention)
+    step = storing(how.prepare(batch, 16))
+    assert step is not None
     cos_sin = new.arguments["cos_sin"]
     assert step.stores(cos_sin)
     assert not step.stores(cos_sin[:, :64])
