@@ -88,20 +88,20 @@ class EngineCore:
             runner,
             proposer,
             clock,
-            # Beside a device that works on alone, waiting for the last token would cost more.
+            # With overlap, waiting for the last token would cost more than forced drafts save.
             drafts_forced=grammar is not None and not self._overlap,
         )
         self._requests: dict[str, Request] = {}
-        """All that are not finished."""
+        """All unfinished requests, by id."""
         self._parked: set[str] = set()
         self._ungranted: set[str] = set()
-        """Of those not parked: may generate nothing until they are granted more."""
+        """Requests, parked ones excluded, that may generate nothing until they are granted more."""
         self._outputs: list[RequestOutput] = []
-        """What the next return of ``step`` delivers."""
+        """What the next ``step`` returns."""
         self._goes_on = False
         """Whether there was still work when the last step returned."""
         self._early_grants: dict[str, Grant] = {}
-        """For requests that wait for their adapter."""
+        """Grants for requests that still wait for their adapter."""
         self._arrivals = count()
 
     @property
@@ -189,7 +189,7 @@ class EngineCore:
             on_done(error)
 
     def unload_adapter(self, name: str) -> None:
-        """Refuse new requests for it; those there are run on to their end."""
+        """Refuse new requests for it; running ones go on to their end."""
         if self._adapters is not None:
             self._adapters.unload(name)
 
@@ -205,7 +205,7 @@ class EngineCore:
             self._adapters.release(request.adapter)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests in whatever state they are; each gets a last output. Unknown ids pass."""
+        """End requests, whatever their state; each gets a last output. Unknown ids are ignored."""
         for request_id in request_ids:
             request = self._requests.get(request_id)
             if request is not None:
@@ -217,8 +217,9 @@ class EngineCore:
                 self._outputs.append(RequestOutput(request_id, [], "abort"))
 
     def park(self, request_ids: Iterable[str]) -> None:
-        """Set requests aside that have begun to generate: they hold no row and no blocks until
-        ``unpark``, and keep their place. Unknown ids, and requests that only wait, pass."""
+        """Set aside requests that have begun to generate: they hold no row and no blocks until
+        ``unpark``, and keep their place. Unknown ids are ignored, and so are requests that have not
+        begun."""
         for request_id in request_ids:
             request = self._requests.get(request_id)
             if request is not None and self.scheduler.park(request):
@@ -234,7 +235,7 @@ class EngineCore:
                 self._note_grant(request)
 
     def grant(self, grants: Iterable[Grant]) -> None:
-        """Let requests generate so many tokens by now, in sum. Unknown ids pass."""
+        """Raise what requests may generate in total. Unknown ids are ignored."""
         for grant in grants:
             request = self._requests.get(grant.request_id)
             if request is None:
@@ -324,7 +325,7 @@ class EngineCore:
             self.scheduler.drafts_in_flight or self._speculator.foresees_drafts(running)
         ):
             self._collect()
-        # While a step is in flight, nobody's last token is known.
+        # While a step is in flight, the last tokens of requests are not known.
         self._speculator.propose(() if self.scheduler.num_in_flight else running)
 
     def _collect(self) -> None:
@@ -441,7 +442,8 @@ class EngineCore:
         )
 
     def check_integrity(self) -> None:
-        """Every holding is accounted for; an idle engine holds nothing. For tests."""
+        """Assert that everything held is accounted for, and that an idle engine holds nothing. For
+        tests."""
         self.scheduler.check_integrity()
         states = [request.state for request in self._requests.values()]
         assert states.count(RequestState.SWAPPED) == self._cache.swap.num_holders

@@ -5,7 +5,7 @@ The same core, scheduler and runner as behind the gateway, stepped by the callin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import cached_property
 from itertools import count
@@ -126,11 +126,11 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         lora_request: LoRA = None,
-    ) -> Iterator[GenerationOutput]:
+    ) -> Generator[GenerationOutput, None, None]:
         """As ``generate``, but yields results as they grow, in the order of events.
 
         What each holds is for its ``output_kind`` to say: all of one completion so far, what is new
-        of it, or everything at the end. Closing the iterator ends what still runs.
+        of it, or everything at the end. Closing the generator ends what still runs.
         """
         return self._stream(self._begin(prompts, sampling_params, lora_request))
 

@@ -4,15 +4,15 @@ computed."""
 from __future__ import annotations
 
 import enum
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.cache.manager import BlockTable
 from engine.logprobs import Logprobs
 
 if TYPE_CHECKING:
-    from collections.abc import Set as AbstractSet
-
     from engine.messages import FinishReason, GenerateRequest, Grant
+    from engine.sampling_params import SamplingParams
 
 
 class RequestState(enum.Enum):
@@ -41,6 +41,7 @@ _NEXT_STATES = {
 }
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """The scheduler's record of a request.
 
@@ -55,117 +56,85 @@ class Request:
     yet; the update for their step takes back those that were wrong.
     """
 
-    __slots__ = (
-        "adapter",
-        "adapter_digest",
-        "arrival",
-        "arrival_s",
-        "block_table",
-        "constrained",
-        "draft_token_ids",
-        "eos_token_ids",
-        "fair_key",
-        "finish_reason",
-        "is_new",
-        "logprobs",
-        "max_total_tokens",
-        "num_accepted_tokens",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_draft_tokens",
-        "num_drafts_in_flight",
-        "num_in_flight",
-        "num_once_computed",
-        "num_pending",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "params",
-        "priority",
-        "request_id",
-        "row",
-        "state",
-        "stop_reason",
-        "stop_token_ids",
-        "token_ids",
-        "token_limit",
-        "was_admitted",
-        "weight",
-    )
+    message: InitVar[GenerateRequest]
+    _: KW_ONLY
+    arrival: int
+    """Unique and ascending: a request's place among its equals, kept through preemptions."""
+    arrival_s: float
+    max_total_tokens: int
+    """Limit of prompt and output together, after which the request ends with ``length``."""
+    eos_token_ids: frozenset[int]
+    """Empty where the request ignores EOS."""
+    adapter_digest: str = ""
+    """Digest of the content of the message's adapter; empty without one."""
 
-    def __init__(
-        self,
-        message: GenerateRequest,
-        *,
-        arrival: int,
-        arrival_s: float,
-        max_total_tokens: int,
-        eos_token_ids: AbstractSet[int],
-        adapter_digest: str = "",
-    ) -> None:
-        """adapter_digest: digest of the content of ``message.adapter``; empty without one."""
-        params = message.params
+    request_id: str = field(init=False)
+    params: SamplingParams = field(init=False)
+    constrained: bool = field(init=False)
+    adapter: str = field(init=False)
+    fair_key: str = field(init=False)
+    weight: float = field(init=False)
+    priority: int = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
+    token_ids: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    token_limit: int = field(init=False)
+    """Tokens it may have for now: ``max_total_tokens``, or the end of what has been granted."""
+    logprobs: Logprobs | None = field(init=False)
+    block_table: BlockTable = field(init=False)
+
+    state: RequestState = field(init=False)
+    is_new: bool = True
+    """It has not been in the queue yet."""
+    was_admitted: bool = False
+    """It was admitted at least once, and so no longer counts as queued."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    row: int = -1
+    num_computed_tokens: int = 0
+    num_pending: int = 0
+    """Tokens that steps in flight will sample."""
+    num_in_flight: int = 0
+    """Steps in flight that read or write its blocks; copying them out is reading."""
+    num_cached_tokens: int = 0
+    """Prompt tokens the prefix cache served at the first admission."""
+    num_preemptions: int = 0
+    num_once_computed: int = 0
+    """Tokens computed before the last preemption: computing them again is its price."""
+    draft_token_ids: list[int] = field(default_factory=list)
+    """Drafts of what follows the known tokens, for the next step to check."""
+    num_drafts_in_flight: int = 0
+    num_draft_tokens: int = 0
+    """Drafts checked so far."""
+    num_accepted_tokens: int = 0
+    """Of these, the right ones: part of the output."""
+
+    def __post_init__(self, message: GenerateRequest) -> None:
+        params = self.params = message.params
         self.request_id = message.request_id
-        self.params = params
         self.fair_key = message.fair_key
         self.weight = message.weight
         self.priority = message.priority
-        self.arrival = arrival
-        """Unique and ascending: a request's place among its equals, kept through preemptions."""
-        self.arrival_s = arrival_s
+        self.adapter = "" if message.adapter is None else message.adapter.name
+        if params.ignore_eos:
+            self.eos_token_ids = frozenset()
+        self.stop_token_ids = self.eos_token_ids.union(params.stop_token_ids)
         self.token_ids = list(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
-        self.max_total_tokens = max_total_tokens
-        """Limit of prompt and output together, after which the request ends with ``length``."""
-        self.token_limit = max_total_tokens
-        """Tokens it may have for now: ``max_total_tokens``, or the end of what has been granted."""
+        self.token_limit = self.max_total_tokens
         if message.num_granted_tokens is not None:
             granted_total = self.num_prompt_tokens + message.num_granted_tokens
-            self.token_limit = min(max_total_tokens, granted_total)
-        self.eos_token_ids = frozenset[int]() if params.ignore_eos else frozenset(eos_token_ids)
-        self.stop_token_ids = self.eos_token_ids.union(params.stop_token_ids)
+            self.token_limit = min(self.max_total_tokens, granted_total)
         self.constrained = params.structured_outputs is not None
-
         self.state = RequestState.WAITING_FOR_GRAMMAR if self.constrained else RequestState.WAITING
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | None = None
-
-        self.adapter = "" if message.adapter is None else message.adapter.name
-        region = {"salt": message.cache_salt}
-        self.adapter_digest = adapter_digest
-        if adapter_digest:
-            region["adapter"] = adapter_digest
-        self.block_table = BlockTable(
-            region,
-            message.fair_key,
-            # An adapter's KV differs from the base model's, so public blocks are never shared with
-            # it.
-            0 if adapter_digest else message.num_public_tokens,
-            message.group,
-        )
         self.logprobs = Logprobs.asked_for(params, self.num_prompt_tokens)
+        region = {"salt": message.cache_salt}
+        if self.adapter_digest:
+            region["adapter"] = self.adapter_digest
+        # An adapter's KV differs from the base model's, so public blocks are never shared with it.
+        num_public_tokens = 0 if self.adapter_digest else message.num_public_tokens
+        self.block_table = BlockTable(region, message.fair_key, num_public_tokens, message.group)
         self.block_table.skip_reading = self.lacks_prompt_logprobs
-        self.is_new = True
-        """It has not been in the queue yet."""
-        self.was_admitted = False
-        """It was admitted at least once, and so no longer counts as queued."""
-        self.row = -1
-        self.num_computed_tokens = 0
-        self.num_pending = 0
-        """Tokens that steps in flight will sample."""
-        self.num_in_flight = 0
-        """Steps in flight that read or write its blocks; copying them out is reading."""
-        self.draft_token_ids: list[int] = []
-        """Drafts of what follows the known tokens, for the next step to check."""
-        self.num_drafts_in_flight = 0
-        self.num_draft_tokens = 0
-        """Drafts checked so far."""
-        self.num_accepted_tokens = 0
-        """Of these, the right ones: part of the output."""
-        self.num_cached_tokens = 0
-        """Prompt tokens the prefix cache served at the first admission."""
-        self.num_preemptions = 0
-        self.num_once_computed = 0
-        """Tokens computed before the last preemption: computing them again is its price."""
 
     @property
     def num_tokens(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -192,7 +193,7 @@ class Admission:
         self._check_open(principal, scope)
         served = self.models.find(principal, model)
         end_user = _end_user(fields.user, fields.safety_identifier)
-        use = self.tools.read(fields)
+        use = await self._tools(fields, principal)
         check_metadata(fields.metadata)
         max_model_len = self._engine.info.max_model_len
         if len(fields.messages) > max_model_len:  # each is a token at least: spare the rendering
@@ -312,6 +313,13 @@ class Admission:
             await self._quota.release(hold)
             raise
         return hold
+
+    async def _tools(self, fields: ChatFields, principal: Principal) -> ToolUse | None:
+        if not fields.tools:
+            return self.tools.read(fields)
+        # Megabytes of schemas take a while to check.
+        read = partial(self.tools.read, fields)
+        return await self.prompt_threads.run(read, tenant=principal.tenant.id, size=0)
 
     async def _prompt(
         self, fields: ChatFields, use: ToolUse | None, principal: Principal, max_model_len: int

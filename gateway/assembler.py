@@ -297,7 +297,7 @@ class TurnFrames:
 
     def __init__(self, turn_id: str, *, after_seq: int = -1) -> None:
         self._id = turn_id
-        self._head = f'{{"type":"delta","id":{orjson.dumps(turn_id).decode()},"seq":'
+        self._head = b'{"type":"delta","id":%b,"seq":' % orjson.dumps(turn_id)
         self._seq = after_seq
 
     def started(
@@ -308,7 +308,7 @@ class TurnFrames:
         created: int,
         prompt_tokens: int,
         stream_id: str | None = None,
-    ) -> str:
+    ) -> bytes:
         return _encode(
             Started(
                 id=self._id,
@@ -319,28 +319,29 @@ class TurnFrames:
                 prompt_tokens=prompt_tokens,
                 stream_id=msgspec.UNSET if stream_id is None else stream_id,
             )
-        ).decode()
+        )
 
-    def delta(self, delta: Delta) -> str:
+    def delta(self, delta: Delta) -> bytes:
         """A frame of whatever came; the end has its own frame, ``done``."""
-        frame = f"{self._head}{self._next()}"
+        parts = [b"%b%d" % (self._head, self._next())]
         if delta.reasoning:
-            frame += f',"reasoning_content":{orjson.dumps(delta.reasoning).decode()}'
+            parts += [b',"reasoning_content":', orjson.dumps(delta.reasoning)]
         if delta.content or not (delta.tool_calls or delta.reasoning):
-            frame += f',"content":{orjson.dumps(delta.content).decode()}'
+            parts += [b',"content":', orjson.dumps(delta.content)]
         if delta.logprobs:
-            frame += f',"logprobs":{_encode(ChoiceLogprobs(delta.logprobs)).decode()}'
+            parts += [b',"logprobs":', _encode(ChoiceLogprobs(delta.logprobs))]
         if delta.tool_calls:
-            frame += f',"tool_calls":{_encode(_merged(delta.tool_calls)).decode()}'
-        return frame + "}"
+            parts += [b',"tool_calls":', _encode(_merged(delta.tool_calls))]
+        return b"".join(parts) + b"}"
 
-    def text(self, text: Text) -> str:
+    def text(self, text: Text) -> bytes:
         """``delta`` of content alone."""
-        return f'{self._head}{self._next()},"content":"{text.decode()}"}}'
+        self._seq = seq = self._seq + 1
+        return b'%b%d,"content":"%b"}' % (self._head, seq, text)
 
     def done(
         self, finish_reason: DoneReason, usage: Usage, *, compliance: Compliance | None = None
-    ) -> str:
+    ) -> bytes:
         return _encode(
             Done(
                 id=self._id,
@@ -349,9 +350,9 @@ class TurnFrames:
                 usage=usage,
                 structured_outputs=msgspec.UNSET if compliance is None else compliance,
             )
-        ).decode()
+        )
 
-    def error(self, error: ApiError) -> str:
+    def error(self, error: ApiError) -> bytes:
         return _encode(
             TurnError(
                 id=self._id,
@@ -361,7 +362,7 @@ class TurnFrames:
                 error=error.object(),
                 headers=error.limit_headers() or msgspec.UNSET,
             )
-        ).decode()
+        )
 
     def _next(self) -> int:
         self._seq += 1

@@ -71,11 +71,10 @@ class ChatPrompts:
 
         Raises ``ApiError`` or ``InvalidRequest``.
         """
-        plain = prompt.messages_for_template(messages)
 
         def render() -> ChatPrompt | str:
             text = self._template.render(
-                plain,
+                prompt.messages_for_template(messages),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 **(kwargs or {}),

@@ -139,7 +139,7 @@ class ChatSession(SocketSession):
             del self._turns[turn_id]
         await self._outbox.put(turn_id, last)
 
-    async def _answer(self, turn: Turn, principal: Principal) -> str:
+    async def _answer(self, turn: Turn, principal: Principal) -> bytes:
         """Sends all frames of the turn but the last, which it returns."""
         message = turn.message
         if isinstance(message, ws.Resume):
@@ -165,8 +165,8 @@ class ChatSession(SocketSession):
         stream_id = self._streams.new_id()
         sink = self._streams.sink(
             stream_id,
-            lambda delta: [turn.frames.delta(delta).encode()],
-            lambda piece: turn.frames.text(piece).encode(),
+            lambda delta: [turn.frames.delta(delta)],
+            turn.frames.text,
         )
         return await self._streams.open(
             stream_id,
@@ -174,7 +174,7 @@ class ChatSession(SocketSession):
             logged_frames_of(generation, turn.frames, stream_id=stream_id, sink=sink),
             tenant_id=generation.admitted.principal.tenant.id,
             kind="ws",
-            cut=lambda error: turn.frames.error(error).encode(),
+            cut=turn.frames.error,
         )
 
     async def _resume(self, message: ws.Resume, principal: Principal) -> StreamReader:
@@ -184,14 +184,14 @@ class ChatSession(SocketSession):
             message.stream_id, principal.tenant.id, kind="ws", after=message.last_seq + 1
         )
 
-    async def _relay(self, turn: Turn, reader: StreamReader) -> str:
-        async def frames() -> AsyncGenerator[str, None]:
+    async def _relay(self, turn: Turn, reader: StreamReader) -> bytes:
+        async def frames() -> AsyncGenerator[bytes, None]:
             async for some in reader:
                 if _turn_of(some[0]) != turn.message.id:
                     raise InvalidRequestError("Must be the id of the stream's turn.", param="id")
                 reader.divert(self._take)
                 for frame in some:
-                    yield frame.decode()
+                    yield frame
 
         turn.on_cancel(reader.stop)
         try:
@@ -200,17 +200,11 @@ class ChatSession(SocketSession):
         finally:
             reader.close()
 
-    def _take(self, item: bytes, now: float) -> bool:
+    def _take(self, frame: bytes, now: float) -> bool:
         """Send a frame of a stream at once, unless it is its last."""
-        if not self._outbox.is_free:
-            return False
-        frame = item.decode()
-        if is_last(frame):
-            return False
-        self._outbox.put_now(frame)
-        return True
+        return not is_last(frame) and self._outbox.offer(frame, now)
 
-    async def _send_all_but_last(self, turn: Turn, frames: AsyncGenerator[str, None]) -> str:
+    async def _send_all_but_last(self, turn: Turn, frames: AsyncGenerator[bytes, None]) -> bytes:
         async for frame in frames:
             if is_last(frame):
                 return frame
@@ -220,16 +214,16 @@ class ChatSession(SocketSession):
     # -- sending
 
     async def _send(self, turn: str | None, message: msgspec.Struct) -> None:
-        await self._outbox.put(turn, msgspec.json.encode(message).decode())
+        await self._outbox.put(turn, msgspec.json.encode(message))
 
-    def _error_frame(self, error: ApiError) -> str:
+    def _error_frame(self, error: ApiError) -> bytes:
         event = ws.SocketError(
             status=error.status,
             retryable=error.retryable,
             error=error.object(),
             headers=error.limit_headers() or msgspec.UNSET,
         )
-        return msgspec.json.encode(event).decode()
+        return msgspec.json.encode(event)
 
     def _max_model_len(self) -> int | None:
         try:

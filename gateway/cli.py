@@ -64,7 +64,7 @@ def demo(
     data_dir: DataDir = database.DATA_DIR,
     ready_file: Annotated[
         Path | None,
-        typer.Option(help="Written once everything answers: JSON {url, ws_url, api_key, …}."),
+        typer.Option(help="File to write once everything works: JSON {url, ws_url, api_key, …}."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="A model's folder or hub id, in place of the bundled one.")
@@ -91,7 +91,7 @@ def demo(
 
 @app.command()
 def serve(
-    config: Annotated[Path, typer.Option(help="The settings.")] = database.CONFIG_FILE,
+    config: Annotated[Path, typer.Option(help="Settings file.")] = database.CONFIG_FILE,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Gateway processes; by default server.workers.")
     ] = None,
@@ -130,13 +130,13 @@ def serve(
 @app.command()
 def chat(
     question: Annotated[
-        str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")
+        str | None, typer.Argument(help="Ask only this; without it, hold a conversation.")
     ] = None,
     url: Url = None,
     key: database.ApiKey = None,
     data_dir: DataDir = database.DATA_DIR,
     model: Annotated[str | None, typer.Option(help="Model; by default the one served.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
 ) -> None:
     """Chat in the terminal over the WebSocket. Ctrl-C stops an answer, a second one leaves."""

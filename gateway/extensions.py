@@ -19,9 +19,9 @@ WRITER = "sluice.writer"
 DEPARTURE = "sluice.departure"
 """In ``scope["extensions"]``."""
 
-Writer = Callable[[Any], bool]
-"""Takes a piece of an HTTP body, as bytes, or a message of a WebSocket, as text. False: not now, or
-not in this state of the answer; then ``send`` says what is wrong."""
+Writer = Callable[[bytes], bool]
+"""Takes a piece of an HTTP body, or a text message of a WebSocket in UTF-8. False: not now, or not
+in this state of the answer; then ``send`` says what is wrong."""
 
 
 class Departure:

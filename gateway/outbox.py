@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from gateway.outlet import Outlet
 
@@ -21,15 +21,15 @@ class Outbox:
 
     def __init__(
         self,
-        send: Callable[[str], Awaitable[None]],
+        send: Callable[[bytes], Awaitable[None]],
         *,
         max_bytes: int,
-        write: Callable[[str], bool] | None = None,
+        write: Callable[[bytes], bool] | None = None,
     ) -> None:
         """``send`` and ``write``: as an ``Outlet`` takes them."""
         self._outlet = Outlet(send, write)
         self._max_bytes = max_bytes
-        self._frames: deque[tuple[str | None, str, int]] = deque()
+        self._frames: deque[tuple[str | None, bytes]] = deque()
         self._unsent: defaultdict[str | None, int] = defaultdict(int)
         self._filled = asyncio.Event()
         self._drained = asyncio.Event()
@@ -39,19 +39,33 @@ class Outbox:
         """Nothing waits to be sent."""
         return not self._unsent and self._outlet.is_free
 
-    def put_now(self, frame: str) -> None:
+    def put_now(self, frame: bytes) -> None:
         """Send a frame at once, in no task; only while it ``is_free``."""
         assert not self._unsent
         self._outlet.put(frame)
 
-    async def put(self, turn: str | None, frame: str) -> None:
+    def offer(self, frame: bytes, now: float) -> bool:
+        """``put_now``, or False while it is not free. ``now``: the event loop's time."""
+        return not self._unsent and self._outlet.offer(frame, now)
+
+    async def put(self, turn: str | None, frame: bytes) -> None:
         """Queue a frame; ``turn`` None is for frames that belong to no turn."""
         while self._unsent.get(turn, 0) >= self._max_bytes:
             self._drained.clear()
             await self._drained.wait()
-        size = len(frame.encode())
-        self._unsent[turn] += size
-        self._frames.append((turn, frame, size))
+        self._queue(turn, frame)
+
+    def put_all_now(self, turn: str | None, frames: Iterable[bytes]) -> None:
+        """Send a few at once, as far as the reader takes them; the rest is queued."""
+        for frame in frames:
+            if self.is_free:
+                self._outlet.put(frame)
+            else:
+                self._queue(turn, frame)
+
+    def _queue(self, turn: str | None, frame: bytes) -> None:
+        self._unsent[turn] += len(frame)
+        self._frames.append((turn, frame))
         self._filled.set()
 
     async def run(self) -> None:
@@ -61,9 +75,9 @@ class Outbox:
                 if not self._frames:
                     self._filled.clear()
                     await self._filled.wait()
-                turn, frame, size = self._frames.popleft()
+                turn, frame = self._frames.popleft()
                 await self._outlet.send(frame)
-                self._unsent[turn] -= size
+                self._unsent[turn] -= len(frame)
                 if not self._unsent[turn]:
                     del self._unsent[turn]
                 self._drained.set()

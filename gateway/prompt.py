@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -19,7 +20,8 @@ from gateway.schemas.chat import (
 
 
 def messages_for_template(messages: list[Message]) -> list[dict[str, Any]]:
-    """Plain dictionaries: contents are strings, arguments of calls are objects.
+    """Plain dictionaries: contents are strings, arguments of calls are objects. Those of a call
+    that broke off in the middle, as where an answer was cut, stay the text they are.
 
     ``developer`` becomes ``system``, the name that templates know for it. Raises ``ApiError``
     naming the field.
@@ -37,15 +39,13 @@ def _message(message: Message, path: str) -> dict[str, Any]:
         plain["role"] = "system"
     if isinstance(message, ToolMessage):
         plain["tool_call_id"] = message.tool_call_id
-    elif message.name is not None:
+    if message.name is not None:
         plain["name"] = message.name
     if isinstance(message, AssistantMessage):
         if message.reasoning_content is not None:
             plain["reasoning_content"] = message.reasoning_content
         if message.tool_calls:
-            plain["tool_calls"] = [
-                _call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
-            ]
+            plain["tool_calls"] = [*map(_call, message.tool_calls)]
         elif content is None:
             plain["content"] = message.refusal or ""
     return plain
@@ -70,12 +70,9 @@ def _text(content: Content, path: str) -> str:
     return "\n".join(texts)
 
 
-def _call(call: ToolCall, path: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        raise InvalidRequestError(
-            "Must be a JSON document as text.", param=f"{path}.function.arguments"
-        ) from None
+def _call(call: ToolCall) -> dict[str, Any]:
+    arguments: Any = call.function.arguments
+    with contextlib.suppress(ValueError, RecursionError):
+        arguments = json.loads(arguments or "{}")
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": call.type, "function": function}

@@ -221,10 +221,9 @@ class TextWriter:
         self._write = owner.transport.write
         self._is_open = False
 
-    def write(self, text: str) -> bool:
+    def write(self, data: bytes) -> bool:
         if self._conn.state is not State.OPEN or not (self._is_open or self._open()):
             return False
-        data = text.encode()
         size = len(data)
         if size < 126:
             self._write(b"\x81%c%b" % (size, data))

@@ -23,9 +23,13 @@ from gateway.parsers.base import ToolCallDelta
 from gateway.response_items import output_id
 from gateway.schemas.common import Usage
 from gateway.schemas.responses import ResponseStatus
+from gateway.text_events import Text
 from gateway.token_logprobs import TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
+
+
+TEXT_DELTA = "response.output_text.delta"
 
 
 class Event(NamedTuple):
@@ -37,6 +41,14 @@ class Event(NamedTuple):
 
 def as_sse(event: Event) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (event.type.encode(), event.data)
+
+
+_TEXT_HEAD = b"event: %b\ndata: " % TEXT_DELTA.encode()
+
+
+def text_as_sse(data: bytes) -> bytes:
+    """``as_sse`` of what ``ResponseEvents.text`` returns."""
+    return b"%b%b\n\n" % (_TEXT_HEAD, data)
 
 
 def token_of_response(response_id: str) -> str:
@@ -54,7 +66,7 @@ class ResponseEvents:
         """``response``: the object with all that the request says of it, and no output.
         ``is_obfuscated``: deltas are padded, so that their size does not give away their text.
         """
-        self._is_obfuscated = is_obfuscated
+        self.is_obfuscated = is_obfuscated
         self.response = response
         self._token = token_of_response(response["id"])
         self._next_number = 0
@@ -71,8 +83,14 @@ class ResponseEvents:
         self.response["status"] = "in_progress"
         return [created, queued, self._lifecycle("response.in_progress")]
 
-    def heartbeat(self) -> Event:
-        """An event that changes nothing."""
+    def heartbeat(self) -> Event | None:
+        """An event that changes nothing.
+
+        None after ``closing`` or ``failure``: their events have their numbers already, though they
+        may be sent later.
+        """
+        if self.response["status"] not in ("queued", "in_progress"):
+            return None
         return self._lifecycle("response.in_progress")
 
     def delta(self, delta: Delta) -> list[Event]:
@@ -131,6 +149,17 @@ class ResponseEvents:
     def body(self) -> bytes:
         """The response object as it stands."""
         return _encode(self.response)
+
+    def text(self, text: Text) -> bytes | None:
+        """``delta`` of content alone: the data of a ``TEXT_DELTA`` event.
+
+        None, and nothing is said, where ``delta`` tells more: it opens a message, or pads events.
+        """
+        message = self._text
+        if type(message) is not _Text or self._logprobs or self.is_obfuscated:
+            return None
+        self._next_number = (number := self._next_number) + 1
+        return message.text(text, number)
 
     def _has_answer(self) -> bool:
         return any(item["type"] != "reasoning" for item in self.response["output"])
@@ -202,7 +231,7 @@ class ResponseEvents:
         if text.has_logprobs:  # those of a last token without text of its own
             text.logprobs += self._logprobs
             self._logprobs = []
-        said = "".join(text.said)
+        said: str = orjson.loads(b'"%b"' % b"".join(text.said))
         part = text.part(said, text.logprobs)
         item = text.item | {"status": status, "content": [part]}
         self.response["output"].append(item)
@@ -238,7 +267,7 @@ class ResponseEvents:
         return Event(kind, _encode({"type": kind, "sequence_number": self._number(), **fields}))
 
     def _padded(self, event: Event) -> Event:
-        if not self._is_obfuscated:
+        if not self.is_obfuscated:
             return event
         return Event(event.type, obfuscated(event.data + b"\n\n").removesuffix(b"\n\n"))
 
@@ -259,21 +288,27 @@ class _Text:
         self.item = self._item(item_id)
         self.place = place
         self.where = {"item_id": item_id, "output_index": place, "content_index": 0}
-        self.said: list[str] = []
+        self.said: list[bytes] = []
+        """As it stands within a JSON string."""
         self.logprobs: list[TokenLogprob] = []
         self._type = f"{self.event}.delta"
         self._head = b'{"type":%s,"sequence_number":' % orjson.dumps(self._type)
-        self._middle = b"," + orjson.dumps(self.where)[1:-1] + b',"delta":'
-        self._tail = b',"logprobs":[]}' if self.has_logprobs else b"}"
+        self._middle = b"," + orjson.dumps(self.where)[1:-1] + b',"delta":"'
+        self._tail = b'","logprobs":[]}' if self.has_logprobs else b'"}'
 
     def delta(self, text: str, number: int, logprobs: list[TokenLogprob]) -> Event:
+        written = orjson.dumps(text)[1:-1]
+        if not logprobs:
+            return Event(self._type, self.text(written, number))
+        self.said.append(written)
+        self.logprobs += logprobs
+        tail = b'","logprobs":%b}' % _encode(logprobs)
+        return Event(self._type, b"%b%d%b%b%b" % (self._head, number, self._middle, written, tail))
+
+    def text(self, text: bytes, number: int) -> bytes:
+        """The data of ``delta``, of text as it stands within a JSON string."""
         self.said.append(text)
-        tail = self._tail
-        if logprobs:
-            self.logprobs += logprobs
-            tail = b',"logprobs":%s}' % _encode(logprobs)
-        data = b"%s%d%s%s%s" % (self._head, number, self._middle, orjson.dumps(text), tail)
-        return Event(self._type, data)
+        return b"%b%d%b%b%b" % (self._head, number, self._middle, text, self._tail)
 
     def part(self, text: str, logprobs: list[TokenLogprob]) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

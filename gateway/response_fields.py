@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gateway import bodies, unsupported
+from gateway import bodies, output_format, unsupported
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter, quoted
 from gateway.response_items import messages_of, place_of
 from gateway.schemas.chat import ChatFields
@@ -25,6 +25,7 @@ from gateway.schemas.responses import (
     TextFormat,
 )
 from gateway.schemas.sampling import SamplingFields
+from grammar.spec import GrammarSpec
 
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "access_programs": (),
@@ -112,6 +113,27 @@ def decode_tools(given: Sequence[msgspec.Raw] | None) -> list[FunctionTool]:
             param = path if exc.param is None else f"{path}.{exc.param}"
             raise type(exc)(exc.message, param=param, code=exc.code) from None
     return tools
+
+
+def strict_by_default(tools: Sequence[FunctionTool]) -> list[FunctionTool]:
+    """Functions that do not say are strict in Responses, unless their schema is outside of the
+    strict subset. Whether somebody can enforce it shows later."""
+    return [
+        msgspec.structs.replace(tool, strict=True)
+        if tool.strict is None and _is_in_strict_subset(tool.parameters)
+        else tool
+        for tool in tools
+    ]
+
+
+def _is_in_strict_subset(schema: dict[str, Any] | None) -> bool:
+    if schema is None:
+        return False
+    try:
+        output_format.check_strict(GrammarSpec.from_schema(schema), "tools")
+    except InvalidRequestError:
+        return False
+    return True
 
 
 def chat_fields(

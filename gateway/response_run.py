@@ -20,6 +20,7 @@ from gateway.response_events import Event, ResponseEvents
 from gateway.response_items import plain_items
 from gateway.schemas.common import PromptTokensDetails, Usage
 from gateway.schemas.responses import Item
+from gateway.text_events import Text
 from tenants.shared import StoredResponse
 
 _NO_USAGE = Usage(
@@ -80,12 +81,22 @@ class ResponseRun:
         said = [msgspec.Raw(msgspec.json.encode(item)) for item in self._events.response["output"]]
         return [*self._earlier, *self._own, *plain_items(said)]
 
-    def heartbeat(self) -> Event:
+    def heartbeat(self) -> Event | None:
         return self._events.heartbeat()
 
     def told(self, delta: Delta) -> list[Event]:
         """The events for a delta that a sink was given."""
         return self._events.delta(delta)
+
+    def text(self, text: Text) -> bytes | None:
+        """The data of the only event of what a sink was given, if it is content alone; None: not of
+        this one."""
+        return self._events.text(text)
+
+    @property
+    def has_plain_text(self) -> bool:
+        """Whether ``text`` is of use: its events are not padded."""
+        return not self._events.is_obfuscated
 
     async def events(self, sink: Sink | None = None) -> AsyncGenerator[list[Event], None]:
         """All events, except those for the deltas that ``sink`` took, which gets them from

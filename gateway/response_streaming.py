@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from gateway.assembler import Delta
 from gateway.errors import ApiError
+from gateway.outlet import Outlet
 from gateway.reading import Sink
-from gateway.response_events import as_sse
+from gateway.response_events import as_sse, text_as_sse
 from gateway.response_run import ResponseRun
 from gateway.streaming import EventResponse
 from gateway.streams import Reader, Streams
-from gateway.text_events import TextSink
+from gateway.text_events import Text, TextSink
 
 
 class ResponseEventStream(EventResponse):
@@ -27,11 +29,28 @@ class ResponseEventStream(EventResponse):
             self._write(b"".join(map(as_sse, events)))
 
     def text_sink(self, index: int) -> TextSink | None:
-        return None
+        return _TextSink(self._run, self._outlet) if self._run.has_plain_text else None
 
     def _beat(self) -> None:
-        if self.is_free:
-            self._write(as_sse(self._run.heartbeat()))
+        if self.is_free and (event := self._run.heartbeat()) is not None:
+            self._write(as_sse(event))
+
+
+class _TextSink:
+    """Content alone, past the response that its events belong to."""
+
+    __slots__ = ("_offer", "_outlet", "_text")
+
+    def __init__(self, run: ResponseRun, outlet: Outlet[bytes]) -> None:
+        self._text = run.text
+        self._outlet = outlet
+        self._offer = outlet.offer
+
+    def put(self, text: Text, now: float) -> bool:
+        # An event that is not sent would leave a hole in the numbers.
+        if not self._outlet.is_free or (data := self._text(text)) is None:
+            return False
+        return self._offer(text_as_sse(data), now)
 
 
 async def record(streams: Streams, run: ResponseRun, *, is_detached: bool) -> Reader:
@@ -39,7 +58,11 @@ async def record(streams: Streams, run: ResponseRun, *, is_detached: bool) -> Re
 
     ``streams`` owns the run from here on. ``is_detached``: it runs on when nobody reads.
     """
-    sink = streams.sink(run.id, lambda delta: [*map(as_sse, run.told(delta))])
+    sink = streams.sink(
+        run.id,
+        lambda delta: [*map(as_sse, run.told(delta))],
+        partial(_text_item, run) if run.has_plain_text else None,
+    )
     return await streams.open(
         run.id,
         run,
@@ -47,9 +70,19 @@ async def record(streams: Streams, run: ResponseRun, *, is_detached: bool) -> Re
         tenant_id=run.tenant_id,
         kind="sse",
         cut=_cut,
-        heartbeat=lambda: as_sse(run.heartbeat()),
+        heartbeat=partial(_heartbeat_item, run),
         is_detached=is_detached,
     )
+
+
+def _text_item(run: ResponseRun, text: Text) -> bytes | None:
+    data = run.text(text)
+    return None if data is None else text_as_sse(data)
+
+
+def _heartbeat_item(run: ResponseRun) -> bytes | None:
+    event = run.heartbeat()
+    return None if event is None else as_sse(event)
 
 
 async def _body(run: ResponseRun, sink: Sink) -> AsyncGenerator[bytes, None]:

@@ -389,14 +389,22 @@ async def _admitted(
     """With ``truncation`` "auto", items that do not fit are left out, the oldest first.
 
     Twice as many at each try: it is rendered a few times at most, and at most half of what is left
-    out would have fit.
+    out would have fit. Tools that are strict by default only are not, where that is refused.
     """
     num_dropped = 0
+    held = list(tools)
+    if tools:
+        held = await asyncio.to_thread(response_fields.strict_by_default, tools)
     while True:
-        chat = response_fields.chat_fields(fields, tools, items)
+        chat = response_fields.chat_fields(fields, held, items)
         try:
             return None if admit is None else await admit(chat)
-        except ContextLengthExceeded:
+        except InvalidRequestError as exc:
+            if held != tools and (exc.param or "").startswith("tools"):
+                held = list(tools)
+                continue
+            if not isinstance(exc, ContextLengthExceeded):
+                raise
             num_dropped = max(1, 2 * num_dropped)
             shorter = without_oldest(items, num_dropped)
             if fields.truncation != "auto" or not shorter:

@@ -18,6 +18,7 @@ import orjson
 from starlette.websockets import WebSocket
 
 from gateway import bodies
+from gateway.assembler import Delta
 from gateway.config import ServerConfig
 from gateway.context import RequestContext
 from gateway.errors import (
@@ -30,6 +31,7 @@ from gateway.errors import (
     quoted,
     to_api_error,
 )
+from gateway.outbox import Outbox
 from gateway.response_run import ResponseRun
 from gateway.responses import Earlier, Responses
 from gateway.schemas.responses_ws import (
@@ -40,6 +42,7 @@ from gateway.schemas.responses_ws import (
     SocketErrorObject,
 )
 from gateway.socket_session import Close, SocketSession
+from gateway.text_events import Text, TextSink
 from tenants.authenticator import Authenticator
 from tenants.types import Principal
 
@@ -187,11 +190,11 @@ class ResponsesSession(SocketSession):
         self._running[run.id] = run
         tail = b"}" if lane is None else b',"stream_id":%s}' % orjson.dumps(lane)
         try:
-            async with aclosing(run.events()) as running:
+            sink = _LaneSink(run, self._outbox, tail)
+            async with aclosing(run.events(sink)) as running:
                 async for events in running:
                     for event in events:
-                        frame = event.data[:-1] + tail
-                        await self._outbox.put(run.id, frame.decode())
+                        await self._outbox.put(run.id, event.data[:-1] + tail)
         finally:
             run.close()
             del self._running[run.id]
@@ -210,7 +213,7 @@ class ResponsesSession(SocketSession):
 
     # -- sending
 
-    def _error_frame(self, error: ApiError, lane: str | None = None) -> str:
+    def _error_frame(self, error: ApiError, lane: str | None = None) -> bytes:
         known = error.object()
         event = SocketError(
             status=error.status,
@@ -223,10 +226,50 @@ class ResponsesSession(SocketSession):
             ),
             stream_id=msgspec.UNSET if lane is None else lane,
         )
-        return msgspec.json.encode(event).decode()
+        return msgspec.json.encode(event)
 
     async def _send_error_to(self, lane: str | None, error: ApiError) -> None:
         await self._outbox.put(None, self._error_frame(error, lane))
+
+
+class _LaneSink:
+    """Deltas of a response, as frames that leave at once. A ``Sink``."""
+
+    def __init__(self, run: ResponseRun, outbox: Outbox, tail: bytes) -> None:
+        """``tail``: what ends each frame, in place of its last brace."""
+        self._run = run
+        self._outbox = outbox
+        self._tail = tail
+
+    @property
+    def is_free(self) -> bool:
+        return self._outbox.is_free
+
+    def put(self, delta: Delta) -> None:
+        frames = [event.data[:-1] + self._tail for event in self._run.told(delta)]
+        self._outbox.put_all_now(self._run.id, frames)
+
+    def text_sink(self, index: int) -> TextSink | None:
+        if not self._run.has_plain_text:
+            return None
+        return _LaneTextSink(self._run, self._outbox, self._tail)
+
+
+class _LaneTextSink:
+    """The same of content alone."""
+
+    __slots__ = ("_outbox", "_tail", "_text")
+
+    def __init__(self, run: ResponseRun, outbox: Outbox, tail: bytes) -> None:
+        self._text = run.text
+        self._outbox = outbox
+        self._tail = tail
+
+    def put(self, text: Text, now: float) -> bool:
+        # A frame that is not sent would leave a hole in the numbers.
+        if not self._outbox.is_free or (data := self._text(text)) is None:
+            return False
+        return self._outbox.offer(data[:-1] + self._tail, now)
 
 
 class _Remembered:

@@ -13,6 +13,8 @@ from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.sampling import SamplingFields
 
 MAX_STOPS = 4
+MAX_STOP = 1024
+"""Characters of one: at each token it is known how many of them stand at the end."""
 MAX_TOP_LOGPROBS = 20
 MAX_BAD_WORDS = 64
 MAX_WORD = 128
@@ -106,6 +108,8 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
         raise InvalidRequestError(f"At most {MAX_STOPS} stop strings.", param="stop")
     if not all(stops):
         raise InvalidRequestError("A stop string must not be empty.", param="stop")
+    if any(len(text) > MAX_STOP for text in stops):
+        raise InvalidRequestError(f"A stop string has at most {MAX_STOP} characters.", param="stop")
     return stops
 
 

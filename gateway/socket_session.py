@@ -80,7 +80,7 @@ class SocketSession(ABC):
         """Handle messages for ever. May raise ``Close``."""
 
     @abstractmethod
-    def _error_frame(self, error: ApiError) -> str:
+    def _error_frame(self, error: ApiError) -> bytes:
         """The frame for an error that concerns the socket itself."""
 
     @property
@@ -217,11 +217,11 @@ class SocketSession(ABC):
 
     # -- sending
 
-    async def _send_frame(self, frame: str) -> None:
+    async def _send_frame(self, frame: bytes) -> None:
         """Send a frame past the middleware and Starlette's own checks, which would cost as much as
         a chunk."""
         try:
-            await self._context.send({"type": "websocket.send", "text": frame})
+            await self._context.send({"type": "websocket.send", "text": frame.decode()})
         except OSError:  # how a server says that the client is gone
             raise WebSocketDisconnect(1006) from None
 

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFound
-from gateway.text_events import Around, Text, TextSink
+from gateway.text_events import Around, Text, TextForm, TextSink
 from tenants.shared import StreamKind
 
 ITEM_OVERHEAD_BYTES = 48
@@ -65,8 +65,8 @@ class StreamLog(Protocol):
     def append(self, stream_id: str, items: Sequence[bytes]) -> None:
         """Does nothing once the stream has ended."""
 
-    def text_sink(self, stream_id: str, around: Around) -> TextSink | None:
-        """Appends an item for each text, ``around`` it; the same for all of the stream's life.
+    def text_sink(self, stream_id: str, form: TextForm) -> TextSink | None:
+        """Appends an item of this form for each text; the same form for all of the stream's life.
         None once the stream is forgotten."""
 
     def said_at(self, stream_id: str) -> float:
@@ -222,12 +222,16 @@ class _Record:
         """Items that are whole."""
         if self.ended:
             return
-        now = self.said_at = asyncio.get_running_loop().time()
-        self.items += items
-        self.grow(sum(map(len, items)) + ITEM_OVERHEAD_BYTES * len(items))
+        now = asyncio.get_running_loop().time()
         for item in items:
-            for waiting in self.waiting:
-                waiting.hear(item, now)
+            self.say(item, now)
+
+    def say(self, item: bytes, now: float) -> None:
+        self.items.append(item)
+        self.said_at = now
+        self.grow(len(item) + ITEM_OVERHEAD_BYTES)
+        for waiting in self.waiting:
+            waiting.hear(item, now)
 
     def read(self, start: int) -> Sequence[bytes]:
         """Some from there on."""
@@ -262,6 +266,25 @@ class _Record:
 
     def check(self, after: int) -> None:
         check_position(after, num_dropped=self.num_dropped, num_items=len(self.items))
+
+
+class _MadeItems:
+    """A ``TextSink`` where items are not all alike."""
+
+    __slots__ = ("_make", "_record")
+
+    def __init__(self, record: _Record, make: Callable[[Text], bytes | None]) -> None:
+        self._record = record
+        self._make = make
+
+    def put(self, text: Text, now: float) -> bool:
+        if self._record.ended:
+            return True
+        item = self._make(text)
+        if item is None:
+            return False
+        self._record.say(item, now)
+        return True
 
 
 def check_position(after: int, *, num_dropped: int, num_items: int) -> None:
@@ -317,10 +340,13 @@ class MemoryStreamLog:
         if record is not None:
             record.add(items)
 
-    def text_sink(self, stream_id: str, around: Around) -> TextSink | None:
+    def text_sink(self, stream_id: str, form: TextForm) -> TextSink | None:
         record = self._records.get(stream_id)
-        if record is not None:
-            record.set_around(around)
+        if record is None:
+            return None
+        if not isinstance(form, Around):
+            return _MadeItems(record, form)
+        record.set_around(form)
         return record
 
     def said_at(self, stream_id: str) -> float:

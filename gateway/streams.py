@@ -25,7 +25,7 @@ from gateway.peers import PeerGone, Peers
 from gateway.routed_ids import mint, worker_of
 from gateway.stream_archive import StreamArchive
 from gateway.stream_log import Cursor, StreamLog, StreamReader, Take
-from gateway.text_events import Around, Text, TextSink
+from gateway.text_events import TextForm, TextSink
 from tenants.errors import TenantsError
 from tenants.shared import StreamKind
 
@@ -33,11 +33,6 @@ logger = logging.getLogger(__name__)
 
 Encode = Callable[[Delta], Sequence[bytes]]
 """The items that tell of a delta; none where there is nothing to tell."""
-EncodeText = Callable[[Text], bytes]
-"""The item that tells of content alone."""
-TextForm = Around | EncodeText | None
-"""How a stream that has one choice tells of content alone; None where there is no shorter way than
-``Encode``."""
 
 
 class Work(Protocol):
@@ -63,7 +58,7 @@ class _Running:
     )
 
     def __init__(
-        self, work: Work, heartbeat: Callable[[], bytes] | None, *, is_detached: bool
+        self, work: Work, heartbeat: Callable[[], bytes | None] | None, *, is_detached: bool
     ) -> None:
         self.work = work
         self.is_detached = is_detached
@@ -122,7 +117,9 @@ class LogSink:
     """What a stream gains goes straight into its log, in the callback that received it. A
     ``reading.Sink``, made by ``Streams.sink``."""
 
-    def __init__(self, log: StreamLog, stream_id: str, encode: Encode, text: TextForm) -> None:
+    def __init__(
+        self, log: StreamLog, stream_id: str, encode: Encode, text: TextForm | None
+    ) -> None:
         self.is_free = True
         self._log = log
         self._stream_id = stream_id
@@ -134,24 +131,7 @@ class LogSink:
             self._log.append(self._stream_id, items)
 
     def text_sink(self, index: int) -> TextSink | None:
-        if isinstance(self._text, Around):
-            return self._log.text_sink(self._stream_id, self._text)
-        return None if self._text is None else _TextSink(self, self._text)
-
-
-class _TextSink:
-    """The same of content alone, in items that are not all alike."""
-
-    __slots__ = ("_append", "_encode", "_stream_id")
-
-    def __init__(self, sink: LogSink, encode: EncodeText) -> None:
-        self._append = sink._log.append
-        self._stream_id = sink._stream_id
-        self._encode = encode
-
-    def put(self, text: Text, now: float) -> bool:
-        self._append(self._stream_id, (self._encode(text),))
-        return True
+        return None if self._text is None else self._log.text_sink(self._stream_id, self._text)
 
 
 class Streams:
@@ -186,8 +166,9 @@ class Streams:
         """160 random bits: whoever has an id was given it."""
         return mint("stream", self._peers.worker_id)
 
-    def sink(self, stream_id: str, encode: Encode, text: TextForm = None) -> LogSink:
-        """For the body of a stream that is opened under this id."""
+    def sink(self, stream_id: str, encode: Encode, text: TextForm | None = None) -> LogSink:
+        """For the body of a stream that is opened under this id. ``text``: how a stream with one
+        choice tells of content alone, if there is a shorter way for it than ``encode``."""
         return LogSink(self._log, stream_id, encode, text)
 
     async def open(
@@ -199,7 +180,7 @@ class Streams:
         tenant_id: UUID,
         kind: StreamKind,
         cut: Callable[[ApiError], bytes],
-        heartbeat: Callable[[], bytes] | None = None,
+        heartbeat: Callable[[], bytes | None] | None = None,
         is_detached: bool = False,
         retention_s: float | None = None,
     ) -> Reader:
@@ -367,5 +348,5 @@ class Streams:
             return
         silence_s = asyncio.get_running_loop().time() - self._log.said_at(stream_id)
         # Several readers of one silence: the first one's beat is everybody's.
-        if silence_s >= self._heartbeat_s / 2:
-            self._log.append(stream_id, [running.heartbeat()])
+        if silence_s >= self._heartbeat_s / 2 and (item := running.heartbeat()) is not None:
+            self._log.append(stream_id, [item])

@@ -7,6 +7,7 @@ them keeps the text alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 
@@ -25,6 +26,11 @@ class Around(NamedTuple):
     def event(self, text: Text) -> bytes:
         """With ``text`` between them."""
         return self.head + text + self.tail
+
+
+TextForm = Around | Callable[[Text], bytes | None]
+"""How an event of text alone is made: from what is always around it, or by a function that is
+called once for each event, in their order; None where this one takes more than an event."""
 
 
 class TextSink(Protocol):

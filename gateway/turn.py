@@ -15,7 +15,7 @@ from gateway.reading import Sink
 from gateway.schemas import ws
 from gateway.text_events import Text, TextSink
 
-_LAST = ('{"type":"done"', '{"type":"error"')
+_LAST = (b'{"type":"done"', b'{"type":"error"')
 
 
 class Turn:
@@ -40,7 +40,7 @@ class Turn:
             self._stop()
 
 
-def is_last(frame: str) -> bool:
+def is_last(frame: bytes) -> bool:
     """Whether ``frame`` ends its turn: frames begin with their type."""
     return frame.startswith(_LAST)
 
@@ -73,10 +73,9 @@ class _TextSink:
         self._outbox = outbox
 
     def put(self, text: Text, now: float) -> bool:
-        if not self._outbox.is_free:
-            return False
-        self._outbox.put_now(self._frames.text(text))
-        return True
+        outbox = self._outbox
+        # A frame that is not sent would leave a hole in the numbers.
+        return outbox.is_free and outbox.offer(self._frames.text(text), now)
 
 
 async def frames_of(
@@ -85,7 +84,7 @@ async def frames_of(
     *,
     stream_id: str | None = None,
     sink: Sink | None = None,
-) -> AsyncGenerator[str, None]:
+) -> AsyncGenerator[bytes, None]:
     """All frames of a turn that ends well, but for those that ``sink`` takes.
 
     Raises ``ApiError`` when it does not end well.
@@ -116,6 +115,6 @@ async def logged_frames_of(
         body = frames_of(generation, frames, stream_id=stream_id, sink=sink)
         async with aclosing(body) as running:
             async for frame in running:
-                yield [frame.encode()]
+                yield [frame]
     except ApiError as exc:
-        yield [frames.error(exc).encode()]
+        yield [frames.error(exc)]

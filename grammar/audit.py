@@ -1,5 +1,7 @@
-"""Which keyword of a schema which backend enforces exactly: no invalid document ever, no valid one
-refused for anything but its spelling (the order of members, ``1.0`` for ``1``, needless escapes).
+"""Which keywords of a schema each backend enforces exactly.
+
+Exactly means that no invalid document is ever generated, and that no valid one is excluded except
+for its spelling (the order of members, ``1.0`` for ``1``, needless escapes).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec
 
 BACKENDS = tuple(DIALECTS)
-"""In order of preference."""
+"""All backends, in order of preference."""
 _DROPPED_AROUND = "what it stands in is not enforced"
 
 
@@ -29,21 +31,21 @@ class KeywordAudit:
     path: str
     enforced_by: tuple[str, ...]
     reasons: Mapping[str, str]
-    """By backend that does not enforce it: why not."""
+    """For each backend that does not enforce it, why not."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What becomes of a schema under each backend."""
+    """What each backend makes of a schema."""
 
     lowered: Mapping[str, Lowered]
 
     @property
     def keywords(self) -> tuple[KeywordAudit, ...]:
-        """Every constraint that is anywhere enforced or refused, by path."""
+        """Every constraint that some backend enforces or refuses, by path."""
         findings = [(b, f) for b, lowered in self.lowered.items() for f in lowered.findings]
         places = sorted({(finding.path, finding.keyword) for _, finding in findings})
-        # A backend that was never told of the place has dropped what is around it.
+        # A backend that did not get this place has dropped what surrounds it.
         reasons = {place: dict.fromkeys(self.lowered, _DROPPED_AROUND) for place in places}
         for backend, finding in findings:
             if finding.enforced:
@@ -66,10 +68,8 @@ class Audit:
 
 
 def audit(schema: Schema, backends: Sequence[str] = BACKENDS, *, path: str = ROOT) -> Audit:
-    """Audits a schema that is well formed (``GrammarSpec.validate``), itself at ``path``.
-
-    Raises ``InvalidGrammar`` for a reference that leads nowhere or round in a circle.
-    """
+    """Audit a well-formed schema (``GrammarSpec.validate``) at ``path``. Raises ``InvalidGrammar``
+    for a reference that leads nowhere or back to itself."""
     try:
         document = Document(schema, path)
         return Audit({backend: lower(document, DIALECTS[backend]) for backend in backends})

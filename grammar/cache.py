@@ -1,4 +1,4 @@
-"""The results of compiling, kept by the bytes they take."""
+"""A cache of compiled grammars, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class _Entry(NamedTuple, Generic[Value]):
 
 
 class ByteLRU(Generic[Key, Value]):
-    """Forgets what was used longest ago once the sum of sizes exceeds ``max_bytes``. Thread-safe.
+    """Evicts the least recently used values once the sum of sizes exceeds ``max_bytes``.
+    Thread-safe.
 
     A value larger than ``max_bytes`` is not kept at all.
     """

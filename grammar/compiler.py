@@ -1,4 +1,5 @@
-"""From a spec to a compiled grammar: by the best backend, in a process that may be killed, once."""
+"""Compiles grammars: with the best backend, in a process that can be killed, once for all who
+ask."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from grammar.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-# A failure for want of time or memory may be the machine's fault as much as the grammar's.
+# How long a failure for lack of time or memory is remembered: the machine may be the cause as much
+# as the grammar.
 _FAILURE_TTL_S = 60.0
 _ENTRY_BYTES = 1_000  # of the cache itself, besides what an entry holds
 
@@ -68,24 +70,24 @@ class _Service(ABC, Generic[Result]):
 
     @property
     def cache_bytes(self) -> int:
-        """What the cache holds now."""
+        """Bytes that the cache holds now."""
         return self._cache.num_bytes
 
     @property
     def worker_pids(self) -> list[int]:
-        """The processes that compile now, or could at once."""
+        """Ids of the processes that are compiling, or are ready to."""
         return self._pool.pids
 
     def start(self) -> Future[None]:
-        """Starts a worker in the background, so that the first request need not wait for it, and
-        whoever runs the server hears at once that none starts."""
+        """Start a worker in the background, so that the first request need not wait for it, and an
+        operator sees at once if none starts."""
         future = self._threads.submit(self._start)
         future.add_done_callback(_warn)
         return future
 
     def submit(self, spec: GrammarSpec) -> Future[Result]:
-        """The result to come; its exception is a ``GrammarError``. It cannot be cancelled, because
-        others may wait for the same."""
+        """A future of the result; its exception is a ``GrammarError``. It cannot be cancelled,
+        because others may wait for the same."""
         with self._lock:
             future = self._pending.get(spec)
             if future is not None:
@@ -114,7 +116,7 @@ class _Service(ABC, Generic[Result]):
         return self._threads.submit(self.validate, spec, text)
 
     def close(self) -> None:
-        """Ends the workers; what is being done fails. Idempotent."""
+        """Stop the workers; jobs under way fail. Idempotent."""
         self._pool.close()
         self._threads.shutdown()
 
@@ -127,7 +129,7 @@ class _Service(ABC, Generic[Result]):
 
     @abstractmethod
     def _size(self, result: Result) -> int:
-        """What keeping it costs, in bytes."""
+        """Bytes of memory that keeping it takes."""
 
     def _finish(self, spec: GrammarSpec, future: Future[Result]) -> None:
         try:
@@ -160,7 +162,7 @@ def _warn(started: Future[None]) -> None:
 
 
 class Verdict(NamedTuple):
-    """What would become of a grammar."""
+    """How a grammar would be compiled."""
 
     backend: str
     unenforced: tuple[Finding, ...]
@@ -195,7 +197,7 @@ class CompiledGrammar:
         vocabulary: Vocabulary,
     ) -> None:
         self.spec = spec
-        """As the caller wrote it."""
+        """The spec as the caller wrote it."""
         self.backend = backend
         self.unenforced = unenforced
         """What outputs may violate all the same; empty for a strict grammar."""
@@ -260,8 +262,8 @@ class GrammarCompiler(_Service[CompiledGrammar]):
         return CompiledGrammar(spec, found.backend, found.unenforced, grammar, self.vocabulary)
 
     def _run_in_worker(self, spec: GrammarSpec) -> tuple[Compiled, BackendGrammar]:
-        """What a worker compiled, loaded here. What it found to be light is compiled here alone,
-        instead of twice."""
+        """Load what a worker compiled. Grammars that it found to be light are compiled here
+        instead, so that the work is not done twice."""
         compiled = self._pool.compile(spec, leave_light=True)
         if compiled.data is None:
             allowed = allowed_tokens(spec, self.vocabulary)
@@ -276,7 +278,7 @@ class GrammarCompiler(_Service[CompiledGrammar]):
         return result.memory_bytes
 
     def _compiler(self) -> Compiler:
-        """One for each use: threads compile side by side."""
+        """A compiler of its own for each use: threads compile in parallel."""
         return Compiler(self.vocabulary, self.backends, self._limits, self._load)
 
     def _load(self, name: str) -> Backend:

@@ -1,4 +1,4 @@
-"""Where in a schema that nothing satisfies the contradiction is."""
+"""Finds the contradiction in a schema that nothing satisfies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def locate(
 
 
 def _needed(node: dict[str, Any], path: str) -> Iterator[tuple[Schema, str]]:
-    """The parts without whose values ``node`` has none."""
+    """The parts that need a value for ``node`` to have one."""
     properties = node.get("properties", {})
     for name in node.get("required", ()):
         if name in properties:

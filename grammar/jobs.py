@@ -1,4 +1,4 @@
-"""What a compile worker is asked, what it answers, and the work itself."""
+"""The jobs and answers of compile workers, and the work itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from grammar.vocabulary import Mask, Vocabulary
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
-    """To a worker, first. No tokens: it will only be asked to validate."""
+    """To a worker, first. Without tokens it will only be asked to validate."""
 
     tokens: list[bytes]
     eos_token_ids: list[int]
@@ -42,26 +42,26 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
 
 
 class CompileJob(msgspec.Struct, frozen=True, tag="compile"):
-    """Can this be compiled, and by whom?"""
+    """Compile this spec, with the best backend."""
 
     spec: GrammarSpec
     leave_light: bool
-    """Whether who asks compiles it where that is light."""
+    """Leave light grammars to the process that asks."""
 
 
 class ValidateJob(msgspec.Struct, frozen=True, tag="validate"):
-    """Does this text satisfy the schema?"""
+    """Check whether a text satisfies the schema."""
 
     spec: GrammarSpec
     text: str
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
-    """From a worker: it starts to load a backend, which does not count as work."""
+    """From a worker: it starts to load a backend; the time for that does not count as work."""
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """From a worker: it has loaded it, or itself."""
+    """From a worker: the backend, or the worker itself, is loaded."""
 
 
 class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
@@ -71,12 +71,12 @@ class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
     spec: GrammarSpec
     """As the backend gets it."""
     data: bytes | None
-    """None for one that is left to ``Compiler.build``."""
+    """None for a light grammar that is left to ``Compiler.build``."""
     unenforced: tuple[Finding, ...]
 
 
 class Validated(msgspec.Struct, frozen=True, tag="validated"):
-    """From a worker."""
+    """From a worker: the result of a ``ValidateJob``."""
 
     report: Report
 
@@ -136,9 +136,9 @@ class Backends:
 
 
 def allowed_tokens(spec: GrammarSpec, vocabulary: Vocabulary) -> Mask | None:
-    """What ``spec`` may ask for besides text; None for nothing.
+    """The special tokens that ``spec`` may generate besides text; None for none.
 
-    Raises ``InvalidGrammar`` at a token that the vocabulary has not, or that ends the output.
+    Raises ``InvalidGrammar`` at a token that the vocabulary does not have, or that ends the output.
     """
     if spec.kind != "structural_tag":
         return None
@@ -157,7 +157,7 @@ def allowed_tokens(spec: GrammarSpec, vocabulary: Vocabulary) -> Mask | None:
 class Outcome(NamedTuple):
     candidate: Candidate
     grammar: BackendGrammar | None
-    """None for one that was left as it is."""
+    """None for a light grammar that was not compiled."""
 
 
 _TRIAL_STEPS = 4
@@ -200,12 +200,12 @@ class Compiler:
         raise refusal
 
     def warm_up(self) -> None:
-        """Does what is done once, and the first grammar would wait for."""
+        """Do the one-time work that the first grammar would otherwise wait for."""
         with contextlib.suppress(InvalidGrammar):  # of a vocabulary that cannot spell it
             self.compile(GrammarSpec.from_schema({"type": "boolean"}))
 
     def build(self, backend: str, spec: GrammarSpec, allowed: Mask | None) -> BackendGrammar:
-        """Compiles what was planned, and tries it out. Raises ``InvalidGrammar``."""
+        """Compile what was planned, and try it out. Raises ``InvalidGrammar``."""
         grammar = self._load(backend).compile(spec)
         self._try_out(Matcher(grammar.matcher(), self._vocabulary, allowed))
         return grammar
@@ -229,8 +229,8 @@ class Compiler:
         return contradiction.locate(document, error, compile_)
 
     def _try_out(self, matcher: Matcher) -> None:
-        """Takes the first steps of an output, which build what compiling put off. Better a refusal
-        now than a failure then."""
+        """Take the first steps of an output, for which backends do work that compiling put off: a
+        refusal now is better than a failure later."""
         try:
             for _ in range(_TRIAL_STEPS):
                 matcher.forced_tokens()
@@ -249,7 +249,7 @@ class Compiler:
             raise GrammarTooLarge("$", str(error)) from None
 
     def _first_allowed(self) -> int:
-        """Of the tokens in the row, the first that is no blank, if one is not."""
+        """The first token of the row that is not blank; a blank one if all are."""
         solid = self._row & self._vocabulary.solid_mask
         row = solid if solid.any() else self._row
         word = int(np.flatnonzero(row)[0])

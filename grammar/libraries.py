@@ -1,7 +1,8 @@
-"""The libraries behind the backends: which versions are good enough, and what to say without one.
+"""The libraries behind the backends: the versions that are required, and what to say when one is
+missing.
 
-An older version would not fail but leave out, silently, what ``schema.dialects`` says it enforces:
-the tests of this package were run against each of these minima and fail below them.
+An older version would not fail; it would silently not enforce what ``schema.dialects`` says it
+enforces. The tests of this package pass with each of these minima and fail below them.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from grammar.vocabulary import Vocabulary
 @dataclass(frozen=True, slots=True)
 class Library:
     distribution: str
-    """As pip knows it."""
+    """The distribution's name for pip."""
     minimum: str
     adapter: str
-    """The class in the backend's module."""
+    """The name of the class in the backend's module."""
 
     @property
     def mend(self) -> str:
@@ -35,14 +36,12 @@ LIBRARIES = {
     "xgrammar": Library("xgrammar", "0.2.8", "XGrammarBackend"),
     "outlines": Library("outlines-core", "0.2.13", "OutlinesBackend"),
 }
-"""By backend."""
+"""The library of each backend."""
 
 
 def adapter(backend: str) -> Callable[[Vocabulary], Backend]:
-    """What makes a backend for a vocabulary; imports its library, which can take seconds.
-
-    Raises ``CompilerUnavailable``.
-    """
+    """The backend's class; imports its library, which can take seconds. Raises
+    ``CompilerUnavailable``."""
     library = LIBRARIES[backend]
     name = library.distribution
     try:
@@ -63,7 +62,7 @@ def adapter(backend: str) -> Callable[[Vocabulary], Backend]:
 
 
 def _mend_of_missing(distribution: str, error: ImportError | OSError) -> str | None:
-    """For a module that a library needs, and that was not installed with it."""
+    """The message for a module that a library needs and that was not installed with it."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
     module = error.name.partition(".")[0]

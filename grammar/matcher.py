@@ -13,16 +13,16 @@ from grammar.errors import DeadEnd, MatcherFailed
 from grammar.vocabulary import Mask, Vocabulary
 
 _MAX_FORCED_BYTES = 256
-"""Looked at anew for every step: more would never be used."""
+"""It is computed anew in every step: more bytes would never be used."""
 
 
 class TokenMatcher(ABC):
-    """What follows one output token by token. Not thread-safe: one owner at a time."""
+    """The state of one output, advanced token by token. Not thread-safe: one owner at a time."""
 
     @property
     @abstractmethod
     def num_tokens(self) -> int:
-        """Accepted so far, EOS included."""
+        """Tokens accepted so far, EOS included."""
 
     @property
     @abstractmethod
@@ -49,17 +49,20 @@ class TokenMatcher(ABC):
     @property
     @abstractmethod
     def backend(self) -> BackendMatcher | None:
-        """What fills the next mask but for ``finish_mask``; None where no backend does."""
+        """The backend that fills the next mask, apart from ``finish_mask``; None where none
+        does."""
 
     @abstractmethod
     def finish_mask(self, row: Mask) -> None:
-        """The rest of ``fill_mask`` where ``backend`` has filled ``row``. Raises ``DeadEnd``."""
+        """Complete ``fill_mask`` where ``backend`` has filled ``row``. Raises ``DeadEnd``."""
 
     @abstractmethod
     def forced_tokens(self) -> list[int]:
-        """The tokens that must come next, as far as they are certain; empty where there is a
-        choice. Every one is legal after those before it, but another cut of the same text into
-        tokens may be as legal: offer them as drafts, do not append them."""
+        """The tokens that must come next, as far as that is certain; empty where there is a choice.
+
+        Each is legal after those before it, but another tokenization of the same text may be legal
+        as well: propose them as drafts, do not append them.
+        """
 
     def legal_prefix(self, token_ids: Sequence[int]) -> list[int]:
         """The longest prefix that could be accepted now; the state does not change."""
@@ -104,7 +107,7 @@ class Matcher(TokenMatcher):
     def __init__(
         self, backend: BackendMatcher, vocabulary: Vocabulary, allowed: Mask | None = None
     ) -> None:
-        """``allowed``: the tokens a grammar may ask for; default: those that stand for bytes."""
+        """allowed: the tokens that the grammar may use; default: those that stand for bytes."""
         self._backend = backend
         self._vocabulary = vocabulary
         self._allowed = vocabulary.text_mask if allowed is None else allowed
@@ -177,13 +180,13 @@ class Matcher(TokenMatcher):
 
 
 class MaskJob(NamedTuple):
-    """The masks of one output at one step."""
+    """The masks to fill for one output in one step."""
 
     matcher: TokenMatcher
     draft_ids: Sequence[int]
-    """Legal ones, see ``TokenMatcher.fill_draft_masks``."""
+    """Legal drafts, see ``TokenMatcher.fill_draft_masks``."""
     start: int
-    """Its first row of ``len(draft_ids) + 1``."""
+    """The first of its ``len(draft_ids) + 1`` rows."""
 
 
 class MaskFiller:

@@ -1,4 +1,4 @@
-"""Which backends may compile a grammar, and what exactly each of them is given."""
+"""Plans which backends may compile a grammar, and what exactly each is given."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from grammar.schema.paths import ROOT
 from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec, Kind
 
-# What each engine takes. A regex, a choice or an ebnf is read by the first that is able, and by no
-# other: they differ in what they understand, and in what they silently do not.
+# The kinds of grammar that each engine takes. A regex, a choice or an ebnf is compiled by the first
+# able one and by no other: engines differ in what they support, and in what they silently do not.
 _KINDS: dict[Kind, tuple[str, ...]] = {
     "json_schema": ("llguidance", "xgrammar", "outlines"),
     "json_object": ("llguidance", "xgrammar"),
@@ -26,7 +26,7 @@ _KINDS: dict[Kind, tuple[str, ...]] = {
 }
 
 
-# Whose separators are what they are told to be, everywhere.
+# Engines whose separators are always what they are told to be.
 _COMPACT = ("llguidance",)
 # What takes time in proportion to the schema as it is lowered, where that merges nothing, and to
 # the automata of its divisors; and how much of them there may be.
@@ -39,9 +39,9 @@ _LIGHT_DIVISOR_STATES = 5_000
 class Candidate:
     backend: str
     spec: GrammarSpec
-    """As the backend gets it: schemas lowered to what it enforces."""
+    """The spec as the backend gets it, with schemas lowered to what it enforces."""
     unenforced: tuple[Finding, ...] = ()
-    """What was left out of them."""
+    """What was left out of the schemas."""
     is_light: bool = False
     """Whether it compiles within 0.1 s and 50 MB whatever it says: it is short, and multiplies
     nothing."""

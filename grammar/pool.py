@@ -96,12 +96,12 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that run now."""
+        """Ids of the running processes."""
         with self._lock:
             return [process.pid for process in self._alive if process.is_alive]
 
     def start(self) -> None:
-        """Starts one worker now, so that the first job need not wait for it."""
+        """Start one worker now, so that the first job need not wait for it."""
         self._release(self._lease())
 
     def compile(self, spec: GrammarSpec, *, leave_light: bool = False) -> Compiled:
@@ -119,7 +119,7 @@ class WorkerPool:
         return result.report
 
     def close(self) -> None:
-        """Kills all workers; jobs under way fail. Idempotent."""
+        """Kill all workers; jobs under way fail. Idempotent."""
         with self._lock:
             self._closed = True
             for process in self._alive:
@@ -232,7 +232,7 @@ class _Process:
         self._load_timeout_s = load_timeout_s
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by ``kill``)
         self.last_words = ""
-        """Of one that died before it was set up."""
+        """What a process that died before it was set up has written."""
         ours, theirs = socket.socketpair()
         # Or one that hangs before it reads would hold us for ever.
         ours.setsockopt(
@@ -300,12 +300,14 @@ class _Process:
         return decode_reply(self._connection.recv_bytes())
 
     def kill(self) -> None:
-        """From any thread; the one that uses it gets ``EOFError`` or ``OSError``."""
+        """Kill the process, from any thread; the thread that uses it gets ``EOFError`` or
+        ``OSError``."""
         self._process.kill()
         self._process.wait()
 
     def close(self, patience_s: float = 0.05) -> None:
-        """``patience_s``: it may be dying by itself, of a cause we want to learn. Idempotent."""
+        """patience_s: time for it to end by itself, if it is dying of a cause we want to know.
+        Idempotent."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         self.kill()
@@ -324,6 +326,7 @@ class _Process:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with our import path; and few arenas, which would count as memory in use."""
+    """Our environment with our import path, and with few malloc arenas, which would count as memory
+    in use."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return os.environ | {"PYTHONPATH": path, "MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}

@@ -36,7 +36,7 @@ class ReasoningMatcher(TokenMatcher):
 
     @property
     def num_tokens(self) -> int:
-        """Accepted so far, reasoning included."""
+        """Tokens accepted so far, reasoning included."""
         return len(self._reasoning) + self._matcher.num_tokens
 
     def accept(self, token_id: int) -> bool:

@@ -23,16 +23,16 @@ class Limits:
     max_depth: int = 64
     """Nesting of subschemas."""
     max_properties: int = 5_000
-    """Of a schema in all."""
+    """Properties of a whole schema."""
     max_optional: int = 500
-    """Properties of one object that may be left out: each could come next, at every step. So many
-    cost 5 ms a mask, which all others in the batch wait for."""
+    """Optional properties of one object: each could come next at every step. This many take 5 ms
+    per mask, for which all others in the batch wait."""
     max_enum_values: int = 1_000
-    """In one enum, or choices in all."""
+    """Values of one enum, or choices in total."""
     max_regex_size: int = 5_000
     """Items of a regex with its counted repetitions written out."""
     max_choice_chars: int = 10_000
-    """Of one choice."""
+    """Characters of one choice."""
     max_count: int = 65_536
     """The largest length or number of items that a schema may name."""
 
@@ -152,11 +152,12 @@ def _check_regex(source: str, limits: Limits, path: str = "$") -> None:
         raise GrammarTooLarge(path, message)
 
 
-# Attributes of a rule that are not about what it matches, and that nobody here heeds.
+# Attributes of a rule that do not affect what it matches, and that no backend uses.
 _UNHEEDED = re.compile(r"^[ \t]*[\w-]+[ \t]*\[[^\]\n]*\b(temperature|capture)\b", re.MULTILINE)
 
 
-# What makes an engine lenient about a schema in the grammar, or about the bytes it lets through.
+# Options that would make an engine lenient about a schema in the grammar, or about the bytes it
+# allows.
 _OPTIONS = re.compile(r"x-guidance|allow_invalid_utf8")
 
 

@@ -18,7 +18,8 @@ from grammar.schema.paths import ROOT, child
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """This very token. The only way to a special one: to text those do not exist."""
+    """One specific token. The only way to refer to a special token, which does not exist as
+    text."""
 
     id: int
     path: str = field(default=ROOT, compare=False)
@@ -43,7 +44,7 @@ class Regex:
 
 @dataclass(frozen=True, slots=True)
 class AnyText:
-    """Up to the end of the tag it fills, or of the output."""
+    """Any text, up to the end of its tag or of the output."""
 
     excludes: tuple[str, ...] = ()
     """Strings that must not stand in it."""
@@ -64,7 +65,7 @@ class Tag:
     begin: str | Token
     content: Format
     ends: tuple[str | Token, ...]
-    """Any one of them; a token stands alone."""
+    """The possible ends, any one of which ends the tag; a token must be the only one."""
 
     @property
     def end_texts(self) -> tuple[str, ...]:
@@ -129,7 +130,7 @@ def _parse(document: dict[str, Any]) -> Format:
 
 
 def walk(tree: Format) -> Iterator[Format]:
-    """It and all that it is made of, in order."""
+    """The tree and all its parts, in order."""
     yield tree
     match tree:
         case Sequence(children) | Or(children):
@@ -152,7 +153,7 @@ def tokens(tree: Format) -> Iterator[Token]:
 
 
 def map_schemas(tree: Format, change: Callable[[JsonSchema], Schema]) -> Format:
-    """The same with every schema replaced."""
+    """The same tree with every schema replaced by ``change``."""
     match tree:
         case JsonSchema():
             return replace(tree, schema=change(tree))
@@ -222,7 +223,7 @@ def _triggers_to_json(triggers: tuple[str | Token, ...]) -> dict[str, Any]:
 
 
 class _Fields:
-    """The members of one object, each taken once and none left over."""
+    """The members of one JSON object: each is taken once, and none may be left over."""
 
     def __init__(self, members: dict[str, Any], path: str) -> None:
         self._members = dict(members)

@@ -18,14 +18,14 @@ _MAX_VIOLATIONS = 10
 @dataclass(frozen=True, slots=True)
 class Violation:
     path: str
-    """Of the value in the document."""
+    """Path of the value in the document."""
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     violations: tuple[Violation, ...]
-    """The first ten."""
+    """The first ten violations."""
 
     @property
     def passed(self) -> bool:

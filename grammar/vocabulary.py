@@ -1,4 +1,5 @@
-"""What a grammar needs to know of a tokenizer: the bytes of every token id, and which ids end."""
+"""What a grammar needs to know about a tokenizer: the bytes of every token id, and the ids that end
+a text."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ class Vocabulary:
         )
 
     def mask(self, ids: Iterable[int]) -> Mask:
-        """Shape ``[mask_words]``: exactly the bits of these."""
+        """Shape ``[mask_words]``: exactly the bits of these ids."""
         bits = np.zeros(self.mask_words * 32, dtype=np.uint8)
         bits[list(ids)] = 1
         return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32).view(np.int32)
@@ -86,15 +87,15 @@ class Vocabulary:
         return bool(mask[token_id >> 5] >> (token_id & 31) & 1)
 
     def has(self, token_id: int) -> bool:
-        """Whether it is a token at all: not padding, nor an id without bytes."""
+        """Whether the id is a token: not padding, nor an id without bytes."""
         return 0 <= token_id < self.size and (
             bool(self.tokens[token_id]) or token_id in self.special_ids
         )
 
     def tokenize(self, text: bytes) -> list[int]:
-        """Cuts ``text`` into tokens, stopping early where no token fits.
+        """Split ``text`` into tokens, stopping where no token fits.
 
-        Greedy unless ``encode`` was given and ``text`` is valid UTF-8.
+        Greedy, unless ``encode`` was given and ``text`` is valid UTF-8.
         """
         if self.encode is not None:
             try:

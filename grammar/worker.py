@@ -104,7 +104,7 @@ class _Worker:
 
 
 def _set_limit(kind: int, value: int) -> None:
-    """As far as those who started us allow."""
+    """Set a limit, as far as our own hard limit allows."""
     _, most = resource.getrlimit(kind)
     if most != resource.RLIM_INFINITY and (value == resource.RLIM_INFINITY or value > most):
         value = most
@@ -112,7 +112,7 @@ def _set_limit(kind: int, value: int) -> None:
 
 
 def _silence() -> None:
-    """From here on libraries print only what they also raise."""
+    """Silence libraries, which print only what they also raise."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stderr.fileno())
     os.close(null)

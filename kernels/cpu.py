@@ -200,7 +200,7 @@ class LayerCacheStruct(ctypes.Structure):
         k_scale: torch.Tensor | None,
         v_scale: torch.Tensor | None,
     ) -> LayerCacheStruct:
-        """Of contiguous tensors that outlive it: float32, or float8_e4m3fn with scales."""
+        """For contiguous tensors that outlive it: float32, or float8_e4m3fn with scales."""
         stored = torch.float32 if k_scale is None else torch.float8_e4m3fn
         assert k_cache.dtype == v_cache.dtype == stored, (k_cache.dtype, v_cache.dtype, stored)
         return cls(
@@ -392,7 +392,7 @@ def _fingerprint(compiler: str) -> str:
 
 
 def _processor() -> bytes:
-    """What ``-march=native`` depends on."""
+    """A description of what ``-march=native`` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:

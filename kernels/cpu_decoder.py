@@ -1,4 +1,5 @@
-"""A whole decoder as one CPU kernel: what a step of a small model would lose between its ops."""
+"""A whole decoder as one CPU kernel, which saves what a step of a small model would lose between
+its ops."""
 
 from __future__ import annotations
 
@@ -54,10 +55,8 @@ class LayerWeights:
 
 
 class Decoder:
-    """All layers of a decoder, and the norm after them, in one call a step.
-
-    Gives the same bits as the ops one by one: both are made of the same functions.
-    """
+    """All layers of a decoder and the final norm, in one call per step. The results equal those of
+    the single ops to the bit: both use the same functions."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ HALVES = frozenset({torch.bfloat16, torch.float16})
 FLOATS = HALVES | {torch.float32}
 MAX_EXPERTS = 512
 MAX_CHOSEN = 32
-"""Experts of a token, and groups of experts."""
+"""Most experts of a token, and most groups of experts."""
 
 
 def register() -> None:
@@ -90,7 +90,7 @@ def apply_experts(
 def serves(
     x: torch.Tensor, gate_up: ExpertMatrices, down: ExpertMatrices, experts: torch.Tensor
 ) -> bool:
-    """Where tokens are so few that they hardly meet at an expert."""
+    """Whether tokens are so few that they rarely share an expert."""
     return (
         isinstance(gate_up, torch.Tensor)
         and isinstance(down, torch.Tensor)
@@ -109,11 +109,11 @@ def linear(
     pairs_per_row: int = 1,
     gated: bool = False,
 ) -> torch.Tensor:
-    """Of each pair: its expert's matrix times its row of x, [num_pairs, features].
+    """For each pair its expert's matrix times its row of x: [num_pairs, features].
 
     x: [num_pairs / pairs_per_row, k] bfloat16 or float16; matrices: [num_experts, features, k],
     features a multiple of 16 and k of 64. gated: features are [gate | up], and the result is
-    ``silu(gate) * up``. Pairs of the expert ``num_experts``, which is none, are left alone.
+    ``silu(gate) * up``. Pairs of the expert ``num_experts``, which does not exist, are skipped.
     """
     features = matrices.shape[1] // (2 if gated else 1)
     out = x.new_empty(experts.numel(), features)
@@ -129,5 +129,5 @@ def combine_experts(each: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def _is_whole(matrices: torch.Tensor) -> bool:
-    """Whether features and inputs are multiples of what a CTA multiplies at once."""
+    """Whether features and inputs are multiples of a CTA's tile."""
     return matrices.shape[1] % 16 == 0 and matrices.shape[2] % 64 == 0

@@ -65,5 +65,5 @@ def linear(
 
 @functools.cache
 def _counters(device: torch.device) -> torch.Tensor:
-    """0 between launches, which follow one another on one stream."""
+    """Counters of the kernel: 0 between launches, which all run on one stream."""
     return torch.zeros(2, dtype=torch.int32, device=device)

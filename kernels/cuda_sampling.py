@@ -1,4 +1,4 @@
-"""What the CUDA kernels do between logits and tokens; ``cuda.load`` comes before."""
+"""Python face of the CUDA kernels for sampling; ``cuda.load`` comes first."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from kernels import reference
 
 MAX_TOP_LOGPROBS = 512
-"""The most that the kernel of ``token_logprobs`` reports."""
+"""Most top tokens that the kernel of ``token_logprobs`` reports."""
 PENALTY_CTAS = 64
-"""Rows that ``apply_penalties`` works on at the same time; each counts in memory of its own."""
+"""Rows that ``apply_penalties`` processes at the same time; each has counters of its own."""
 
 SAMPLING_ROW = np.dtype(
     [
@@ -49,7 +49,7 @@ def apply_penalties(
 
 @functools.cache
 def _penalty_counts(device: torch.device, vocab_size: int) -> torch.Tensor:
-    """Where ``apply_penalties`` counts: zero between launches."""
+    """The counters of ``apply_penalties``: zero between launches."""
     return torch.zeros(PENALTY_CTAS, vocab_size, dtype=torch.int32, device=device)
 
 

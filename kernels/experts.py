@@ -1,4 +1,4 @@
-"""The matrices of a mixture's experts, all of one kind together, quantized or not."""
+"""The stacked matrices of a mixture's experts, quantized or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Fp8Experts:
     """[num_experts, features / rows, k / columns] float32, both rounded up: what each block of so
     many rows and columns is multiplied with"""
     block: tuple[int, int] | None = None
-    """Rows and columns; None: one row, all columns."""
+    """Rows and columns that share a scale; None: one row, all columns."""
 
     def __len__(self) -> int:
         return len(self.weight)
@@ -41,7 +41,7 @@ class Int4Experts:
 
 
 ExpertMatrices = torch.Tensor | Fp8Experts | Int4Experts
-"""A tensor: [num_experts, features, k]."""
+"""A plain tensor is [num_experts, features, k]."""
 
 
 def features_of(matrices: ExpertMatrices) -> int:
@@ -51,10 +51,11 @@ def features_of(matrices: ExpertMatrices) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PairTiles:
-    """The (token, expert) pairs of a step by expert, in tiles; pair ``token * top_k + place``."""
+    """The (token, expert) pairs of a step, sorted by expert and divided into tiles. A pair's number
+    is ``token * top_k + place``."""
 
     rows: int
-    """Of a tile."""
+    """Pairs in a tile."""
     order: torch.Tensor
     """[num_pairs] int32: the pairs, sorted by expert."""
     tiles: torch.Tensor
@@ -63,13 +64,11 @@ class PairTiles:
 
 
 def tile_rows(num_pairs: int, num_experts: int) -> int:
-    """The least a tile can be while experts get few pairs; else enough for what nearly all get.
-
-    Each tile reads its expert's matrix.
-    """
+    """The height of a tile: the smallest possible while experts get few pairs, else enough for
+    nearly all experts. Each tile reads its expert's matrix."""
     return 16 if num_pairs <= 8 * num_experts else 64
 
 
 def max_tiles(num_pairs: int, num_experts: int, rows: int) -> int:
-    """Every expert fills its last tile in part at worst."""
+    """An upper bound: at worst every expert's last tile is partly filled."""
     return num_pairs // rows + min(num_experts, num_pairs)

@@ -1,7 +1,7 @@
-"""The low-rank matrices of several adapters, and the tokens of a step by adapter.
+"""The low-rank matrices of several adapters, and the tokens of a step grouped by adapter.
 
-Tokens are sorted by adapter and cut into tiles; a tile never holds tokens of two adapters. All of
-it is one array of integers, sent by one copy to where a CUDA graph reads it.
+Tokens are sorted by adapter and divided into tiles; a tile never contains tokens of two adapters.
+All of it is one array of integers, which one copy sends to where a CUDA graph reads it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from kernels.transfer import to_device
 Ints = npt.NDArray[np.int64]
 
 RANK_STEP = 16
-"""Room for ranks comes in multiples of what a tensor core multiplies at a time."""
+"""Ranks are padded to multiples of what a tensor core multiplies at once."""
 FEW_TOKENS = 256
-"""Up to here tiles are as small as can be: a batch that decodes, mostly of many adapters."""
+"""Up to this many tokens tiles are as small as possible: such a batch decodes, mostly with many
+adapters."""
 
 
 def padded_rank(rank: int) -> int:
@@ -29,9 +30,9 @@ def padded_rank(rank: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LowRankMatrices:
-    """Of one linear layer, in slots for adapters.
+    """The matrices of one linear layer, in slots for adapters.
 
-    A layer's output has parts, as of the queries, keys and values, each with matrices of its own.
+    A layer's output has parts, such as queries, keys and values, each with matrices of its own.
     """
 
     down: torch.Tensor
@@ -44,7 +45,7 @@ class LowRankMatrices:
     ends: torch.Tensor
     """[num_parts + 1] int32: part i is the features from ``ends[i]`` to ``ends[i + 1]``."""
     parts: tuple[int, ...]
-    """Features of each."""
+    """Features of each part."""
 
     @classmethod
     def empty(
@@ -56,7 +57,7 @@ class LowRankMatrices:
         *,
         dtype: torch.dtype,
     ) -> LowRankMatrices:
-        """Without an adapter: ranks are all 0."""
+        """Matrices without any adapter: all ranks are 0."""
         device, (num_slots, num_parts) = ranks.device, ranks.shape
         assert num_parts == len(parts)
         max_rank = padded_rank(max_rank)
@@ -76,22 +77,21 @@ class AdapterTiles:
     """The tokens of a step that have an adapter."""
 
     num_tokens: int
-    """Of the step, those without an adapter included."""
+    """Tokens of the step, including those without an adapter."""
     slots: torch.Tensor
-    """[num_tiles] int32: of which adapter a tile's tokens are; -1 from the first tile on that there
-    is not."""
+    """[num_tiles] int32: the slot of each tile's adapter; -1 from the first unused tile on."""
     tokens: torch.Tensor
-    """[num_tiles, rows] int32, -1 behind the last."""
+    """[num_tiles, rows] int32: the tokens of each tile, padded with -1."""
 
     @classmethod
     def of(cls, slots: Ints, device: torch.device) -> AdapterTiles:
-        """slots: [num_tokens], -1 for none."""
+        """Group tokens by slot. slots: [num_tokens], -1 for none."""
         rows = tile_rows(len(slots))
         return cls.view(to_device(tile_table(slots, rows), device), len(slots), rows)
 
     @classmethod
     def view(cls, table: torch.Tensor, num_tokens: int, rows: int) -> AdapterTiles:
-        """table: of ``tile_table``."""
+        """Views of a table that ``tile_table`` made."""
         num_tiles = len(table) // (1 + rows)
         return cls(num_tokens, table[:num_tiles], table[num_tiles:].view(num_tiles, rows))
 
@@ -101,7 +101,7 @@ def tile_rows(num_tokens: int) -> int:
 
 
 def max_tiles(num_tokens: int, num_slots: int) -> int:
-    """Every slot fills its last tile in part at worst."""
+    """An upper bound: at worst every slot's last tile is partly filled."""
     return num_tokens // tile_rows(num_tokens) + min(num_slots, num_tokens)
 
 

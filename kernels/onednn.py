@@ -1,7 +1,7 @@
-"""Matrix products on weights that oneDNN packed, for CPUs where our own are not built.
+"""Matrix products with weights packed by oneDNN, for CPUs on which our own kernels are not built.
 
-This is 2.5 to 4 times faster than the stock float32 product where torch's BLAS
-is not tuned for the machine, and a row of its result does not depend on how many rows there are.
+This is 2.5 to 4 times faster than torch's float32 product where its BLAS is not tuned for the
+machine, and a row of the result does not depend on how many rows there are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_tokens, in] float32; returns [num_tokens, out]."""
-        # Naming the overload saves the search for it, two microseconds a call.
+        # Naming the overload saves looking it up, two microseconds a call.
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
             x, self._packed, self._bias, "none", [], ""
         )

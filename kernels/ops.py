@@ -10,42 +10,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
 from kernels import reference, reference_experts
-from kernels.experts import ExpertMatrices, PairTiles
-from kernels.low_rank import AdapterTiles, LowRankMatrices
 
-# Ops have many signatures; the typed functions below are the only way in.
+P = ParamSpec("P")
+R = TypeVar("R")
 Implementation = Callable[..., Any]
+"""Takes what the op takes. Calls are type-checked against the op's reference."""
 
 _PREFERENCE: dict[str, tuple[str, ...]] = {
     "cuda": ("cuda", "triton", "reference"),
     "cpu": ("cpu", "reference"),
 }
-OPS = (
-    "rms_norm",
-    "silu_mul",
-    "gelu_tanh_mul",
-    "rope_and_cache",
-    "store_latents",
-    "route_experts",
-    "group_pairs",
-    "apply_experts",
-    "combine_experts",
-    "shrink_low_rank",
-    "expand_low_rank",
-    "quantize_rows",
-    "linear_int4",
-    "linear_fp8",
-    "apply_token_bitmask",
-    "apply_penalties",
-    "token_logprobs",
-    "process_logits",
-    "sample",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +34,7 @@ class _Registered:
     """None: all."""
 
 
-_ORACLES = {**vars(reference), **vars(reference_experts)}
-_registry: dict[tuple[str, str], _Registered] = {
-    (op, "reference"): _Registered(_ORACLES[op], None) for op in OPS
-}
+_registry: dict[tuple[str, str], _Registered] = {}
 
 
 def register(
@@ -69,7 +45,7 @@ def register(
     dtypes: Set[torch.dtype] | None = None,
 ) -> None:
     """Offer ``implementation`` of ``op`` wherever ``backend`` is preferred, for these dtypes."""
-    assert op in OPS, f"unknown op {op!r}"
+    assert (op, "reference") in _registry, f"unknown op {op!r}"
     assert any(backend in order for order in _PREFERENCE.values()), f"unknown backend {backend!r}"
     _registry[op, backend] = _Registered(implementation, dtypes)
     resolve.cache_clear()
@@ -79,8 +55,8 @@ def register(
 def resolve(
     op: str, device_type: str, dtype: torch.dtype, behind: str | None = None
 ) -> Implementation:
-    """The implementation of ``op`` that tensors of this device and dtype run; ``behind``: the one
-    that serves what this backend does not."""
+    """The implementation of ``op`` for tensors of this device and dtype. behind: the one to use for
+    what this backend does not serve."""
     backends = _PREFERENCE.get(device_type, ("reference",))
     for backend in backends[0 if behind is None else backends.index(behind) + 1 :]:
         found = _registry.get((op, backend))
@@ -89,227 +65,43 @@ def resolve(
     raise AssertionError(f"{op} has no reference")
 
 
-def rms_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    residual: torch.Tensor | None = None,
-    inner: torch.Tensor | None = None,
-) -> torch.Tensor:
-    made = resolve("rms_norm", x.device.type, x.dtype)
-    out: torch.Tensor = made(x, weight, eps, residual, inner)
-    return out
+def _op(reference: Callable[P, R]) -> Callable[P, R]:
+    """The op whose reference this is. The device and dtype of its first argument, a tensor, select
+    the implementation."""
+    name = reference.__name__
+    _registry[name, "reference"] = _Registered(reference, None)
+
+    @functools.wraps(reference)
+    def op(*args: P.args, **kwargs: P.kwargs) -> R:
+        x = cast(torch.Tensor, args[0])
+        out: R = resolve(name, x.device.type, x.dtype)(*args, **kwargs)
+        return out
+
+    return op
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = resolve("silu_mul", gate_up.device.type, gate_up.dtype)(gate_up)
-    return out
+rms_norm = _op(reference.rms_norm)
+silu_mul = _op(reference.silu_mul)
+gelu_tanh_mul = _op(reference.gelu_tanh_mul)
+rope_and_cache = _op(reference.rope_and_cache)
+store_latents = _op(reference.store_latents)
 
+route_experts = _op(reference_experts.route_experts)
+group_pairs = _op(reference_experts.group_pairs)
+apply_experts = _op(reference_experts.apply_experts)
+combine_experts = _op(reference_experts.combine_experts)
 
-def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = resolve("gelu_tanh_mul", gate_up.device.type, gate_up.dtype)(gate_up)
-    return out
+shrink_low_rank = _op(reference.shrink_low_rank)
+expand_low_rank = _op(reference.expand_low_rank)
 
+quantize_rows = _op(reference.quantize_rows)
+linear_int4 = _op(reference.linear_int4)
+linear_fp8 = _op(reference.linear_fp8)
 
-def rope_and_cache(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    cos_sin: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    *,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    eps: float = 0.0,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-) -> None:
-    resolve("rope_and_cache", q.device.type, q.dtype)(
-        q,
-        k,
-        v,
-        k_cache,
-        v_cache,
-        cos_sin,
-        positions,
-        slots,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        eps=eps,
-        k_scale=k_scale,
-        v_scale=v_scale,
-    )
+apply_token_bitmask = _op(reference.apply_token_bitmask)
+apply_penalties = _op(reference.apply_penalties)
+token_logprobs = _op(reference.token_logprobs)
+process_logits = _op(reference.process_logits)
+sample = _op(reference.sample)
 
-
-def store_latents(
-    q: torch.Tensor,
-    q_turned: torch.Tensor,
-    kv: torch.Tensor,
-    norm: torch.Tensor,
-    cache: torch.Tensor,
-    cos_sin: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    *,
-    eps: float,
-    interleaved: bool,
-    scale: torch.Tensor | None = None,
-) -> None:
-    resolve("store_latents", q.device.type, q.dtype)(
-        q,
-        q_turned,
-        kv,
-        norm,
-        cache,
-        cos_sin,
-        positions,
-        slots,
-        eps=eps,
-        interleaved=interleaved,
-        scale=scale,
-    )
-
-
-def route_experts(
-    logits: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    top_k: int,
-    sigmoid: bool = False,
-    renormalize: bool = False,
-    scale: float = 1.0,
-    num_groups: int = 1,
-    top_k_groups: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    out: tuple[torch.Tensor, torch.Tensor] = resolve(
-        "route_experts", logits.device.type, logits.dtype
-    )(
-        logits,
-        bias,
-        top_k=top_k,
-        sigmoid=sigmoid,
-        renormalize=renormalize,
-        scale=scale,
-        num_groups=num_groups,
-        top_k_groups=top_k_groups,
-    )
-    return out
-
-
-def group_pairs(experts: torch.Tensor, num_experts: int, rows: int) -> PairTiles:
-    out: PairTiles = resolve("group_pairs", experts.device.type, experts.dtype)(
-        experts, num_experts, rows
-    )
-    return out
-
-
-def apply_experts(
-    x: torch.Tensor,
-    gate_up: ExpertMatrices,
-    down: ExpertMatrices,
-    experts: torch.Tensor,
-    weights: torch.Tensor,
-) -> torch.Tensor:
-    out: torch.Tensor = resolve("apply_experts", x.device.type, x.dtype)(
-        x, gate_up, down, experts, weights
-    )
-    return out
-
-
-def combine_experts(each: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = resolve("combine_experts", each.device.type, each.dtype)(each, weights)
-    return out
-
-
-def shrink_low_rank(
-    x: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
-) -> torch.Tensor:
-    low: torch.Tensor = resolve("shrink_low_rank", x.device.type, x.dtype)(x, matrices, tiles)
-    return low
-
-
-def expand_low_rank(
-    out: torch.Tensor, low: torch.Tensor, matrices: LowRankMatrices, tiles: AdapterTiles
-) -> None:
-    resolve("expand_low_rank", out.device.type, out.dtype)(out, low, matrices, tiles)
-
-
-def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    out: tuple[torch.Tensor, torch.Tensor] = resolve("quantize_rows", x.device.type, x.dtype)(x)
-    return out
-
-
-def linear_int4(x: torch.Tensor, packed: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = resolve("linear_int4", x.device.type, x.dtype)(x, packed, groups)
-    return out
-
-
-def linear_fp8(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    block: tuple[int, int] | None = None,
-    *,
-    round_x: bool = True,
-) -> torch.Tensor:
-    out: torch.Tensor = resolve("linear_fp8", x.device.type, x.dtype)(
-        x, weight, scale, block, round_x=round_x
-    )
-    return out
-
-
-def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
-    resolve("apply_token_bitmask", logits.device.type, logits.dtype)(logits, bitmask, rows)
-
-
-def apply_penalties(
-    logits: torch.Tensor,
-    tokens: torch.Tensor,
-    where: torch.Tensor,
-    strengths: torch.Tensor,
-    *,
-    max_len: int,
-) -> None:
-    resolve("apply_penalties", logits.device.type, logits.dtype)(
-        logits, tokens, where, strengths, max_len=max_len
-    )
-
-
-def token_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
-) -> reference.Logprobs:
-    found: reference.Logprobs = resolve("token_logprobs", logits.device.type, logits.dtype)(
-        logits, token_ids, num_top
-    )
-    return found
-
-
-def process_logits(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor | None,
-    top_p: torch.Tensor | None,
-    min_p: torch.Tensor | None,
-) -> torch.Tensor:
-    out: torch.Tensor = resolve("process_logits", logits.device.type, logits.dtype)(
-        logits, temperature, top_k, top_p, min_p
-    )
-    return out
-
-
-def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor | None,
-    top_p: torch.Tensor | None,
-    min_p: torch.Tensor | None,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-) -> torch.Tensor:
-    out: torch.Tensor = resolve("sample", logits.device.type, logits.dtype)(
-        logits, temperature, top_k, top_p, min_p, seeds, positions
-    )
-    return out
+OPS = tuple(name for name, _ in _registry)

@@ -12,7 +12,7 @@ from kernels.low_rank import AdapterTiles, LowRankMatrices
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 MIN_SCALE = 1e-12
-"""Of a row of zeros."""
+"""The scale of a row of zeros."""
 _NEG_INF = float("-inf")
 
 
@@ -145,7 +145,7 @@ def store_heads(
 
 
 def quantize_heads(heads: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """``heads / scale`` in FP8 (e4m3), what is beyond its range at its ends.
+    """``heads / scale`` in FP8 (e4m3), clamped to its range.
 
     heads: [..., num_kv_heads, head_dim]; scale: [num_kv_heads] float32.
     """
@@ -212,16 +212,16 @@ def _by_slot(tiles: AdapterTiles) -> Iterator[tuple[int, slice | torch.Tensor]]:
 
 
 def _chosen(tokens: torch.Tensor) -> slice | torch.Tensor:
-    """Ascending numbers, as a slice where they have no gaps."""
+    """Ascending indices, as a slice if they are contiguous."""
     first, last = int(tokens[0]), int(tokens[-1])
     return slice(first, last + 1) if last - first == len(tokens) - 1 else tokens
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row in FP8 (e4m3), scaled so that its largest element is the largest there is.
+    """Each row in FP8 (e4m3), scaled so that its largest element becomes the largest FP8 number.
 
-    x: [rows, width]; returns [rows, width] float8_e4m3fn and the scales, [rows, 1] float32, with
-    which it is to be multiplied.
+    x: [rows, width]; returns [rows, width] float8_e4m3fn, and the scales [rows, 1] float32 to
+    multiply it with.
     """
     x32 = x.float()
     scale = (x32.abs().amax(-1, keepdim=True) / FP8_MAX).clamp_(min=MIN_SCALE)
@@ -465,7 +465,7 @@ def _keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> None:
     if limited.numel() == 0:
         return
     rows, p = scores[limited], top_p[limited].unsqueeze(1)
-    # In float64, so that no other order of adding up comes to another decision.
+    # In float64, so that another order of summing does not change a decision.
     target = p * rows.double().exp().sum(-1, keepdim=True)
     vocab_size = rows.shape[1]
     num_candidates = min(128, vocab_size)

@@ -1,4 +1,4 @@
-"""The ops of ``reference`` that mixtures of experts are made of."""
+"""The reference ops for mixtures of experts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def combine_experts(each: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def matrix_of(matrices: ExpertMatrices, expert: int, dtype: torch.dtype) -> torch.Tensor:
-    """One expert's, [features, k] of ``dtype``."""
+    """One expert's matrix: [features, k] of ``dtype``."""
     match matrices:
         case Fp8Experts():
             weight, scale = matrices.weight[expert], matrices.scale[expert]

@@ -1,4 +1,4 @@
-"""How the query tokens of a step are cut into tiles for the prefill kernels."""
+"""Divides the query tokens of a step into tiles for the prefill kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Getting small arrays to a device, and back, without waiting for it."""
+"""Copying small arrays to a device and back without waiting for it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a GPU's tensor in host memory, there once its current stream has got so far.
+    """A copy of a GPU's tensor in host memory, complete once its current stream has reached this
+    point.
 
-    Only a copy to pinned memory leaves the host free.
+    The copy is pinned: copying to pageable memory would make the host wait.
     """
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)

@@ -65,11 +65,17 @@ class Journal:
         return self._progress.begin(event, price)
 
     def append(self, events: Sequence[UsageEvent]) -> None:
-        """Return when the events outlive the process. Raises ``OSError``."""
+        """Return when the events outlive the process. Raises ``OSError``: none of them does."""
         assert self._file is not None, "the journal is closed"
         lines = b"".join(msgspec.json.encode(event) + b"\n" for event in events)
-        self._file.write(lines)
-        self._file.flush()
+        # Past the file's buffer, which would hold on to what a full disk did not take.
+        fd, num_written = self._file.fileno(), 0
+        try:
+            while num_written < len(lines):
+                num_written += os.write(fd, lines[num_written:])
+        except OSError:
+            os.ftruncate(fd, self._size)
+            raise
         self._size += len(lines)
 
     def clear(self) -> None:

@@ -13,7 +13,9 @@ machine's own byte order: whoever adopts the file runs on the same one.
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +26,8 @@ import msgspec
 
 from tenants.limits import Price
 from tenants.types import UsageEvent
+
+logger = logging.getLogger(__name__)
 
 SUFFIX = ".running"
 SLOT_BYTES = 2048
@@ -70,18 +74,28 @@ class Progress:
         self.file: IO[bytes] = self.path.open("x+b")
         self._free: list[int] = []
         self._num_slots = 0
-        self.memory = self._grow()
+        try:
+            self.memory = self._grow()
+        except OSError:
+            self.file.close()
+            self.path.unlink()
+            raise
 
     def begin(self, event: UsageEvent, price: Price) -> Running | None:
         """A slot for a request; ``event`` is its settlement except for the token counts.
 
-        None when the request's names do not fit: then only its lease settles it.
+        None when the request's names do not fit, or the disk is full: then only its lease settles
+        it.
         """
         body = msgspec.json.encode(_Left(event, price))
         if len(body) > SLOT_BYTES - _HEAD.size:
             return None
         if not self._free:
-            self.memory = self._grow()
+            try:
+                self.memory = self._grow()
+            except OSError as error:
+                logger.warning("A request runs that a crash would not settle: %s", error)
+                return None
         number = self._free.pop()
         offset = number * SLOT_BYTES
         self.memory[offset + _HEAD.size : offset + _HEAD.size + len(body)] = body
@@ -107,11 +121,19 @@ class Progress:
             self.file.close()
 
     def _grow(self) -> mmap.mmap:
-        first = self._num_slots
-        self._num_slots += _SLOTS_AT_ONCE
-        self._free += reversed(range(first, self._num_slots))
-        self.file.truncate(self._num_slots * SLOT_BYTES)
-        return mmap.mmap(self.file.fileno(), self._num_slots * SLOT_BYTES)
+        """Raises ``OSError`` where there is no room.
+
+        What is mapped is written before: a store into a hole of a file on a full disk would kill
+        the process (SIGBUS).
+        """
+        first, num_slots = self._num_slots, self._num_slots + _SLOTS_AT_ONCE
+        offset, size = first * SLOT_BYTES, num_slots * SLOT_BYTES
+        while offset < size:
+            offset += os.pwrite(self.file.fileno(), bytes(size - offset), offset)
+        memory = mmap.mmap(self.file.fileno(), size)
+        self._num_slots = num_slots
+        self._free += reversed(range(first, num_slots))
+        return memory
 
 
 def read(file: IO[bytes]) -> Sequence[UsageEvent]:

@@ -22,7 +22,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -128,9 +128,9 @@ def postgres_server(request: pytest.FixtureRequest) -> str:
         folder = Path(tempfile.mkdtemp(prefix="sluice-test-"))
         request.config.add_cleanup(lambda: shutil.rmtree(folder))
         if BINDIR is not None:
-            running = started(Path(BINDIR), folder)
-            dsn = running.__enter__()
-            request.config.add_cleanup(lambda: running.__exit__(None, None, None))
+            running = ExitStack()
+            dsn = running.enter_context(started(Path(BINDIR), folder))
+            request.config.add_cleanup(running.close)
         else:
             server = EmbeddedPostgres(folder, settings=FAST)
             request.config.add_cleanup(server.stop)  # cleanups run last in, first out

@@ -19,6 +19,7 @@ DOCUMENTS = [
         "README.md",
         "PERFORMANCE.md",
         "docs/experiments.md",
+        "engine/README.md",
         "engine/demo/README.md",
         "gateway/README.md",
         "grammar/README.md",

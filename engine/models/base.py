@@ -1,4 +1,4 @@
-"""What every model offers the runner, and what it is built from: its checked config."""
+"""The interface of models to the runner, and the checked config that a model is built from."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from engine.layers.rope import RopeConfig
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """What a token leaves in the KV cache of every layer."""
+    """The shape of what each token stores in the KV cache of every layer."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     is_latent: bool = False
-    """Keys and values are one tensor."""
+    """Keys and values are the same tensor."""
 
     @property
     def num_tensors(self) -> int:
@@ -36,7 +36,7 @@ class CacheLayout:
 class MoEConfig:
     router: RouterConfig
     intermediate_size: int
-    """Of one expert."""
+    """Width of one expert."""
     dense_layers: frozenset[int] = frozenset()
     """Layers that have a plain feed-forward block instead."""
     shared_size: int | None = None
@@ -45,7 +45,7 @@ class MoEConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The parts of a checkpoint's config.json that the code needs."""
+    """What the code needs of a checkpoint's config.json."""
 
     architecture: str
     vocab_size: int
@@ -55,40 +55,40 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """With latent attention the part that is rotated."""
+    """With latent attention, the rotated part only."""
     rms_norm_eps: float
     max_position_embeddings: int
     rope: RopeConfig
     tie_word_embeddings: bool
     attention_bias: bool
-    """Of the query, key and value projections; see ``attention_output_bias``."""
+    """Whether the query, key and value projections have one; see ``attention_output_bias``."""
     mlp_bias: bool
     dtype: torch.dtype
     """The checkpoint's own."""
     eos_token_ids: frozenset[int]
 
-    # What most families leave alone.
+    # What most families leave at its default.
     attention_output_bias: bool | None = None
-    """None: as ``attention_bias``."""
+    """None: the same as ``attention_bias``."""
     activation: str = "silu"
     attention_scale: float | None = None
-    """None: head_dim ** -0.5."""
+    """None means head_dim ** -0.5."""
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     windows: tuple[int | None, ...] = ()
-    """Of each layer; empty: nowhere one."""
+    """Sliding window of each layer; empty if no layer has one."""
     window_rope: RopeConfig | None = None
-    """Of the layers with a window; None: ``rope``."""
+    """Rotary embedding of the layers with a window; None: ``rope``."""
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
-    """Of what a layer's blocks add to its input."""
+    """Factor on what each block of a layer adds to its input."""
     logits_divisor: float = 1.0
     moe: MoEConfig | None = None
     mla: MLAConfig | None = None
 
     @property
     def scale(self) -> float:
-        """Of attention scores."""
+        """The factor on attention scores."""
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     @property
@@ -107,13 +107,13 @@ class ModelConfig:
         return max(windows, default=None)
 
     def window(self, layer: int) -> int | None:
-        """None also where no sequence is longer than the window."""
+        """The window of a layer; None also if no sequence can be longer than the window."""
         window = self.windows[layer] if self.windows else None
         return None if window is None or window >= self.max_position_embeddings else window
 
 
 class ModelFacts(Protocol):
-    """What the runner must know of a model, whoever implements it."""
+    """What the runner has to know about a model, whichever implementation it is."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -142,7 +142,8 @@ class Model(Module, ABC):
     """A decoder."""
 
     is_capturable: bool = True
-    """It never waits for its own results: a CUDA graph can hold its steps."""
+    """Whether the model never waits for results on the host, so that CUDA graphs can capture its
+    steps."""
 
     @abstractmethod
     def __init__(
@@ -153,22 +154,23 @@ class Model(Module, ABC):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Lay the weights out, without values yet."""
+        """Create the weights without values."""
 
     def place_of(self, name: str) -> str | None:
-        """Which parameter the checkpoint's tensor ``name`` is; None: one that is not needed."""
+        """The name of the parameter that the checkpoint's tensor ``name`` belongs to; None if it is
+        not needed."""
         return name
 
     def set_kv_scales(self, scales: Sequence[KVScales]) -> None:
-        """Store keys and values in FP8 from now on, with these scales of each layer."""
+        """From now on store keys and values in FP8, with these scales for each layer."""
         for module in self.modules():
             if isinstance(module, SelfAttention | LatentAttention):
                 module.kv_scales = scales[module.layer]
 
     @abstractmethod
     def hidden_states(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """token_ids: [num_tokens] int64; returns [num_wanted, hidden], normed."""
+        """The final, normed hidden states: [num_wanted, hidden]. token_ids: [num_tokens] int64."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [num_rows, hidden]; returns [num_rows, vocab] of the model's dtype."""
+        """The logits in the model's dtype: [num_rows, vocab]. hidden: [num_rows, hidden]."""

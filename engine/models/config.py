@@ -26,7 +26,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _ORIGINAL_LENGTH = "original_max_position_embeddings"
-# What each scaling cannot do without.
+# The parameters that each scaling requires.
 _SCALING_PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -37,8 +37,8 @@ _SCALING_PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 assert set(_SCALING_PARAMETERS) == set(SCALINGS)
 
-# Fields that change what some model computes, and the values of each that change nothing: where a
-# family does not know such a field, its code would compute something else than the checkpoint's.
+# Fields that change what some models compute, with the values that change nothing. A family that
+# does not know such a field would compute something else than the checkpoint means.
 _MATTERS: Mapping[str, tuple[object, ...]] = {
     "activation_function": ("silu",),
     "alibi": (False,),
@@ -75,7 +75,7 @@ _MATTERS: Mapping[str, tuple[object, ...]] = {
 
 
 class ConfigFile(msgspec.Struct, kw_only=True):
-    """The fields of config.json as Llama-like models write them; defaults as in transformers."""
+    """The fields of config.json in Llama-like models; defaults as in transformers."""
 
     rope_scalings: ClassVar[tuple[str, ...]] = SCALINGS
 
@@ -102,13 +102,13 @@ class ConfigFile(msgspec.Struct, kw_only=True):
     eos_token_id: int | list[int] | None = None
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
-        """``config`` with what this family's fields change. ``ValueError`` names one that is wrong
-        or not implemented."""
+        """``config`` with the changes of this family's fields. ``ValueError`` names a field that is
+        wrong or not implemented."""
         return config
 
     def rope(self) -> RopeConfig:
-        """Both spellings: ``rope_parameters`` (transformers 5), or ``rope_scaling`` beside
-        ``rope_theta``."""
+        """The rotary embedding, from either spelling: ``rope_parameters`` (transformers 5), or
+        ``rope_scaling`` with ``rope_theta``."""
         return self.read_rope(dict(self.rope_parameters or self.rope_scaling or {}))
 
     def read_rope(
@@ -144,7 +144,8 @@ class ConfigFile(msgspec.Struct, kw_only=True):
     def windows(
         self, sliding_window: int | None, layer_types: list[str] | None
     ) -> tuple[int | None, ...]:
-        """Of each layer, from ``layer_types``; without these every layer has the window."""
+        """The window of each layer, by ``layer_types``; without those every layer has the
+        window."""
         if sliding_window is not None and sliding_window < 1:
             raise ValueError(f"sliding_window: must be at least 1, got {sliding_window}")
         if layer_types is None:
@@ -172,7 +173,7 @@ _File = TypeVar("_File", bound=msgspec.Struct)
 
 
 def read_architecture(model_dir: Path) -> str:
-    """The first of ``architectures``. Raises ``ModelLoadError``."""
+    """The checkpoint's architecture: the first of ``architectures``. Raises ``ModelLoadError``."""
     if not model_dir.is_dir():
         raise ModelLoadError(f"model folder {str(model_dir)!r} does not exist: check the path")
     path = model_dir / "config.json"
@@ -186,7 +187,7 @@ def read_config(model_dir: Path, kind: type[ConfigFile]) -> ModelConfig:
     """Raises ``ModelLoadError`` naming the file, the field and the mend."""
     path = model_dir / "config.json"
     fields = _read(path, dict[str, Any])
-    # Of a model that also sees, the part that reads.
+    # For multimodal models, the config of the text model.
     fields |= fields.pop("text_config", None) or {}
     try:
         file = msgspec.convert(fields, kind)
@@ -290,7 +291,7 @@ def _refuse_unsupported(file: ConfigFile, fields: dict[str, Any]) -> None:
 
 
 def eos_token_ids(model_dir: Path, from_config: int | list[int] | None) -> frozenset[int]:
-    """generation_config.json goes over config.json."""
+    """The ids that end a text; generation_config.json takes precedence over config.json."""
     path = model_dir / "generation_config.json"
     ids = _read(path, _GenerationConfigFile).eos_token_id if path.exists() else None
     if ids is None:

@@ -28,7 +28,7 @@ class ConfigFile(config.ConfigFile, kw_only=True):
     final_logit_softcapping: config.Positive | None = 30.0
 
     sliding_window_pattern: config.Count = 2
-    """One layer in so many sees everything; where ``layer_types`` says nothing."""
+    """Without ``layer_types``: one in this many layers has no window."""
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
         if self.hidden_activation not in (None, "gelu_pytorch_tanh"):

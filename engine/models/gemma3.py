@@ -15,7 +15,7 @@ _FULL, _WINDOW = "full_attention", "sliding_attention"
 
 
 class ConfigFile(gemma2.ConfigFile, kw_only=True):
-    # Checkpoints that also see leave out what equals transformers' defaults.
+    # Multimodal checkpoints leave out what equals transformers' defaults.
     vocab_size: Count = 262_208
     hidden_size: Count = 2304
     intermediate_size: Count = 9216
@@ -35,7 +35,7 @@ class ConfigFile(gemma2.ConfigFile, kw_only=True):
     def adapt(self, config: ModelConfig) -> ModelConfig:
         nested = (self.rope_parameters or {}).get(_WINDOW) or {}
         window_rope = self.read_rope(dict(nested), default_theta=self.rope_local_base_freq)
-        # transformers carries this field along and never applies it.
+        # transformers keeps this field but never applies it.
         config = replace(super().adapt(config), attention_softcap=None)
         return replace(config, window_rope=window_rope)
 
@@ -48,7 +48,7 @@ class ForCausalLM(llama.ForCausalLM):
     layer_class = Gemma3DecoderLayer
 
     def place_of(self, name: str) -> str | None:
-        """Checkpoints that also see wrap this model, under either of two names."""
+        """Multimodal checkpoints wrap this model, under one of two names."""
         if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.")):
             return None
         if name.startswith("model.language_model."):

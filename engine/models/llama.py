@@ -84,11 +84,8 @@ class LlamaDecoderLayer(Module):
         cos_sin: torch.Tensor,
         step: StepContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's input is x + residual, its output the sum of the two results, of the wanted
-        tokens alone.
-
-        So each addition is fused into the norm after it.
-        """
+        """Takes x + residual as input, and returns two tensors whose sum is the output, for the
+        wanted tokens only. So each addition is fused into the next norm."""
         normed = self.input_layernorm.into(self.self_attn.reader, x, residual)
         residual = step.kept(x if residual is None else residual)
         attended = self.self_attn(normed, cos_sin, step)
@@ -97,7 +94,7 @@ class LlamaDecoderLayer(Module):
 
     @property
     def feed_forward_reader(self) -> Linear | None:
-        """Alone reads what goes into ``feed_forward``."""
+        """The only layer that reads the input of ``feed_forward``."""
         return self.mlp.reader
 
     def feed_forward(self, x: Activations) -> torch.Tensor:

@@ -21,7 +21,8 @@ class ConfigFile(config.ConfigFile, kw_only=True):
     def read_rope(
         self, parameters: dict[str, Any], *, default_theta: float | None = None
     ) -> RopeConfig:
-        # It stands beside the scaling's other parameters, which the first checkpoints call yarn.
+        # It is listed with the scaling's other parameters; the first checkpoints call the scaling
+        # yarn.
         parameters["original_max_position_embeddings"] = self.original_max_position_embeddings
         if "short_factor" in parameters:
             parameters |= {"rope_type": "longrope"}

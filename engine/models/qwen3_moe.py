@@ -15,7 +15,7 @@ class ConfigFile(qwen3.ConfigFile, kw_only=True):
     head_dim: Count | None = None
     num_experts: Count = 128
     num_local_experts: Count | None = None
-    """How transformers 5 spells ``num_experts``."""
+    """transformers 5's name for ``num_experts``."""
     num_experts_per_tok: Count = 8
     moe_intermediate_size: Count = 768
     norm_topk_prob: bool = False
@@ -42,7 +42,7 @@ class ConfigFile(qwen3.ConfigFile, kw_only=True):
 
 
 class MoEDecoderLayer(llama.LlamaDecoderLayer):
-    """Any family whose mixture of experts is called ``mlp``."""
+    """For any family whose mixture of experts is named ``mlp``."""
 
     def _add_feed_forward(self, config: ModelConfig, layer: int) -> None:
         assert config.moe is not None

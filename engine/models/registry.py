@@ -15,7 +15,8 @@ from engine.models.base import Model, ModelConfig
 
 
 def read_config(model_dir: Path) -> ModelConfig:
-    """By the reader of its family. Raises ``ModelLoadError`` naming what is wrong or unknown."""
+    """Read config.json with the reader of its family. Raises ``ModelLoadError`` naming what is
+    wrong or unknown."""
     family = _module(config.read_architecture(model_dir))
     return config.read_config(model_dir, family.ConfigFile)
 

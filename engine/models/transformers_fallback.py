@@ -32,7 +32,7 @@ _NO_INTERFACE = "its attention does not go through transformers' attention inter
 
 @dataclass(frozen=True, slots=True)
 class FallbackConfig:
-    """What the runner must know; learned by asking transformers, see ``ModelFacts``."""
+    """See ``ModelFacts``; obtained from transformers."""
 
     architecture: str
     vocab_size: int
@@ -56,10 +56,8 @@ class FallbackConfig:
 def read_config(
     model_dir: Path, *, max_model_len: int | None, trust_remote_code: bool
 ) -> FallbackConfig:
-    """Ask transformers, and run the model without weights to see how it attends.
-
-    ``ModelLoadError`` says why an architecture cannot run.
-    """
+    """Ask transformers about the model, and run it without weights to see how it attends.
+    ``ModelLoadError`` says why an architecture cannot be served."""
     config = _transformers_config(model_dir, trust_remote_code)
     architecture = (config.architectures or [type(config).__name__])[0]
     try:
@@ -86,7 +84,7 @@ def read_config(
 
 
 def max_length(config: Any, asked: int | None) -> int:
-    """The model's own limit; ``asked`` where its positions have none."""
+    """The model's own length limit; ``asked`` if its positions have none."""
     limit: int | None = getattr(config, "max_position_embeddings", None) or asked
     if limit is None:
         raise ModelLoadError("the model's config names no length: set max_model_len")
@@ -103,10 +101,10 @@ def load_model(
     trust_remote_code: bool,
     adapt: Callable[[Any], None] = lambda model: None,
 ) -> TransformersModel:
-    """dummy: random weights. adapt: what is done to transformers' model, which is not on the device
-    yet.
+    """Load the model. dummy: with random weights. adapt: applied to transformers' model before it
+    moves to the device.
 
-    ``ModelLoadError`` names a missing, extra or misshapen tensor.
+    ``ModelLoadError`` names a tensor that is missing, extra or misshapen.
     """
     if dummy:
         with torch.device(device):
@@ -176,7 +174,7 @@ def _transformers_config(model_dir: Path, trust_remote_code: bool) -> Any:
 
 
 def _probe_without_weights(config: Any, trust_remote_code: bool) -> Calls:
-    """On the device that computes nothing; where a model looks at what it computes, on a CPU, with
+    """Probe on torch's meta device. A model that inspects its own results runs on the CPU, with
     weights that were never written and so take no memory."""
     from transformers.initialization import no_init_weights
 

@@ -22,13 +22,13 @@ from kernels import ops
 from kernels.reference import store_heads
 
 NAME = "sluice"
-"""Of our function in transformers' attention interface."""
+"""The name of our function in transformers' attention interface."""
 SOFTCAPS = ("softcap", "logits_soft_cap", "attn_logit_softcapping")
-"""What models call the soft cap of their scores."""
+"""The names that models have for the soft cap of attention scores."""
 
 
 class CallRecorder(Protocol):
-    """Stands in for attention where only the calls are of interest."""
+    """Takes the place of attention when only the calls are of interest."""
 
     def record(
         self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **how: Any
@@ -40,8 +40,8 @@ _current: ContextVar[StepContext | CallRecorder] = ContextVar("current")
 
 
 class TransformersModel(Model):
-    """A loaded model of transformers behind our port. It takes part in no packing: its weights are
-    its own."""
+    """A loaded model of transformers behind our interface. It is not packed: its weights are its
+    own."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -50,12 +50,13 @@ class TransformersModel(Model):
         self._given: torch.Tensor | None = None
         self._outputs: Callable[..., Any] | None = None
         self._decoder.forward = self._forward
-        # It would make the host wait for the tokens, to warn of padding, which there is none of.
+        # Its warning about padding, of which there is none, would make the host wait for the
+        # tokens.
         self._decoder.warn_if_padding_and_no_attention_mask = _say_nothing
         self.dtype: torch.dtype = next(model.parameters()).dtype
 
     def release(self) -> None:
-        """Give the model back as it was."""
+        """Restore the model's original attention."""
         self._decoder.forward = self._compute
         del self._decoder.warn_if_padding_and_no_attention_mask
 
@@ -77,7 +78,7 @@ class TransformersModel(Model):
         return step.kept(hidden.squeeze(0))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Whatever the model does after its decoder: the head, scales, soft caps."""
+        """What the model does after its decoder: the head, scales, soft caps."""
         self._given = hidden.unsqueeze(0)
         try:
             outputs = self._model(inputs_embeds=self._given, use_cache=False)
@@ -106,7 +107,7 @@ def register() -> None:
 
 @contextmanager
 def attending(context: StepContext | CallRecorder) -> Iterator[None]:
-    """Where the attention of the models that run inside goes."""
+    """Inside, models attend with this context."""
     token = _current.set(context)
     try:
         yield
@@ -136,7 +137,7 @@ def _attention(
     q, k, v = torch.cat(by_token, 1).split_with_sizes((num_heads, num_kv_heads, num_kv_heads), 1)
     k_scale, v_scale = (None, None) if scales is None else (scales.k, scales.v)
     if is_whole(q.shape[2], q.dtype):
-        # Nothing is left to rotate.
+        # transformers has rotated queries and keys already.
         angles = torch.empty(1, 0, device=q.device)
         stored = q, k, v, k_cache, v_cache, angles, context.positions, slots
         ops.rope_and_cache(*stored, k_scale=k_scale, v_scale=v_scale)
@@ -157,7 +158,7 @@ def _attention(
 
 
 def is_whole(head_dim: int, dtype: torch.dtype) -> bool:
-    """Whether a head can be stored by our kernels, which know padding: it is multiples of 16
+    """Whether our kernels, which handle padding, can store a head: its size is a multiple of 16
     bytes."""
     return head_dim * dtype.itemsize % 16 == 0
 

@@ -1,7 +1,7 @@
-"""Whether a model of transformers computes on our paged cache what it should: found out by trial.
+"""A trial of whether a model of transformers computes the right results on our paged cache.
 
-Models that keep state elsewhere, or whose attention does something the attention interface does not
-tell, would compute nonsense. Every function here raises ``ValueError`` with the reason.
+Models that keep state elsewhere, or whose attention does something that the attention interface
+does not report, would compute nonsense. Every function here raises ``ValueError`` with the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.models.transformers_model import (
 )
 
 _NUM_TOKENS = 3
-# Arguments of the interface that we act on, or that change no result here.
+# Arguments of the interface that we implement, or that change no result here.
 _KNOWN = frozenset(
     {
         *("scaling", "sliding_window", "is_causal", *SOFTCAPS),
@@ -48,12 +48,12 @@ class TrialFailed(ValueError):
 
 @dataclass(slots=True)
 class Calls:
-    """How the layers call attention: a ``CallRecorder``."""
+    """Records how the layers call attention. A ``CallRecorder``."""
 
     layouts: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    """By layer: query heads, KV heads, head size."""
+    """(query heads, KV heads, head size) by layer."""
     windows: dict[int, int | None] = field(default_factory=dict)
-    """By layer."""
+    """Window by layer."""
     softcap: float | None = None
 
     def record(
@@ -95,10 +95,11 @@ def probe(model: Any, device: torch.device) -> Calls:
 
 @torch.inference_mode()
 def check_results(model: Any, layout: CacheLayout, device: torch.device) -> None:
-    """Compute a few tokens in two chunks over a cache, and at once with transformers' attention.
+    """Compute a few tokens in two chunks over a cache, and all at once with transformers'
+    attention, and compare.
 
-    What no argument of the interface tells (convolutions over tokens, positions that are counted
-    and not read) shows here.
+    This finds what no argument of the interface reveals: convolutions over tokens, positions that
+    are counted instead of read.
     """
     length, cut, block_size = 8, 5, 4
     dtype = next(model.parameters()).dtype
@@ -131,9 +132,9 @@ def check_results(model: Any, layout: CacheLayout, device: torch.device) -> None
 
 @torch.inference_mode()
 def waits_for_nothing(ours: TransformersModel, layout: CacheLayout, device: torch.device) -> bool:
-    """Whether the host never waits for a step on a GPU; else a CUDA graph cannot hold it.
+    """Whether a step on a GPU never makes the host wait; otherwise CUDA graphs cannot capture it.
 
-    It may look at the experts that tokens go to, or at the largest position.
+    A model may wait to look at the experts that tokens go to, or at the largest position.
     """
     ids = torch.ones(2, dtype=torch.int64, device=device)
     empty = torch.zeros(1, 1, layout.num_kv_heads, layout.head_dim, dtype=ours.dtype, device=device)
@@ -171,5 +172,5 @@ def _refuse(module: Any, key: torch.Tensor, value: torch.Tensor, how: dict[str, 
 
 
 def one_line(error: Exception) -> str:
-    """A library's message, of any length, for ours."""
+    """A library's message as one short line, for our own."""
     return textwrap.shorten(str(error), 400)

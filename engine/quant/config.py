@@ -14,11 +14,12 @@ import msgspec
 from engine.architectures import QuantizationMethod
 from engine.errors import ConfigError, ModelLoadError
 from engine.quant.awq import Awq
-from engine.quant.base import Quantization
+from engine.quant.base import CheckpointQuantization, Quantization
 from engine.quant.compressed_tensors import PackQuantized
 from engine.quant.fp8 import Fp8
 from engine.quant.fp8_blocks import Fp8Blocks
 from engine.quant.gptq import Gptq
+from engine.quant.mixed import ALL_LINEAR, Group, Mixed
 
 
 class _Fp8Config(msgspec.Struct):
@@ -112,12 +113,22 @@ class _CompressedTensorsConfig(msgspec.Struct):
     sparsity_config: dict[str, Any] | None = None
     transform_config: dict[str, Any] | None = None
 
-    def quantization(self) -> Quantization:
+    def quantization(self) -> CheckpointQuantization:
         _require("sparsity_config", self.sparsity_config or None, None)
         _require("transform_config", self.transform_config or None, None)
-        _require("config_groups: number of groups", len(self.config_groups), 1)
-        (group,) = self.config_groups.values()
-        _require("targets", group.targets, ["Linear"])
+        if not self.config_groups:
+            raise ValueError("config_groups: empty")
+        groups = [Group(group.targets, self._of(group)) for group in self.config_groups.values()]
+        if len(groups) == 1 and groups[0].targets == [ALL_LINEAR]:
+            return groups[0].quantization
+        return Mixed(groups)
+
+    def _of(self, group: _Group) -> Quantization:
+        for target in group.targets:
+            if target != ALL_LINEAR and target[:1].isupper():  # a class, like "Linear"
+                raise ValueError(
+                    f"targets: not supported: {target!r}, only {ALL_LINEAR!r} and names"
+                )
         _require("output_activations", group.output_activations, None)
         if group.weights.type == "float":
             return self._fp8(group)
@@ -178,7 +189,9 @@ _READERS: dict[str, _Reader] = {
 }
 
 
-def read_quantization(model_dir: Path, method: QuantizationMethod | None) -> Quantization | None:
+def read_quantization(
+    model_dir: Path, method: QuantizationMethod | None
+) -> CheckpointQuantization | None:
     """None: nothing is quantized. ``ConfigError`` where option and checkpoint do not agree,
     ``ModelLoadError`` names a field that is wrong or not supported."""
     where, found = _stored(model_dir)

@@ -14,7 +14,7 @@ from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.config import read_architecture
 from engine.models.registry import create_model, read_config
 from engine.quant import transformers_linears
-from engine.quant.base import Quantization, quantize
+from engine.quant.base import CheckpointQuantization, Quantization, quantize
 from engine.quant.config import read_quantization
 from engine.quant.head import ROUNDED, quantize_head
 from engine.weights.dummy import draw_weights
@@ -68,6 +68,7 @@ def load_model(
 
     def adapt(model: object) -> None:
         if quantization is not None:
+            assert isinstance(quantization, Quantization), "mixtures are refused by read_facts"
             transformers_linears.quantize_linears(model, quantization, device)
         if config.quantize_lm_head:
             transformers_linears.quantize_head(model, ROUNDED, device)
@@ -88,7 +89,7 @@ def load_model(
 def _fill(
     model: Model,
     facts: ModelConfig,
-    quantization: Quantization | None,
+    quantization: CheckpointQuantization | None,
     config: EngineConfig,
     report: OnProgress,
 ) -> None:

@@ -102,9 +102,9 @@ class TorchRunner:
         self._launched: _Launched | None = None
         self._sampled: deque[_Sampled] = deque()
         self._drafted: UnseenDrafts | None = None
-        """For the next plan."""
+        """Drafts for the next plan that the host has not seen."""
         self._copies_out: dict[int, torch.cuda.Event] = {}
-        """Ends of the copies to host memory, by the step that makes them."""
+        """Ends of copies to host memory, by the step that makes them."""
 
     @property
     def num_blocks(self) -> int:
@@ -112,7 +112,7 @@ class TorchRunner:
 
     @property
     def group_windows(self) -> tuple[int | None, ...]:
-        # What fills up a graph looks back from further before.
+        # Tokens that fill up a row of a graph precede its own, and look back further.
         graphs, windows = self._verify_graphs, self._cache.groups.windows
         num_fillers = 0 if graphs is None else graphs.num_fillers
         return tuple(None if window is None else window + num_fillers for window in windows)
@@ -173,10 +173,10 @@ class TorchRunner:
             return self._run_eagerly(plan, fields, adapted=True)
 
     def measure_step_costs(self, num_drafts: int, max_num_tokens: int) -> None:
-        """Fill ``step_costs``. Before the first plan."""
+        """Measure ``step_costs``. Call it before the first plan."""
         nothing = StepPlan(-1)
         graphs, drafting = self._verify_graphs, self._drafting
-        # No request has room for more.
+        # No request has room for more drafts.
         num_drafts = min(num_drafts, self.max_model_len - 1)
         lengths = [1, 3, num_drafts] if graphs is None else [*graphs.lengths, num_drafts]
         self.step_costs = measure_step_costs(
@@ -194,7 +194,7 @@ class TorchRunner:
         self, plan: StepPlan, fields: ChunkFields, *, adapted: bool = False
     ) -> _Launched:
         inputs = build_inputs(fields, self._table, self._block_size)
-        # Adapters and the logprobs of prompts go by all tokens.
+        # Adapters and log-probabilities of prompts need the hidden states of all tokens.
         needs_all = adapted or self._logprobs.wants_prompts(fields)
         step = StepContext(
             inputs.positions,
@@ -221,7 +221,7 @@ class TorchRunner:
         if index is None:
             return None
         index = index if len(index) else index.new_zeros(1)
-        # Layers of other groups attend with all: they have block tables of their own.
+        # Layers of other groups have block tables of their own, and attend with all queries.
         has_groups = len(self._table.windows) > 1
         return Wanted(index, None if has_groups else partial(self._attend_at_places, fields))
 
@@ -230,7 +230,7 @@ class TorchRunner:
         return self._attention.prepare(inputs.attention, self._block_size)
 
     def _by_layer(self, fields: ChunkFields) -> dict[int, tuple[torch.Tensor, StepAttention]]:
-        """What layers of the groups behind the first have for themselves in a step."""
+        """Slots and attention of the layers that are not in the first group, by layer."""
         return self._table.by_layer(
             [
                 (slots, self._attention.prepare(batch, self._block_size))
@@ -295,7 +295,7 @@ class TorchRunner:
         )
 
     def _apply(self, plan: StepPlan) -> None:
-        """Bring the persistent state up to date, in the order the plan's contract gives."""
+        """Update the persistent state, in the order that the plan's contract gives."""
         for row in plan.released_rows:
             self._sampler.release(row)
             self._logprobs.release(row)
@@ -329,7 +329,7 @@ class TorchRunner:
 
 
 def _row_mask(inputs: StepInputs, mask: TokenMask | None) -> RowMask | None:
-    """The mask with chunk indices turned into indices of the rows being sampled."""
+    """The mask with indices of sampled rows in place of indices of chunks."""
     if mask is None or not mask.chunk_indices:
         return None
     chunks = np.array(mask.chunk_indices)

@@ -1,4 +1,4 @@
-"""Sampling in one kernel: the parameters of all rows stay on the GPU, drawn tokens too."""
+"""Sampling in one kernel: all rows' parameters stay on the GPU, and so do sampled tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CudaSampler(Sampler):
         super().__init__(max_num_rows, vocab_size, eos_token_ids, seed=seed, device=device)
         shape = (max_num_rows, cuda_sampling.SAMPLING_ROW.itemsize)
         self._table = torch.zeros(shape, dtype=torch.uint8, device=device)
-        """``cuda_sampling.SAMPLING_ROW`` of each row, if it ``_is_current``."""
+        """The ``cuda_sampling.SAMPLING_ROW`` of each row; valid if ``_is_current``."""
         self._is_current = False
 
     def admit(
@@ -67,8 +67,8 @@ class CudaSampler(Sampler):
         positions: Ints,
         mask: RowMask | None,
     ) -> torch.Tensor:
-        """``process``, in the logits' own dtype where nothing is lost by it."""
-        # HELD_BACK is out of float16's range.
+        """As ``process``, but in the logits' own dtype where that loses nothing."""
+        # HELD_BACK exceeds float16's range.
         if logits.dtype == torch.float16 or any(p.concerns(rows) for p in self._arithmetic):
             logits = logits.float()
         return self._process(tokens, logits, rows, positions, mask)
@@ -83,7 +83,8 @@ class CudaSampler(Sampler):
         return cuda_sampling.sample_rows(logits, self.table(), at.rows, at.positions, tokens)
 
     def table(self) -> torch.Tensor:
-        """How each row draws now, for ``cuda_sampling.sample_rows``. Always the same memory."""
+        """The rows' current sampling parameters, for ``cuda_sampling.sample_rows``. Always the same
+        memory."""
         if not self._is_current:
             self._table.copy_(self._upload())
             self._is_current = True

@@ -14,7 +14,7 @@ from kernels.transfer import pinned
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What is reported about n tokens, each at its own place of its own text."""
+    """The log-probabilities to report of n tokens, each at its own place in its own text."""
 
     token_ids: torch.Tensor
     """[n] int64"""
@@ -35,16 +35,17 @@ class TokenScores:
 
     @classmethod
     def join(cls, parts: Sequence[TokenScores]) -> TokenScores:
-        """``parts`` of the same k, one after another."""
+        """Concatenate ``parts`` with the same k."""
         columns = zip(*(part._columns() for part in parts), strict=True)
         return cls(*(torch.cat(column) for column in columns))
 
     def on_host(self) -> TokenScores:
-        """A copy in pinned memory, there once the stream of the device has got so far."""
+        """A copy in pinned memory, valid once the device's stream has reached this point."""
         return TokenScores(*(pinned(column) for column in self._columns()))
 
     def read(self, num_top: Sequence[int]) -> list[TokenLogprobs]:
-        """The records, with so many of the likeliest for each. In host memory only."""
+        """The records, with ``num_top`` of the likeliest tokens for each. Only when in host
+        memory."""
         lists = (column.tolist() for column in self._columns())
         return [
             TokenLogprobs(token_id, logprob, rank, list(zip(ids[:k], values[:k], strict=True)))

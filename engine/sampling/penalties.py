@@ -1,4 +1,4 @@
-"""Penalties for tokens that were there before."""
+"""Penalties for tokens that occurred before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Penalties:
         self._active = np.zeros(max_num_rows, bool)
         self._num_prompt_tokens = np.zeros(max_num_rows, np.int64)
         self._strengths = np.zeros((3, max_num_rows), np.float32)
-        """Repetition, frequency and presence."""
+        """[3, max_num_rows]: repetition, frequency and presence."""
 
     def admit(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> None:
         self.release(row)

@@ -1,8 +1,8 @@
-"""What requests may do to their logits before a token is drawn, one class for each kind of wish.
+"""What requests can do to their logits before sampling, one class for each kind of request.
 
-Whatever depends on the tokens so far reads them from the runner's token table on the device:
+Everything that depends on earlier tokens reads them from the runner's token table on the device:
 ``tokens[row, :position]``, of which ``tokens[row, num_prompt_tokens:position]`` was generated.
-There is no state to keep up to date, so preemption, drafts and steps in flight need nothing here.
+There is no state to keep up to date, so preemption, drafts and steps in flight need no care here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kernels import ops
 from kernels.transfer import to_device
 
 HELD_BACK = -1e30
-"""The logit of a stop token before min_tokens, and of the end of a bad word. Finite: where nothing
-else is allowed, they are generated all the same."""
+"""The logit of a stop token before min_tokens, and of the last token of a bad word. Finite, so that
+they are still generated where nothing else is allowed."""
 
 Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
@@ -29,7 +29,7 @@ P = TypeVar("P")
 
 
 class LogitsProcessor(Protocol):
-    """Rows that asked for nothing are never touched, and cost nothing."""
+    """One kind of change to logits. Rows that ask for none are never touched, and cost nothing."""
 
     def admit(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> None:
         """A request takes a row."""
@@ -38,20 +38,20 @@ class LogitsProcessor(Protocol):
         """The row's request is gone. Unknown rows pass."""
 
     def concerns(self, rows: Ints) -> bool:
-        """Whether one of the rows asked for something."""
+        """Whether any of the rows asks for something."""
 
     def apply(
         self, tokens: torch.Tensor, logits: torch.Tensor, rows: Ints, positions: Ints
     ) -> None:
-        """Change, in place, the logits that decide the token at ``positions`` of each of ``rows``.
+        """Change, in place, the logits for ``positions`` of each of ``rows``.
 
-        tokens: [max_num_rows, max_len] int64; logits: [num_rows, vocab], contiguous. A row may come
-        several times, with different positions.
+        tokens: [max_num_rows, max_len] int64; logits: [num_rows, vocab], contiguous. A row may
+        occur several times, with different positions.
         """
 
 
 class _ByRow(ABC, Generic[T]):
-    """Holds something for each row that asked."""
+    """Keeps something for each row that asks."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -65,7 +65,7 @@ class _ByRow(ABC, Generic[T]):
 
     @abstractmethod
     def _read(self, params: SamplingParams, num_prompt_tokens: int) -> T | None:
-        """None when the request asks for nothing."""
+        """What the request asks for; None for nothing."""
 
     def release(self, row: int) -> None:
         self._held.pop(row, None)
@@ -74,7 +74,7 @@ class _ByRow(ABC, Generic[T]):
         return bool(self._held) and not self._held.keys().isdisjoint(rows.tolist())
 
     def _concerned(self, rows: Ints) -> list[tuple[int, T]]:
-        """(index, what is held) of the rows that asked."""
+        """(index, what is kept) of the rows that ask."""
         held = self._held
         return [(i, held[row]) for i, row in enumerate(rows.tolist()) if row in held]
 
@@ -83,8 +83,8 @@ class _ByRow(ABC, Generic[T]):
 
 
 class _Prepared(_ByRow[T], Generic[T, P]):
-    """What the rows of a step ask for is put together, and sent to the device, only when other rows
-    come or ask: a batch that decodes stays the same for many steps."""
+    """Prepares on the device what the rows of a step ask for, and reuses it until other rows come
+    or ask: a decoding batch stays the same for many steps."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -109,7 +109,7 @@ class _Prepared(_ByRow[T], Generic[T, P]):
 
     @abstractmethod
     def _prepare(self, concerned: list[tuple[int, T]], vocab_size: int) -> P:
-        """On the device, what the concerned rows of a step ask for."""
+        """Prepare what the concerned rows of a step ask for."""
 
     @abstractmethod
     def _apply(
@@ -126,7 +126,7 @@ class _Prepared(_ByRow[T], Generic[T, P]):
 @dataclass(frozen=True, slots=True)
 class _Biases:
     places: torch.Tensor
-    """[n] int64: into all logits"""
+    """[n] int64: indices into the flattened logits."""
     values: torch.Tensor
     """[n] float32"""
 
@@ -165,13 +165,13 @@ class _Words:
     """The bad words of all rows of a step: [n] int64 each, but for ``prefixes``."""
 
     indices: torch.Tensor
-    """Which of the rows."""
+    """Index of the row."""
     places: torch.Tensor
-    """Of the last tokens, in all logits."""
+    """Index of the last token in the flattened logits."""
     earliest: torch.Tensor
-    """From which position on the output is long enough for the word."""
+    """The first position at which the output is long enough for the word."""
     prefixes: torch.Tensor
-    """[n, longest]: the tokens before the last, -1 in front of them."""
+    """[n, longest]: the tokens before the last one, padded in front with -1."""
 
 
 class BadWords(_Prepared[tuple[int, tuple[tuple[int, ...], ...]], _Words]):
@@ -213,7 +213,7 @@ class BadWords(_Prepared[tuple[int, tuple[tuple[int, ...], ...]], _Words]):
         found = tokens[row.unsqueeze(1), before.clamp_(min=0)]
         begun = ((found == prepared.prefixes) | (prepared.prefixes < 0)).all(-1)
         begun &= position >= prepared.earliest
-        # Words may share their last token: adding twice holds it back, too.
+        # Several words may share their last token: adding twice is harmless.
         logits.view(-1).scatter_add_(0, prepared.places, (begun * HELD_BACK).to(logits.dtype))
 
 
@@ -222,13 +222,13 @@ class _Stops:
     """The stop tokens that are held back in a step."""
 
     rows: Ints
-    """On the host: which of the rows have some,"""
+    """On the host: the rows that have stop tokens held back,"""
     row_ends: Ints
     """and before which positions."""
     indices: torch.Tensor
-    """[n] int64, for each stop token: which of the rows,"""
+    """[n] int64, for each stop token: the index of its row,"""
     places: torch.Tensor
-    """where in all logits,"""
+    """its index in the flattened logits,"""
     ends: torch.Tensor
     """and before which positions."""
 
@@ -284,7 +284,8 @@ class _Masks:
 
 
 class AllowedTokens(_Prepared[torch.Tensor, _Masks]):
-    """Forbids all but ``allowed_token_ids``, and EOS where a grammar decides about the end."""
+    """Forbids everything except ``allowed_token_ids``, and EOS where a grammar decides about the
+    end."""
 
     def __init__(
         self, device: torch.device, vocab_size: int, eos_token_ids: frozenset[int]

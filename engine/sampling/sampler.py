@@ -32,17 +32,17 @@ from kernels.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class RowMask:
-    """Grammar masks of some of the rows being sampled."""
+    """Grammar masks for some of the sampled rows."""
 
     indices: Ints
-    """[n]: which of the rows."""
+    """[n]: indices into the sampled rows."""
     bitmask: npt.NDArray[np.int32]
     """[n, ceil(vocab_size / 32)], as in ``TokenMask``."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """The rows being sampled, in device memory."""
+    """The sampled rows, in device memory."""
 
     rows: torch.Tensor
     """[num_rows] int32"""
@@ -51,7 +51,7 @@ class DeviceRows:
 
 
 class Sampler:
-    """Parameters live in one slot per row of the runner, written when a request takes the row."""
+    """Keeps parameters by row of the runner, set when a request takes the row."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Sampler:
             LogitBias(device),
             Penalties(max_num_rows, device),
         )
-        """Those that need the precision of float32."""
+        """The processors that need float32 precision."""
         self._processors: tuple[LogitsProcessor, ...] = (
             *self._arithmetic,
             BadWords(device),
@@ -109,10 +109,8 @@ class Sampler:
         mask: RowMask | None,
         on_device: DeviceRows | None = None,
     ) -> torch.Tensor:
-        """``sample``, and store what is drawn at ``tokens[row, position]``.
-
-        on_device: rows and positions, if they are there.
-        """
+        """``sample``, and store the sampled tokens at ``tokens[row, position]``. on_device: rows
+        and positions in device memory, if they are there."""
         token_ids = self.sample(tokens, logits, rows, positions, mask)
         where = self._tensor(np.stack((rows, positions)))
         tokens[where[0], where[1]] = token_ids
@@ -126,9 +124,9 @@ class Sampler:
         positions: Ints,
         mask: RowMask | None,
     ) -> torch.Tensor:
-        """Draw the token at ``positions`` of each of ``rows``: int64 [num_rows], on the device.
+        """Sample the token at ``positions`` of each of ``rows``: [num_rows] int64, on the device.
 
-        tokens: [max_num_rows, max_len] int64, known before each position; logits: [num_rows,
+        tokens: [max_num_rows, max_len] int64, known before each position. logits: [num_rows,
         vocab], any float dtype, overwritten.
         """
         logits = self.process(tokens, logits, rows, positions, mask)
@@ -154,10 +152,10 @@ class Sampler:
         positions: Ints,
         mask: RowMask | None,
     ) -> torch.Tensor:
-        """Everything that comes before the temperature: [num_rows, vocab] float32.
+        """Everything that precedes the temperature: [num_rows, vocab] float32.
 
-        As for ``sample``; a row may come several times, with ascending positions, if ``tokens``
-        has what stands before each of them.
+        Arguments as for ``sample``. A row may occur several times, with ascending positions, if
+        ``tokens`` holds what precedes each of them.
         """
         return self._process(tokens, logits.float(), rows, positions, mask)
 
@@ -169,7 +167,7 @@ class Sampler:
         positions: Ints,
         mask: RowMask | None,
     ) -> torch.Tensor:
-        """In place, and as precise as ``logits`` are."""
+        """``process`` in place, with the precision of ``logits``."""
         for processor in self._processors:
             processor.apply(tokens, logits, rows, positions)
         if mask is not None:

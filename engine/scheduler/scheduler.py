@@ -46,15 +46,16 @@ if TYPE_CHECKING:
     from engine.scheduler.room import Fit
 
 _QUEUED = (RequestState.WAITING, RequestState.PREEMPTED, RequestState.SWAPPED)
-# Requests that may wait for the blocks of a step at a time; each costs a little in every step.
+# Most requests that wait for blocks of a step in flight; each costs a little in every step.
 _MAX_FOLLOWERS = 32
 
 
 class Scheduler:
-    """Keeps the running requests; the policy keeps those that wait, the room decides who fits.
+    """Keeps the running requests, while the policy keeps the waiting ones and ``Room`` decides who
+    fits.
 
     ``schedule`` plans a step and assumes that it runs; ``update`` takes the results in the same
-    order. At most two steps are between the two.
+    order. At most two steps are in flight between them.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Scheduler:
         """In the order of admission."""
         self._max_num_batched_tokens = config.step_tokens
         self._chunk_limit = config.chunk_tokens
-        # Every running request can have at least one token in every step.
+        # Every running request gets at least one token in every step.
         self._max_num_running = min(config.num_seqs, config.step_tokens)
         self._max_num_partial_prefills = config.max_num_partial_prefills
         self._free_rows = list(range(config.num_seqs - 1, -1, -1))
@@ -90,22 +91,23 @@ class Scheduler:
         self._adapter_slots = AdapterSlotQueue(config.max_loras)
         self._room = Room(config, cache)
         self._blocked: Request | None = None
-        """Was next in the last step, but was not admitted."""
+        """The request that was next in the last step, but not admitted."""
         self._num_blocks_lacking = 0
-        """Blocks it lacked; 0 when it lacked a row."""
+        """How many blocks it lacked; 0 if it lacked a row."""
         self._displaced: list[Request] = []
-        """Were last preempted in favour of a waiting request."""
+        """Requests that were last preempted in favour of a waiting one."""
         self._draining: dict[int, Request] = {}
-        """Left the batch, but a step in flight still has a chunk of them. By arrival."""
+        """Requests that left the batch, while a step in flight still has a chunk of them; by
+        arrival."""
         self._ungranted: dict[int, Request] = {}
-        """Taken out of the queue until they may generate more. By arrival."""
+        """Requests taken out of the queue until they are granted more; by arrival."""
 
     # ---- requests come and go -------------------------------------------------------------------
 
     def register(self, request: Request) -> None:
         """Count a new request as queued, before ``add``. Raises ``QueueFull``."""
         self.queue.enter(request.fair_key, request.num_prompt_tokens)
-        self.tenants.of(request.fair_key)  # Known from now on.
+        self.tenants.of(request.fair_key)  # From now on its totals are reported.
 
     def add(self, request: Request) -> None:
         """Queue a new request, or one whose grammar is ready now."""
@@ -143,12 +145,14 @@ class Scheduler:
         self.policy.enqueue(request)
 
     def resume(self, request: Request) -> None:
-        """It was granted more: if it waits outside of the batch, it may come in again."""
+        """Continue a request that was granted more: if it waits outside of the batch, it may come
+        in again."""
         if self._ungranted.pop(request.arrival, None) is not None:
             self.policy.enqueue(request)
 
     def _preempt(self, step: Step, request: Request, cause: Request) -> None:
-        """Back to the queue: computed tokens are copied out or thrown away, known ones are kept."""
+        """Move a running request back to the queue: its computed tokens are swapped out or thrown
+        away, known tokens are kept."""
         if self._is_worth_swapping(request):
             pairs = self.cache.swap_out(request.block_table, request.num_settled_tokens)
             step.plan.swap_outs += pairs
@@ -169,7 +173,7 @@ class Scheduler:
         num_blocks = self.cache.num_blocks_to_swap(table, num_tokens)
         if not 0 < num_blocks <= self.cache.swap.num_free:
             return False
-        # What others hold, too, need not be computed again as long as they do.
+        # Blocks that others hold as well need not be computed again as long as they do.
         num_sole_tokens = self.cache.num_sole_tokens(table)
         return self._costs.prefers_swap(min(num_tokens, num_sole_tokens), num_blocks)
 
@@ -239,14 +243,16 @@ class Scheduler:
                 return
 
     def _block(self, request: Request, num_blocks_lacking: int) -> None:
-        """The next request cannot be admitted: for want of a row, or of so many blocks."""
+        """Note that the next request cannot be admitted, for want of a row or of
+        ``num_blocks_lacking`` blocks."""
         if any(victim.arrival in self._draining for victim in self._displaced):
-            return  # Room is being made already.
+            return  # Room for it is being made already.
         self._blocked = request
         self._num_blocks_lacking = num_blocks_lacking
 
     def _schedule_running(self, step: Step) -> tuple[int, bool]:
-        """Chunks for the running requests; the budget left, and whether blocks sufficed."""
+        """Schedule chunks of the running requests; returns the budget left, and whether blocks
+        sufficed."""
         budget = self._max_num_batched_tokens
         num_preemptions = self.stats.num_preemptions
         num_missing = 0
@@ -260,7 +266,7 @@ class Scheduler:
             index += 1
             num_planned = len(request.token_ids) + request.num_pending
             if num_planned >= request.token_limit or request.num_drafts_in_flight:
-                continue  # The last token it may have is in flight, or it is not known which.
+                continue  # Its last permitted token is in flight, or where it ends is unknown.
             # A long prefill leaves a token of the budget to each request behind it.
             limit = min(self._chunk_limit, budget - (len(order) - index))
             num_tokens = num_planned - request.num_computed_tokens
@@ -281,13 +287,13 @@ class Scheduler:
                     step.plan.append(request.row, self.cache.grow(table, num_places))
             self._add_chunk(step, request, num_tokens, drafts)
             budget -= num_tokens
-        # Where they do not, new work would only take what running requests are short of.
+        # If blocks fell short, new work would only take what running requests lack.
         return budget, num_missing == 0 and num_preemptions == self.stats.num_preemptions
 
     def _may_run_short(self, order: list[Request]) -> bool:
-        """Whether the next chunks of these could ask for more blocks than are free.
+        """Whether the next chunks of these requests could need more blocks than are free.
 
-        Ranking them is what takes time, and most steps of a full cache need only a few blocks.
+        Ranking requests takes time, and most steps of a full cache need only a few blocks.
         """
         cache = self.cache
         num_free, block_size = cache.num_free_blocks, cache.block_size
@@ -304,7 +310,8 @@ class Scheduler:
         return num_needed > num_free
 
     def _places_for(self, request: Request, end: int, num_missing: int) -> int:
-        """Blocks for the tokens up to ``end``, and for drafting behind them if as many are left."""
+        """Blocks needed for the tokens up to ``end``, and for drafting behind them if that many are
+        free."""
         needed = self.cache.num_blocks_for(end)
         end = min(end + self._num_lookahead_tokens, request.max_total_tokens)
         wanted = self.cache.num_blocks_for(end)
@@ -314,10 +321,10 @@ class Scheduler:
     def _make_room(
         self, step: Step, num_blocks: int, request: Request, order: list[Request]
     ) -> bool:
-        """Preempt from the end of ``order`` until ``num_blocks`` are free or about to be.
+        """Preempt requests from the end of ``order`` until ``num_blocks`` are free or about to be.
 
-        False if ``request`` cannot go on in this step: the room comes only when the step in flight
-        is over, or ``request`` was itself the last.
+        False if ``request`` cannot go on in this step: because room comes only when the step in
+        flight is over, or because ``request`` itself was the last.
         """
         while num_blocks > self.cache.num_free_blocks:
             num_coming = sum(
@@ -332,7 +339,7 @@ class Scheduler:
         return True
 
     def _admit_waiting(self, step: Step, budget: int) -> None:
-        """Take requests from the queue while rows, blocks and budget last."""
+        """Admit requests from the queue while rows, blocks and budget last."""
         self._room.begin_step(self.running.values())
         for waiting in self._adapter_slots.release(self.running.values()):
             self.policy.enqueue(waiting)
@@ -342,7 +349,7 @@ class Scheduler:
         while budget > 0:
             request = self.policy.head()
             if request is None or request.num_in_flight > 0:
-                return  # It was preempted just now; its last token is not known yet.
+                return  # Preempted just now: its last token is not known yet.
             if request.awaits_grant:
                 self.policy.dequeue(request)
                 self._ungranted[request.arrival] = request
@@ -376,9 +383,9 @@ class Scheduler:
             budget -= fit.num_tokens
 
     def _follows(self, request: Request, hit: PrefixHit) -> bool:
-        """Take a request out of the queue for as long as a step computes the next block it needs.
+        """Set a request aside while a step computes the very block that it needs next.
 
-        It costs a step or two, but never the other requests behind it.
+        This costs the request a step or two, but never delays the requests behind it.
         """
         keys, index = request.block_table.keys, hit.num_blocks
         if hit.is_swapped or request.block_table.skip_reading:
@@ -417,7 +424,7 @@ class Scheduler:
         )
 
     def _account_arrival(self, request: Request, num_cached: int) -> None:
-        """A request leaves the queue for the first time."""
+        """Account for a request that leaves the queue for the first time."""
         request.was_admitted = True
         request.num_cached_tokens = num_cached
         self.queue.leave(request.fair_key, request.num_prompt_tokens)
@@ -465,8 +472,8 @@ class Scheduler:
             self._account_prefill(step, request, start, end)
 
     def _account_prefill(self, step: Step, request: Request, start: int, end: int) -> None:
-        """Charge prompt tokens that are computed for the first time; count the others. Announce
-        the blocks."""
+        """Charge prompt tokens that are computed for the first time, and count the others; announce
+        the blocks that the step computes."""
         first_time = max(start, min(request.num_once_computed, end))
         self.stats.recomputed_tokens += first_time - start
         num_charged = min(end, request.num_prompt_tokens) - first_time
@@ -481,7 +488,8 @@ class Scheduler:
     # ---- a step is over -------------------------------------------------------------------------
 
     def update(self, result: StepResult) -> list[tuple[Request, list[int]]]:
-        """Take in what the oldest step sampled: publish what it wrote, append tokens, end requests.
+        """Take in the results of the oldest step: publish the blocks it wrote, append tokens, end
+        requests.
 
         Returns the requests that moved, each with its new tokens; some are finished now.
         """
@@ -508,7 +516,7 @@ class Scheduler:
                 )
                 self.stats.drafts.observe(len(chunk.draft_token_ids), num_right)
                 num_written -= num_wrong
-            # A request that ended may have dropped tokens this chunk computed.
+            # A request that has ended may have dropped tokens that this chunk computed.
             num_written = min(num_written, len(request.token_ids))
             table = request.block_table
             if num_written // block_size > table.num_published:
@@ -541,7 +549,8 @@ class Scheduler:
     def _append(
         self, request: Request, token_ids: list[int]
     ) -> tuple[list[int], FinishReason | None]:
-        """The tokens taken, all or those up to a stop, and the reason if the request ends there."""
+        """Append sampled tokens up to a stop; returns those taken, and the finish reason if the
+        request ends there."""
         reason: FinishReason | None = None
         if not request.extend(token_ids):
             for count, token_id in enumerate(token_ids, 1):
@@ -557,7 +566,7 @@ class Scheduler:
 
     @property
     def num_in_flight(self) -> int:
-        """Steps planned and not updated yet."""
+        """Steps that are planned and not updated yet."""
         return len(self._in_flight)
 
     @property

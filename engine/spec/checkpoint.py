@@ -16,7 +16,6 @@ from engine.errors import ModelLoadError
 from engine.layers.module import Module
 from engine.weights.dummy import draw_weights
 from engine.weights.names import targets
-from engine.weights.shard import load_shard
 
 _File = TypeVar("_File", bound=msgspec.Struct)
 
@@ -70,7 +69,7 @@ def fill(
                     f"{folder} does not fit the model: tensor {name!r} has shape"
                     f" {list(tensor.shape)}, but {list(expected)} is needed"
                 )
-            load_shard(target, tensor)
+            target.load(tensor)
         elif not ignored(name):
             raise ModelLoadError(f"{folder} holds tensor {name!r}, which the head has no place for")
     if missing:

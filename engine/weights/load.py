@@ -20,14 +20,13 @@ from engine.hub import weight_files
 from engine.layers.module import Module
 from engine.messages import LoadProgress
 from engine.weights.names import Target, is_ignored, targets
-from engine.weights.shard import load_shard
 
 OnProgress = Callable[[LoadProgress], None]
 
 _PROGRESS_STEP = 0.01
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32}
-"""By safetensors' names, those of quantized weights."""
+"""Dtypes of quantized weights, by safetensors' names."""
 _NOT_TOGETHER = "config.json and the weights do not belong together"
 
 
@@ -39,11 +38,11 @@ def load_weights(
     place_of: Callable[[str], str | None] = lambda name: name,
     on_progress: OnProgress | None = None,
 ) -> None:
-    """Fill every parameter of ``model``.
+    """Fill every parameter of ``model``. place_of: maps a checkpoint's tensor to its parameter,
+    None if it is not needed.
 
-    place_of: the parameter that a tensor of the checkpoint is, None if it is not needed.
-    ``ModelLoadError`` names a tensor that is missing, too much or misshapen, and a file that is
-    missing or cut short.
+    ``ModelLoadError`` names a tensor that is missing, superfluous or misshapen, and a file that is
+    missing or truncated.
     """
     wanted = targets(model)
     files = weight_files(model_dir)
@@ -62,7 +61,7 @@ def load_weights(
                 next_report = read / total + _PROGRESS_STEP
             target = wanted.get(place(name) or "")
             if target is not None:
-                load_shard(target, tensor)
+                target.load(tensor)
             read += tensor.nbytes
         read = before + path.stat().st_size
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from engine.layers.module import Module
 from engine.layers.parameter import Weight
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A part of a parameter."""
+    """A part of a parameter, as the target of a checkpoint's tensor."""
 
     weight: Weight
     part: str
+
+    def load(self, tensor: torch.Tensor) -> None:
+        """Copy a tensor of the part's shape, converted to the parameter's dtype and device."""
+        self.weight.load(self.part, tensor)
 
 
 def targets(model: Module) -> dict[str, Target]:
@@ -40,7 +46,7 @@ def is_ignored(name: str, *, tied: bool) -> bool:
 
 
 def checkpoint_name(parameter_name: str, part: str) -> str:
-    """What the checkpoint calls ``part`` of the parameter."""
+    """The checkpoint's name for ``part`` of the parameter."""
     if not part:
         return parameter_name
     *parents, _fused, leaf = parameter_name.split(".")

@@ -35,7 +35,7 @@ def load(
     tenant: TenantName,
     name: AdapterName,
     path: Annotated[
-        str, typer.Argument(help="Its folder on the server, below models.adapters_dir.")
+        str, typer.Argument(help="The adapter's folder on the server, below models.adapters_dir.")
     ],
     url: Url = None,
     key: Key = None,

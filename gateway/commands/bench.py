@@ -9,11 +9,10 @@ import typer
 
 from gateway.commands.database import ApiKey
 
-Url = Annotated[
-    str | None, typer.Option(help="A running server; without it, a demo is started for it.")
-]
+Url = Annotated[str | None, typer.Option(help="A running server; by default a demo is started.")]
 Concurrency = Annotated[
-    list[int] | None, typer.Option("--concurrency", "-c", min=1, help="Streams at once.")
+    list[int] | None,
+    typer.Option("--concurrency", "-c", min=1, help="Concurrent streams; may be repeated."),
 ]
 Requests = Annotated[
     int | None,
@@ -29,7 +28,7 @@ Replay = Annotated[
     ),
 ]
 WebSocket = Annotated[
-    bool, typer.Option("--websocket", help="Over the WebSocket /v1/chat, not as SSE.")
+    bool, typer.Option("--websocket", help="Use the WebSocket /v1/chat in place of SSE.")
 ]
 Duration = Annotated[
     float | None, typer.Option(min=1, help="Seconds for each level, in place of --requests.")
@@ -47,7 +46,7 @@ Leaving = Annotated[
     ),
 ]
 Most = Annotated[
-    bool, typer.Option("--most", help="Go on for the most streams that keep the engine's pace.")
+    bool, typer.Option("--most", help="Search for the most streams that keep the engine's pace.")
 ]
 Pids = Annotated[
     list[int] | None,
@@ -57,15 +56,17 @@ Through = Annotated[
     str | None,
     typer.Option(help="An OpenAI-compatible proxy in front of --url, measured beside it."),
 ]
-ThroughKey = Annotated[str | None, typer.Option(help="The key to use there.")]
-ThroughPids = Annotated[list[int] | None, typer.Option(help="A process of that proxy.")]
+ThroughKey = Annotated[str | None, typer.Option(help="The key for that proxy.")]
+ThroughPids = Annotated[
+    list[int] | None, typer.Option(help="A process of that proxy, to measure; may be repeated.")
+]
 Floor = Annotated[
-    bool, typer.Option("--floor", help="Measure a server that only sends chunks, beside it.")
+    bool, typer.Option("--floor", help="Also measure a server that only sends chunks.")
 ]
 HasLimits = Annotated[
-    bool, typer.Option("--limits", help="Give the demo's tenant limits, which nothing reaches.")
+    bool, typer.Option("--limits", help="Give the demo's tenant limits that are never reached.")
 ]
-Resumable = Annotated[bool, typer.Option("--resumable", help="Ask for streams that are logged.")]
+Resumable = Annotated[bool, typer.Option("--resumable", help="Use resumable streams.")]
 Output = Annotated[
     Path | None, typer.Option("--json", help="Write the figures to this file; - for stdout.")
 ]

@@ -21,23 +21,29 @@ def create(
     tenant: TenantName,
     name: Annotated[str, typer.Option(help="What the key is for.")] = "default",
     scope: Annotated[
-        list[str] | None, typer.Option(help="chat, responses, usage or admin; may be repeated.")
+        list[str] | None,
+        typer.Option(help="chat (default), responses, usage or admin; may be repeated."),
     ] = None,
     project: Annotated[
-        str | None, typer.Option(help="The tenant's project; made if there is none.")
+        str | None, typer.Option(help="The key's project; created if it does not exist.")
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="A model it may use; may be repeated. By default all.")
+        list[str] | None,
+        typer.Option(help="A model the key may use; may be repeated. By default all."),
     ] = None,
     model_alias: Annotated[
         list[str] | None,
-        typer.Option(metavar="ALIAS=MODEL", help="What it may call a model; may be repeated."),
+        typer.Option(
+            metavar="ALIAS=MODEL", help="A name the key may use for a model; may be repeated."
+        ),
     ] = None,
-    expires_in_days: Annotated[float | None, typer.Option(help="By default never.")] = None,
+    expires_in_days: Annotated[
+        float | None, typer.Option(help="Days until the key expires; by default it never does.")
+    ] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Make a key and print it: the only time that it can be seen."""
+    """Create a key and print it. It is shown only this once."""
     from gateway import provisioning, secrets
 
     expires_at = None if expires_in_days is None else _days_from_now(expires_in_days)
@@ -82,7 +88,7 @@ def _aliases(given: Iterable[str]) -> dict[str, str]:
 
 @app.command("list")
 def list_(tenant: TenantName, config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
-    """List a tenant's keys; their secrets are nowhere."""
+    """List a tenant's keys, without their secrets, which are not stored."""
     from rich.table import Table
 
     from gateway.commands.tables import show, time_of
@@ -114,12 +120,12 @@ def list_(tenant: TenantName, config: ConfigOption = None, data_dir: DataDirOpti
 def rotate(
     public_id: PublicId,
     grace_hours: Annotated[
-        float, typer.Option("--grace", help="Hours that the old key goes on working.")
+        float, typer.Option("--grace", help="Hours for which the old key keeps working.")
     ] = 24.0,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Replace a key by a new one that may do the same, and print it: it is shown only now."""
+    """Replace a key by a new one with the same rights, and print it. It is shown only this once."""
     from gateway import provisioning, secrets
     from gateway.errors import SetupError
 

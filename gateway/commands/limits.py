@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.models import OptionInfo
 
 from gateway.commands.database import ConfigOption, DataDirOption, opened, with_store
 
@@ -26,51 +27,40 @@ COLUMNS = (
 )
 """Fields of ``tenants.limits.Limits`` and what they are called in the table."""
 NONE = "none"
-METAVAR = f"N|{NONE}"
+
+
+def _limit(meaning: str) -> OptionInfo:
+    option: OptionInfo = typer.Option(metavar=f"N|{NONE}", help=meaning)
+    return option
+
+
+Text = str | None
 
 
 def limits(
     tenant: Annotated[str, typer.Argument(help="The tenant's name.")],
-    project: Annotated[str | None, typer.Option(help="Those of this project of it.")] = None,
-    key: Annotated[str | None, typer.Option(help="Those of this key of it: its public id.")] = None,
-    requests_per_minute: Annotated[
-        str | None, typer.Option(metavar=METAVAR, help="Requests that may begin in a minute.")
-    ] = None,
-    tokens_per_minute: Annotated[
-        str | None, typer.Option(metavar=METAVAR, help="Tokens of prompts and answers in a minute.")
-    ] = None,
-    max_concurrent: Annotated[
-        str | None, typer.Option(metavar=METAVAR, help="Requests that may run at once.")
-    ] = None,
+    project: Annotated[Text, typer.Option(help="The limits of this project.")] = None,
+    key: Annotated[Text, typer.Option(help="The limits of the key with this public id.")] = None,
+    requests_per_minute: Annotated[Text, _limit("Requests started per minute.")] = None,
+    tokens_per_minute: Annotated[Text, _limit("Prompt and answer tokens per minute.")] = None,
+    max_concurrent: Annotated[Text, _limit("Requests running at once.")] = None,
     max_queued: Annotated[
-        str | None,
-        typer.Option(
-            metavar=METAVAR, help="Requests that may wait for a place among those; by default none."
-        ),
+        Text, _limit("Requests that may wait until they can run; by default none.")
     ] = None,
-    monthly_tokens: Annotated[
-        str | None, typer.Option(metavar=METAVAR, help="Tokens in a calendar month (UTC).")
-    ] = None,
+    monthly_tokens: Annotated[Text, _limit("Tokens per calendar month (UTC).")] = None,
     monthly_cost_micro: Annotated[
-        str | None,
-        typer.Option(metavar=METAVAR, help="Millionths of the currency of the prices in a month."),
+        Text, _limit("Cost per calendar month, in millionths of the prices' currency.")
     ] = None,
-    priority: Annotated[
-        str | None,
-        typer.Option(metavar=METAVAR, help="Class of its requests: a lower one goes first."),
-    ] = None,
-    weight: Annotated[
-        str | None,
-        typer.Option(metavar=METAVAR, help="Its share when there is more to do than can be done."),
-    ] = None,
-    max_cached_blocks: Annotated[
-        str | None,
-        typer.Option(metavar=METAVAR, help="Blocks that it may leave in the prefix cache."),
-    ] = None,
+    priority: Annotated[Text, _limit("Priority class; lower goes first.")] = None,
+    weight: Annotated[Text, _limit("Share of a busy engine, relative to others'.")] = None,
+    max_cached_blocks: Annotated[Text, _limit("Blocks left in the prefix cache.")] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Show limits; with numbers, change those and keep the others. ``none`` takes a limit away."""
+    """Show the limits of a tenant and its projects and keys, or change those that are given.
+
+    The tenant's own are changed, unless a project or key is named. ``none`` removes a limit.
+    """
     from gateway.errors import ConfigError
 
     if project is not None and key is not None:

@@ -31,7 +31,9 @@ OptionalTenant = Annotated[
 
 
 def bootstrap(
-    tenant: Annotated[str, typer.Option(help="Its tenant; made if there is none.")] = "admin",
+    tenant: Annotated[
+        str, typer.Option(help="The key's tenant; created if it does not exist.")
+    ] = "admin",
     name: Annotated[str, typer.Option(help="What the key is for.")] = "first admin",
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
@@ -49,15 +51,15 @@ def bootstrap(
 
 def usage(
     tenant: OptionalTenant = None,
-    days: Annotated[float, typer.Option(help="How far back.", min=0, max=36_500)] = 30,
+    days: Annotated[float, typer.Option(help="Days to look back.", min=0, max=36_500)] = 30,
     by: Annotated[
-        str, typer.Option(help="What to sum by, of tenant, project, key and model.")
+        str, typer.Option(help="Group by: any of tenant, project, key and model.")
     ] = "tenant,model",
-    per: Annotated[str, typer.Option(help="hour, day or total.")] = "total",
+    per: Annotated[str, typer.Option(help="Period of each row: hour, day or total.")] = "total",
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Show what was used, from the ledger's hourly sums."""
+    """Show usage, from the ledger's hourly sums."""
     from rich.table import Table
 
     from gateway.commands.tables import show, time_of
@@ -95,7 +97,7 @@ def usage(
 
 def audit(
     tenant: OptionalTenant = None,
-    limit: Annotated[int, typer.Option(help="How many, the newest first.", min=1)] = 50,
+    limit: Annotated[int, typer.Option(help="Rows to show, the newest first.", min=1)] = 50,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
@@ -151,7 +153,7 @@ def list_streams(
 
 @streams.command()
 def kill(
-    request_id: Annotated[UUID, typer.Argument(help="As `sluice stream list` shows it.")],
+    request_id: Annotated[UUID, typer.Argument(help="The id that `sluice stream list` shows.")],
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:

@@ -57,7 +57,7 @@ def list_(tenant: TenantName, config: ConfigOption = None, data_dir: DataDirOpti
 def rename(
     tenant: TenantName,
     name: Annotated[str, typer.Argument(help="The project's name.")],
-    new_name: Annotated[str, typer.Argument(help="Its new name.")],
+    new_name: Annotated[str, typer.Argument(help="The new name.")],
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:

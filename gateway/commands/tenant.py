@@ -52,16 +52,17 @@ def list_(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
 @app.command()
 def update(
     name: TenantName,
-    rename: Annotated[str | None, typer.Option(help="Its new name.")] = None,
+    rename: Annotated[str | None, typer.Option(help="New name.")] = None,
     weight: Annotated[float | None, typer.Option(help="Share of the engine.")] = None,
     priority: Annotated[int | None, typer.Option(help="Priority class; lower goes first.")] = None,
     disabled: Annotated[
-        bool | None, typer.Option("--disable/--enable", help="Shut all its keys out, or back in.")
+        bool | None,
+        typer.Option("--disable/--enable", help="Refuse all its keys, or accept them again."),
     ] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Change a tenant; what is not named stays. Running requests of a disabled one end."""
+    """Change what is given of a tenant. Disabling it ends its running requests."""
     from tenants.store import Store
     from tenants.types import Tenant
 

@@ -18,6 +18,8 @@ class TextPart(
     msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True
 ):
     text: str
+    cache_control: Any = None
+    """Of no use here: every prefix of a tenant's prompts is cached without a hint."""
 
 
 class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
@@ -123,6 +125,8 @@ class ToolMessage(
 ):
     content: Content
     tool_call_id: str
+    name: str | None = None
+    """The function's; for templates that ask for it."""
 
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage

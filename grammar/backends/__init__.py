@@ -1,1 +1,1 @@
-"""The grammar engines behind one port: ``base`` is the port, each sibling one adapter."""
+"""The grammar engines behind one interface: ``base`` defines it, each sibling adapts one engine."""

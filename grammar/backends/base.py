@@ -1,4 +1,5 @@
-"""The port every grammar engine implements. EOS, padding and special tokens never reach it."""
+"""The interface that every grammar engine implements. It never sees EOS, padding or special
+tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from grammar.spec import GrammarSpec
 from grammar.vocabulary import Mask, Vocabulary
 
 MAX_INDENT = 64
-"""Blanks that begin a line: 16 levels of four, 32 of two."""
+"""Most blanks at the beginning of a line: 16 levels of four, 32 of two."""
 # Where an engine cannot tell an indentation from other runs; a model cannot idle in blanks beyond.
 MAX_WHITESPACE = MAX_INDENT + 2
 
@@ -37,7 +38,7 @@ class BackendMatcher(Protocol):
         ...
 
     def forced_bytes(self) -> bytes:
-        """What every continuation starts with; ``b""`` when there is a choice."""
+        """The bytes that every continuation starts with; ``b""`` when there is a choice."""
         ...
 
 
@@ -51,7 +52,7 @@ class BatchMatcher(ABC):
 
     @abstractmethod
     def settle(self, row: Mask) -> None:
-        """The rest of ``fill``, errors above all, after ``fill_many``."""
+        """Complete ``fill`` after ``fill_many``; raises its errors."""
 
 
 class BackendGrammar(Protocol):
@@ -59,13 +60,13 @@ class BackendGrammar(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """What keeping it costs, an estimate."""
+        """Estimated bytes of memory that it takes."""
         ...
 
     def matcher(self) -> BackendMatcher: ...
 
     def dump(self) -> bytes:
-        """What another process needs, besides the source, to have it without the same effort."""
+        """What another process needs, besides the source, to load it without compiling again."""
         ...
 
 
@@ -85,5 +86,5 @@ class Backend(Protocol):
         ...
 
     def load(self, spec: GrammarSpec, data: bytes) -> BackendGrammar:
-        """What ``compile`` made of ``spec``, from its ``dump``."""
+        """The grammar that ``compile`` made of ``spec``, from its ``dump``."""
         ...

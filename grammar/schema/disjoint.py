@@ -29,7 +29,7 @@ def all_disjoint(schemas: Sequence[Schema], document: Document) -> bool:
 
 
 class _Facts:
-    """What a schema demands at its top, its references and ``allOf`` included."""
+    """What a schema requires at its top level, including its references and ``allOf``."""
 
     def __init__(self, schema: Schema, document: Document) -> None:
         self.schema = schema
@@ -48,7 +48,7 @@ class _Facts:
                 yield part.get("additionalProperties", True)
 
     def values(self) -> list[Any] | None:
-        """All values there can be, if they are few enough to be listed."""
+        """All possible values, if they are few enough to list; else None."""
         for part in self.parts:
             if "const" in part:
                 return [part["const"]]
@@ -121,7 +121,8 @@ class _Prover:
 
 
 def _conjuncts(schema: Schema, document: Document) -> Iterator[dict[str, Any]]:
-    """The schema objects that all must hold: itself, what it refers to, its ``allOf``."""
+    """All schema objects that apply to the value: the schema itself, what it refers to, and its
+    ``allOf``."""
     seen: set[int] = set()
     stack: list[Schema] = [schema]
     while stack:

@@ -18,7 +18,7 @@ Schema = dict[str, Any] | bool
 DRAFT_2020_12 = "https://json-schema.org/draft/2020-12/schema"
 
 
-# What applies to the same value as the schema it stands in.
+# Keywords whose subschemas apply to the same value as the schema that contains them.
 _IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
 
 
@@ -33,7 +33,7 @@ class Document:
         self.root = root
         self.path = path
         self.merges = False
-        """Whether an engine will have to make one schema of several."""
+        """Whether an engine will have to merge several schemas into one."""
         self._schemas: dict[int, str] = {}
         resource = DRAFT202012.create_resource(root)
         uri = resource.id() or ""
@@ -50,7 +50,8 @@ class Document:
             self._check_cycles()
 
     def _collect(self) -> bool:
-        """Whether there are references, without which there are no cycles."""
+        """Collect the subschemas; returns whether there are references, without which there are no
+        cycles."""
         refers = False
         stack: list[tuple[Schema, str]] = [(self.root, self.path)]
         while stack:

@@ -1,6 +1,8 @@
-"""What older drafts spelled otherwise: tuples (until 2019-09) and exclusive bounds (draft 4).
+"""What older drafts spelled otherwise: tuples (until 2019-09) and exclusive bounds (draft 4); and
+keywords that are null, which no draft knows.
 
-Generators of schemas still write both, such as the AI SDK's and those of OpenAPI 3.0.
+Generators of schemas write them all: the AI SDK's, those of OpenAPI 3.0, and those of languages
+that leave out no empty fields.
 """
 
 from __future__ import annotations
@@ -8,17 +10,26 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from grammar.schema.forms import IN_LIST, IN_MAP, IN_SCHEMA
+from grammar.schema.forms import CONSTRAINTS, IN_LIST, IN_MAP, IN_SCHEMA
 
-OLD_SPELLING = re.compile(r'"items"\s*:\s*\[|"exclusive(?:Min|Max)imum"\s*:\s*(?:true|false)')
+OLD_SPELLING = re.compile(
+    r'"items"\s*:\s*\[|"exclusive(?:Min|Max)imum"\s*:\s*(?:true|false)|:\s*null'
+)
 """Found in the text of every document that ``modern`` would change."""
+
+
+_NEVER_NULL = (CONSTRAINTS - {"const"}) | IN_MAP | {"description", "examples", "title"}
 
 
 def modern(schema: Any) -> Any:
     """The same schema in the words of draft 2020-12; what is no schema is left as it is."""
     if not isinstance(schema, dict):
         return schema
-    found = {keyword: _modern_value(keyword, value) for keyword, value in schema.items()}
+    found = {
+        keyword: _modern_value(keyword, value)
+        for keyword, value in schema.items()
+        if value is not None or keyword not in _NEVER_NULL
+    }
     if isinstance(found.get("items"), list) and "prefixItems" not in found:
         _respell_tuple(found)
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):

@@ -18,7 +18,7 @@ from grammar.schema.patterns import Pattern
 class Format:
     pattern: Pattern
     max_length: int | None = None
-    """Of the whole string, in characters, where the pattern does not say it."""
+    """Maximal length of the whole string in characters, if the pattern does not imply it."""
 
 
 # Years 0001 to 9999; 29 February in leap years only.

@@ -21,7 +21,7 @@ from grammar.schema.scope import Finding, Scope
 
 @dataclass(frozen=True)
 class Dialect:
-    """What one backend makes of a JSON schema."""
+    """How one backend interprets a JSON schema."""
 
     name: str
     merges: bool
@@ -30,9 +30,9 @@ class Dialect:
     """The keywords of a subschema that it ignores or misreads in that company, with the reason.
     Not asked where values are listed: those are checked here."""
     pattern: Callable[[Pattern], str | None]
-    """How it wants a pattern; None where it cannot take it."""
+    """The pattern in the backend's notation; None if it cannot take it."""
     anything: dict[str, Any] = field(default_factory=dict)
-    """How it wants the schema that says nothing."""
+    """The backend's notation for the schema that allows anything."""
 
 
 class Lowered(NamedTuple):
@@ -41,7 +41,7 @@ class Lowered(NamedTuple):
     merges: bool
     """Whether the engine has to make one schema of several, which can multiply them."""
     num_divisor_states: int
-    """Of the automata by which the engine follows ``multipleOf``, all together."""
+    """Total states of the automata with which the engine follows ``multipleOf``."""
 
     @property
     def unenforced(self) -> tuple[Finding, ...]:
@@ -52,7 +52,7 @@ _FAMILIES = tuple(
     (frozenset(family.KEYWORDS), family)
     for family in (values, numbers, strings, arrays, objects, combinators)
 )
-"""In this order, each with the keywords without which it has nothing to say."""
+"""The families in order, each with the keywords that it handles."""
 
 
 def lower(document: Document, dialect: Dialect) -> Lowered:
@@ -99,7 +99,7 @@ class Lowering:
         return self.dialect.anything if result == {} else result
 
     def reference(self, reference: str, path: str) -> str:
-        """The reference to use in the lowered schema, where all definitions lie side by side."""
+        """The reference to use in the lowered schema, in which all definitions are siblings."""
         schema, target = self.document.resolve(reference, path)
         if target not in self._names:
             self._names[target] = f"d{len(self._names)}"

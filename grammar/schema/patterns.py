@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MAX_EXPANDED_SIZE = 5_000
-"""Of a pattern with its counted repetitions written out."""
+"""Largest size of a pattern with its counted repetitions written out."""
 
 _ANY_CHAR = r"[\s\S]"
 _JSON_UNSAFE = r'"\\\x00-\x1f\x7f'
@@ -67,9 +67,9 @@ class Pattern:
     """Matches a whole value as it stands in JSON text; None where that would take an escape or a
     Unicode property."""
     size: int
-    """In items, counted repetitions written out."""
+    """Number of items, with counted repetitions written out."""
     prefix: str
-    """What every match begins with, as far as it is plain to see."""
+    """The literal prefix of every match, as far as it is obvious."""
     exact: bool
     """Whether ECMA-262 and Python agree on every string: nothing lies between their readings."""
 

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What becomes of one keyword under one backend."""
+    """What one backend does with one keyword."""
 
     keyword: str
     path: str
-    """Of the keyword itself."""
+    """Path of the keyword itself."""
     enforced: bool
     reason: str = ""
-    """Why it is not."""
+    """Why it is not enforced."""
 
 
 class Scope:
@@ -55,7 +55,7 @@ class Scope:
 
     @property
     def types(self) -> frozenset[str]:
-        """The types a value can have here, as far as ``type`` says."""
+        """The types that a value can have here, as far as ``type`` says."""
         declared = self.schema.get("type", TYPES)
         return frozenset([declared] if isinstance(declared, str) else declared)
 

@@ -23,7 +23,7 @@ def lower(scope: Scope) -> None:
 
 
 def _lower_listed(scope: Scope) -> None:
-    """Leaves of the listed values those that the rest of the schema admits, whatever it says."""
+    """Keep those listed values that the rest of the schema admits."""
     keyword = "const" if "const" in scope.schema else "enum"
     listed = [scope.schema["const"]] if keyword == "const" else scope.schema["enum"]
     others = {k: v for k, v in scope.schema.items() if k in CONSTRAINTS and k != keyword}
@@ -44,7 +44,7 @@ def is_plain(text: str) -> bool:
 
 
 def _spelt(value: Any) -> Any:
-    """The value as every engine spells it: 1, not 1.0."""
+    """The value in the spelling of all engines: 1, not 1.0."""
     match value:
         case float() if value == int(value):
             return int(value)

@@ -76,10 +76,12 @@ class Int4Group {
 
   // The i-th pair of a word, as dequantized weights, rounded once.
   __device__ __forceinline__ uint32_t widen(uint32_t word, int i) const {
-    uint32_t whole;  // (word >> 4 * i & 0x000f000f) | kInteger, of which compilers make two
+    uint32_t whole = (word >> 4 * i & 0x000f000f) | Pair<T>::kInteger;
+#ifdef __CUDA_ARCH__  // where the compiler makes two instructions of that
     asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;"
         : "=r"(whole)
         : "r"(word >> 4 * i), "r"(Pair<T>::kInteger));
+#endif
     return times<T>(minus<T>(whole, zero), scale);
   }
 

@@ -79,6 +79,76 @@ AI_SDK_LOOSE_OBJECT: dict[str, Any] = {
     ],
 }
 
+# Its default provider speaks Responses, and does not say whether tools are strict. Zod writes the
+# bounds of safe integers beside each integer.
+AI_SDK_6_SCHEMA: dict[str, Any] = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "description": "The city"},
+        "days": {
+            "anyOf": [
+                {"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991},
+                {"type": "null"},
+            ]
+        },
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+AI_SDK_6_FIRST: dict[str, Any] = {
+    "model": "tiny",
+    "input": [
+        {"role": "system", "content": "Be brief."},
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "What is the weather in Oslo?"}],
+        },
+    ],
+    "parallel_tool_calls": False,
+    "tools": [
+        {
+            "type": "function",
+            "name": "get_weather",
+            "description": "Get the weather in a city.",
+            "parameters": AI_SDK_6_SCHEMA,
+        }
+    ],
+    "tool_choice": "auto",
+    "stream": True,
+}
+AI_SDK_6_SECOND: dict[str, Any] = {
+    **AI_SDK_6_FIRST,
+    "input": [
+        *AI_SDK_6_FIRST["input"],
+        {
+            "type": "function_call",
+            "call_id": "{call_id}",
+            "name": "get_weather",
+            "arguments": "{arguments}",
+        },
+        {
+            "type": "function_call_output",
+            "call_id": "{call_id}",
+            "output": '{"temperature_c":7}',
+        },
+    ],
+}
+AI_SDK_6_OBJECT: dict[str, Any] = {
+    "model": "tiny",
+    "input": [{"role": "user", "content": [{"type": "input_text", "text": "Which city?"}]}],
+    "parallel_tool_calls": False,
+    "max_output_tokens": 200,
+    "text": {
+        "format": {
+            "type": "json_schema",
+            "strict": True,
+            "name": "response",
+            "schema": AI_SDK_6_SCHEMA,
+        }
+    },
+}
+
 # Open WebUI: the models, the answer, then the follow-ups, the title and the tags of the chat.
 OPEN_WEBUI_HEADERS = {
     "content-type": "application/json",

@@ -190,8 +190,8 @@ def test_limits_are_set_shown_and_taken_away(migrated: Folder) -> None:
     migrated.ok("tenant", "create", "limited")
     migrated.ok("project", "create", "limited", "web")
     assert migrated.ok("tenant", "limits", "limited", "--requests-per-minute", "600") != ""
-    several = ("--tokens-per-minute", "9000", "--requests-per-minute", "none", "--weight", "1.5")
-    several += ("--max-cached-blocks", "64")
+    several = ["--tokens-per-minute", "9000", "--requests-per-minute", "none", "--weight", "1.5"]
+    several += ["--max-cached-blocks", "64"]
     found = rows(migrated.ok("tenant", "limits", "limited", *several))
     assert found == [["tenant", "limited", "", "9,000", "", "", "", "", "", "1.5", "64"]]
     found = rows(

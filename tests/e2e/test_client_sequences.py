@@ -48,7 +48,8 @@ async def chunks_of(
 def read_as_the_ai_sdk(chunks: list[dict[str, Any]]) -> tuple[str, list[dict[str, str]], Any]:
     """It opens a call at a new index, which must bring id and name, and closes it when its
     arguments have become JSON; usage and the finish reason come from wherever they are."""
-    text, calls, finish = "", [], None
+    text, finish = "", None
+    calls: list[dict[str, str]] = []
     for chunk in chunks:
         for choice in chunk["choices"]:
             finish = choice["finish_reason"] or finish
@@ -88,6 +89,37 @@ async def test_the_ai_sdk_generates_an_object(client: httpx.AsyncClient, body: A
             jsonschema.validate(document, recorded.DRAFT_07)
     else:
         assert choice["finish_reason"] == "length"
+
+
+async def test_the_ai_sdk_calls_a_tool_over_responses(client: httpx.AsyncClient) -> None:
+    """Its calls are checked against their schema, and fail there if they do not hold it."""
+    (call,) = await items_of(client, recorded.AI_SDK_6_FIRST)
+    assert (call["type"], call["name"]) == ("function_call", "get_weather")
+    jsonschema.validate(json.loads(call["arguments"]), recorded.AI_SDK_6_SCHEMA)
+    body = filled(recorded.AI_SDK_6_SECOND, call_id=call["call_id"], arguments=call["arguments"])
+    assert [item["type"] for item in await items_of(client, body)] == ["message"]
+
+
+async def items_of(client: httpx.AsyncClient, body: Any) -> list[dict[str, Any]]:
+    """Of a streamed response that ends well."""
+    answer = await client.post("/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    data = [line.removeprefix("data: ") for line in answer.text.split("\n") if line[:5] == "data:"]
+    last = json.loads(data[-1])
+    assert last["type"] == "response.completed"
+    items: list[dict[str, Any]] = last["response"]["output"]
+    return items
+
+
+async def test_the_ai_sdk_generates_an_object_over_responses(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/responses", json=recorded.AI_SDK_6_OBJECT)
+    assert answer.status_code == 200, answer.text
+    response = answer.json()
+    if response["status"] == "completed":
+        text = response["output"][0]["content"][0]["text"]
+        jsonschema.validate(json.loads(text), recorded.AI_SDK_6_SCHEMA)
+    else:
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
 async def test_the_ai_sdk_reads_errors(client: httpx.AsyncClient) -> None:

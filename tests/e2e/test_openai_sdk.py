@@ -142,11 +142,12 @@ async def test_tools_there_and_back(client: AsyncOpenAI) -> None:
     assert call.type == "function"
     assert call.function.name == "get_weather"
     assert json.loads(call.function.arguments) == {"city": "Oslo"}
-    result = {"role": "tool", "tool_call_id": call.id, "content": '{"temperature_c": 7}'}
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": '{"temperature_c": 7}'}
+    # The message goes back exactly as the SDK dumps it.
+    answer: Any = message.model_dump()
     told = await client.chat.completions.create(
         model=MODEL,
-        # The message goes back exactly as the SDK dumps it.
-        messages=[*WEATHER, message.model_dump(), result],
+        messages=[*WEATHER, answer, result],
         tools=TOOLS,
         temperature=0,
     )

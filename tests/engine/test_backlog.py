@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 from engine.backlog import Backlog
 from engine.config import EngineConfig
 from engine.messages import GenerateRequest, Stats, TenantStats
 from engine.sampling_params import SamplingParams
 
 
-def backlog(**limits: int) -> Backlog:
+def backlog(**limits: Any) -> Backlog:
     return Backlog(EngineConfig(model="any", **limits))
 
 

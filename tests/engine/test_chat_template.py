@@ -17,7 +17,9 @@ MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": "héllo 'you'"},
     {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {"é": 1}}]},
 ]
-TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {}}}]
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
+]
 # Written after what the templates of the common model families use.
 TEMPLATES = {
     "plain": CHAT_TEMPLATE,
@@ -50,10 +52,10 @@ TEMPLATES = {
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_renders_as_transformers_does(name: str, add_generation_prompt: bool) -> None:
-    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    (expected,), _ = render_jinja_template(
+    tokens: Any = {"bos_token": "<s>", "eos_token": "</s>"}
+    rendered: Any = render_jinja_template(
         [MESSAGES],
-        tools=TOOLS,
+        tools=list(TOOLS),
         chat_template=TEMPLATES[name],
         add_generation_prompt=add_generation_prompt,
         flag="on",
@@ -63,6 +65,7 @@ def test_renders_as_transformers_does(name: str, add_generation_prompt: bool) ->
     text = template.render(
         MESSAGES, tools=TOOLS, add_generation_prompt=add_generation_prompt, flag="on"
     )
+    (expected,), _ = rendered
     assert text == expected
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -156,7 +157,7 @@ class TestQueue:
         monkeypatch.setattr(engine.client, "PING_INTERVAL_S", 3600.0)
 
     @contextlib.asynccontextmanager
-    async def full(self, **limits: int) -> AsyncIterator[EngineClient]:
+    async def full(self, **limits: Any) -> AsyncIterator[EngineClient]:
         """One request runs, and two of one tenant wait."""
         config = EngineConfig(model="ok", max_num_seqs=1, **limits)
         client = EngineClient(config, transport=StandInProcess)

@@ -90,8 +90,8 @@ class TestDeath:
     @pytest.mark.parametrize("how", ["stopped", "in a step", "no progress"])
     async def test_a_hanging_engine_is_replaced(self, how: str) -> None:
         async with running(hang_timeout_s=0.8) as client:
-            trap = {"stopped": [1], "in a step": [Trap.HANG], "no progress": [Trap.STALL]}[how]
-            stream = client.submit(request("a", list(trap)))
+            traps = {"stopped": 1, "in a step": Trap.HANG, "no progress": Trap.STALL}
+            stream = client.submit(request("a", [traps[how]]))
             pid = client.info.pid
             if how == "stopped":
                 await anext(stream)

@@ -51,7 +51,9 @@ def make(regex: str = "[ab]+", **params: Any) -> Request:
         prompt_token_ids=[5],
         params=SamplingParams(structured_outputs=StructuredOutputs(regex=regex), **params),
     )
-    return Request(message, arrival=0, arrival_s=0, max_total_tokens=99, eos_token_ids={EOS})
+    return Request(
+        message, arrival=0, arrival_s=0, max_total_tokens=99, eos_token_ids=frozenset({EOS})
+    )
 
 
 def ready(constraints: Constraints, request: Request) -> Ending | None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -30,7 +31,7 @@ FILES = {
 class Hub(BaseHTTPRequestHandler):
     """The repository owner/name: whoever brings the token 'secret' may read it."""
 
-    seen: list[str]
+    seen: ClassVar[list[str]]
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -79,12 +80,15 @@ def digest(data: bytes) -> str:
 @contextmanager
 def serving() -> Iterator[tuple[str, list[str]]]:
     """The hub's address, and the paths it was asked for."""
-    handler = type("Handler", (Hub,), {"seen": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+
+    class Handler(Hub):
+        seen: ClassVar[list[str]] = []
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", handler.seen
+        yield f"http://127.0.0.1:{server.server_port}", Handler.seen
     finally:
         server.shutdown()
         thread.join()

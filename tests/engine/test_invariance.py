@@ -52,7 +52,7 @@ def requests(draw: st.DrawFn) -> tuple[TokensPrompt, SamplingParams]:
     rng = random.Random(draw(st.integers(0, 3)))  # few: prompts begin alike
     length = draw(st.integers(1, 40))
     prompt = [rng.randrange(31) for _ in range(length)]
-    options = draw(
+    options: dict[str, Any] = draw(
         st.fixed_dictionaries(
             {
                 "seed": st.integers(0, 2**64 - 1),

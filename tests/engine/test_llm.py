@@ -24,7 +24,9 @@ from engine.llm import (
     TokensPrompt,
 )
 from engine.messages import LoadProgress
+from engine.scheduler.plan import StepPlan
 from tests.engine import toys
+from tests.engine.insides import core_of, runner_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 PROMPTS = ["the cat sat", "naïve café on the mat", "你好", "a"]
@@ -96,7 +98,7 @@ class TestGenerate:
             llm.generate(PROMPTS[:2], params)
 
     def test_a_prefix_is_served_from_the_cache(self, llm: LLM) -> None:
-        prompt = {"prompt_token_ids": list(range(5, 55))}
+        prompt = TokensPrompt(prompt_token_ids=list(range(5, 55)))
         first = llm.generate(prompt, GREEDY)[0]
         again = llm.generate(prompt, GREEDY)[0]
         assert again.outputs == first.outputs
@@ -338,10 +340,10 @@ class TestRefusals:
         self, llm: LLM, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         whole = llm.generate("good", GREEDY)[0].outputs
-        runner = llm._core._runner  # type: ignore[attr-defined]
+        runner = runner_of(llm)
         forward = runner.forward
 
-        def interrupted(plan: object) -> None:
+        def interrupted(plan: StepPlan) -> None:
             signal.raise_signal(signal.SIGINT)
             forward(plan)
 
@@ -349,7 +351,7 @@ class TestRefusals:
         with pytest.raises(KeyboardInterrupt):
             llm.generate("good", GREEDY)
         monkeypatch.undo()
-        llm._core.check_integrity()  # type: ignore[attr-defined]
+        core_of(llm).check_integrity()
         assert llm.generate("good", GREEDY)[0].outputs == whole
 
     def test_a_broken_step_is_not_taken_for_an_open_stream(
@@ -357,7 +359,7 @@ class TestRefusals:
     ) -> None:
         llm = LLM(model_dir)
         # Between the two halves of a step: nothing can go on from there.
-        runner = llm._core._runner  # type: ignore[attr-defined]
+        runner = runner_of(llm)
         monkeypatch.setattr(runner, "sample", Mock(side_effect=MemoryError))
         with pytest.raises(MemoryError):
             llm.generate("good", GREEDY)
@@ -382,7 +384,7 @@ class TestRefusals:
         ],
     )
     def test_a_bad_option_is_named(
-        self, model_dir: Path, options: dict[str, object], message: str
+        self, model_dir: Path, options: dict[str, Any], message: str
     ) -> None:
         with pytest.raises(ConfigError, match=message):
             LLM(model_dir, **options)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine.messages import RequestOutput, TokenLogprobs
@@ -118,7 +120,7 @@ def test_prompt_logprobs_come_with_all_later_results() -> None:
 @pytest.mark.parametrize("include", [False, True])
 def test_tokens_behind_a_stop_string_are_no_part_of_the_output(include: bool) -> None:
     """However many come at once, as they do when drafts are accepted."""
-    params = {"stop": "c", "logprobs": 0, "include_stop_str_in_output": include}
+    params: dict[str, Any] = {"stop": "c", "logprobs": 0, "include_stop_str_in_output": include}
     tokens = ids("abcde")
     records = [TokenLogprobs(token_id, -1.0, 1) for token_id in tokens]
     for split in range(len(tokens)):

@@ -28,6 +28,7 @@ from engine.messages import (
     LoadProgress,
     Ping,
     Ready,
+    RequestOutput,
     Shutdown,
     Stats,
     StepOutputs,
@@ -94,7 +95,12 @@ def request(request_id: str, max_tokens: int) -> GenerateRequest:
 
 def test_one_message_a_step_for_all_requests(server: Server) -> None:
     both_sent, step = threading.Event(), server.core.step
-    server.core.step = lambda: both_sent.wait() and step()  # type: ignore[method-assign]
+
+    def step_with_both() -> list[RequestOutput]:
+        both_sent.wait()
+        return step()
+
+    server.core.step = step_with_both  # type: ignore[method-assign]
     server.send(request("a", 50), request("b", 50))
     both_sent.set()
     tokens: dict[str, list[int]] = {"a": [], "b": []}

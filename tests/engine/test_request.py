@@ -16,7 +16,11 @@ def make(max_total_tokens: int = 100, **params: object) -> Request:
         params=SamplingParams(**params),  # type: ignore[arg-type]
     )
     return Request(
-        message, arrival=0, arrival_s=0.0, max_total_tokens=max_total_tokens, eos_token_ids={7}
+        message,
+        arrival=0,
+        arrival_s=0.0,
+        max_total_tokens=max_total_tokens,
+        eos_token_ids=frozenset({7}),
     )
 
 

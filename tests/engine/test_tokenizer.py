@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -151,9 +152,7 @@ class TestLoad:
             ({}, set()),
         ],
     )
-    def test_eos_token_ids(
-        self, tmp_path: Path, files: dict[str, object], expected: set[int]
-    ) -> None:
+    def test_eos_token_ids(self, tmp_path: Path, files: dict[str, Any], expected: set[int]) -> None:
         toys.write_model_folder(tmp_path, **files)
         assert Tokenizer.load(tmp_path).eos_token_ids == expected
 

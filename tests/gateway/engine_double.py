@@ -61,6 +61,11 @@ def echo(prompt: str) -> Play:
     return Play(text=f"You said: {said}")
 
 
+def says(text: str) -> Callable[[str], Play]:
+    """A script that answers every prompt with this."""
+    return lambda prompt: Play(text=text)
+
+
 @dataclass
 class EngineDouble:
     """Give it to ``EngineClient(transport=...)``; it outlives the lives of its engine."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -29,6 +30,7 @@ from gateway.schemas.chat import ChatCompletionRequest
 from gateway.secrets import generate
 from gateway.served_models import ServedModels
 from grammar.compiler import GrammarChecker
+from grammar.errors import CompilerUnavailable
 from grammar.vocabulary import Vocabulary
 from tenants.authenticator import Authenticator
 from tenants.errors import ScopeMissing
@@ -238,9 +240,10 @@ async def test_grammars_are_compiled_before_anything_runs(model_dir: Path) -> No
         assert outputs is not None
         assert outputs.json is not None
         assert msgspec.json.decode(outputs.json) == schema
-        outputs = (await gate.admit(response_format={"type": "json_object"})).params
-        assert outputs.structured_outputs is not None
-        assert outputs.structured_outputs.json_object
+        admitted = await gate.admit(response_format={"type": "json_object"})
+        outputs = admitted.params.structured_outputs
+        assert outputs is not None
+        assert outputs.json_object
         assert (
             await gate.admit(response_format={"type": "text"})
         ).params.structured_outputs is None
@@ -248,6 +251,17 @@ async def test_grammars_are_compiled_before_anything_runs(model_dir: Path) -> No
             with pytest.raises(InvalidRequestError) as caught:
                 await gate.admit(response_format=json_schema(bad))
             assert caught.value.param == "response_format"
+
+
+async def test_a_compiler_that_fails_is_not_the_client_s_fault(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: Future[object] = Future()
+    failed.set_exception(CompilerUnavailable("no worker starts"))
+    async with Gate(model_dir) as gate:
+        monkeypatch.setattr(gate.compiler, "submit", lambda spec: failed)
+        with pytest.raises(CompilerUnavailable):
+            await gate.admit(response_format={"type": "json_object"})
 
 
 async def test_a_template_may_refuse(model_dir: Path, tmp_path: Path) -> None:

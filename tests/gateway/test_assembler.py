@@ -13,6 +13,7 @@ from gateway.errors import EngineUnavailable
 from gateway.generation import usage_of
 from gateway.parsers.base import call_begins, call_goes_on
 from gateway.schemas.common import Compliance
+from gateway.text_events import Text
 from gateway.token_logprobs import TokenLogprob
 
 USAGE = usage_of(prompt_tokens=9, cached_tokens=4, completion_tokens=2)
@@ -59,7 +60,7 @@ def test_a_chunk_of_text_is_valid_whatever_the_text(text: str, has_usage: bool) 
 def test_text_between_what_is_around_it_is_its_chunk(text: str, index: int) -> None:
     around = chunks(num_choices=2, has_usage=True).around_text(index)
     assert around is not None
-    piece = orjson.dumps(text)[1:-1]
+    piece = Text(orjson.dumps(text)[1:-1])
     expected = chunks(num_choices=2, has_usage=True).delta(Delta(index, text))
     assert around.head + piece + around.tail == expected
     assert chunks(is_obfuscated=True).around_text(0) is None
@@ -228,7 +229,7 @@ def test_a_frame_holds_any_text(text: str) -> None:
 
 @given(st.text(min_size=1))
 def test_a_frame_of_text_alone_is_its_frame(text: str) -> None:
-    piece = orjson.dumps(text)[1:-1]
+    piece = Text(orjson.dumps(text)[1:-1])
     assert TurnFrames("t").text(piece) == TurnFrames("t").delta(Delta(0, text))
 
 

@@ -109,7 +109,8 @@ def test_a_pipe_of_questions_is_one_conversation(server: ScriptedServer) -> None
 def test_a_failure_does_not_end_the_conversation(server: ScriptedServer) -> None:
     def script(message: dict[str, object]) -> list[object]:
         question = message["messages"][-1]["content"]  # type: ignore[index]
-        return {"fail": [Fail("Not now.")], "drop": [Drop()]}.get(question, [Done()])
+        answers: dict[object, list[object]] = {"fail": [Fail("Not now.")], "drop": [Drop()]}
+        return answers.get(question, [Done()])
 
     server.script = script  # type: ignore[assignment]
     done = subprocess.run(

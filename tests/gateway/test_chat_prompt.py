@@ -71,7 +71,8 @@ def test_variables_need_both_the_operator_and_the_template(model_dir: Path) -> N
         with pytest.raises(UnsupportedParameter, match=message) as caught:
             made.kwargs(request(chat_template_kwargs={name: 1}), has_reasoning=True)
         assert caught.value.param == f"chat_template_kwargs.{name}"
-    for value in ([], {}, "x" * 257):
+    values: list[object] = [[], {}, "x" * 257]
+    for value in values:
         with pytest.raises(InvalidRequestError):
             made.kwargs(
                 request(chat_template_kwargs={"enable_thinking": value}), has_reasoning=True

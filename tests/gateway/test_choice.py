@@ -19,6 +19,7 @@ from gateway.errors import ApiError, GenerationFailed, InvalidRequestError, Over
 from gateway.parsers.answer import AnswerParser
 from gateway.parsers.hermes import HermesParser
 from gateway.parsers.reasoning import ReasoningParser
+from gateway.text_events import Text
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
@@ -37,7 +38,7 @@ class Fixture:
     def __init__(self, model_dir: Path) -> None:
         self.tokenizer = Tokenizer.load(model_dir)
         self.stream = Stream()
-        self.pieces: dict[int, bytes] = {}
+        self.pieces: dict[int, Text] = {}
 
     def choice(
         self, *, stop: tuple[str, ...] = (), skip_special_tokens: bool = True, **fields: Any

@@ -185,15 +185,15 @@ async def test_messages_of_a_websocket() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         write = extensions.take_writer(scope)
         assert write is not None
-        found.append(write("before it is accepted"))
+        found.append(write(b"before it is accepted"))
         await receive()
         await send({"type": "websocket.accept"})
-        found.append(write("é" * 100))
+        found.append(write("é".encode() * 100))
         await send({"type": "websocket.send", "text": "between"})
-        found.append(write("last"))
+        found.append(write(b"last"))
         await receive()
         await send({"type": "websocket.close", "code": 1000})
-        found.append(write("after the close"))
+        found.append(write(b"after the close"))
 
     async with serving(app) as port, connect(f"ws://127.0.0.1:{port}/") as socket:
         assert [await socket.recv() for _ in range(3)] == ["é" * 100, "between", "last"]
@@ -210,7 +210,7 @@ async def test_messages_of_any_size(size: int) -> None:
         assert write is not None
         await receive()
         await send({"type": "websocket.accept"})
-        assert write("x" * size)
+        assert write(b"x" * size)
         await receive()
 
     async with serving(app) as port, connect(f"ws://127.0.0.1:{port}/") as socket:
@@ -225,9 +225,9 @@ async def test_no_message_follows_the_close_of_the_client() -> None:
         assert write is not None
         await receive()
         await send({"type": "websocket.accept"})
-        wrote.append(write("open"))
+        wrote.append(write(b"open"))
         assert (await receive())["type"] == "websocket.disconnect"
-        wrote.append(write("closed"))
+        wrote.append(write(b"closed"))
 
     async with serving(app) as port, connect(f"ws://127.0.0.1:{port}/") as socket:
         assert await socket.recv() == "open"

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import msgspec
 import pytest
@@ -17,10 +17,10 @@ from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from gateway.admitted import Admitted
 from gateway.assembler import Delta
-from gateway.errors import ApiError, Draining, EngineUnavailable, Gone
+from gateway.errors import ApiError, Draining, EngineUnavailable, Gone, InternalError
 from gateway.generation import Generation, Generations
 from gateway.metrics import Metrics
-from tenants.errors import StoreUnavailable
+from tenants.errors import LedgerFull, StoreUnavailable
 from tenants.keys import mint
 from tenants.limits import Limits, ScopePolicy
 from tenants.memory import MemoryStore
@@ -384,6 +384,64 @@ async def test_a_key_that_is_gone_is_logged_and_harms_nobody(
         generation.close()
         assert await here.generations.drain(5) == 0
     assert str(generation.admitted.id) in caplog.text
+
+
+async def test_an_end_that_nobody_asked_for_is_an_error(model_dir: Path) -> None:
+    """The engine gave it up: that is no answer, and no client's wish either."""
+    async with bench(model_dir) as here:
+        here.double.script = lambda prompt: Play(text="hello", finish_reason="abort")
+        generation = here.begin()
+        with pytest.raises(InternalError, match="aborted by the server"):
+            await read(generation)
+        generation.close()
+        event = await here.event()
+        assert (event.status, event.completion_tokens) == ("error", 5)
+
+
+async def test_a_ledger_that_is_full_leaves_the_count_for_who_comes_after(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench(model_dir) as here:
+        ends: list[UUID] = []
+        monkeypatch.setattr(Generation, "stop_counting", lambda self: ends.append(self.admitted.id))
+
+        async def full(event: UsageEvent) -> bool:
+            raise LedgerFull("too many wait")
+
+        kept, written = here.begin(), here.begin()
+        with monkeypatch.context() as patch:
+            patch.setattr(here.ledger, "settle", full)
+            await read(kept)
+            kept.close()
+            assert await here.generations.drain(5) == 0
+        assert ends == []
+        assert f"usage of {kept.admitted.id} is not in the ledger" in caplog.text
+        await read(written)
+        written.close()
+        assert (await here.event()).request_id == written.admitted.id
+        assert ends == [written.admitted.id]
+
+
+async def test_a_settlement_that_breaks_is_logged_and_stops_nobody(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench(model_dir) as here:
+
+        async def broken(event: UsageEvent) -> bool:
+            raise RuntimeError("nobody thought of this")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(here.ledger, "settle", broken)
+            generation = here.begin()
+            await read(generation)
+            generation.close()
+            assert await here.generations.drain(5) == 0
+        assert "nobody thought of this" in caplog.text
+        assert here.quota.num_held == 0
+        after = here.begin()
+        await read(after)
+        after.close()
+        assert (await here.event()).request_id == after.admitted.id
 
 
 async def test_waiting_for_idleness(model_dir: Path) -> None:

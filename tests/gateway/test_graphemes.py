@@ -17,7 +17,7 @@ HINDI = "\u0928\u092e\u0938\u094d\u0924\u0947"
 
 
 def clusters(text: str) -> list[str]:
-    return regex.findall(r"\X", text)
+    return list(regex.findall(r"\X", text))
 
 
 @pytest.mark.parametrize("text", [FAMILY, THUMB, FLAGS, HEART, HINDI])

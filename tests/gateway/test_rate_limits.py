@@ -20,6 +20,10 @@ from tenants.limits import LimitName, QuotaAnswer, Window
         (61_500_000, "1m1.5s"),
         (3_600_000_000, "1h0m0s"),
         (59_999_999, "1m0s"),
+        (999_000, "999ms"),
+        (999_001, "1s"),
+        (3_599_999_000, "59m59.999s"),
+        (3_599_999_001, "1h0m0s"),
     ],
 )
 def test_durations_are_written_as_openai_does(microseconds: int, text: str) -> None:

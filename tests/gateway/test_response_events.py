@@ -3,14 +3,24 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.assembler import Delta
 from gateway.errors import GenerationFailed, InvalidRequestError, RateLimited
 from gateway.parsers.base import call_begins, call_goes_on
-from gateway.response_events import Event, ResponseEvents, as_sse, error_object
+from gateway.response_events import (
+    TEXT_DELTA,
+    Event,
+    ResponseEvents,
+    as_sse,
+    error_object,
+    text_as_sse,
+)
 from gateway.schemas.common import CompletionTokensDetails, PromptTokensDetails, Usage
+from gateway.text_events import Text
 from gateway.token_logprobs import TokenLogprob
 
 USAGE = Usage(
@@ -151,8 +161,56 @@ def test_one_in_the_background_is_queued_first() -> None:
 
 def test_heartbeats_are_numbered_too() -> None:
     events = make()
-    told = [*events.opening(), events.heartbeat(), *events.delta(Delta(0, "x"))]
+    told = events.opening()
+    beat = events.heartbeat()
+    assert beat is not None
+    told += [beat, *events.delta(Delta(0, "x"))]
     assert types(decoded(told))[2] == "in_progress"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_heartbeat_comes_between_numbered_events_and_the_last_one(fails: bool) -> None:
+    events = make()
+    told = [*events.opening(), *events.delta(Delta(0, "x"))]
+    told += events.failure(GenerationFailed("no")) if fails else events.closing("stop", USAGE)
+    assert events.heartbeat() is None
+    decoded([*told, events.last()])
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["text", "known", "reasoning"]), st.text(min_size=1)), min_size=1
+    )
+)
+def test_known_text_is_the_same_event(said: list[tuple[str, str]]) -> None:
+    events, expected = make(), make()
+    told, wanted = events.opening(), expected.opening()
+    for kind, text in said:
+        delta = Delta(0, reasoning=text) if kind == "reasoning" else Delta(0, text)
+        wanted += expected.delta(delta)
+        known = Text(orjson.dumps(text)[1:-1])
+        if kind == "known" and (data := events.text(known)) is not None:
+            assert text_as_sse(data) == as_sse(Event(TEXT_DELTA, data))
+            told.append(Event(TEXT_DELTA, data))
+        else:  # it opens a message
+            told += events.delta(delta)
+    told += [*events.closing("stop", USAGE), events.last()]
+    wanted += [*expected.closing("stop", USAGE), expected.last()]
+    events.response["completed_at"] = expected.response["completed_at"]
+    assert decoded(told[:-1]) == decoded(wanted[:-1])
+    assert events.response == expected.response
+
+
+def test_text_that_is_more_than_one_plain_event_is_left_to_delta() -> None:
+    events, known = make(), Text(b"x")
+    assert events.text(known) is None, "no message is open"
+    events.delta(Delta(0, "x"))
+    assert events.text(known) is not None
+    events.delta(Delta(0, logprobs=[logprob("a")]))
+    assert events.text(known) is None, "it takes these along"
+    padded = make(is_obfuscated=True)
+    padded.delta(Delta(0, "x"))
+    assert padded.text(known) is None
 
 
 def logprob(token: str) -> TokenLogprob:

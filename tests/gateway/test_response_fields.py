@@ -7,7 +7,13 @@ import msgspec
 import pytest
 
 from gateway.errors import InvalidRequestError
-from gateway.response_fields import chat_fields, check, decode_tools, in_our_words
+from gateway.response_fields import (
+    chat_fields,
+    check,
+    decode_tools,
+    in_our_words,
+    strict_by_default,
+)
 from gateway.response_items import decode_input
 from gateway.schemas.chat import ChatFields
 from gateway.schemas.responses import Item, ItemReference, ResponseFields
@@ -55,6 +61,24 @@ def test_fields_of_the_same_name() -> None:
     assert found.structured_outputs is not None
     assert found.structured_outputs.regex == "a+"
     assert json.loads(bytes(found.guided_json)) == {"type": "object"}
+
+
+def test_functions_are_strict_unless_they_say_or_show_otherwise() -> None:
+    strict = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+    given: list[dict[str, Any]] = [
+        {"parameters": strict},
+        {"parameters": strict, "strict": None},
+        {"parameters": strict, "strict": False},
+        {"parameters": {"type": "object"}},
+        {"parameters": {"type": "object"}, "strict": True},  # to be refused by name
+        {},
+    ]
+    raw = [
+        msgspec.Raw(json.dumps({"type": "function", "name": "f", **tool}).encode())
+        for tool in given
+    ]
+    found = [tool.strict for tool in strict_by_default(decode_tools(raw))]
+    assert found == [True, True, False, None, True, None]
 
 
 def test_fields_of_another_name() -> None:

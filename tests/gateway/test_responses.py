@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.gateway.serving import (
     double_client,
     make_config,
     served,
+    served_double,
     until,
 )
 
@@ -48,6 +50,31 @@ async def test_an_answer_is_given_and_says_that_it_is_not_stored(
         assert caught.value.status_code == 503
     await gateway.usage(3)
     await until(lambda: not gateway.app.state.services.responses._running)
+
+
+@pytest.mark.parametrize("how", [{}, {"resumable": True}, {"background": True}])
+async def test_no_heartbeat_disturbs_the_numbers_while_an_answer_is_stored(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, bool]
+) -> None:
+    async with served_double(model_dir, heartbeat_s=0.05) as (gateway, double):
+        double.script = lambda prompt: Play(text="slowly said", interval_s=0.02)
+        put = gateway.store.shared.put_response
+
+        async def put_slowly(*args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(0.3)
+            return await put(*args, **kwargs)
+
+        async with gateway.openai() as client:
+            monkeypatch.setattr(gateway.store.shared, "put_response", put_slowly)
+            stream = await client.responses.create(
+                model=MODEL, input="hi", stream=True, extra_body=how
+            )
+            events = [event async for event in stream]
+            assert [event.sequence_number for event in events] == list(range(len(events)))
+            assert events[-1].type == "response.completed"
+            if how:
+                again = await client.responses.retrieve(events[-1].response.id, stream=True)
+                assert [event async for event in again] == events
 
 
 async def test_what_cannot_be_looked_up_is_a_503(

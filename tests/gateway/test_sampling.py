@@ -81,6 +81,7 @@ def test_stops_stay_here() -> None:
     assert stop_strings(None) == ()
     assert stop_strings("a") == ("a",)
     assert stop_strings(["a", "b"]) == ("a", "b")
+    assert stop_strings("a" * 1024) == ("a" * 1024,)
 
 
 @pytest.mark.parametrize(

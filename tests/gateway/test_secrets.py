@@ -56,6 +56,13 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         secrets.load(tmp_path / "none.json")
 
 
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets.json"
+    folder.mkdir(mode=0o700)
+    with pytest.raises(SecretsError, match=r"secrets\.json: cannot be read: Is a directory"):
+        secrets.load(folder)
+
+
 def test_secrets_do_not_show(tmp_path: Path) -> None:
     made = secrets.generate()
     assert repr(made) == "Secrets(...)"

@@ -88,13 +88,13 @@ class EchoSession(SocketSession):
         try:
             if text == "wait":
                 await self.go.wait()
-            await self._outbox.put(text, f"did {text}")
+            await self._outbox.put(text, f"did {text}".encode())
         except asyncio.CancelledError:
             self.num_cancelled += 1
             raise
 
-    def _error_frame(self, error: ApiError) -> str:
-        return f"error {error.code}"
+    def _error_frame(self, error: ApiError) -> bytes:
+        return f"error {error.code}".encode()
 
 
 class Site:

@@ -85,13 +85,14 @@ def test_without_demands_the_model_is_free(fixture: Fixture) -> None:
 
 
 def test_none_and_no_tools_show_nothing(fixture: Fixture) -> None:
-    for fields in (
+    unused: list[dict[str, Any]] = [
+        {},
         {"tools": [function("f")], "tool_choice": "none"},
         {"tools": []},
-        {},
         # OpenAI's own agents and the AI SDK send it also where there is nothing to call.
         {"parallel_tool_calls": False},
-    ):
+    ]
+    for fields in unused:
         body = msgspec.convert(chat_body(**fields), ChatCompletionRequest)
         assert fixture.tools.read(body) is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from kernels import bench
 
@@ -17,7 +18,7 @@ def test_an_unknown_kind_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_a_gpu_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as left:
         bench.main([])
     assert left.value.code == 1

@@ -48,8 +48,8 @@ def test_fingerprint_follows_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.shutil, "which", lambda _: None)
-    monkeypatch.setattr(build.Path, "is_file", lambda _: False)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(Path, "is_file", lambda _: False)
     with pytest.raises(build.BuildError, match="nvcc was not found"):
         build.find_nvcc()
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from kernels import build, cuda
 
 

@@ -35,7 +35,7 @@ def store(ops: object, values: torch.Tensor, scale: torch.Tensor) -> torch.Tenso
         k_scale=scale,
         v_scale=scale,
     )
-    k, v = caches.view(torch.uint8).flatten(1, 2)
+    k, v = caches.view(torch.uint8).flatten(1, 2).unbind()
     assert torch.equal(k & 0x7F, v & 0x7F), "an unturned key is stored like a value"
     return v
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kernels.tiles import tile_list  # noqa: E402
-from kernels.triton import latent_attention as module  # noqa: E402
-from tests.kernels.ahead_of_time import Recorded  # noqa: E402
-from tests.kernels.interpreter import interpret  # noqa: E402
+from kernels.tiles import tile_list
+from kernels.triton import latent_attention as module
+from tests.kernels.ahead_of_time import Recorded
+from tests.kernels.interpreter import interpret
 
 BLOCK = 16
 SCALE = 0.1
@@ -75,9 +75,15 @@ def make(
         token += num_queries
     stored = cache.to(torch.float8_e4m3fn if fp8 else dtype)
     cu_queries = torch.tensor([0, *query_lens]).cumsum(0).to(torch.int32)
-    moved = [t.to(device) for t in (q, stored, table, torch.tensor(lens, dtype=torch.int32))]
+    seq_lens = torch.tensor(lens, dtype=torch.int32)
     return Case(
-        *moved, cu_queries.to(device), None if scale is None else scale.to(device), expected
+        q=q.to(device),
+        cache=stored.to(device),
+        block_table=table.to(device),
+        seq_lens=seq_lens.to(device),
+        cu_queries=cu_queries.to(device),
+        k_scale=None if scale is None else scale.to(device),
+        expected=expected,
     )
 
 

@@ -105,7 +105,7 @@ def test_the_kernel_equals_the_reference(
 ) -> None:
     cuda.load()
     sizes = {"tokens": tokens, "heads": heads, "rotary": rotary, "rank": rank}
-    got, want = (draw("cuda", dtype, interleaved=interleaved, fp8=fp8, **sizes) for _ in range(2))  # type: ignore[arg-type]
+    got, want = (draw("cuda", dtype, interleaved=interleaved, fp8=fp8, **sizes) for _ in range(2))
     cuda.store_latents(*got.arguments, **got.options)
     reference.store_latents(*want.arguments, **want.options)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2

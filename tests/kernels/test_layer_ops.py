@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-torch = pytest.importorskip("torch")
+import pytest
+import torch
 
 pytestmark = pytest.mark.gpu
 
@@ -129,7 +130,7 @@ def test_rope_and_cache(dim: int, rotary: int, normed: str | None, dtype: torch.
     positions = torch.randint(0, 500, (tokens,), device="cuda")
     slots = torch.randperm(blocks * block_size, device="cuda")[:tokens]
     slots[4] = -1
-    norms = {}
+    norms: dict[str, Any] = {}
     if normed:
         kind = torch.float32 if normed == "wide" else dtype
         norms = {"q_norm": randn(dim, dtype=kind, seed=4), "k_norm": randn(dim, dtype=kind)}
@@ -192,9 +193,8 @@ def test_blocks_out_of_fp8(dim: int, dtype: torch.dtype) -> None:
     v_scale = torch.tensor([0.25, 0.0071, 1.0], device="cuda")
     blocks = torch.randperm(40, device="cuda")[:23].to(torch.int32)
     outs = torch.full((2, 30, 16, 3, dim), 7.0, device="cuda", dtype=dtype)
-    cuda.dequantize_blocks(
-        *outs.unbind(), k_cache, v_cache, blocks, k_scale=k_scale, v_scale=v_scale
-    )
+    k_out, v_out = outs.unbind()
+    cuda.dequantize_blocks(k_out, v_out, k_cache, v_cache, blocks, k_scale=k_scale, v_scale=v_scale)
     for out, cache, scale in zip(outs, (k_cache, v_cache), (k_scale, v_scale), strict=True):
         chosen = cache.view(torch.uint8)[blocks.long()].view(torch.float8_e4m3fn)
         assert torch.equal(out[:23], reference.dequantize_heads(chosen, scale).to(dtype))

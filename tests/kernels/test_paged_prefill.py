@@ -7,18 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.kernels.interpreter import interpret  # noqa: E402
-from tests.kernels.test_paged_decode import Case, make_case  # noqa: E402
+from tests.kernels.interpreter import interpret
+from tests.kernels.test_paged_decode import Case, make_case
 
 gpu = pytest.mark.gpu
 LIMIT = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 
 
 def run(
-    case: Case, query_lens: list[int], *, only: list[int] | None = None, **options: float
+    case: Case, query_lens: list[int], *, only: list[int] | None = None, **options: Any
 ) -> torch.Tensor:
     from kernels.tiles import tile_list
     from kernels.triton import paged_prefill
@@ -44,13 +43,13 @@ def run(
         how,
         scale=case.q.shape[2] ** -0.5,
         **case.scales,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
     return out
 
 
 def run_hopper(
-    case: Case, query_lens: list[int], *, only: list[int] | None = None, **options: float
+    case: Case, query_lens: list[int], *, only: list[int] | None = None, **options: Any
 ) -> torch.Tensor:
     from kernels import cuda
     from kernels.tiles import tile_list
@@ -75,7 +74,7 @@ def run_hopper(
         case.cu_queries,
         torch.from_numpy(tiles).cuda(),
         scale=case.q.shape[2] ** -0.5,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
     return out
 

@@ -77,7 +77,8 @@ def oracle(logits: Floats, temperature: float, top_k: int, top_p: float, min_p: 
             mass += probs[token]
         probs = np.where(kept, probs, 0)
     probs = np.where(probs < min_p * probs.max(), 0, probs)
-    return probs / probs.sum()
+    normal: npt.NDArray[np.float64] = probs / probs.sum()
+    return normal
 
 
 @settings(max_examples=150, deadline=None)

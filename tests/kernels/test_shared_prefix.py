@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from engine.runner.shared_prefix import Layout, find_groups  # noqa: E402
-from tests.kernels.test_paged_decode import attention_float64  # noqa: E402
+from engine.runner.shared_prefix import Layout, find_groups
+from tests.kernels.test_paged_decode import attention_float64
 
 if TYPE_CHECKING:
     from kernels.cuda import SharedPrefixes

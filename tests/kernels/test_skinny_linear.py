@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-from torch.nn import functional as F  # noqa: E402
+import torch
+from torch.nn import functional as F
 
 pytestmark = pytest.mark.gpu
 LIMIT = {torch.bfloat16: 4e-3, torch.float16: 5e-4}

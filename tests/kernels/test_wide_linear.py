@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch.nn import functional as F
 
-torch = pytest.importorskip("torch")
-
-from torch.nn import functional as F  # noqa: E402
-
-from kernels import cuda, cuda_wide, ops  # noqa: E402
+from kernels import cuda, cuda_wide, ops
 
 LIMIT = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 SHAPES = [(16, 64), (48, 192), (512, 256), (1184, 320), (4096, 4096)]

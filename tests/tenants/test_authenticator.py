@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -61,7 +62,7 @@ class WatchedStore(MemoryStore):
         return record
 
 
-def build(store: Store, clock: Clock, **limits: int) -> Authenticator:
+def build(store: Store, clock: Clock, **limits: Any) -> Authenticator:
     return Authenticator(
         store,
         PEPPER,

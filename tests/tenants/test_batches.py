@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import timedelta
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import asyncpg
@@ -17,6 +18,8 @@ from tenants.postgres import PostgresStore
 from tests.ledger import usage_totals
 from tests.tenants.samples import make_event, make_key
 from tests.tenants.test_reservations import Clock, ask, put, settle
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.asyncio
 
@@ -112,6 +115,22 @@ class TestBatcher:
         line.open.set()
         with pytest.raises(asyncio.CancelledError):
             await call
+
+    async def test_its_own_end_is_that_of_those_who_wait(self) -> None:
+        """As when a loop shuts down: nobody is left waiting, and nothing is left under way."""
+        line = Line()
+        line.open.clear()
+        sender = batcher(line, max_running=1)
+        calls = [asyncio.create_task(sender.submit(item)) for item in (1, 2)]
+        while not line.batches:  # noqa: ASYNC110 - another object
+            await asyncio.sleep(0)
+        (batch,) = (task for task in asyncio.all_tasks() if task.get_name() == "batch of 2")
+        batch.cancel()
+        async with asyncio.timeout(30):
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(end) for end in ends] == [asyncio.CancelledError] * 2
+        line.open.set()
+        assert await sender.submit(3) == 6
 
 
 async def scopes(dsn: str) -> list[tuple[object, ...]]:
@@ -258,9 +277,9 @@ class TestInTheDatabase:
                 outcomes = sorted(
                     (
                         tenants.index(request.tenant_id),
-                        answer.state,  # type: ignore[attr-defined]
-                        answer.completion_tokens,  # type: ignore[attr-defined]
-                        str(answer.refused_by),  # type: ignore[attr-defined]
+                        answer.state,
+                        answer.completion_tokens,
+                        str(answer.refused_by),
                     )
                     for answer, request in zip(answers, requests, strict=True)
                 )
@@ -339,7 +358,7 @@ class TestInTheDatabase:
             await worker.close()
 
 
-async def _do(work: Sequence[object], *, together: bool) -> list[object]:
+async def _do(work: Sequence[Coroutine[Any, Any, T]], *, together: bool) -> list[T]:
     if together:
-        return list(await asyncio.gather(*work))  # type: ignore[call-overload]
-    return [await one for one in work]  # type: ignore[misc]
+        return list(await asyncio.gather(*work))
+    return [await one for one in work]

@@ -11,6 +11,7 @@ import pytest
 
 from tenants.journal import SUFFIX, Journal
 from tenants.types import UsageEvent
+from tests.tenants.full_disk import no_file_above
 from tests.tenants.samples import make_event
 
 
@@ -39,6 +40,23 @@ def test_events_come_back_as_they_were(tmp_path: Path) -> None:
     journal.close()
     journal.close()
     assert inherit(tmp_path / "new" / "folder") == events
+
+
+def test_a_full_disk_takes_whole_events_or_none(tmp_path: Path) -> None:
+    events = [make_event() for _ in range(4)]
+    journal = Journal(tmp_path)
+    journal.append(events[:1])
+    (path,) = tmp_path.glob(f"*{SUFFIX}")
+    size = path.stat().st_size
+    with no_file_above(size + size // 2):
+        for _ in range(2):
+            with pytest.raises(OSError, match="File too large"):
+                journal.append(events[1:3])
+            assert path.stat().st_size == size
+    journal.append(events[3:])
+    with no_file_above(0):
+        journal.close()
+    assert inherit(tmp_path) == [events[0], events[3]]
 
 
 def test_files_of_living_processes_are_left_alone(tmp_path: Path) -> None:

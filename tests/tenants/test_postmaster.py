@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import os
+import pwd
+import signal
 import stat
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tenants.embedded import EmbeddedPostgres, find_binaries
 from tenants.errors import EmbeddedPostgresError
-from tenants.postmaster import Postmaster, Programs
+from tenants.postmaster import Postmaster, Programs, _account
 from tests.postgres import FAST
 
 PID_FILE = "{pid}\n{data}\n1790000000\n5432\n/run\n\n  1  2\n{status}\n"
@@ -74,6 +77,72 @@ class TestFind:
         os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet buried
         assert Postmaster.find(tmp_path) is None
         zombie.wait()
+
+
+class TestAskedToStop:
+    def of(self, child: subprocess.Popen[bytes]) -> Postmaster:
+        return Postmaster(psutil.Process(child.pid), "/run", 5432, "ready")
+
+    def test_it_is_asked_to_end_sessions_first_and_not_waited_for_as_a_zombie(self) -> None:
+        child = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL)
+        self.of(child).stop(60)  # we are its parent, and have not reaped it
+        assert child.wait(timeout=10) == -signal.SIGINT
+
+    def test_what_does_not_listen_is_killed_in_the_end(self) -> None:
+        deaf = "trap '' INT QUIT; echo; while :; do sleep 0.01; done"
+        child = subprocess.Popen(["sh", "-c", deaf], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()
+        self.of(child).stop(0.05)
+        assert child.wait(timeout=10) == -signal.SIGKILL
+        child.stdout.close()
+
+    def test_what_is_gone_is_left_alone(self) -> None:
+        child = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL)
+        postmaster = self.of(child)
+        child.kill()
+        child.wait()
+        postmaster.stop(60)
+
+
+class TestAccounts:
+    def test_the_first_that_there_is_runs_a_new_cluster(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[str] = []
+        nobody = pwd.getpwuid(os.getuid())
+
+        def look(name: str) -> pwd.struct_passwd:
+            asked.append(name)
+            if name == "postgres":
+                raise KeyError(name)
+            return nobody
+
+        monkeypatch.setattr(pwd, "getpwnam", look)
+        assert _account(tmp_path / "data") == (nobody.pw_uid, nobody.pw_gid)
+        assert asked == ["postgres", "nobody"]
+
+    def test_without_any_the_user_is_told_what_to_do(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def look(name: str) -> pwd.struct_passwd:
+            raise KeyError(name)
+
+        monkeypatch.setattr(pwd, "getpwnam", look)
+        with pytest.raises(EmbeddedPostgresError, match="as an ordinary user"):
+            _account(tmp_path / "data")
+
+    @as_root
+    def test_programs_installed_under_a_strict_umask_are_opened(self, tmp_path: Path) -> None:
+        binaries, library = tmp_path / "install" / "bin", tmp_path / "install" / "library.so"
+        binaries.mkdir(parents=True, mode=0o700)
+        for path, mode in ((binaries / "postgres", 0o700), (library, 0o600)):
+            path.touch()
+            path.chmod(mode)
+        Programs(binaries, tmp_path / "data")
+        assert stat.S_IMODE((binaries / "postgres").stat().st_mode) == 0o755
+        assert stat.S_IMODE(library.stat().st_mode) == 0o644
+        assert stat.S_IMODE(binaries.stat().st_mode) == 0o755
 
 
 @pytest.mark.pg

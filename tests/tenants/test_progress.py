@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,13 +18,14 @@ from tenants.journal import Journal
 from tenants.limits import Price
 from tenants.progress import SLOT_BYTES, Progress, Running, read
 from tenants.types import UsageEvent
+from tests.tenants.full_disk import no_file_above
 from tests.tenants.samples import make_event
 
 ROOT = Path(__file__).parents[2]
 PRICE = Price(prompt=3_000_000, cached=1_000_000, completion=5_000_000)
 
 
-def opening(**changes: object) -> UsageEvent:
+def opening(**changes: Any) -> UsageEvent:
     counts = {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": 0}
     return make_event(status="error", **(counts | changes))
 
@@ -84,6 +86,33 @@ def test_a_name_that_does_not_fit_is_left_to_the_lease(tmp_path: Path) -> None:
     assert progress.begin(opening(model="m" * SLOT_BYTES), PRICE) is None
     assert left(progress) == {}
     progress.close()
+
+
+def test_a_full_disk_costs_the_count_and_not_the_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    progress = Progress(tmp_path)
+    status = progress.path.stat()
+    assert status.st_blocks * 512 >= status.st_size, "no holes, in which a store would be SIGBUS"
+    num_slots = status.st_size // SLOT_BYTES
+    with no_file_above(status.st_size):
+        slots = [progress.begin(opening(), PRICE) for _ in range(num_slots)]
+        assert None not in slots
+        assert progress.begin(opening(), PRICE) is None
+        assert "a crash would not settle" in caplog.text
+        count(slots[0], 7)
+        assert slots[1] is not None
+        slots[1].end()
+        assert progress.begin(opening(), PRICE) is not None
+    assert progress.begin(opening(), PRICE) is not None  # there is room again
+    assert max(event.completion_tokens for event in left(progress).values()) == 7
+    progress.close()
+
+
+def test_no_room_for_the_file_is_an_error(tmp_path: Path) -> None:
+    with no_file_above(SLOT_BYTES), pytest.raises(OSError, match="File too large"):
+        Progress(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_counting_after_the_end_is_a_mistake(tmp_path: Path) -> None:

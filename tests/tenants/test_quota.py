@@ -6,10 +6,12 @@ import random
 import time
 from datetime import timedelta
 from functools import partial
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
+from tenants import quota as quota_module
 from tenants.errors import QuotaExceeded, StoreUnavailable
 from tenants.limits import QuotaAnswer, QuotaRequest
 from tenants.memory import MemoryStore
@@ -161,6 +163,48 @@ class TestReserve:
         await settle(store, who, hold)
         assert store.num_releases == is_late
         assert await store.list_running() == []
+
+    async def test_it_runs_unlisted_while_the_store_is_away(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.01)
+        store = WatchedStore()
+        who = await make(store)
+        quota = Quota(store)
+        store.away = True
+        hold = await take(quota, who, most=5000)
+        async with asyncio.timeout(30):
+            while "runs unlisted" not in caplog.text:  # noqa: ASYNC110 - a log
+                await asyncio.sleep(0.001)
+        assert (hold.allowed, quota.num_held) == (5000, 0)
+        store.away = False
+        hold.watch(lambda: 7)
+        await settle(store, who, hold)
+        assert (await usage_totals(store, who.tenant.id)).completion_tokens == 7
+        assert store.num_releases == 0
+
+    async def test_a_policy_made_meanwhile_neither_ends_it_nor_queues_it(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        who = await make(store)
+        quota = Quota(store)
+        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.01)
+        hold = await take(quota, who, most=5000)
+        await put(store, who, "tenant", max_concurrent=1, max_queued=1)
+        record = await store.find_key(who.key.public_id)
+        assert record is not None
+        first = await take(quota, record.principal)
+        async with asyncio.timeout(30):
+            while hold._showing is None or not hold._showing.done():  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert hold.allowed == 5000
+        assert [row.request_id for row in await store.list_running()] == [first.request_id]
+        second = asyncio.create_task(take(quota, record.principal))  # the only place to wait
+        await asyncio.sleep(0.02)
+        await settle(store, who, first)
+        async with asyncio.timeout(30):
+            await settle(store, who, await second)
+        await settle(store, who, hold)
 
     async def test_a_request_that_never_ran_is_never_listed(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
@@ -482,6 +526,96 @@ class TestLeases:
         await mine.beat()
         assert [row.request_id for row in await store.list_running()] == [hold.request_id]
         assert dead.generated == 0
+
+    async def test_run_goes_on_after_an_outage_and_spares_the_living_then(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store, now, num_renewals, away = WatchedStore(), 0.0, 0, True
+        who = await make(store, max_concurrent=5)
+        quota = Quota(store, lease_s=0.03, patience_s=0, clock=lambda: now)
+        mine = await take(quota, who)
+        dead = await take(Quota(store, lease_s=0.03), who)
+        renew = store.renew
+
+        async def renewed(*arguments: Any) -> Any:
+            nonlocal num_renewals
+            if away:
+                raise StoreUnavailable("away")
+            num_renewals += 1
+            return await renew(*arguments)
+
+        monkeypatch.setattr(store, "renew", renewed)
+        running = asyncio.create_task(quota.run())
+        async with asyncio.timeout(30):
+            while "Leases are not renewed" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            now += 60  # long after what was spared at the start
+            store.time.advance(seconds=60)
+            caplog.clear()
+            while "Leases are not renewed" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            away = False
+            while num_renewals < 3:  # noqa: ASYNC110 - the condition is another object's state
+                await asyncio.sleep(0.001)
+            listed = {row.request_id for row in await store.list_running()}
+            assert listed == {mine.request_id, dead.request_id}
+            now += 1
+            while len(await store.list_running()) > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.wait([running])
+        assert [row.request_id for row in await store.list_running()] == [mine.request_id]
+
+    async def test_run_has_the_ledger_looked_after_now_and_then(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, now, kept, num_beats = WatchedStore(), 0.0, [], 0
+        quota = Quota(store, lease_s=0.003, usage_retention_months=7, clock=lambda: now)
+
+        async def maintain(*, usage_retention_months: int | None = None) -> None:
+            kept.append(usage_retention_months)
+
+        async def beat() -> None:
+            nonlocal num_beats
+            num_beats += 1
+
+        async def beats(count: int) -> None:
+            before = num_beats
+            async with asyncio.timeout(30):
+                while num_beats < before + count:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+
+        monkeypatch.setattr(store, "maintain", maintain)
+        monkeypatch.setattr(quota, "beat", beat)
+        running = asyncio.create_task(quota.run())
+        await beats(5)
+        assert kept == [7]
+        now += quota_module._MAINTENANCE_S
+        await beats(5)
+        assert kept == [7, 7]
+        running.cancel()
+        await asyncio.wait([running])
+
+    async def test_what_cannot_be_taken_back_stays_until_its_lease_ends(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store = WatchedStore()
+        who = await make(store, max_concurrent=1)
+        quota = Quota(store, lease_s=30, patience_s=0)
+        hold = await take(quota, who)
+
+        async def away(tenant_id: UUID, request_id: UUID) -> bool:
+            raise StoreUnavailable("away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "release", away)
+            await quota.release(hold)
+        assert f"{hold.request_id} stays reserved" in caplog.text
+        with pytest.raises(QuotaExceeded):
+            await take(quota, who)
+        store.time.advance(seconds=31)
+        await quota.beat()
+        assert (await take(quota, who)).allowed == 256
 
 
 class TestOutage:

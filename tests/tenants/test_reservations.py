@@ -352,6 +352,28 @@ class TestSlots:
         totals = await usage_totals(timed, key.tenant_id)
         assert (totals.requests, totals.completion_tokens) == (2, 12)
 
+    async def test_extending_renews_the_lease_and_never_shortens_it(
+        self, timed: Store, clock: Clock
+    ) -> None:
+        key = await limited(timed, max_concurrent=1)
+        request = ask(key, prompt=10)
+        await timed.reserve(request)
+
+        async def extend(lease: timedelta) -> int | None:
+            return await timed.extend(
+                key.tenant_id, request.request_id, tokens=1, generated=3, lease=lease
+            )
+
+        clock.advance(seconds=20)
+        assert await extend(LEASE) == 1
+        assert await extend(timedelta(seconds=1)) == 1
+        clock.advance(seconds=29)
+        assert (await timed.reserve(ask(key))).state == "refused"
+        assert await timed.reap() is None
+        clock.advance(seconds=1)
+        assert await timed.reap() == request.request_id
+        assert (await usage_totals(timed, key.tenant_id)).completion_tokens == 3
+
     async def test_only_its_owner_renews_a_lease(self, timed: Store) -> None:
         request = ask(await limited(timed, max_concurrent=1))
         await timed.reserve(request)
@@ -505,11 +527,11 @@ async def test_twins_give_the_same_answers(
     clock = Clock()
     twins: list[tuple[Store, ApiKey]] = []
     postgres = await PostgresStore.connect(pg_dsn, now=clock, max_size=1)
-    for store in (postgres, MemoryStore(now=clock)):
-        _, who = await make_key(store, str(uuid4()))
+    for twin in (postgres, MemoryStore(now=clock)):
+        _, who = await make_key(twin, str(uuid4()))
         for kind, limits in first.items():
-            await put(store, who, kind, **limits)
-        twins.append((store, who.key))
+            await put(twin, who, kind, **limits)
+        twins.append((twin, who.key))
     names = [uuid4() for _ in range(8)]
     owner = uuid4()
     price = Price(prompt=500_000, completion=1_500_000)

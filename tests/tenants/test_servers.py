@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -172,7 +173,7 @@ def pooler(dsn: str, folder: Path) -> Iterator[str]:
     # It refuses to run as root, and the server's socket is its account's alone.
     owner = Path(query["host"]).stat()
     shutil.chown(folder, owner.st_uid, owner.st_gid)
-    identity = {"user": owner.st_uid, "group": owner.st_gid} if os.geteuid() == 0 else {}
+    identity: Any = {"user": owner.st_uid, "group": owner.st_gid} if os.geteuid() == 0 else {}
     child = subprocess.Popen(
         [POOLER, folder / "pgbouncer.ini"],
         stdout=subprocess.DEVNULL,

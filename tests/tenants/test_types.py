@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,7 +24,7 @@ from tests.tenants.samples import make_event
         ("created_at", datetime(2031, 1, 1)),
     ],
 )
-def test_impossible_usage_cannot_be_made(field: str, value: object) -> None:
+def test_impossible_usage_cannot_be_made(field: str, value: Any) -> None:
     with pytest.raises(InvalidValue) as caught:
         make_event(**{field: value})
     assert caught.value.field == field

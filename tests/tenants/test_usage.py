@@ -303,6 +303,32 @@ class TestJournal:
         assert journal.is_empty
         journal.close()
 
+    async def test_what_dies_later_is_found_by_those_who_live(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("tenants.usage.ADOPT_S", 0.005)
+        store, key = await faulty()
+        journal = Journal(tmp_path)
+        ledger = Ledger(store, journal=journal)
+        adopt = journal.adopt
+
+        def unreadable() -> list[UsageEvent]:
+            raise PermissionError(13, "Permission denied")
+
+        looking = asyncio.create_task(ledger.run())
+        monkeypatch.setattr(journal, "adopt", unreadable)
+        await eventually(lambda: "stay in their files" in caplog.text)
+        monkeypatch.setattr(journal, "adopt", adopt)
+        dead = Journal(tmp_path)
+        dead.append([make_event(key), make_event(key)])
+        dead.close()
+        await eventually(lambda: "Settling 2 requests" in caplog.text)
+        looking.cancel()
+        await asyncio.wait([looking])
+        assert await ledger.drain(30.0) == 0
+        assert (await usage_totals(store, key.tenant_id)).requests == 2
+        journal.close()
+
     async def test_nothing_is_journaled_while_the_store_answers(self, tmp_path: Path) -> None:
         store, key = await faulty()
         journal = Journal(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -210,7 +210,7 @@ async def test_reapers_of_all_workers_settle_each_request_once(pg_dsn: str) -> N
                 await workers[0].renew(request.owner, {request.request_id: 2}, LEASE)
         clock.advance(minutes=1)
 
-        async def reap(worker: PostgresStore) -> list[object]:
+        async def reap(worker: PostgresStore) -> list[UUID]:
             found = []
             while (request_id := await worker.reap()) is not None:
                 found.append(request_id)

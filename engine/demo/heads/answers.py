@@ -1,4 +1,4 @@
-"""What the model itself answers: what its draft heads learn to foresee."""
+"""Answers of the model itself, which its draft heads learn to predict."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def answer(llm: LLM, prompts: Sequence[Prompt]) -> list[Answer]:
 
 
 def batches(answers: Sequence[Answer], tokens_per_batch: int, seed: int) -> Iterator[Batch]:
-    """All answers again and again, in another order each time."""
+    """All answers over and over, each time in another order."""
     rng = random.Random(seed)
     while True:
         # Sorted by length, but for a shuffle among neighbours: batches differ from time to time.

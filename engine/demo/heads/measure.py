@@ -44,7 +44,7 @@ class Measured:
     """One proposer on all prompts."""
 
     tallies: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
-    """By kind of task."""
+    """Tallies by kind of task."""
     seconds: float = 0.0
 
     @property

@@ -23,7 +23,7 @@ _NEG_INF = float("-inf")
 
 @dataclass(frozen=True)
 class Shape:
-    """The target's, as far as a head shares it."""
+    """The parts of the target's shape that a head shares."""
 
     hidden_size: int
     intermediate_size: int

@@ -113,7 +113,7 @@ def autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 class Heads(nn.Module):
-    """All three, trained at once: they share what the target computes."""
+    """All three heads, trained together: they share what the target computes."""
 
     def __init__(self, target: Target, draft_ids: torch.Tensor, options: Options) -> None:
         super().__init__()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ SHAPE = AttentionShape(torch.bfloat16, 8, 4, 64, 256, max_num_seqs=4)
     ],
 )
 def test_the_reason_is_named(
-    monkeypatch: pytest.MonkeyPatch, change: dict[str, object], reason: str
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], reason: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)

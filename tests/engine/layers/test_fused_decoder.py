@@ -14,7 +14,7 @@ from engine.attention.base import AttentionBackend, AttentionBatch
 from engine.attention.cpu import CpuAttention
 from engine.attention.torch_ref import TorchAttention
 from engine.layers import fused_decoder
-from engine.layers.attention import KVCache, StepContext
+from engine.layers.attention import KVCache, SelfAttention, StepContext
 from engine.layers.rope import RopeConfig
 from engine.models.base import ModelConfig
 from engine.models.llama import LlamaModel
@@ -73,7 +73,9 @@ def run(
 ) -> tuple[torch.Tensor, KVCache]:
     """shapes: (tokens of the step, tokens before it) of each sequence, at most 8 of them."""
     gen = torch.Generator().manual_seed(1)
-    head_dim = of.layers[0].self_attn.head_dim
+    attention = of.layers[0].self_attn
+    assert isinstance(attention, SelfAttention)
+    head_dim = attention.head_dim
     cache: KVCache = [
         (k, v) for k, v in torch.randn(3, 2, NUM_BLOCKS, BLOCK_SIZE, 2, head_dim, generator=gen)
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.llm import LLM, LoRARequest, SamplingParams, TokensPrompt
-from engine.runner.runner import TorchRunner
+from tests.engine.insides import runner_of
 from tests.engine.lora.making import write_adapter
 from tests.engine.lora.test_generation import (
     GREEDY,
@@ -107,8 +107,7 @@ def test_graphs_with_adapters_change_nothing_but_near_ties(
     wide_dir: Path, options: dict[str, Any]
 ) -> None:
     llm = wide_llm(wide_dir, **options)
-    runner = llm._core._runner  # type: ignore[attr-defined]
-    assert isinstance(runner, TorchRunner)
+    runner = runner_of(llm)
     decoding, checking = Counted(runner._graphs), Counted(runner._verify_graphs)
     runner._graphs, runner._verify_graphs = decoding, checking  # type: ignore[assignment]
     if "speculative_config" not in options:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.llm import LLM, LoRARequest
+from tests.engine.insides import runner_of
 from tests.engine.lora.test_generation import (
     GREEDY,
     OPTIONS,
@@ -41,7 +42,7 @@ def test_graphs_with_adapters_equal_the_merged_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     llm = make(model_dir, **options)
-    decoding, _, _ = emulate(llm._core._runner, monkeypatch, 1)
+    decoding, _, _ = emulate(runner_of(llm), monkeypatch, 1)
     for _ in range(2):
         check_all_at_once(llm, adapters, merged)
     assert decoding.num_runs >= 2 * (GREEDY.max_tokens or 0) - 2
@@ -55,7 +56,7 @@ def test_drafts_are_checked_in_graphs_with_adapters(
 ) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
     llm = make(model_dir, max_num_seqs=4, speculative_config={**drafts, "adaptive": False})
-    _, checking, _ = emulate(llm._core._runner, monkeypatch, 3)
+    _, checking, _ = emulate(runner_of(llm), monkeypatch, 3)
     check_all_at_once(llm, adapters, merged)
     before = checking.num_adapted
     for adapter in adapters:  # alone, each request has as many drafts as the others
@@ -72,7 +73,7 @@ def test_adapters_come_and_go_between_the_steps(
 ) -> None:
     """A graph reads matrices where they always are: those of an adapter that took the slot."""
     llm = make(model_dir, max_loras=1)
-    decoding, _, _ = emulate(llm._core._runner, monkeypatch, 1)
+    decoding, _, _ = emulate(runner_of(llm), monkeypatch, 1)
     for adapter in [*adapters, None, *adapters[::-1]]:
         before = decoding.num_runs, decoding.num_adapted
         results = llm.generate(PROMPTS, GREEDY, lora_request=adapter)
@@ -94,7 +95,7 @@ def test_a_step_without_adapters_reads_none(
     from kernels import ops
 
     llm = make(model_dir)
-    decoding, _, _ = emulate(llm._core._runner, monkeypatch, 1)
+    decoding, _, _ = emulate(runner_of(llm), monkeypatch, 1)
     llm.generate(PROMPTS[0], GREEDY, lora_request=adapters[0])
     before = decoding.num_runs
 

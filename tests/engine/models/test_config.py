@@ -12,7 +12,7 @@ from engine.architectures import NATIVE
 from engine.errors import ModelLoadError
 from engine.models.registry import read_config
 
-MINIMAL = {
+MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 100,
     "hidden_size": 64,
@@ -37,6 +37,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     assert config.head_dim == theirs.head_dim
     assert config.rms_norm_eps == theirs.rms_norm_eps
     assert config.max_position_embeddings == theirs.max_position_embeddings
+    assert theirs.rope_parameters is not None
     assert config.rope.theta == theirs.rope_parameters["rope_theta"]
     assert config.tie_word_embeddings == theirs.tie_word_embeddings
     assert config.dtype == torch.float32

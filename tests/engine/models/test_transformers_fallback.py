@@ -17,6 +17,7 @@ from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.models.transformers_fallback import max_length
 from engine.runner import load_runner
 from engine.runner.model import read_facts
+from tests.engine.insides import runner_of
 from tests.engine.models.families import CASES, FALLBACK_CASES, Case, write
 from tests.engine.runner.emulated_graphs import emulate
 
@@ -147,7 +148,7 @@ def test_graphs_change_no_token(name: str, tmp_path: Path, monkeypatch: pytest.M
             max_num_seqs=4,
             attention_backend="torch",
         )
-        runner = llm._core._runner  # type: ignore[attr-defined]
+        runner = runner_of(llm)
         decoding = emulate(runner, monkeypatch, 1)[0] if graphs else None
         prompts = [TokensPrompt(prompt_token_ids=[5, 9, 44, 70][: i + 1]) for i in range(3)]
         params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

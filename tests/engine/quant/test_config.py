@@ -24,6 +24,12 @@ CHANNEL = {**FP8_NUMBERS, "strategy": "channel"}
 BLOCKS = {**FP8_NUMBERS, "strategy": "block", "block_structure": [128, 128]}
 
 
+def targeting(targets: list[str]) -> dict[str, Any]:
+    document = compressed(CHANNEL, None)
+    document["config_groups"]["group_0"]["targets"] = targets
+    return document
+
+
 def read(
     folder: Path, found: object, method: QuantizationMethod | None = None, *, nested: bool = False
 ) -> Any:
@@ -91,7 +97,8 @@ def test_an_option_that_contradicts_the_checkpoint(tmp_path: Path) -> None:
         (compressed(INT4_NUMBERS, FP8_NUMBERS), "input_activations: not supported"),
         (compressed(CHANNEL, {"num_bits": 8}), "input_activations: type: .* 'int', only 'float'"),
         ({**compressed(CHANNEL, None), "sparsity_config": {"a": 1}}, "sparsity_config: not"),
-        ({**compressed(CHANNEL, None), "config_groups": {}}, "number of groups: .* 0, only 1"),
+        ({**compressed(CHANNEL, None), "config_groups": {}}, "config_groups: empty"),
+        (targeting(["Linear", "Embedding"]), "targets: not supported: 'Embedding', only 'Linear'"),
         ({**MODELOPT, "quant_algo": "NVFP4"}, "quant_algo: not supported: 'NVFP4', only 'FP8'"),
         ({"quant_method": "modelopt"}, "missing required field `quant_algo`"),
     ],
@@ -103,10 +110,10 @@ def test_what_is_not_supported_is_named(found: object, message: str, tmp_path: P
 
 def test_layers_left_alone(tmp_path: Path) -> None:
     awq = read(tmp_path, {**AWQ, "modules_to_not_convert": ["mlp.gate", "re:.*o_proj$"]})
-    assert awq.quantizes("model.layers.0.mlp.gate_proj")
+    assert awq.of("model.layers.0.mlp.gate_proj") is awq
     for name in ("lm_head", "model.layers.0.mlp.gate", "model.layers.0.self_attn.o_proj"):
-        assert not awq.quantizes(name)
-    assert read(tmp_path, {**GPTQ, "lm_head": True}).quantizes("lm_head")
+        assert awq.of(name) is None
+    assert read(tmp_path, {**GPTQ, "lm_head": True}).of("lm_head")
 
 
 @pytest.mark.parametrize("algorithm", ["FP8", "fp8_per_channel_per_token"])
@@ -117,9 +124,9 @@ def test_a_file_of_its_own_may_tell(algorithm: str, tmp_path: Path) -> None:
     found = read(tmp_path, None)
     assert isinstance(found, Fp8)
     assert not found.is_online
-    assert found.quantizes("model.layers.2.mlp.up_proj")
+    assert found.of("model.layers.2.mlp.up_proj")
     for name in ("lm_head", "model.layers.1.mlp.up_proj", "model.layers.11.mlp.up_proj"):
-        assert not found.quantizes(name)
+        assert found.of(name) is None
     assert isinstance(read(tmp_path, None, "modelopt"), Fp8)
     with pytest.raises(ConfigError, match=r"is 'fp8', but .* says 'modelopt'"):
         read(tmp_path, None, "fp8")
@@ -130,3 +137,22 @@ def test_a_file_of_its_own_may_tell(algorithm: str, tmp_path: Path) -> None:
     beside.write_text(json.dumps({"quantization": {**table, "quant_algo": "W4A8_AWQ"}}))
     with pytest.raises(ModelLoadError, match=r"config\.json: quantization: quant_algo: not supp"):
         read(tmp_path, None)
+
+
+def test_groups_of_layers(tmp_path: Path) -> None:
+    """A group that names a layer goes before one of all linear layers, wherever it stands."""
+    document = compressed(INT4_NUMBERS, None)
+    document["ignore"] = ["re:.*router"]
+    groups = document["config_groups"]
+    groups["group_1"] = {"targets": ["re:.*lm_head", "model.layers.1.mlp"], "weights": CHANNEL}
+    found = read(tmp_path, document)
+    assert isinstance(found.of("model.layers.0.mlp.up_proj"), PackQuantized)
+    assert isinstance(found.of("lm_head"), Fp8)
+    assert found.of("lm_head") is found.of("model.layers.1.mlp.up_proj")
+    assert found.of("model.layers.0.router") is None
+    assert found.skips("a.weight_shape", lambda name: False)
+    assert found.skips("a.input_scale", lambda name: False)
+    del groups["group_0"]
+    found = read(tmp_path, document)
+    assert isinstance(found.of("lm_head"), Fp8)
+    assert found.of("model.layers.0.mlp.up_proj") is None

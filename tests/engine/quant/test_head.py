@@ -18,11 +18,11 @@ from engine.errors import ModelLoadError
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.parameter import Weight
 from engine.llm import LLM
-from engine.messages import SamplingParams
 from engine.models.llama import ForCausalLM
 from engine.quant.head import ROUNDED
 from engine.quant.transformers_linears import quantize_head
 from engine.runner.model import load_model, read_facts
+from engine.sampling_params import SamplingParams
 from kernels import quantized, reference
 from tests.engine.models.families import FALLBACK_CASES, write
 from tests.engine.quant import checkpoints

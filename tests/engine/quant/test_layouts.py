@@ -162,7 +162,7 @@ def test_blocks_on_a_gpu(tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     stored, twin = checkpoints.write(tmp_path, quantize, config, **sizes, **heads)
-    where = {"device": "cuda", "dtype": "float16", "max_num_batched_tokens": 16}
+    where: dict[str, Any] = {"device": "cuda", "dtype": "float16", "max_num_batched_tokens": 16}
     assert texts(stored, **where) == texts(twin, **where)
 
 
@@ -176,7 +176,7 @@ def test_on_a_gpu_it_writes_the_text_of_its_dequantized_twin(layout: str, tmp_pa
     sizes = {"hidden_size": 128, "intermediate_size": 256}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     stored, twin = checkpoints.write(tmp_path, quantize, config, **sizes, **heads)
-    where = {"device": "cuda", "dtype": "float16"}
+    where: dict[str, Any] = {"device": "cuda", "dtype": "float16"}
     assert texts(stored, **where) == texts(twin, **where)
 
 

@@ -92,8 +92,8 @@ def test_random_weights(folder: Path) -> None:
 
 
 def linear(in_features: int = 64, **parts: int) -> Linear:
-    where = {"dtype": torch.float32, "device": torch.device("cpu")}
-    return Linear(in_features, parts or {"": 16}, bias=False, **where)
+    dtype, device = torch.float32, torch.device("cpu")
+    return Linear(in_features, parts or {"": 16}, bias=False, dtype=dtype, device=device)
 
 
 def test_groups_that_do_not_divide_a_layer() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.base import AttentionBatch, DeviceBatch
+from engine.attention.base import AttentionBatch, AttentionShape, DeviceBatch
 from engine.attention.torch_ref import TorchAttention, TorchStepAttention
 from engine.runner import sized_graphs
 from engine.runner.draft_graphs import DraftGraphs
@@ -71,8 +71,8 @@ def step_inputs(
 class EmulatedAttention(TorchAttention):
     """Decodes from device memory alone."""
 
-    sharing = None
-    max_decode_queries = MAX_QUERIES
+    sharing: AttentionShape | None = None
+    max_decode_queries: int = MAX_QUERIES
 
     def __init__(self, windows: Sequence[int | None]) -> None:
         """windows: of the layer groups, behind which nothing may be read."""

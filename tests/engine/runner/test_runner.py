@@ -169,7 +169,7 @@ def test_sampling_does_not_depend_on_the_batch(tiny_config: EngineConfig) -> Non
 
 
 def even_tokens(output: list[int]) -> npt.NDArray[np.bool_]:
-    return np.arange(VOCAB_SIZE) % 2 == 0
+    return np.asarray(np.arange(VOCAB_SIZE) % 2 == 0)
 
 
 def test_masks_apply_to_their_own_rows_only(runner: TorchRunner, greedy: Greedy) -> None:
@@ -183,7 +183,8 @@ def test_masks_apply_to_their_own_rows_only(runner: TorchRunner, greedy: Greedy)
 
 def test_a_mask_that_allows_one_token_forces_it(runner: TorchRunner) -> None:
     def only_next(output: list[int]) -> npt.NDArray[np.bool_]:
-        return np.arange(VOCAB_SIZE) == (len(output) * 37 + VOCAB_SIZE - 1) % VOCAB_SIZE
+        forced = (len(output) * 37 + VOCAB_SIZE - 1) % VOCAB_SIZE
+        return np.asarray(np.arange(VOCAB_SIZE) == forced)
 
     done = Generation("forced", prompt(0, 5), 12, SEEDED, mask=only_next)
     harness(runner).run([done])

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 
 from engine.runner.inputs import ChunkFields
 from engine.runner.step_costs import measure_step_costs
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "max_num_seqs": 40,
     "max_num_tokens": 100,
     "max_model_len": 20,

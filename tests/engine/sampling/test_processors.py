@@ -171,7 +171,7 @@ def test_the_same_rows_may_ask_for_other_things_later() -> None:
 def test_bad_words_are_met_inside_the_output_only() -> None:
     """The prompt may end with the beginning of a bad word, as in vLLM."""
     s = sampler()
-    s.admit(0, "a", SamplingParams(bad_words_token_ids=[[5, 6, 9], [8]]), 3)
+    s.admit(0, "a", SamplingParams(bad_words_token_ids=((5, 6, 9), (8,))), 3)
     scores = torch.zeros(1, VOCAB)
 
     def held(known: list[int]) -> list[int]:
@@ -186,7 +186,7 @@ def test_bad_words_are_met_inside_the_output_only() -> None:
 
 def test_words_that_share_their_last_token() -> None:
     s = sampler()
-    s.admit(0, "a", SamplingParams(bad_words_token_ids=[[1, 9], [2, 9], [9, 9]]), 1)
+    s.admit(0, "a", SamplingParams(bad_words_token_ids=((1, 9), (2, 9), (9, 9))), 1)
     for last, held in ((1, True), (2, True), (9, True), (3, False)):
         ours = run(s, table([0, last]), torch.zeros(1, VOCAB), [0], [2])
         assert bool(ours[0, 9] < 0) is held
@@ -196,7 +196,7 @@ def test_what_is_allowed_comes_before_what_is_bad() -> None:
     """Where both leave nothing, the bad word is generated, and never a token outside the list."""
     s = sampler()
     how = SamplingParams(
-        temperature=0.0, allowed_token_ids=[5], bad_words_token_ids=[[5]], logit_bias={6: 100}
+        temperature=0.0, allowed_token_ids=(5,), bad_words_token_ids=((5,),), logit_bias={6: 100}
     )
     s.admit(0, "a", how, 1)
     drawn = s.sample(table([0]), logits(0), np.array([0]), np.array([1]), None)

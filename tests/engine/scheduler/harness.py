@@ -145,7 +145,7 @@ class Harness:
         self.runner.step_costs = step_costs
         self.adapters = ToyMemory()
         self.runner.adapters = self.adapters.kept
-        extra = {} if clock is None else {"clock": clock}
+        extra: dict[str, Any] = {} if clock is None else {"clock": clock}
         self.core = EngineCore(
             self.config,
             self.runner,
@@ -182,8 +182,8 @@ class Harness:
         if isinstance(prompt, int):
             rng = random.Random(request_id)
             prompt = [rng.randrange(4, self.runner.vocab_size) for _ in range(prompt)]
-        names = ("weight", "priority", "fair_key", "num_public_tokens", "group")
-        names += ("max_cached_blocks", "num_granted_tokens")
+        names = ["weight", "priority", "fair_key", "num_public_tokens", "group"]
+        names += ["max_cached_blocks", "num_granted_tokens"]
         fields = {name: options.pop(name) for name in names if name in options}
         options.setdefault("temperature", 0.0)
         message = GenerateRequest(

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine.scheduler import adapter_slots
 from tests.engine.scheduler.harness import Harness
 
-LONG = {"max_tokens": 20, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True}
 
 
 def running(harness: Harness) -> list[str]:

@@ -263,8 +263,9 @@ def test_the_head_always_belongs_to_a_least_counter(operations: list[tuple[str, 
         elif operation == "charge":
             policy.charge_output(make_request(arrival, fair_key=str(number)), number * 7 + 1)
         elif waiting:
-            request = policy.head() if operation == "dequeue" else waiting[number % len(waiting)]
-            assert request is not None
+            head = policy.head() if operation == "dequeue" else waiting[number % len(waiting)]
+            assert head is not None
+            request = head
             policy.dequeue(request)
             waiting.remove(request)
         assert len(policy) == len(waiting)

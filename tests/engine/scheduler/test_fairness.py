@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from engine.scheduler.fair_share import FairSharePolicy
 from tests.engine.scheduler.simulation import OUTPUT_COST, Arrival, Simulation, steady
 
 MINUTE = 60.0
@@ -156,9 +157,7 @@ def test_an_idle_share_is_not_wasted() -> None:
 
 
 def test_many_tenants_each_get_the_same() -> None:
-    arrivals: ClassVar = [
-        arrival for i in range(20) for arrival in steady(f"t{i}", 3 + i % 5 * 4, MINUTE)
-    ]
+    arrivals = [arrival for i in range(20) for arrival in steady(f"t{i}", 3 + i % 5 * 4, MINUTE)]
     simulation = fair(arrivals).run(MINUTE)
     served = [simulation.service(f"t{i}") for i in range(20)]
     assert max(served) - min(served) <= 2 * U
@@ -187,7 +186,7 @@ class TestLocality:
         assert hits[1] > 1.5 * hits[0]
         done = [sum(o.finished_s is not None for o in s.outcomes.values()) for s in (strict, local)]
         assert done[1] > done[0]
-        counters = [
-            account.counter for account in local.core.scheduler.policy._classes[0].accounts.values()
-        ]
+        policy = local.core.scheduler.policy
+        assert isinstance(policy, FairSharePolicy)
+        counters = [account.counter for account in policy._classes[0].accounts.values()]
         assert max(counters) - min(counters) <= 2 * (U + 2048)

@@ -14,7 +14,8 @@ class TestExpectedLength:
         forecast = GrowthForecast(4)
         for length in seen:
             forecast.observe(length)
-        return forecast.expected_length(np.array(generated, dtype=np.float64)).tolist()
+        lengths = forecast.expected_length(np.array(generated, dtype=np.float64))
+        return [float(length) for length in lengths]
 
     def test_it_is_the_mean_of_the_longer_ones(self) -> None:
         assert self.expected([10, 20, 60], [0, 10, 20, 59]) == [30, 40, 60, 60]

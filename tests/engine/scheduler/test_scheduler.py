@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine.scheduler.plan import Chunk
@@ -85,7 +87,7 @@ class TestBudget:
 
 
 class TestPreemption:
-    def crowd(self, **options: object) -> Harness:
+    def crowd(self, **options: Any) -> Harness:
         """Three requests that fit at first and outgrow the cache together."""
         harness = Harness(num_blocks=8, max_model_len=40, **options)
         for name in "abc":

@@ -123,7 +123,8 @@ class EngineMachine(RuleBasedStateMachine):
 
         def noted(request: Request) -> bool:
             self.seen["waited for an adapter's slot"] += 1
-            return set_aside(request)
+            held: bool = set_aside(request)
+            return held
 
         slots.hold = noted
 

@@ -82,7 +82,7 @@ def test_any_end_while_swapped(overlap: bool, num_steps: int, end: str) -> None:
         harness.core.abort(["second"])
     else:
         harness.core.park(["second"])
-        assert request.state is RequestState.PARKED
+        assert harness.core._requests["second"].state is RequestState.PARKED
     assert request.block_table.swapped is None, "a parked or ended request holds nothing"
     harness.core.check_integrity()
     if end == "park and unpark":

@@ -311,7 +311,9 @@ class ToyRunner:
                 step.token_ids.append([])
                 continue
             assert masked.count(i) in (0, chunk.num_draft_tokens + 1), "a place without a mask"
-            masks = [] if mask is None or i not in masked else mask.bitmask[masked.index(i) :]
+            masks: Sequence[npt.NDArray[np.int32]] = ()
+            if mask is not None and i in masked:
+                masks = list(mask.bitmask[masked.index(i) :])
             assert chunk.constrained or len(masks) == 0
             known = len(self._rows[chunk.row].token_ids)
             step.token_ids.append(self._draw(chunk, masks))

@@ -28,7 +28,7 @@ def test_defaults_are_vllms() -> None:
     ],
 )
 def test_one_bound_of_the_lookup_stands_in_for_the_other(
-    asked: dict[str, int], lookup: tuple[int, int]
+    asked: dict[str, Any], lookup: tuple[int, int]
 ) -> None:
     config = SpeculativeConfig(method="ngram", num_speculative_tokens=1, **asked)
     assert config.lookup == lookup

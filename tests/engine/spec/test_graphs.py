@@ -11,17 +11,11 @@ import pytest
 from engine.demo.heads.train import Heads
 from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.runner.inputs import ChunkFields
-from engine.runner.runner import TorchRunner
 from engine.runner.verify_graphs import capture_lengths
+from tests.engine.insides import core_of, runner_of
 from tests.engine.runner.emulated_graphs import emulate
 from tests.engine.spec.heads import random_heads
 from tests.engine.spec.test_networks import engine, outputs
-
-
-def runner_of(llm: LLM) -> TorchRunner:
-    runner = llm._core._runner  # type: ignore[attr-defined]
-    assert isinstance(runner, TorchRunner)
-    return runner
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +90,7 @@ def test_any_number_of_drafts_up_to_the_most(
     """Where there is no graph for so many, the next longer one is filled up."""
     llm = engine(folder, "eagle3", 5)
     _, checking, drafting = emulate(runner_of(llm), monkeypatch, 5)
-    adaptive = llm._core._speculator._adaptive  # type: ignore[attr-defined]
+    adaptive = core_of(llm)._speculator._adaptive
     monkeypatch.setattr(adaptive, "even_length", lambda batch, most: min(length, most))
     assert outputs(llm) == plain
     stats = llm.stats()
@@ -158,7 +152,7 @@ def test_requests_with_different_numbers_of_drafts_share_a_graph(
 
     monkeypatch.setattr(checking, "run", check)
     assert said(llm) == expected
-    llm._core.check_integrity()  # type: ignore[attr-defined]
+    core_of(llm).check_integrity()
     assert any(len(kinds) > 1 for kinds in lengths), "no step was uneven"
     assert checking.num_runs > 5
     assert llm.stats().spec_decode_num_accepted_tokens > 0

@@ -60,12 +60,13 @@ LAWS = {
 
 class Oracle:
     def __init__(self, folder: Path) -> None:
-        self._model = LlamaForCausalLM.from_pretrained(folder).eval()
+        self._model: Any = LlamaForCausalLM.from_pretrained(folder).eval()
         self._logits = cache(self._compute)
 
     def _compute(self, tokens: tuple[int, ...]) -> torch.Tensor:
         with torch.inference_mode():
-            return self._model(torch.tensor([[*PROMPT, *tokens]])).logits[0, -1].double()
+            logits: torch.Tensor = self._model(torch.tensor([[*PROMPT, *tokens]])).logits[0, -1]
+            return logits.double()
 
     def next(self, tokens: tuple[int, ...], law: SamplingParams) -> torch.Tensor:
         """The distribution to sample from, computed the slow way."""
@@ -96,7 +97,8 @@ class Oracle:
 
     def outputs(self, law: SamplingParams) -> dict[tuple[int, ...], float]:
         """Every output and its probability."""
-        found, open_ = {}, {(): 1.0}
+        found: dict[tuple[int, ...], float] = {}
+        open_: dict[tuple[int, ...], float] = {(): 1.0}
         while open_:
             tokens, chance = open_.popitem()
             for token_id, p in enumerate(self.next(tokens, law).tolist()):

@@ -11,6 +11,7 @@ import pytest
 from engine.demo import MODEL_DIR
 from engine.demo.heads.train import Heads
 from engine.llm import LLM, SamplingParams, TokensPrompt
+from tests.engine.insides import core_of, runner_of
 from tests.engine.spec.heads import chain, parallel, random_heads
 
 METHODS = ("eagle3", "eagle", "medusa")
@@ -34,7 +35,7 @@ def engine(
     adaptive: bool = False,
     **options: Any,
 ) -> LLM:
-    if method != "plain":
+    if folder is not None:
         options["speculative_config"] = {
             "method": method,
             "model": str(MODEL_DIR if method == "draft_model" else folder / method),
@@ -65,7 +66,7 @@ def workload() -> tuple[list[TokensPrompt], list[SamplingParams]]:
 def outputs(llm: LLM) -> list[list[int]]:
     prompts, params = workload()
     found = [r.outputs[0].token_ids for r in llm.generate(prompts, params)]
-    llm._core.check_integrity()
+    core_of(llm).check_integrity()
     return found
 
 
@@ -112,7 +113,8 @@ def test_outputs_are_the_same_when_the_engine_decides_how_many(
     folder: Path, heads: Heads, plain: list[list[int]], method: str, overlap: bool
 ) -> None:
     llm = engine(folder, method, adaptive=True, async_scheduling=overlap)
-    costs = llm._core._runner.step_costs
+    costs = runner_of(llm).step_costs
+    assert costs is not None
     assert list(costs.lengths) == [0, 1, 3]
     # Drafting is a part of what was measured.
     assert sum(costs.taken_s[-1]) > sum(costs.taken_s[0])
@@ -122,13 +124,19 @@ def test_outputs_are_the_same_when_the_engine_decides_how_many(
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("budget", [2048, 9], ids=["whole", "chunked"])
 def test_drafts_are_those_of_the_trained_network(
-    folder: Path, heads: Heads, method: str, budget: int
+    folder: Path,
+    heads: Heads,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    budget: int,
 ) -> None:
     llm = engine(folder, method, max_num_batched_tokens=budget)
     checked = 0
-    runner, speculator = llm._core._runner, llm._core._speculator
+    runner, speculator = runner_of(llm), core_of(llm)._speculator
     draft = runner.draft
-    runner.draft = lambda asked, num_tokens, wait: draft(asked, num_tokens, wait=True)
+    monkeypatch.setattr(
+        runner, "draft", lambda asked, num_tokens, wait: draft(asked, num_tokens, wait=True)
+    )
     propose = speculator.propose
 
     def spy(running: Any) -> None:
@@ -147,7 +155,7 @@ def test_drafts_are_those_of_the_trained_network(
             assert drafts == expected[: len(drafts)]
             checked += 1
 
-    speculator.propose = spy  # type: ignore[method-assign]
+    monkeypatch.setattr(speculator, "propose", spy)
     rng = random.Random(0)
     first = [rng.randrange(4096) for _ in range(21)]
     prompts = [first, [rng.randrange(4096) for _ in range(6)]]
@@ -169,6 +177,6 @@ def test_more_drafts_than_any_request_has_room_for(folder: Path, heads: Heads, m
         llm = engine(folder, method, num_tokens, adaptive=adaptive, **options)
         (result,) = llm.generate([prompt], params)
         said.append(result.outputs[0].token_ids)
-        llm._core.check_integrity()
+        core_of(llm).check_integrity()
     assert said[0] == said[1] == said[2]
     assert len(said[0]) == 6

@@ -10,6 +10,7 @@ import pytest
 
 from engine.llm import LLM, Logprob, SamplingParams, TokensPrompt
 from engine.messages import RequestOutput
+from tests.engine.insides import core_of
 from tests.engine.runner.tiny_llama import save_tiny_llama
 
 NGRAM = {"adaptive": False, "method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
@@ -38,7 +39,9 @@ def workload(vocab_size: int) -> tuple[list[TokensPrompt], list[SamplingParams]]
     for i in range(10):
         run = [rng.randrange(vocab_size) for _ in range(3 + i)]
         prompts.append(TokensPrompt(prompt_token_ids=run * (1 + i % 3)))
-        sampled = {"temperature": 0.4, "top_p": 0.9, "seed": 2**40 + i}
+        how: dict[str, Any] = {"temperature": 0.0}
+        if i % 3 == 0:
+            how = {"temperature": 0.4, "top_p": 0.9, "seed": 2**40 + i}
         params.append(
             SamplingParams(
                 max_tokens=12 + 3 * i,
@@ -48,7 +51,7 @@ def workload(vocab_size: int) -> tuple[list[TokensPrompt], list[SamplingParams]]
                 frequency_penalty=0.2 if i == 4 else 0.0,
                 logprobs=2 if i in (0, 5) else None,
                 prompt_logprobs=1 if i == 6 else None,
-                **({"temperature": 0.0} if i % 3 else sampled),
+                **how,
             )
         )
     return prompts + prompts[:2], params + params[:2]
@@ -57,7 +60,7 @@ def workload(vocab_size: int) -> tuple[list[TokensPrompt], list[SamplingParams]]
 def outputs(llm: LLM) -> list[Output]:
     prompts, params = workload(llm.info.vocab_size)
     results = llm.generate(prompts, params)
-    llm._core.check_integrity()
+    core_of(llm).check_integrity()
     return [
         (r.outputs[0].token_ids, r.outputs[0].finish_reason, rounded(r.outputs[0].logprobs))
         for r in results

@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
 def save_tiny(folder: Path, vocab_size: int) -> dict[str, dict[str, Any]]:
     """Writes a target, ``folder / "target"``, and returns the ``speculative_config`` of each way
     to draft for it, ``num_speculative_tokens`` left out."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": HIDDEN,
         "intermediate_size": MLP,

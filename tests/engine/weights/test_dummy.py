@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from engine.layers.linear import Linear
@@ -7,7 +9,7 @@ from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from engine.weights.dummy import draw_weights
 
-PLACE = {"dtype": torch.float32, "device": torch.device("cpu")}
+PLACE: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu")}
 
 
 class Pair(Module):

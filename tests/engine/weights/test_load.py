@@ -55,7 +55,7 @@ def write(folder: Path, content: Tensors, shards: int = 1) -> None:
     if shards == 1:
         save_file(named, folder / "model.safetensors")
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i in range(shards):
         file = f"model-{i:05d}-of-{shards:05d}.safetensors"
         part = dict(list(named.items())[i::shards])
@@ -212,7 +212,7 @@ print(mebibytes("VmHWM") - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="no /proc/self/clear_refs")
 def test_loading_takes_the_weights_and_one_shard_of_memory(tmp_path: Path) -> None:
     """8 shards of 16 MiB; 24 MiB for what is imported and allocated meanwhile."""
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i in range(8):
         file = f"model-{i}.safetensors"
         save_file({f"layers.{i}.weight": torch.rand(4096, 1024)}, tmp_path / file)

@@ -96,7 +96,7 @@ class Server:
     async def completions(self, request: Request) -> Response:
         self.bodies.append(await request.json())
         assert request.client is not None
-        self.connections.add(tuple(request.client))
+        self.connections.add((request.client.host, request.client.port))
         if self.fault == "503":
             return JSONResponse({"error": {"message": "busy"}}, 503)
         return StreamingResponse(self.events(), media_type="text/event-stream")

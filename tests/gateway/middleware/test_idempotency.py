@@ -7,11 +7,15 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import pytest_asyncio
 
 from gateway.middleware import idempotency
+from gateway.routed_ids import mint, worker_of
+from tenants.errors import StoreUnavailable
+from tenants.shared import Claim
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import Answer, RawClient, events, exchange, post
 from tests.gateway.routes.test_streams import stranger
@@ -190,6 +194,52 @@ async def test_the_oldest_keys_make_room(
     await ask(gateway, key="0")
     assert len(double.requests) == 61
     assert 20 <= len(gateway.store.shared._claims._rows) <= 23  # type: ignore[attr-defined]
+
+
+async def test_with_the_store_away_after_the_claim_the_answer_comes_all_the_same(
+    gateway: Gateway,
+    double: EngineDouble,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It only keeps what it should forget: a failure, and more keys than there should be."""
+    monkeypatch.setattr(idempotency, "MAX_KEYS", 15)
+
+    async def away(*_: object) -> None:
+        raise StoreUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gateway.store.shared, "trim_claims", away)
+        patch.setattr(gateway.store.shared, "release_claim", away)
+        assert (await ask(gateway, key="good")).status == 200
+        double.script = lambda prompt: Play(error="too odd", error_code="invalid_request")
+        assert (await ask(gateway, key="bad")).error["message"] == "too odd"
+        await until(lambda: "keeps an answer that failed" in caplog.text)
+    assert "more idempotency keys than should be" in caplog.text
+    speak(double)
+    assert (await ask(gateway, key="bad")).error["message"] == "too odd"
+    assert (await ask(gateway, key="new")).status == 200
+
+
+async def test_a_key_whose_answers_keep_vanishing_is_given_up(
+    gateway: Gateway, double: EngineDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when each worker that takes it dies before it can be asked."""
+    asked: list[str] = []
+
+    async def lost(
+        tenant_id: UUID, key_hash: bytes, *, body_hash: bytes, answer_id: str, **_: object
+    ) -> Claim:
+        asked.append(answer_id)
+        return Claim(body_hash=body_hash, answer_id=mint("answer", worker_of(answer_id) or ""))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gateway.store.shared, "claim", lost)
+        answer = await ask(gateway)
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert len(set(asked)) == 5
+    assert not double.requests
+    assert (await ask(gateway)).status == 200
 
 
 async def test_an_answer_too_long_to_be_kept_is_made_again(model_dir: Path) -> None:

@@ -121,7 +121,8 @@ async def test_a_character_split_over_tokens_is_never_sent_in_halves(
 
 async def test_max_tokens_ends_with_length(gateway: Gateway) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
-        choice = (await chat(gateway, chat_body(**{name: 3}))).json()["choices"][0]
+        limit: dict[str, Any] = {name: 3}
+        choice = (await chat(gateway, chat_body(**limit))).json()["choices"][0]
         assert choice["finish_reason"] == "length"
         assert choice["message"]["content"] == "You"
 
@@ -131,7 +132,7 @@ async def test_a_stop_string_ends_the_answer_and_the_work(
     gateway: Gateway, double: EngineDouble, stream: bool
 ) -> None:
     double.script = lambda prompt: Play(text="one two three four " * 50, interval_s=0.001)
-    options = {"stream_options": {"include_usage": True}} if stream else {}
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
     answer = await chat(gateway, chat_body(stop=["two th", "zzz"], stream=stream, **options))
     if stream:
         *chunks, usage, _ = events(answer.body)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.priorities import FLEX
-from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.engine_double import EngineDouble, Play, says
 from tests.gateway.raw_http import chat, events
 from tests.gateway.serving import Gateway, chat_body, served_double
 from tests.gateway.ws_client import ready
@@ -202,7 +202,7 @@ async def test_what_is_not_enforced_is_checked_and_told(
     schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     for text, valid in (("[1, 2]", True), ("[1, 1]", False), ("[1", False)):
-        double.script = lambda prompt, text=text: Play(text=text)
+        double.script = says(text)
         report = (await choice_of(gateway, response_format=wanted))["structured_outputs"]
         assert report["unenforced"] == [{"keyword": "uniqueItems", "path": "$.uniqueItems"}]
         assert report["valid"] is valid
@@ -258,7 +258,7 @@ async def test_arguments_that_nothing_held_to_their_schema_are_checked(
     keyword, path = unenforced
     for arguments, valid in (("[1]", True), ("[1, 1]", False)):
         text = CALL.replace("1", arguments)
-        double.script = lambda prompt, text=text: Play(text=text)
+        double.script = says(text)
         choice = await choice_of(gateway, tools=[LOOSE_TOOL], **fields)
         report = choice["structured_outputs"]
         assert report["unenforced"] == [{"keyword": keyword, "path": path, "function": "f"}]

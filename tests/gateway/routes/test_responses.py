@@ -182,6 +182,32 @@ async def test_arguments_that_nothing_held_to_their_schema_are_checked(
         assert where == ([] if valid else [(call["call_id"], "$.city")])
 
 
+@pytest.mark.parametrize(
+    ("city", "strict", "is_held"),
+    [
+        ({"type": "string"}, None, True),
+        ({"type": "string"}, False, False),
+        ({"type": "number", "multipleOf": 0.01}, None, False),  # which nobody can enforce
+        ({"type": "string", "minLength": 1}, None, False),  # outside of the strict subset
+    ],
+)
+async def test_functions_are_strict_by_default_where_that_is_possible(
+    gateway: Gateway, double: EngineDouble, city: Any, strict: bool | None, is_held: bool
+) -> None:
+    double.script = lambda prompt: Play(text="It rains.")
+    schema = {
+        "type": "object",
+        "properties": {"city": city},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "name": "get_weather", "parameters": schema, "strict": strict}
+    answer = await create(gateway, input="Rain?", tools=[tool])
+    assert answer.status == 200
+    assert answer.json()["tools"][0]["strict"] is strict
+    assert (double.requests[0].params.structured_outputs is not None) == is_held
+
+
 async def test_items_sent_back_by_hand(gateway: Gateway, double: EngineDouble) -> None:
     """As agents do that keep no state on the server: the whole list each time."""
     double.script = lambda prompt: Play(text=CALL)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import typing
+from typing import Any
 
 import msgspec
 import pytest
@@ -42,7 +43,7 @@ def test_unknown_names_in_messages_are_refused(role: str) -> None:
 
 
 def test_our_own_answers_may_come_back_as_they_were() -> None:
-    answer = {
+    answer: dict[str, Any] = {
         "role": "assistant",
         "content": "x",
         "refusal": None,

@@ -11,7 +11,7 @@ from tests.conftest import PATIENCE_MS
 from tests.gateway.web.scripted_server import KEY, ScriptedServer
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, Dialog, Page
 
 OpenPage = Callable[..., "Page"]
 
@@ -38,6 +38,10 @@ def open_page(chromium: Browser, server: ScriptedServer) -> Iterator[OpenPage]:
     faults: list[str] = []
     contexts: list[BrowserContext] = []
 
+    def dismissed(dialog: Dialog) -> None:
+        faults.append(f"dialog {dialog.message}")
+        dialog.dismiss()
+
     def watch(page: Page) -> None:
         page.on("pageerror", lambda error: faults.append(f"threw {error}"))
         page.on("console", lambda message: faults.append(message.text) if _bad(message) else None)
@@ -47,9 +51,7 @@ def open_page(chromium: Browser, server: ScriptedServer) -> Iterator[OpenPage]:
                 None if request.url.startswith(server.url) else faults.append(request.url)
             ),
         )
-        page.on(
-            "dialog", lambda dialog: (faults.append(f"dialog {dialog.message}"), dialog.dismiss())
-        )
+        page.on("dialog", dismissed)
 
     def open_(*, key: str | None = KEY, path: str = "/", **options: Any) -> Page:
         context = chromium.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})

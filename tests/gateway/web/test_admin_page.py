@@ -332,7 +332,7 @@ def test_what_is_shown_stays_until_the_next_view_is_whole(admin: Page, site: Sit
     expect(admin.locator("#view")).to_have_attribute("aria-busy", "true")
     expect(shown).to_have_text("Everybody")
     expect(admin.locator(".chart")).to_have_count(1)
-    waiting, held = held, None
+    waiting, held = held or [], None
     for route in waiting:
         route.continue_()
     expect(shown).to_have_text("umbrella")

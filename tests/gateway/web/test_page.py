@@ -23,7 +23,7 @@ from tests.gateway.web.scripted_server import (
 )
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
 pytestmark = pytest.mark.browser
 
@@ -111,18 +111,24 @@ def test_a_second_turn_carries_the_first(page: Page, server: ScriptedServer) -> 
     ]
 
 
+def height_of(element: Locator) -> float:
+    box = element.bounding_box()
+    assert box is not None
+    return box["height"]
+
+
 def test_shift_enter_starts_a_new_line_and_the_field_grows(
     page: Page, server: ScriptedServer
 ) -> None:
-    height = page.locator("#prompt").bounding_box()["height"]
+    height = height_of(page.locator("#prompt"))
     page.fill("#prompt", "one")
     page.press("#prompt", "Shift+Enter")
     page.keyboard.type("two")
-    assert page.locator("#prompt").bounding_box()["height"] > height
+    assert height_of(page.locator("#prompt")) > height
     page.press("#prompt", "Enter")
     ended(page)
     assert server.turns()[0]["messages"][0]["content"] == "one\ntwo"
-    assert page.locator("#prompt").bounding_box()["height"] == height
+    assert height_of(page.locator("#prompt")) == height
 
 
 def test_enter_while_composing_does_not_send(page: Page, server: ScriptedServer) -> None:

@@ -84,7 +84,7 @@ def test_every_pair_counts() -> None:
     assert all_disjoint([INT], document)
 
 
-def test_effort_is_bounded() -> None:
+def test_effort_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     wide: Any = {"anyOf": [{"type": "integer", "minimum": i} for i in range(300)]}
     document = Document({"anyOf": [wide]})
     steps = 0
@@ -94,7 +94,7 @@ def test_effort_is_bounded() -> None:
         steps += 1
         return False
 
-    document.is_valid = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(document, "is_valid", counted)
     other = {"anyOf": [{"enum": list(range(i))} for i in range(1, 300)]}
     assert not all_disjoint([wide, other], document)
     assert steps < 5_000

@@ -23,7 +23,7 @@ LIMITS = {
 }
 
 
-def check(schema: Any, **limits: int) -> None:
+def check(schema: Any, **limits: Any) -> None:
     forms.check(schema, **(LIMITS | limits))
 
 
@@ -65,13 +65,13 @@ def test_limits() -> None:
     check(nested)
     with pytest.raises(GrammarTooLarge, match="nested deeper than 20"):
         check({"not": nested})
-    wide = {"properties": {str(i): {"properties": {"a": {}}} for i in range(25)}}
+    wide: Any = {"properties": {str(i): {"properties": {"a": {}}} for i in range(25)}}
     check(wide)
     with pytest.raises(GrammarTooLarge, match="more than 49 properties"):
         check(wide, max_properties=49)
     with pytest.raises(GrammarTooLarge, match=r"more than 2 values \(at \$\.enum"):
         check({"enum": [1, 2, 3]}, max_enum_values=2)
-    forty_one = {"properties": {str(i): {} for i in range(41)}}
+    forty_one: Any = {"properties": {str(i): {} for i in range(41)}}
     check(forty_one | {"required": ["0", "elsewhere"]})
     with pytest.raises(GrammarTooLarge, match="more than 40 optional"):
         check(forty_one)

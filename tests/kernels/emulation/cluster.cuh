@@ -8,9 +8,17 @@ namespace sluice {
 inline constexpr bool kHasClusters = true;
 
 inline void expect_results(uint64_t* barrier, int bytes) { *barrier = bytes; }
-inline void arrive_at_cluster() { ++emulation::in_cluster; }
+
+inline unsigned generations[emulation::kMaxCtas * emulation::kThreads];  // a thread waits to end
+inline void arrive_at_cluster() {
+  auto& all = emulation::cluster;
+  generations[emulation::current] = all.generation;
+  if (++all.waiting < emulation::threads) return;
+  all.waiting = 0;
+  ++all.generation;
+}
 inline void wait_for_cluster() {
-  while (emulation::in_cluster < emulation::threads) emulation::yield();
+  while (emulation::cluster.generation == generations[emulation::current]) emulation::yield();
 }
 
 template <typename V>

@@ -1,20 +1,35 @@
 // In place of the kernels' own: what the instructions do by their description in PTX.
 #pragma once
 
+#include <deque>
+#include <vector>
+
 #include "warp.h"
 
 namespace sluice {
 
+struct Copy {
+  uint8_t* to;
+  uint8_t bytes[16];
+};
+
+// The groups of copies that a thread has under way; the last one is not committed yet.
+inline std::deque<std::vector<Copy>>& copies() {
+  static std::vector<std::deque<std::vector<Copy>>> of_threads;
+  while (static_cast<int>(of_threads.size()) <= emulation::current) of_threads.emplace_back(1);
+  return of_threads[emulation::current];
+}
+
 // Copies read as early as they may and write as late: when their thread waits for them.
 inline void cp_async_16(uint32_t to, const void* from, bool valid) {
-  emulation::Copy copy = {emulation::shared_memory + to};
+  Copy copy = {emulation::shared_memory + to};
   if (valid) std::memcpy(copy.bytes, from, sizeof(copy.bytes));
-  emulation::copies().back().push_back(copy);
+  copies().back().push_back(copy);
 }
-inline void cp_async_commit() { emulation::copies().emplace_back(); }
+inline void cp_async_commit() { copies().emplace_back(); }
 template <int N>
 void cp_async_wait() {
-  auto& groups = emulation::copies();
+  auto& groups = copies();
   for (; groups.size() > N + 1; groups.pop_front()) {
     for (const auto& copy : groups.front()) std::memcpy(copy.to, copy.bytes, sizeof(copy.bytes));
   }

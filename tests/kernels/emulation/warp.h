@@ -1,5 +1,6 @@
-// The decode kernel on a CPU: each thread of a cluster of CTAs is a fiber, which runs until it has
-// to wait for others, so what the kernel leaves unordered shows. Products are summed in float32.
+// Kernels on a CPU: each of a CTA's threads is a fiber, which runs until it has to wait for others,
+// so what a kernel leaves unordered shows. Copies are done at once; products are
+// summed in float32.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,12 +12,17 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <vector>
 
 namespace emulation {
 
-constexpr int kThreads = 128, kMaxCtas = 16, kStack = 128 * 1024;
+#ifndef EMULATED_THREADS
+#define EMULATED_THREADS 128
+#endif
+#ifndef EMULATED_CTAS  // of a cluster, at most
+#define EMULATED_CTAS 1
+#endif
+constexpr int kThreads = EMULATED_THREADS, kMaxCtas = EMULATED_CTAS, kStack = 128 * 1024;
 
 struct Place {
   int x, y, z;
@@ -40,23 +46,15 @@ struct Cta {
 };
 
 inline Cta ctas[kMaxCtas];
-inline int threads;  // of the cluster
-inline int current;  // thread
-inline uint8_t* shared_memory;  // of its CTA
-inline int in_cluster;  // threads that have arrived
-
-struct Copy {
-  uint8_t* to;
-  uint8_t bytes[16];
-};
-// Of each thread, groups of copies under way; the last one is not committed yet.
-inline std::deque<std::vector<Copy>> pending[kMaxCtas * kThreads];
+inline int threads;             // of the cluster
+inline int current;             // thread, counted through its CTAs
+inline uint8_t* shared_memory;  // of the thread's CTA
+inline Barrier cluster;
 inline Warp warps[kMaxCtas * kThreads / 32];
 inline bool ended[kMaxCtas * kThreads];
 inline ucontext_t fibers[kMaxCtas * kThreads], outside;
 inline void (*body)();
 
-inline std::deque<std::vector<Copy>>& copies() { return pending[current]; }
 inline Cta& cta() { return ctas[current / kThreads]; }
 inline int lane() { return current % 32; }
 inline Warp& warp() { return warps[current / 32]; }
@@ -103,15 +101,13 @@ inline void run_thread() {
   setcontext(&fibers[next]);
 }
 
-// The places and shared memories of `num_ctas` are in `ctas`.
+// The places and shared memories of its CTAs are in `ctas`.
 inline void run_cluster(int num_ctas, void (*kernel)()) {
   static std::vector<char> stacks(kMaxCtas * kThreads * kStack);
   threads = num_ctas * kThreads;
-  in_cluster = 0;
   body = kernel;
   for (int i = 0; i < threads; ++i) {
     ended[i] = false;
-    pending[i].assign(1, {});
     getcontext(&fibers[i]);
     fibers[i].uc_stack.ss_sp = &stacks[i * kStack];
     fibers[i].uc_stack.ss_size = kStack;
@@ -119,6 +115,11 @@ inline void run_cluster(int num_ctas, void (*kernel)()) {
   }
   select(0);
   swapcontext(&outside, &fibers[0]);
+}
+
+inline void run_cta(Place place, void (*kernel)()) {
+  ctas[0] = {place, shared_memory, {}};
+  run_cluster(1, kernel);
 }
 
 template <typename To, typename From>

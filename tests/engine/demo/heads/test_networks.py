@@ -39,7 +39,8 @@ def chain_attention(attention: Attention, inputs: list[torch.Tensor], last: int)
     k, v = (t.repeat_interleave(heads // SHAPE.num_kv_heads, 0) for t in (k, v))
     scores = (q[:, last : last + 1] @ k.transpose(-1, -2)) * dim**-0.5
     out = scores.softmax(-1) @ v
-    return attention.o_proj(out.transpose(0, 1).reshape(1, -1))[0]
+    attended: torch.Tensor = attention.o_proj(out.transpose(0, 1).reshape(1, -1))
+    return attended[0]
 
 
 def test_a_pass_attends_to_true_keys_and_to_its_own_chain() -> None:

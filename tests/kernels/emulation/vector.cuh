@@ -1,0 +1,24 @@
+// In place of the kernels' own, with loads that are no PTX.
+#pragma once
+
+#include "warp.h"
+
+namespace sluice {
+
+inline float to_float(float x) { return x; }
+inline float to_float(__half x) { return __half2float(x); }
+inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T>
+T from_float(float x) {
+  return T(x);
+}
+
+template <typename T>
+float rounded(float x) {
+  return to_float(from_float<T>(x));
+}
+
+inline uint4 load_once(const void* from) { return *static_cast<const uint4*>(from); }
+
+}  // namespace sluice
