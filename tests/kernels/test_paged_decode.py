@@ -126,8 +126,10 @@ class NewKeys:
             used = case.block_table[i, known // block_size].long() * block_size + known % block_size
             queries = slice(int(case.cu_queries[i]), int(case.cu_queries[i + 1]))
             if length:
-                caches = (c.view(-1, kv_heads, dim)[used] for c in (case.k_cache, case.v_cache))
-                case.expected[queries] = attention_float64(q[queries], *caches, window, 0.0, None)
+                all_k, all_v = case.k_cache.flatten(0, 1)[used], case.v_cache.flatten(0, 1)[used]
+                case.expected[queries] = attention_float64(
+                    q[queries], all_k, all_v, window, 0.0, None
+                )
         stored = case.k_cache.clone(), case.v_cache.clone()
         slots = slots[slots >= 0]
         for cache in (case.k_cache, case.v_cache):
