@@ -63,7 +63,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantize_lm_head: bool = False
     """Round the language model head to FP8 while it loads, with a scale for each row, where the
     checkpoint has not quantized it. A head tied to the embedding becomes a copy, which takes memory
-    of its own; the embedding stays as it is."""
+    of its own; the embedding stays as it is. Heads of draft networks are left alone."""
     load_format: LoadFormat = "auto"
     """``auto`` reads safetensors files; ``dummy`` draws random weights, to measure speed without a
     checkpoint (a config.json is enough)."""

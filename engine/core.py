@@ -331,8 +331,9 @@ class EngineCore:
     def _collect(self) -> None:
         """Take in the oldest step in flight."""
         result = self._runner.collect()
-        self._speculator.collected(result)
-        for request, token_ids in self.scheduler.update(result):
+        moved = self.scheduler.update(result)
+        self._speculator.collected(result, moved)
+        for request, token_ids in moved:
             if request.constrained and not request.finished:
                 ending = self._constraints.accept(request, token_ids)
                 if ending is not None:

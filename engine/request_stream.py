@@ -12,8 +12,9 @@ from engine.messages import FinishReason, Grant, RequestOutput
 if TYPE_CHECKING:
     from engine.client import EngineClient
 
-Divert = Callable[[RequestOutput, float], bool]
-"""Given an output, and when it came: in seconds of ``time.monotonic``."""
+Divert = Callable[[RequestOutput, float], bool | None]
+"""Given an output, and the time in seconds of ``time.monotonic``: whether it takes it. None: not
+yet; it calls ``RequestStream.divert_pending``, and until then nobody is told."""
 
 
 class RequestStream(AsyncIterator[RequestOutput]):
@@ -143,14 +144,31 @@ class RequestStream(AsyncIterator[RequestOutput]):
                 self._pending = _merge(self._pending, output)
                 self._client._park_if_unread(self, len(self._pending.new_token_ids))
                 return
-            if self.divert is not None and self.divert(output, now):
+            taken = False if self.divert is None else self.divert(output, now)
+            if taken:
                 return
             self._pending = output
+            if taken is None:
+                return
         else:
             self.finish_reason = output.finish_reason
             pending = self._pending
             self._pending = output if pending is None else _merge(pending, output)
         self._wake()
+
+    def divert_pending(self, now: float) -> None:
+        """Give ``divert`` all that waits to be read; what it does not take, the reader is told of.
+
+        Never raises.
+        """
+        output = self._pending
+        if output is None:
+            return
+        if self.finish_reason is None and self.divert is not None and self.divert(output, now):
+            self._pending = None
+            self._client._unpark(self)
+        else:
+            self._wake()
 
     def _fail(self, error: EngineDead) -> None:
         self._error = error
@@ -167,6 +185,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
 def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
     """``first`` gives up its lists: copying them at every step would be quadratic."""
     first.new_token_ids.extend(second.new_token_ids)
+    if _says_no_more(first, second):
+        return first
     if first.logprobs is not None:
         first.logprobs.extend(second.logprobs or ())
     return RequestOutput(
@@ -184,4 +204,17 @@ def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         num_draft_tokens=second.num_draft_tokens,
         num_accepted_tokens=second.num_accepted_tokens,
         unenforced=second.unenforced,
+    )
+
+
+def _says_no_more(first: RequestOutput, second: RequestOutput) -> bool:
+    """Whether ``second`` adds tokens to ``first``, and nothing else: the usual case."""
+    return (
+        second.finish_reason is None
+        and first.logprobs is second.logprobs is None
+        and first.unenforced is second.unenforced is None
+        and second.prompt_logprobs is None
+        and second.num_cached_tokens <= first.num_cached_tokens
+        and second.num_draft_tokens == first.num_draft_tokens
+        and second.num_accepted_tokens == first.num_accepted_tokens
     )

@@ -228,6 +228,18 @@ class Admission:
             service_tier=self._priorities.tier(fields.service_tier),
         )
 
+    async def count(
+        self, fields: ChatFields, *, model: str | None, principal: Principal, scope: Scope = "chat"
+    ) -> int:
+        """Tokens of the prompt that ``admit`` would submit, without taking anything for it.
+
+        Raises as ``admit`` does over what makes the prompt.
+        """
+        self._check_open(principal, scope)
+        self.models.find(principal, model)
+        use = await self._tools(fields, principal)
+        return len((await self._prompt(fields, use, principal, None)).token_ids)
+
     async def _admitted(
         self,
         fields: SamplingFields,
@@ -322,7 +334,11 @@ class Admission:
         return await self.prompt_threads.run(read, tenant=principal.tenant.id, size=0)
 
     async def _prompt(
-        self, fields: ChatFields, use: ToolUse | None, principal: Principal, max_model_len: int
+        self,
+        fields: ChatFields,
+        use: ToolUse | None,
+        principal: Principal,
+        max_model_len: int | None,
     ) -> ChatPrompt:
         return await self.prompts.encode(
             fields.messages,

@@ -135,7 +135,7 @@ class ChatPrompts:
         if effort == "none" and not has_reasoning:
             return {}
         raise UnsupportedParameter(
-            "This model's chat template knows no reasoning effort; leave it out.",
+            "This model's chat template has no reasoning effort; leave this out.",
             param="reasoning_effort",
         )
 
@@ -147,5 +147,5 @@ class ChatPrompts:
         if fields.verbosity == "medium":
             return {}
         raise UnsupportedParameter(
-            "This model's chat template knows no verbosity; leave it out.", param="verbosity"
+            "This model's chat template has no verbosity; leave this out.", param="verbosity"
         )

@@ -69,6 +69,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     engine_hang_timeout_s: Seconds = 120.0
     """Time without progress after which an engine with work is considered dead and restarted; must
     exceed the longest step."""
+    worker_hang_timeout_s: Seconds = 30.0
+    """Time for which the event loop of one of several ``workers`` may stand still before that
+    worker is killed and replaced."""
     heartbeat_s: Seconds = 15.0
     """Silence on a stream after which a chunk without content is sent."""
     flush_interval_ms: Annotated[float, msgspec.Meta(ge=0)] = 15.0
@@ -133,7 +136,10 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
     journal_dir: str | None = None
     """Where usage is kept while PostgreSQL is away; by default ``journal`` beside the secrets."""
-
+    key_grace_s: Annotated[float, msgspec.Meta(ge=30)] = 60.0
+    """How long a key works while PostgreSQL is away, from when it was looked up last (every 30 s of
+    use). More helps keys that are used rarely; but what is revoked meanwhile works as long, where
+    only this gateway cannot reach the database."""
     usage_retention_months: Positive | None = None
     """Whole months for which the ledger keeps single requests; hourly sums stay. By default all."""
 

@@ -355,7 +355,7 @@ def _from_grammar(exc: GrammarError) -> ApiError:
 def _from_compiler(exc: CompilerUnavailable) -> ApiError:
     logger.error("%s", exc)
     return FormatsUnavailable(
-        "Answers cannot be held to a format at the moment; the server's log says why.",
+        "Formats cannot be enforced at the moment; the server's log says why.",
         retry_after_s=10,
     )
 

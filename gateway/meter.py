@@ -16,7 +16,15 @@ class Meter:
     the streams as their ``on_count``.
     """
 
-    __slots__ = ("_attend_at", "_counts", "_grants", "_look", "_running", "num_tokens")
+    __slots__ = (
+        "_advance_at",
+        "_attend_at",
+        "_counts",
+        "_grants",
+        "_look",
+        "_running",
+        "num_tokens",
+    )
 
     def __init__(
         self,
@@ -36,6 +44,8 @@ class Meter:
         self._look: Callable[[int], tuple[int, bool]] | None = look
         self._attend_at = 0.0
         """So many tokens in all call for more than to be counted."""
+        self._advance_at = math.inf if grants is None else 0.0
+        """So many call for grants: to deal them looks at every answer."""
 
     def count(self, num_tokens: int) -> None:
         """So many more."""
@@ -49,11 +59,10 @@ class Meter:
             self._counts[1], is_open = self._look(num_tokens)
             if not is_open:
                 self._look = None
-        slack = 0.0 if self._look is not None else math.inf
-        if self._grants is not None:
+        if self._grants is not None and self.num_tokens >= self._advance_at:
             self._grants.advance()
-            slack = min(slack, self._grants.slack)
-        self._attend_at = self.num_tokens + slack
+            self._advance_at = self.num_tokens + self._grants.slack
+        self._attend_at = self._advance_at if self._look is None else 0.0
 
     def generated(self) -> int:
         """Until now; for a ``Hold`` to ask."""

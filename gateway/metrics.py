@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -32,23 +33,23 @@ class Metrics:
         self._engine_registry = CollectorRegistry()
         """The engine tells all workers the same."""
         self.board = None if shared_folder is None else Board(shared_folder, self._registry)
-        self._responses = Counter(
+        self._responses = _by_labels(
             "sluice_http_responses",
             "Finished HTTP responses; status 499: the client left before it began.",
             ["route", "status"],
-            registry=self._registry,
+            self._registry,
         )
-        self._generations = Counter(
+        self._generations = _by_labels(
             "sluice_generations",
             "Settled requests by how they ended.",
             ["status", "model"],
-            registry=self._registry,
+            self._registry,
         )
-        self._tokens = Counter(
+        self._tokens = _by_labels(
             "sluice_tokens",
             "Settled tokens.",
             ["kind", "model"],
-            registry=self._registry,
+            self._registry,
         )
         self._first_token = Histogram(
             "sluice_time_to_first_token_seconds",
@@ -83,13 +84,13 @@ class Metrics:
         self._registry.register(_ChangesCollector(listener))
 
     def count_response(self, route: str, status: int) -> None:
-        self._responses.labels(route, str(status)).inc()
+        self._responses(route, str(status)).inc()
 
     def count_usage(self, event: UsageEvent) -> None:
-        self._generations.labels(event.status, event.model).inc()
-        self._tokens.labels("prompt", event.model).inc(event.prompt_tokens)
-        self._tokens.labels("cached", event.model).inc(event.cached_tokens)
-        self._tokens.labels("completion", event.model).inc(event.completion_tokens)
+        self._generations(event.status, event.model).inc()
+        self._tokens("prompt", event.model).inc(event.prompt_tokens)
+        self._tokens("cached", event.model).inc(event.cached_tokens)
+        self._tokens("completion", event.model).inc(event.completion_tokens)
 
     def observe_first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
@@ -104,6 +105,13 @@ class Metrics:
         """The exposition format, ``text/plain; version=0.0.4``, of all workers of this server."""
         counted: Collector = self._registry if self.board is None else self.board
         return generate_latest(counted) + generate_latest(self._engine_registry)
+
+
+def _by_labels(
+    name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry
+) -> Callable[..., Counter]:
+    """A counter's part for each value of its labels, in their order; looked for once."""
+    return cache(Counter(name, documentation, labels, registry=registry).labels)
 
 
 class _RunningCollector(Collector):

@@ -17,7 +17,13 @@ from gateway.schemas.common import ErrorBody
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.models import Model, ModelList
 from gateway.schemas.response_answers import ResponseAnswer, ResponseEvent
-from gateway.schemas.responses import DeletedResponse, InputItemList, ResponseRequest
+from gateway.schemas.responses import (
+    DeletedResponse,
+    InputItemList,
+    InputTokens,
+    ResponseFields,
+    ResponseRequest,
+)
 from gateway.schemas.tickets import WsTicket
 from gateway.schemas.tokenize import (
     DetokenizeAnswer,
@@ -122,6 +128,13 @@ OPERATIONS: tuple[Operation, ...] = (
         body=ResponseRequest,
         answer=ResponseAnswer,
         events=ResponseEvent,
+    ),
+    Operation(
+        "post",
+        "/v1/responses/input_tokens",
+        "Count the tokens of a response's input",
+        body=ResponseFields,
+        answer=InputTokens,
     ),
     Operation(
         "get",

@@ -37,7 +37,7 @@ class Priorities:
         if priority:
             if not self._counts:
                 raise UnsupportedParameter(
-                    "This server serves requests in the order they come; leave it out.",
+                    "This server serves requests in the order of their arrival; leave this out.",
                     param="priority",
                 )
             if not 0 <= priority <= MAX_PRIORITY:

@@ -48,6 +48,7 @@ class PromptThreads:
                 return await loop.run_in_executor(self._long, work)
 
         job = loop.create_task(in_turn(), name="long prompt")
+        job.add_done_callback(_heard)
         try:
             return await asyncio.shield(job)
         finally:
@@ -56,6 +57,12 @@ class PromptThreads:
     def close(self) -> None:
         self._short.shutdown(wait=False)
         self._long.shutdown(wait=False)
+
+
+def _heard(job: asyncio.Task[T]) -> None:
+    """What it raises is its caller's, and nobody's if that has left: nothing to log."""
+    if not job.cancelled():
+        job.exception()
 
 
 def check_length(text: str, tokenizer: Tokenizer, max_model_len: int, *, param: str) -> None:

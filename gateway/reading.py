@@ -1,8 +1,9 @@
 """When the outputs of a generation are read: what a client gains, and in how many pieces.
 
 What comes while a client can take it goes straight on, in the callback that received it. What comes
-sooner than ``flush_interval_s`` after the piece before, or while the client is slow, waits: the
-engine client merges it. The first piece leaves at once, and so does the last.
+sooner than ``flush_interval_s`` after the piece before waits, and goes on from a timer; what comes
+while the client is slow waits for a task to read it. The engine client merges what waits. The first
+piece leaves at once, and so does the last.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ class _Line:
     # Slots, and all that a plain piece of text needs: see ``engine.request_stream``.
     __slots__ = (
         "_interval_s",
+        "_loop",
         "_reader",
         "_text_sink",
         "_texts",
-        "_time",
+        "_timer",
         "choice",
         "due_at",
         "is_awaited",
@@ -68,7 +70,8 @@ class _Line:
         self._texts = choice.texts
         self._reader: Reader | None = None
         self._text_sink = text_sink
-        self._time = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
         self.settle()
 
     def settle(self) -> None:
@@ -83,12 +86,15 @@ class _Line:
         """Until it may be read."""
         if self.last is not None or self.stream.is_finished:
             return 0.0
-        return self.due_at - self._time()
+        return self.due_at - self._loop.time()
 
-    def divert(self, output: RequestOutput, now: float) -> bool:
+    def divert(self, output: RequestOutput, now: float) -> bool | None:
         """As ``RequestStream.divert``: what may go straight on does, text by the shortest way."""
-        if not self.is_awaited or now < self.due_at:
+        if not self.is_awaited:
             return False
+        if now < self.due_at:
+            self._wait()
+            return None
         if self.is_settled and (text := self._text(output)):
             assert self._text_sink is not None
             try:
@@ -100,6 +106,17 @@ class _Line:
             return is_taken
         assert self._reader is not None
         return self._reader.divert(self, output, now)
+
+    def _wait(self) -> None:
+        """With what comes until it is due. No task wakes for that: it would cost more than all the
+        rest, and where an engine is quick this is most of what comes."""
+        if self._timer is None:
+            self._timer = self._loop.call_at(self.due_at, self._end_wait)
+
+    def _end_wait(self) -> None:
+        self._timer = None
+        # Event loops round their timers: this one may be early.
+        self.stream.divert_pending(max(self._loop.time(), self.due_at))
 
     def _text(self, output: RequestOutput) -> Text | None:
         """What a settled choice gains by ``output``, if that is known text and nothing else."""
@@ -126,6 +143,9 @@ class _Line:
             self.stream.divert = self.divert
 
     def detach(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self.stream.on_change = self.stream.divert = self._reader = None
 
 

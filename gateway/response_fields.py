@@ -92,7 +92,7 @@ def check(fields: ResponseFields) -> None:
             # "auto" asks for what the model has: it has none.
             if getattr(fields.reasoning, name) not in (None, "auto"):
                 raise UnsupportedParameter(
-                    "What the model thinks is told in full, not in a summary; leave it out.",
+                    "Reasoning is returned in full, not as a summary; leave this out.",
                     param=f"reasoning.{name}",
                 )
 

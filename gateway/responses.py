@@ -109,18 +109,8 @@ class Responses:
         generate: False only keeps the input, to be continued. Raises ``ApiError`` in the words of
         Responses.
         """
-        response_fields.check(fields)
-        tools = response_fields.decode_tools(fields.tools)
-        if earlier is None:
-            earlier = await self._earlier(principal.tenant.id, fields.previous_response_id)
         response_id = mint("resp", self._peers.worker_id)
-        own = await self._own_items(principal.tenant.id, fields, response_id)
-        if not own and not earlier.items:
-            raise InvalidRequestError(
-                "Missing required parameter: input.",
-                param="input",
-                code="missing_required_parameter",
-            )
+        tools, earlier, own = await self._read(fields, principal, response_id, earlier)
         admit = None
         if generate:
             admit = partial(
@@ -152,6 +142,41 @@ class Responses:
             is_stored=fields.store is not False,
             is_obfuscated=_is_obfuscated(fields),
         )
+
+    async def count(self, fields: ResponseFields, *, principal: Principal) -> int:
+        """Input tokens that the response would have. Raises ``ApiError`` in the words of
+        Responses."""
+        tools, earlier, own = await self._read(fields, principal, "resp_")
+        try:
+            chat = response_fields.chat_fields(fields, tools, [*earlier.items, *own])
+            return await self._admission.count(
+                chat, model=fields.model, principal=principal, scope="responses"
+            )
+        except Exception as exc:
+            raise response_fields.in_our_words(
+                to_api_error(exc), num_earlier=len(earlier.items)
+            ) from exc
+
+    async def _read(
+        self,
+        fields: ResponseFields,
+        principal: Principal,
+        response_id: str,
+        earlier: Earlier | None = None,
+    ) -> tuple[list[FunctionTool], Earlier, list[Item]]:
+        """The tools, what came before, and the request's own items. Raises ``ApiError``."""
+        response_fields.check(fields)
+        tools = response_fields.decode_tools(fields.tools)
+        if earlier is None:
+            earlier = await self._earlier(principal.tenant.id, fields.previous_response_id)
+        own = await self._own_items(principal.tenant.id, fields, response_id)
+        if not own and not earlier.items:
+            raise InvalidRequestError(
+                "Missing required parameter: input.",
+                param="input",
+                code="missing_required_parameter",
+            )
+        return tools, earlier, own
 
     def _start(
         self,
@@ -187,7 +212,7 @@ class Responses:
         )
         if len(line) == MAX_LINEAGE and line[0].previous_response_id is not None:
             raise InvalidRequestError(
-                f"There are {MAX_LINEAGE} responses before this one, the most there may be.",
+                f"A conversation has at most {MAX_LINEAGE} responses, and this one has as many.",
                 param="previous_response_id",
             )
         if not line or line[0].previous_response_id is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from engine.sampling_params import SamplingParams, StructuredOutputs
@@ -20,6 +21,8 @@ MAX_BAD_WORDS = 64
 MAX_WORD = 128
 MAX_TOKEN_IDS = 1024
 """Of ``logit_bias``, ``allowed_token_ids`` and ``stop_token_ids`` each."""
+MAX_KEPT = 128
+"""Parameters that are made once for all requests that say the same."""
 
 _FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "temperature": float,
@@ -46,6 +49,7 @@ class Sampling:
         """``defaults`` apply where a request says nothing."""
         self._tokenizer = tokenizer
         self._defaults = defaults
+        self._plain = lru_cache(MAX_KEPT)(self._make)
 
     def params(
         self,
@@ -61,17 +65,24 @@ class Sampling:
             if (value := getattr(fields, name)) is not None
         }
         self._check_token_ids(given)
+        given |= _logprobs(fields)
+        biases = self._logit_bias(fields.logit_bias)
+        words = _bad_words(fields.bad_words, self._tokenizer)
         try:
-            return SamplingParams(
+            if structured_outputs is None and biases is None and not words:
+                return self._plain(max_tokens=max_tokens, **given)
+            return self._make(
                 max_tokens=max_tokens,
                 structured_outputs=structured_outputs,
-                logit_bias=self._logit_bias(fields.logit_bias),
-                **_bad_words(fields.bad_words, self._tokenizer),
-                **_logprobs(fields),
-                **{**self._defaults, **given},
+                logit_bias=biases,
+                **words,
+                **given,
             )
         except ValueError as exc:
             raise _field_error(exc, fields) from None
+
+    def _make(self, **given: Any) -> SamplingParams:
+        return SamplingParams(**{**self._defaults, **given})
 
     def _logit_bias(self, biases: dict[str, float] | None) -> dict[int, float] | None:
         if not biases:

@@ -202,7 +202,9 @@ def _create_accounts(config: TenantsConfig, store: Store, secrets: Secrets) -> _
         Ledger(store, journal=journal),
         Quota(store, usage_retention_months=config.usage_retention_months),
         last_used,
-        Authenticator(store, secrets.key_pepper, last_used=last_used),
+        Authenticator(
+            store, secrets.key_pepper, max_stale_s=config.key_grace_s, last_used=last_used
+        ),
     )
 
 

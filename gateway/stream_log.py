@@ -168,7 +168,9 @@ class _Record:
     """One stream's log; a ``TextSink``, once it knows what is ``around`` the texts."""
 
     __slots__ = (
+        "_head",
         "_log",
+        "_tail",
         "_text_bytes",
         "around",
         "ended",
@@ -195,6 +197,7 @@ class _Record:
         self.said_at = asyncio.get_running_loop().time()
         self.waiting: list[_Waiting] = []
         self._log = log
+        self._head = self._tail = b""
         self._text_bytes = 0
         share.num_streams += 1
         self.grow(STREAM_OVERHEAD_BYTES)
@@ -202,6 +205,7 @@ class _Record:
     def set_around(self, around: Around) -> None:
         assert self.around in (None, around)
         self.around = around
+        self._head, self._tail = around
         self._text_bytes = len(around.head) + len(around.tail) + ITEM_OVERHEAD_BYTES
 
     def put(self, text: Text, now: float) -> bool:
@@ -209,13 +213,22 @@ class _Record:
             return True
         self.items.append(text)
         self.said_at = now
-        self.grow(self._text_bytes + len(text))
+        # ``grow`` and ``hear``, written out: for each chunk of each stream, a call is a cost.
+        share, log, num_bytes = self.share, self._log, self._text_bytes + len(text)
+        self.size = size = self.size + num_bytes
+        share.num_bytes = in_all = share.num_bytes + num_bytes
+        if size > log.max_stream_bytes or in_all > log.max_tenant_bytes:
+            log.make_room(self)
         if self.waiting:
-            assert self.around is not None
-            head, tail = self.around
-            item = head + text + tail
+            item = self._head + text + self._tail
             for waiting in self.waiting:
-                waiting.hear(item, now)
+                if waiting.future.done():
+                    continue
+                cursor = waiting.cursor
+                if (take := cursor.take) is not None and take(item, now):
+                    cursor.after += 1
+                else:
+                    waiting.future.set_result(None)
         return True
 
     def add(self, items: Sequence[bytes]) -> None:

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from sse_starlette.sse import AppStatus, EventSourceResponse
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
@@ -33,6 +34,7 @@ AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 
 STREAM_ID_HEADER = "x-sluice-stream-id"
 """Names a resumable stream to its client."""
+_CONTENT_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 class Chunks(Protocol):
@@ -55,10 +57,11 @@ class Chunks(Protocol):
 class EventResponse(EventSourceResponse, ABC):
     """Sends a body of whole events, with a heartbeat whenever it is silent for long.
 
-    Three inner steps of the library are replaced: its loop, for the cost of a chunk (it formats a
+    Four inner steps of the library are replaced: its loop, for the cost of a chunk (it formats a
     log record and opens a cancel scope for each); its ping (a comment, which SDKs cannot read; it
-    comes also while the stream flows; and it is a task of its own); and its task group, which
-    leaves a hundred objects of each stream to the garbage collector.
+    comes also while the stream flows; and it is a task of its own); its task group, which leaves a
+    hundred objects of each stream to the garbage collector; and the way of its headers from bytes
+    to text and back.
     """
 
     def __init__(
@@ -82,6 +85,12 @@ class EventResponse(EventSourceResponse, ABC):
         self._loop = asyncio.get_running_loop()
         self._heartbeat_s = heartbeat_s
         self._silence: asyncio.TimerHandle | None = None
+        self._is_sending = False
+        """A chunk of the body waits for the reader: nothing that is made now may pass it."""
+
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        assert isinstance(headers, Headers)
+        self.raw_headers = [*headers.raw, _CONTENT_TYPE]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = context.of(scope)
@@ -100,7 +109,7 @@ class EventResponse(EventSourceResponse, ABC):
     @property
     def is_free(self) -> bool:
         """As a ``Sink`` says it."""
-        return self._outlet.is_free
+        return self._outlet.is_free and not self._is_sending
 
     def _write(self, chunk: bytes) -> None:
         """A chunk that leaves in no task; only while this ``is_free``."""
@@ -120,7 +129,9 @@ class EventResponse(EventSourceResponse, ABC):
         try:
             async with aclosing(self._body) as body:
                 async for chunk in body:
+                    self._is_sending = True
                     await self._outlet.send(chunk)
+                    self._is_sending = False
                     self._outlet.put_at = self._loop.time()
         finally:
             assert self._silence is not None

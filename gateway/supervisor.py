@@ -2,7 +2,8 @@
 
 The kernel spreads connections over the workers (SO_REUSEPORT), PostgreSQL holds what they must
 agree on, the engine serves them all. A worker that dies takes its connections with it and is
-replaced; its neighbours notice nothing.
+replaced; its neighbours notice nothing. One that hangs would keep its share of the new connections:
+it is killed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from gateway.engine_client import make_engine_client
 from gateway.errors import SetupError
 from gateway.lifecycle import ABORT_S
 from gateway.signals import ending_signals_sent_to
-from gateway.worker import Launch, Started
+from gateway.worker import BEATS, Launch, Started
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Worker:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self._has_beaten = False
 
     @classmethod
     async def spawn(cls, launch: Launch) -> Worker:
@@ -80,6 +82,32 @@ class Worker:
     async def ended(self) -> int:
         """Its exit code, negative for a signal's number."""
         return await self._process.wait()
+
+    async def kill_if_it_hangs(self, beat_s: float) -> None:
+        """Kill it once its event loop has been silent for ``BEATS`` times ``beat_s``. For a worker
+        that has started.
+
+        Silence is counted and not timed: a wait during which this process stood still, too, counts
+        as one.
+        """
+        listening = asyncio.create_task(self._listen(), name=f"beats of worker {self.pid}")
+        try:
+            num_missed = 0
+            while num_missed < BEATS:
+                self._has_beaten = False
+                await asyncio.sleep(beat_s)
+                num_missed = 0 if self._has_beaten else num_missed + 1
+        finally:
+            listening.cancel()
+        logger.error(
+            "worker %d is killed: its event loop has stood still for %g s", self.pid, BEATS * beat_s
+        )
+        self.signal(signal.SIGKILL)
+
+    async def _listen(self) -> None:
+        assert self._process.stdout is not None
+        while await self._process.stdout.read(4096):
+            self._has_beaten = True
 
     async def stop(self, timeout_s: float) -> None:
         """Ask it to shut down; kill it after ``timeout_s``."""
@@ -147,12 +175,21 @@ class Supervisor:
             await worker.started()
             if on_start is not None:
                 await on_start()
-            code = await worker.ended()
+            code = await self._ended(worker)
             logger.error("worker %d ended with code %d and is replaced", worker.pid, code)
         finally:
             await asyncio.shield(asyncio.create_task(worker.stop(self._stop_timeout_s)))
             self._workers.discard(worker)
             self._bury(worker)
+
+    async def _ended(self, worker: Worker) -> int:
+        watching = asyncio.create_task(
+            worker.kill_if_it_hangs(self._launch.beat_s), name=f"watch over worker {worker.pid}"
+        )
+        try:
+            return await worker.ended()
+        finally:
+            watching.cancel()
 
     def _bury(self, worker: Worker) -> None:
         try:

@@ -78,8 +78,7 @@ class ToolUse(NamedTuple):
         return {tool.function.name: tool.function.parameters or {} for tool in self.tools}
 
     def for_template(self) -> list[dict[str, Any]]:
-        plain: list[dict[str, Any]] = msgspec.to_builtins(self.tools)
-        return plain
+        return shown_to_model(self.tools)
 
 
 class Tools:
@@ -229,6 +228,15 @@ class Tools:
             for part in parts
             if part
         ]
+
+
+def shown_to_model(tools: Sequence[FunctionTool]) -> list[dict[str, Any]]:
+    """Tools as a chat template gets them. Without ``strict``, which is addressed to the server: a
+    prompt does not depend on what can be enforced."""
+    plain: list[dict[str, Any]] = msgspec.to_builtins(tools)
+    for tool in plain:
+        tool["function"].pop("strict", None)
+    return plain
 
 
 def about_the_answer(findings: Sequence[Finding]) -> tuple[Finding, ...]:

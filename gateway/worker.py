@@ -2,7 +2,8 @@
 
 Started by ``gateway.supervisor`` as ``python -m gateway.worker``, told what to do by the first line
 of its stdin; the end of that pipe is the supervisor's end, and a worker's reason to stop. It says
-on stdout how its start went, in one line.
+on stdout how its start went, in one line, and from then on sends an empty line, a *beat*, as often
+as tells the supervisor that its event loop runs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from gateway.engine_client import make_engine_client
 from gateway.errors import SetupError
 from tenants.errors import TenantsError
 
+BEATS = 10
+"""In the time after which a silent worker counts as hanging."""
+
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker reads from stdin, as JSON."""
@@ -35,6 +39,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """The settings; ``server.port`` is the port of the supervisor's socket."""
     engine_address: str
     metrics_folder: str
+
+    @property
+    def beat_s(self) -> float:
+        """Time from one beat to the next."""
+        return self.config.server.worker_hang_timeout_s / BEATS
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,19 +57,35 @@ async def serve(launch: Launch) -> None:
     engine = make_engine_client(
         launch.config, transport=partial(AttachedEngine, address=launch.engine_address)
     )
-    with contextlib.closing(server.bind(launch.config.server, shared=True)) as listener:
-        await server.serve_on(
-            listener,
-            launch.config,
-            engine,
-            lambda _url: _begin(),
-            metrics_folder=Path(launch.metrics_folder),
-        )
+    serves = asyncio.Event()
+
+    def begin(_url: str) -> None:
+        tune_collector()
+        _say(Started())
+        serves.set()
+
+    beating = asyncio.create_task(_beat(serves, launch.beat_s), name="beats")
+    try:
+        with contextlib.closing(server.bind(launch.config.server, shared=True)) as listener:
+            await server.serve_on(
+                listener,
+                launch.config,
+                engine,
+                begin,
+                metrics_folder=Path(launch.metrics_folder),
+            )
+    finally:
+        beating.cancel()
 
 
-def _begin() -> None:
-    tune_collector()
-    _say(Started())
+async def _beat(serves: asyncio.Event, beat_s: float) -> None:
+    await serves.wait()
+    stdout = sys.stdout.fileno()
+    os.set_blocking(stdout, False)  # a supervisor that stands still must not stop its workers
+    while True:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(stdout, b"\n")
+        await asyncio.sleep(beat_s)
 
 
 def _say(started: Started) -> None:

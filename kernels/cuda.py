@@ -383,7 +383,7 @@ def rope_and_cache(
     *,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
-    eps: float = 1e-6,
+    eps: float = 0.0,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:

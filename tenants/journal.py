@@ -86,10 +86,9 @@ class Journal:
             self._file.seek(0)
             self._size = 0
 
-    def adopt(self) -> Sequence[UsageEvent]:
-        """Take over the settlements that dead processes left in the folder; they are in this file
-        from now on."""
-        adopted: list[UsageEvent] = []
+    def adopt(self) -> Iterator[UsageEvent]:
+        """Take over the settlements that dead processes left in the folder: each is in this file
+        once it is yielded. Raises ``OSError``; what was not yielded is still where it was."""
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             file = None if path == self._path else _locked(path)
             if file is None:
@@ -99,8 +98,8 @@ class Journal:
                 events = list(_events(file, path))
                 self.append(events)
                 path.unlink(missing_ok=True)
-            adopted += events
-        return [*adopted, *self._adopt_running()]
+            yield from events
+        yield from self._adopt_running()
 
     def _adopt_running(self) -> Iterator[UsageEvent]:
         assert self._progress is not None, "the journal is closed"

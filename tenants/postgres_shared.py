@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 from tenants import queries
+from tenants.batches import Batcher
 from tenants.connections import Connections, Row
-from tenants.errors import TenantNotFound
+from tenants.errors import InvalidValue, TenantNotFound
 from tenants.shared import ArchivedStream, Claim, SharedState, StoredResponse
 
+MAX_STREAMS = 16
+"""Stored at once: each may be of some hundred kilobytes."""
+
 _SQL = queries.load()
+
+
+class _Ended(NamedTuple):
+    stream: ArchivedStream
+    retention: timedelta
+
+    @property
+    def identity(self) -> tuple[UUID, str]:
+        return self.stream.tenant_id, self.stream.id
 
 
 class PostgresShared(SharedState):
@@ -19,6 +34,9 @@ class PostgresShared(SharedState):
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
+        self._ended = Batcher(
+            self._put_ended, identity=lambda ended: ended.identity, max_items=MAX_STREAMS
+        )
 
     async def put_response(self, response: StoredResponse, retention: timedelta) -> None:
         await self._fetch(
@@ -50,14 +68,23 @@ class PostgresShared(SharedState):
         return len(await self._fetch(tenant_id, "trim_responses", max_bytes))
 
     async def put_stream(self, stream: ArchivedStream, retention: timedelta) -> None:
+        await self._ended.submit(_Ended(stream, retention))
+
+    async def _put_ended(self, ended: Sequence[_Ended]) -> Sequence[Exception | None]:
+        if len(ended) > 1:
+            rows = ((one.stream.id, one.stream.tenant_id, *_stream_values(*one)) for one in ended)
+            try:
+                await self._connections.fetch(_SQL["put_stream_many"], [*zip(*rows, strict=True)])
+            except InvalidValue:
+                pass  # of one of them: each alone, and only that one is refused
+            else:
+                return [None] * len(ended)
+        put = (self._put_stream(*one) for one in ended)
+        return await asyncio.gather(*put, return_exceptions=True)  # type: ignore[return-value]
+
+    async def _put_stream(self, stream: ArchivedStream, retention: timedelta) -> None:
         await self._fetch(
-            stream.tenant_id,
-            "put_stream",
-            stream.id,
-            stream.kind,
-            stream.num_dropped,
-            stream.items,
-            retention,
+            stream.tenant_id, "put_stream", stream.id, *_stream_values(stream, retention)
         )
 
     async def find_stream(self, tenant_id: UUID, stream_id: str) -> ArchivedStream | None:
@@ -108,15 +135,21 @@ class PostgresShared(SharedState):
         return num_rows
 
     async def _fetch(self, tenant_id: UUID, name: str, *values: object) -> Sequence[Row]:
+        query = _SQL[name]
         return await self._connections.fetch(
-            _SQL[name],
+            query,
             (tenant_id, *values),
-            tenant_id=tenant_id,
+            tenant_id=tenant_id if query.access == "tenant" else None,  # or it enters by itself
             violations={
                 f"{table}_tenant_id_fkey": TenantNotFound(tenant_id)
                 for table in ("response", "ended_stream", "idempotency_key")
             },
         )
+
+
+def _stream_values(stream: ArchivedStream, retention: timedelta) -> tuple[object, ...]:
+    """Besides its ids."""
+    return (stream.kind, stream.num_dropped, stream.items, retention)
 
 
 def _plain(name: str) -> str:

@@ -74,6 +74,8 @@ class Progress:
         self.file: IO[bytes] = self.path.open("x+b")
         self._free: list[int] = []
         self._num_slots = 0
+        self._is_full = False
+        """Whether the disk was, when a slot was sought last."""
         try:
             self.memory = self._grow()
         except OSError:
@@ -94,8 +96,11 @@ class Progress:
             try:
                 self.memory = self._grow()
             except OSError as error:
-                logger.warning("A request runs that a crash would not settle: %s", error)
+                if not self._is_full:
+                    logger.warning("Requests run that a crash would not settle: %s", error)
+                self._is_full = True
                 return None
+            self._is_full = False
         number = self._free.pop()
         offset = number * SLOT_BYTES
         self.memory[offset + _HEAD.size : offset + _HEAD.size + len(body)] = body

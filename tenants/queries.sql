@@ -382,10 +382,20 @@ WHERE tenant_id = $1 AND id IN (
 )
 RETURNING id;
 
--- name: put_stream for tenant
--- The log of a stream that has ended; the first one of an id stays.
+-- name: put_stream
+-- The log of a stream that has ended; the first one of an id stays. In one round trip.
 INSERT INTO ended_stream (tenant_id, id, kind, num_dropped, items, expires_at)
-VALUES ($1, $2, $3, $4, $5, now() + $6::interval)
+SELECT tenant, $2, $3, $4, $5, now() + $6::interval FROM sluice_enter($1) AS tenant
+ON CONFLICT (tenant_id, id) DO NOTHING;
+
+-- name: put_stream_many
+-- The same for many streams at once, of any tenants.
+INSERT INTO ended_stream (tenant_id, id, kind, num_dropped, items, expires_at)
+SELECT s.tenant_id, s.id, s.kind, s.num_dropped, s.items, now() + s.retention
+FROM sluice_enter_all($2::uuid[])
+CROSS JOIN unnest($1::text[], $2, $3::text[], $4::integer[], $5::bytea[], $6::interval[])
+    AS s (id, tenant_id, kind, num_dropped, items, retention)
+ORDER BY s.tenant_id, s.id
 ON CONFLICT (tenant_id, id) DO NOTHING;
 
 -- name: find_stream for tenant

@@ -8,6 +8,7 @@ preceded by its length. So no two lists of parts give the same message, and know
 from __future__ import annotations
 
 import hmac
+from functools import lru_cache
 from uuid import UUID
 
 from tenants.errors import InvalidValue
@@ -16,6 +17,7 @@ MIN_ROOT_SECRET_BYTES = 16
 _DOMAIN = b"sluice/cache-salt/v1"
 
 
+@lru_cache(1024)  # every request of a tenant has the same
 def cache_salt(root_secret: bytes, tenant_id: UUID, scope: str = "") -> str:
     """The salt of a tenant's region of the prefix cache: 64 hexadecimal digits.
 

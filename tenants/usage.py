@@ -131,15 +131,18 @@ class Ledger:
         """
         if self._journal is None:
             return 0
-        events = self._journal.adopt()
-        for event in events:
-            if event.request_id not in self._pending:
-                pending = self._enqueue(event)
-                pending.is_journaled = True
-                pending.answer.set_result(True)
-                self._num_journaled += 1
-        self._start_writers()
-        return len(events)
+        num_events = 0
+        try:
+            for event in self._journal.adopt():
+                num_events += 1
+                if event.request_id not in self._pending:
+                    pending = self._enqueue(event)
+                    pending.is_journaled = True
+                    pending.answer.set_result(True)
+                    self._num_journaled += 1
+        finally:  # the journal has those before an error, and nobody else has
+            self._start_writers()
+        return num_events
 
     async def run(self) -> None:
         """Adopt what dead processes have left, until cancelled: they may never be restarted."""
@@ -173,9 +176,11 @@ class Ledger:
         return len(self._pending)
 
     async def close(self) -> None:
-        """End the writers: from here on nothing is written, nor the journal touched. Idempotent.
+        """Cancel the writers and wait for them. After that nothing is sent to the store, and the
+        journal is not touched. Idempotent.
 
-        What ``drain`` has left may be written all the same, if its answer was under way.
+        A write that was cancelled may have reached the store. Its event stays pending and in the
+        journal; to write it again changes nothing.
         """
         writers = list(self._writers)
         for writer in writers:

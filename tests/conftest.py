@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import distribution
+from tests import distribution, process_state
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -137,6 +137,13 @@ def _hear_ctrl_c() -> None:
     """Whatever came before: a shell's background job ignores Ctrl-C and its children inherit that,
     and a loop that pytest-asyncio stops between fixture and test leaves a handler to nobody."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _process_as_before() -> Iterator[None]:
+    """Runs around all other fixtures of a module."""
+    with process_state.kept():
+        yield
 
 
 PATIENCE_MS = 30_000

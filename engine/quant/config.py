@@ -6,10 +6,12 @@ What is not implemented is refused by name.
 from __future__ import annotations
 
 import fnmatch
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from safetensors import SafetensorError, safe_open
 
 from engine.architectures import QuantizationMethod
 from engine.errors import ConfigError, ModelLoadError
@@ -27,10 +29,12 @@ class _Fp8Config(msgspec.Struct):
     weight_block_size: list[int] | None = None
     ignored_layers: list[str] | None = None
     modules_to_not_convert: list[str] | None = None
+    lm_head: bool = False
+    """The head is quantized, too: no config says so, but a scale among the tensors."""
 
     def quantization(self) -> Quantization:
         ignored = self.ignored_layers or self.modules_to_not_convert or []
-        unquantized = ("lm_head", *ignored)
+        unquantized = ignored if self.lm_head else ("lm_head", *ignored)
         if self.weight_block_size is None:
             return Fp8(per_tensor=True, unquantized=unquantized)
         _require("activation_scheme, with weight_block_size", self.activation_scheme, "dynamic")
@@ -212,6 +216,8 @@ def read_quantization(
         raise ConfigError(
             f"quantization is {method!r}, but the checkpoint's quantization_config says {stored!r}"
         )
+    if reader is _Fp8Config and _has_quantized_head(model_dir):
+        found = {**found, "lm_head": True}
     try:
         return msgspec.convert(found, reader).quantization()
     except ValueError as error:  # msgspec's are such, too
@@ -233,6 +239,14 @@ def _stored(model_dir: Path) -> tuple[str, Any]:
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelLoadError(f"{beside}: {error}") from error
     return f"{beside}: quantization", {"quant_method": "modelopt", **table}
+
+
+def _has_quantized_head(model_dir: Path) -> bool:
+    for path in model_dir.glob("*.safetensors"):
+        with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
+            if any(name.startswith("lm_head.weight_scale") for name in file.keys()):  # noqa: SIM118
+                return True
+    return False  # or damaged files, which are named where they are loaded
 
 
 def _block(field: str, value: list[int] | None) -> tuple[int, int]:

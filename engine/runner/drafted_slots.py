@@ -41,7 +41,7 @@ class DraftedSlots:
             return
         for chunk in plan.chunks:
             if chunk.row in self._changed:
-                # A token that was a guess last time may be another now.
+                # A token that was a draft last time may be another now.
                 self._cut(chunk.row, chunk.num_computed_tokens + 1)
                 self._changed.remove(chunk.row)
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import torch
 
-from engine.attention.base import AttentionShape, KVScales
+from engine.attention.base import KVScales
 from engine.attention.select import select_backend
-from engine.config import EngineConfig
-from engine.models.base import Model, ModelFacts
+from engine.models.base import Model
 from engine.quant.kv_cache import read_kv_scales
+from engine.runner.target import Target
 from engine.runner.trial import Trial
 from kernels.reference import FP8_MAX
 
@@ -24,42 +24,29 @@ HEADROOM = 2.0
 """How much larger than measured numbers may be before they are cut off."""
 
 
-def load_kv_scales(
-    config: EngineConfig,
-    model: Model,
-    facts: ModelFacts,
-    shape: AttentionShape,
-    max_model_len: int,
-    device: torch.device,
-) -> list[KVScales]:
+def load_kv_scales(target: Target, model: Model) -> list[KVScales]:
     """The scales of each layer. ``ModelLoadError`` names what is wrong with a checkpoint's own."""
-    layout = facts.cache_layout
+    config, layout, device = target.config, target.facts.cache_layout, target.device
     if config.load_format != "dummy":
         given = read_kv_scales(config.model_dir, layout, device)
         if given is not None:
             return given
     if config.calculate_kv_scales:
-        return _measure(config, model, facts, shape, max_model_len, device)
+        return _measure(target, model)
     ones = torch.ones(layout.num_kv_heads, device=device)
     return [KVScales(ones, ones)] * layout.num_layers
 
 
 @torch.inference_mode()
-def _measure(
-    config: EngineConfig,
-    model: Model,
-    facts: ModelFacts,
-    shape: AttentionShape,
-    max_model_len: int,
-    device: torch.device,
-) -> list[KVScales]:
+def _measure(target: Target, model: Model) -> list[KVScales]:
     """Measure the keys and values of random tokens, always the same ones."""
-    unscaled = replace(shape, kv_dtype=None)
+    config, facts, device = target.config, target.facts, target.device
+    unscaled = replace(target.attention_shape, kv_dtype=None)
     attention = select_backend(config.attention_backend, device, unscaled)
-    length = min(_PROMPT_LEN, max_model_len)
+    length = min(_PROMPT_LEN, target.asked_len)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(facts.vocab_size, (_NUM_PROMPTS, length), generator=generator)
-    trial = Trial(facts, tokens.tolist(), config.block_size, kv_dtype=shape.dtype, device=device)
+    trial = Trial(facts, tokens.tolist(), config.block_size, kv_dtype=target.dtype, device=device)
     trial.run(model, attention)
     scales = []
     for keys, values in trial.cache.layers:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import torch
 
-from engine.attention.base import FP8, AttentionBackend, AttentionShape, CapturableBackend
+from engine.attention.base import AttentionBackend, CapturableBackend
 from engine.attention.select import select_backend
 from engine.config import EngineConfig
-from engine.errors import ConfigError
 from engine.layers.linear import Linear, TiedLinear
 from engine.layers.mlp import GatedMLP
 from engine.lora.slots import AdapterSlots
 from engine.messages import LoadProgress
-from engine.models.base import Model, ModelConfig, ModelFacts
-from engine.models.config import DTYPES
+from engine.models.base import Model, ModelFacts
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.kv_scales import load_kv_scales
 from engine.runner.load_drafting import (
@@ -32,15 +29,14 @@ from engine.runner.memory import (
     block_bytes,
     choose_groups,
     count_blocks,
-    device_bytes,
     fit_max_model_len,
-    requested_max_model_len,
 )
-from engine.runner.model import OnProgress, load_model, read_facts
+from engine.runner.model import OnProgress, load_model
 from engine.runner.profile import measure_activation_bytes
 from engine.runner.rows import RowTable
 from engine.runner.runner import TorchRunner
 from engine.runner.swap import load_host_blocks
+from engine.runner.target import Target, resolve
 from engine.sampling.cuda import CudaSampler
 from engine.sampling.sampler import Sampler
 from engine.spec.draft_network import DraftNetwork
@@ -50,34 +46,6 @@ LATE_BYTES = 256 * 1024 * 1024
 """GPU memory for what is loaded after the KV cache: kernels at their first use, workspaces."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """The model to serve, with everything decided that the config leaves open."""
-
-    config: EngineConfig
-    facts: ModelFacts
-    asked_len: int
-    """``max_model_len`` as configured, or the model's own limit; the cache may hold less."""
-    device: torch.device
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
-
-    @property
-    def attention_shape(self) -> AttentionShape:
-        layout = self.facts.cache_layout
-        return AttentionShape(
-            self.dtype,
-            self.facts.num_heads,
-            layout.num_kv_heads,
-            layout.head_dim,
-            self.config.block_size,
-            self.config.num_seqs,
-            window=self.facts.widest_window,
-            softcap=self.facts.attention_softcap,
-            kv_dtype=self.kv_dtype,
-        )
-
-
 def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) -> TorchRunner:
     """Load the model and lay out its memory.
 
@@ -85,7 +53,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     """
     report = on_progress or (lambda _progress: None)
     report(LoadProgress(f"Reading {config.model}", 0.0))
-    target = _resolve(config)
+    target = resolve(config)
     config, facts, asked_len = target.config, target.facts, target.asked_len
     device, dtype, shape = target.device, target.dtype, target.attention_shape
     if config.num_threads is not None:
@@ -98,7 +66,7 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     adapters = _adapter_slots(config, model, dtype, device)
     if shape.is_fp8:
         report(LoadProgress("Scaling the KV cache", 0.9))
-        model.set_kv_scales(load_kv_scales(config, model, facts, shape, asked_len, device))
+        model.set_kv_scales(load_kv_scales(target, model))
     network = load_draft_network(
         config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
     )
@@ -139,20 +107,8 @@ def load_runner(config: EngineConfig, *, on_progress: OnProgress | None = None) 
     return runner
 
 
-def _resolve(config: EngineConfig) -> _Target:
-    facts = read_facts(config)
-    asked_len = requested_max_model_len(config, facts)
-    if isinstance(facts, ModelConfig):
-        facts = replace(facts, max_position_embeddings=asked_len)
-    device = _device(config)
-    config = config.for_device(device.type, device_bytes(device))
-    dtype = _dtype(config, facts, device)
-    kv_dtype = dtype if config.kv_cache_dtype == "auto" else FP8
-    return _Target(config, facts, asked_len, device, dtype, kv_dtype)
-
-
 def _allocate_cache(
-    target: _Target,
+    target: Target,
     model: Model,
     attention: AttentionBackend,
     adapters: AdapterSlots | None,
@@ -164,15 +120,7 @@ def _allocate_cache(
 
     def needed_bytes() -> int:
         report(LoadProgress("Measuring the largest step", 0.9))
-        peak = measure_activation_bytes(
-            model,
-            facts,
-            config,
-            attention,
-            max_model_len=target.asked_len,
-            kv_dtype=kv_dtype,
-            device=device,
-        )
+        peak = measure_activation_bytes(target, model, attention)
         # CUDA graphs keep memory of their own, for a step that is no larger.
         num_peaks = 1 if config.enforce_eager else 2
         adapter_bytes = 0 if adapters is None else adapters.step_bytes(config.step_tokens)
@@ -259,19 +207,6 @@ def _register_kernels(device: torch.device) -> bool:
         low_rank.register()
         quantize.register()
     return True
-
-
-def _device(config: EngineConfig) -> torch.device:
-    has_cuda = torch.cuda.is_available()
-    if config.device == "cuda" and not has_cuda:
-        raise ConfigError("device is 'cuda', but torch sees no GPU here: use 'auto' or 'cpu'")
-    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
-
-
-def _dtype(config: EngineConfig, model: ModelFacts, device: torch.device) -> torch.dtype:
-    if config.dtype != "auto":
-        return DTYPES[config.dtype]
-    return torch.float32 if device.type == "cpu" else model.dtype
 
 
 def _measure_products(

@@ -8,7 +8,7 @@ import torch
 
 from engine.architectures import NATIVE
 from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, ModelLoadError
 from engine.messages import LoadProgress
 from engine.models.base import Model, ModelConfig, ModelFacts
 from engine.models.config import read_architecture
@@ -64,17 +64,23 @@ def load_model(
         return model
     from engine.models import transformers_fallback
 
+    assert isinstance(facts, transformers_fallback.FallbackConfig)
     quantization = read_quantization(config.model_dir, config.quantization)
+    if quantization is not None and not quantization.is_online:
+        # hf_quant_config.json tells of it: transformers, which reads config.json alone, would not.
+        raise ModelLoadError(
+            f"{config.model_dir}: {facts.architecture} has no implementation here, and quantized "
+            "weights cannot run in transformers': load the checkpoint that they were made from"
+        )
 
     def adapt(model: object) -> None:
         if quantization is not None:
-            assert isinstance(quantization, Quantization), "mixtures are refused by read_facts"
+            assert isinstance(quantization, Quantization), "mixtures are a checkpoint's"
             transformers_linears.quantize_linears(model, quantization, device)
         if config.quantize_lm_head:
             transformers_linears.quantize_head(model, ROUNDED, device)
 
     report(LoadProgress("Loading with transformers", 0.05))
-    assert isinstance(facts, transformers_fallback.FallbackConfig)
     return transformers_fallback.load_model(
         facts,
         config.model_dir,

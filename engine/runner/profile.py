@@ -5,29 +5,21 @@ from __future__ import annotations
 import torch
 
 from engine.attention.base import AttentionBackend
-from engine.config import EngineConfig
-from engine.models.base import Model, ModelFacts
+from engine.models.base import Model
+from engine.runner.target import Target
 from engine.runner.trial import Trial
 
 
 @torch.inference_mode()
-def measure_activation_bytes(
-    model: Model,
-    model_config: ModelFacts,
-    config: EngineConfig,
-    attention: AttentionBackend,
-    *,
-    max_model_len: int,
-    kv_dtype: torch.dtype,
-    device: torch.device,
-) -> int:
+def measure_activation_bytes(target: Target, model: Model, attention: AttentionBackend) -> int:
     """Run one step of ``max_num_batched_tokens`` on a GPU and read the allocator's peak.
 
     The step's tokens are one prompt as long as the model takes, or several; then the logits of
     ``max_num_seqs`` rows are computed, as when everybody decodes, and of their drafts.
     """
-    prompts = [[0] * length for length in _split(config.step_tokens, max_model_len)]
-    trial = Trial(model_config, prompts, config.block_size, kv_dtype=kv_dtype, device=device)
+    config, device = target.config, target.device
+    prompts = [[0] * length for length in _split(config.step_tokens, target.asked_len)]
+    trial = Trial(target.facts, prompts, config.block_size, kv_dtype=target.kv_dtype, device=device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     hidden = trial.run(model, attention)

@@ -19,11 +19,9 @@ rules make that safe:
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING
 
-from engine.messages import QUEUE_TIME_BUCKETS_S
 from engine.request import Request, RequestState
 from engine.scheduler.adapter_slots import AdapterSlotQueue
 from engine.scheduler.costs import PreemptionCosts
@@ -434,9 +432,7 @@ class Scheduler:
         totals.cached_tokens += num_cached
         totals.num_admitted += 1
         totals.queue_time_sum_s += waited_s
-        self.stats.prompt_tokens += request.num_prompt_tokens
-        self.stats.queue_time_counts[bisect_left(QUEUE_TIME_BUCKETS_S, waited_s)] += 1
-        self.stats.queue_time_sum_s += waited_s
+        self.stats.admit(request.num_prompt_tokens, waited_s)
         if self.cache.enable_prefix_caching:
             self.stats.prefix_cache_queries += request.num_prompt_tokens
             self.stats.prefix_cache_hits += num_cached

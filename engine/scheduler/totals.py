@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
 
@@ -61,3 +62,9 @@ class SchedulerStats:
     )
     queue_time_sum_s: float = 0.0
     drafts: DraftTotals = field(default_factory=DraftTotals)
+
+    def admit(self, num_prompt_tokens: int, waited_s: float) -> None:
+        """Count a request that leaves the queue for the first time, after ``waited_s`` in it."""
+        self.prompt_tokens += num_prompt_tokens
+        self.queue_time_counts[bisect_left(QUEUE_TIME_BUCKETS_S, waited_s)] += 1
+        self.queue_time_sum_s += waited_s

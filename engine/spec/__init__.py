@@ -1,1 +1,1 @@
-"""Speculative decoding: guesses at the next tokens that one forward pass checks all at once."""
+"""Speculative decoding: drafts of the next tokens, which one forward pass checks all at once."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Proposer(Protocol):
-    """Guesses at what requests say next. A wrong guess costs time, never correctness."""
+    """Proposes what requests say next. A wrong draft costs time, never correctness."""
 
     @property
     def is_free(self) -> bool:
@@ -23,7 +23,7 @@ class Proposer(Protocol):
         has no idea. Every token of the requests is known."""
 
     def foresees(self, request: Request) -> bool:
-        """Whether there will be drafts once the token in flight is known, at a guess."""
+        """Whether there will be drafts once the token in flight is known, as far as can be told."""
 
     def drop(self, request: Request) -> None:
         """The request is finished: forget it. Unknown ones pass."""
@@ -42,5 +42,5 @@ class TextProposer(ABC):
         return [self.continue_text(request, max_tokens) for request, max_tokens in asked]
 
     def foresees(self, request: Request) -> bool:
-        # The first of two guesses stands for the token in flight.
+        # The first of two drafts stands for the token in flight.
         return len(self.continue_text(request, 2)) == 2

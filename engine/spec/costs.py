@@ -1,8 +1,8 @@
 """What steps take, with drafts and without: as measured at start-up, corrected by what they take.
 
 The table of the start-up knows short texts, an idle host and no scheduler. What a step takes later
-is more by a factor that differs with the batch and with the drafts, as beside steps without drafts
-the host's work is hidden. So each kind of step has a ratio of measured to expected seconds.
+is more, by some time that differs with the batch and with the drafts, as beside steps without
+drafts the host's work is hidden. So each kind of step has a correction of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from engine.spec.pace import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,9 +25,11 @@ _DECAY, _OVERALL_DECAY = 0.95, 0.98
 # And how fast it is forgotten where none of its kind follow: by this in every other step.
 _AGEING = 0.99
 _PRIOR_WEIGHT = 2.0
-# Of steps without drafts so many will do to know without what others take; nor is that forgotten,
-# as they are measured anew from time to time.
-_SURE = 4
+# Of steps without drafts so many will do to know without what others take. As they are measured
+# anew from time to time, that is not forgotten until then, and not all of it.
+_SURE, _KEPT = 4, 0.2
+# What a step counts for its kind whose difference was put down to the pace.
+_PACED_SHARE = 0.1
 # A step that takes this many times what was expected, or longer, counts as if it took just that:
 # something else had the processor.
 OUTLIER = 1.3
@@ -83,51 +87,81 @@ def _interpolate(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
     return ys[index - 1] + share * (ys[index] - ys[index - 1])
 
 
-class _Ratio:
-    """A decaying mean of measured over expected seconds."""
+class _Correction:
+    """Decaying means of measured and of expected seconds.
 
-    __slots__ = ("num_steps", "seen", "total", "weight")
+    What is above the expectation is taken to be added: the host's work, or longer texts. So a step
+    that should take longer than the mean is off by no more seconds than that, and one that should
+    take less by no larger a part. What is below is a part of it: the device is as much faster.
+    """
+
+    __slots__ = ("_expected_s", "_measured_s", "num_steps", "seen", "weight")
 
     def __init__(self) -> None:
-        self.total = self.weight = 0.0
+        self._measured_s = self._expected_s = self.weight = 0.0
         self.num_steps = 0
         self.seen = 0
         """The number of the last step that counted."""
 
-    def value(self, prior: float, ageing: float = 1.0) -> float:
-        return (ageing * self.total + _PRIOR_WEIGHT * prior) / (
-            ageing * self.weight + _PRIOR_WEIGHT
-        )
+    def seconds(self, expected_s: float) -> float:
+        """What a step takes of which the table expects this."""
+        if not self.weight:
+            return expected_s
+        mean_s = self._expected_s / self.weight
+        more_s = self._measured_s / self.weight - mean_s
+        share = expected_s / mean_s
+        return expected_s + more_s * (share if more_s < 0 else min(1.0, share))
 
-    @property
-    def mean(self) -> float:
-        """Of what was seen alone."""
-        return self.total / self.weight
+    def blended(self, expected_s: float, prior_s: float, ageing: float = 1.0) -> float:
+        """The same, if it is taken for ``prior_s`` until more is known. ageing: what is left of the
+        weight."""
+        weight = ageing * self.weight
+        found = weight * self.seconds(expected_s) + _PRIOR_WEIGHT * prior_s
+        return found / (weight + _PRIOR_WEIGHT)
 
-    def observe(self, ratio: float, decay: float, num_steps: int = 1) -> None:
-        """The same so many times."""
-        kept = decay**num_steps
-        added = (1 - kept) / (1 - decay)
-        self.total = kept * self.total + added * ratio
+    def observe(self, measured_s: float, expected_s: float, kept: float, added: float) -> None:
+        """kept: of the weight of all before."""
+        self._measured_s = kept * self._measured_s + added * measured_s
+        self._expected_s = kept * self._expected_s + added * expected_s
         self.weight = kept * self.weight + added
-        self.num_steps += num_steps
+
+    def weaken(self, share: float) -> None:
+        """Leave so much of the weight."""
+        self._measured_s *= share
+        self._expected_s *= share
+        self.weight *= share
+
+
+def _weights(decay: float, num_steps: float) -> tuple[float, float]:
+    """Kept and added, if the same happens so many times."""
+    kept: float = decay**num_steps
+    return kept, (1 - kept) / (1 - decay)
 
 
 class LearnedCosts:
-    """``StepCosts`` times what was learned of each kind of step: its batch, within a factor of two,
-    and its length, if that is even. Kinds not seen yet are taken for as much off as those seen."""
+    """``StepCosts`` and what was learned of each kind of step: its batch, within a factor of two,
+    and its length, if that is even. Kinds not seen yet are taken for as much off as those seen.
+
+    What it says is to be compared: seconds at the usual ``pace``.
+    """
 
     def __init__(self, table: StepCosts) -> None:
         assert table.lengths[0] == 0
         assert all(low < high for low, high in pairwise(table.lengths))
         self.table = table
-        self._kinds: dict[tuple[int, int], _Ratio] = {}
-        self._plain, self._drafted = _Ratio(), _Ratio()
+        self._kinds: dict[tuple[int, int], _Correction] = {}
+        self._plain, self._drafted = _Correction(), _Correction()
         self._num_steps = 0
+        self._pace = Pace()
         self._by_length: dict[int, list[float]] = {}
         """What the table says of batches seen: it is asked many times in a step."""
         self._known: dict[tuple[int, int, int], float] = {}
         """Likewise, what steps take, until more is learned."""
+
+    @property
+    def pace(self) -> float:
+        """Times as long as usual that steps take now."""
+        return self._pace.value
 
     def seconds(self, batch: int, longest: int, num_drafts: int) -> float:
         """As ``StepCosts.seconds``."""
@@ -135,7 +169,7 @@ class LearnedCosts:
         seconds = self._known.get(asked)
         if seconds is None:
             kind, length = self.table.kind(*asked)
-            seconds = self._expected(batch, length) * self._ratio(batch, kind)
+            seconds = self._corrected(batch, kind, self._expected(batch, length))
             self._known[asked] = seconds
         return seconds
 
@@ -143,10 +177,10 @@ class LearnedCosts:
         return self.seconds(batch, length, batch * length)
 
     def hopeful(self, batch: int, length: int) -> float:
-        """As ``even``, but if drafts turn out to be as much below the table as steps without them:
+        """As ``even``, but if drafts turn out to be as far from the table as steps without them:
         what is not known is worth a try."""
-        best = min(self._ratio(batch, length), self._ratio(batch, 0))
-        return best * self._expected(batch, length)
+        plain_too = self._corrected(batch, 0, self._expected(batch, length))
+        return min(self.even(batch, length), plain_too)
 
     def num_seen(self, batch: int, longest: int, num_drafts: int) -> int:
         """Steps of this kind that were measured."""
@@ -157,19 +191,27 @@ class LearnedCosts:
     def observe(
         self, batch: int, longest: int, num_drafts: int, seconds: float, num_steps: int = 1
     ) -> None:
-        """So many steps took so long each."""
+        """So many steps took so long each, at whatever pace."""
+        kind, length = self.table.kind(batch, longest, num_drafts)
+        known_s, surprise = self.seconds(batch, longest, num_drafts), OUTLIER**num_steps
         self._known.clear()
         self._num_steps += num_steps
-        kind, length = self.table.kind(batch, longest, num_drafts)
-        known = self._ratio(batch, kind)
-        ratio = seconds / self._expected(batch, length)
-        of_kind = self._kinds.setdefault(((batch - 1).bit_length(), kind), _Ratio())
-        surprise = OUTLIER**num_steps
-        ratio = min(max(ratio, known / surprise), known * surprise)
-        of_kind.observe(ratio, _DECAY, num_steps)
+        of_kind = self._kinds.setdefault(((batch - 1).bit_length(), kind), _Correction())
+        slowdown = min(max(seconds / self.pace / known_s, 1 / surprise), surprise)
+        is_paced = self._pace.observe(
+            slowdown, num_steps, of_kind.num_steps, has_drafts=num_drafts > 0
+        )
+        found_s = min(max(seconds / self.pace, known_s / surprise), known_s * surprise)
+        expected_s = self._expected(batch, length)
+        if num_drafts == 0:
+            # What steps without drafts took long ago counts less than what they take now.
+            of_kind.weaken(max(_KEPT, _AGEING ** (self._num_steps - num_steps - of_kind.seen)))
+        share = _PACED_SHARE if is_paced else 1.0
+        of_kind.observe(found_s, expected_s, *_weights(_DECAY, share * num_steps))
+        of_kind.num_steps += num_steps
         of_kind.seen = self._num_steps
         overall = self._drafted if kind else self._plain
-        overall.observe(ratio, _OVERALL_DECAY, num_steps)
+        overall.observe(found_s, expected_s, *_weights(_OVERALL_DECAY, num_steps))
 
     def _expected(self, batch: int, length: float) -> float:
         row = self._by_length.get(batch)
@@ -177,16 +219,17 @@ class LearnedCosts:
             row = self._by_length[batch] = self.table.by_length(batch)
         return _interpolate(self.table.lengths, row, length)
 
-    def _ratio(self, batch: int, kind: int) -> float:
+    def _corrected(self, batch: int, kind: int, expected_s: float) -> float:
         size = (batch - 1).bit_length()
         plain, of_kind = self._kinds.get((size, 0)), self._kinds.get((size, kind))
         knows_plain = plain is not None and plain.num_steps >= _SURE
         if kind == 0 and plain is not None and knows_plain:
-            return plain.mean
-        prior = (self._drafted if kind else self._plain).value(1.0)
+            return plain.seconds(expected_s)
+        prior_s = (self._drafted if kind else self._plain).blended(expected_s, expected_s)
         if kind and plain is not None and knows_plain:
             # Longer texts, say, make all steps of such a batch longer.
-            prior = max(prior, plain.mean)
+            prior_s = max(prior_s, plain.seconds(expected_s))
         if of_kind is None:
-            return prior
-        return of_kind.value(prior, _AGEING ** (self._num_steps - of_kind.seen))
+            return prior_s
+        ageing = _AGEING ** (self._num_steps - of_kind.seen)
+        return of_kind.blended(expected_s, prior_s, ageing)

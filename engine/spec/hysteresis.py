@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-# Drafts must be faster by so much where they are made, as what is spared without them is certain;
-# and where they are not, as going to and fro costs more than either.
-MARGIN, _MARGIN_TO_BEGIN = 1.02, 1.04
-# Where they are not, they must pay in so many steps in a row: a batch that is smaller for a moment,
-# until the next request is let in, is no reason. Twice as many each time that they were given up
-# after fewer steps than that.
-_NUM_CONVINCING, _MAX_CONVINCING, _SHORT = 3, 96, 32
+# Drafts must be faster by so much, as what is spared without them is certain.
+MARGIN = 1.02
+# The decision changes once what is lost by it adds up to this part of a step without drafts. To
+# take drafts up it must be no less than what that costs, which is the best that can be done without
+# a look into the future ("ski rental"); and twice as much each time that they were given up after
+# fewer steps than that.
+_ENOUGH, _SHORT, _MAX_FACTOR = 0.06, 32, 8
+# What the latest taking up says of what the next one costs.
+_SHARE = 0.3
+# What a step counts for, at most.
+_MAX_STEP = 0.5
+# And so many steps in a row: a batch that is smaller for a moment, until the next request is let
+# in, is no reason.
+_NUM_CONVINCING = 3
 
 
 class Hysteresis:
@@ -17,54 +24,54 @@ class Hysteresis:
     def __init__(self) -> None:
         self.is_drafting = True
         """Drafts are made, or will be as soon as requests decode again."""
+        self._lost = 0.0
+        """By the decision as it is, in steps without drafts."""
+        self._cost = 0.0
+        """Of taking drafts up, in steps without drafts."""
+        self._factor = 1
         self._num_drafted = 0
         """Steps with drafts since they were taken up."""
-        self._num_needed = _NUM_CONVINCING
-        self._is_tempted = self._is_refused = False
-        """Drafts would pay in the step that is planned now, though they are not made; or would not.
-        """
         self._num_tempted = 0
-        """Steps in a row of which the former was so."""
+        """Steps in a row in which drafts would have paid, though they are not made."""
 
-    @property
-    def margin(self) -> float:
-        return MARGIN if self.is_drafting else _MARGIN_TO_BEGIN
-
-    @property
-    def is_tempted(self) -> bool:
-        return self._is_tempted
-
-    def allows_drafts(self, *, is_clear: bool = False) -> bool:
-        """They pay in the step that is planned now: whether to make them. is_clear: they pay so
-        well that it does not matter how it was last time."""
+    def planned(self, gain: float, *, has_drafts: bool, has_newcomers: bool = False) -> None:
+        """A step was, of a batch that is ``gain`` times as fast with drafts as without, as far as
+        is known. Where newcomers make the batch another one, that convinces nobody."""
+        self._num_drafted += has_drafts
+        more = min(gain - MARGIN, _MAX_STEP)
         if self.is_drafting:
-            return True
-        self._is_tempted = True
-        return self._num_tempted >= (_NUM_CONVINCING if is_clear else self._num_needed)
+            self._lost = max(0.0, self._lost - more)
+            if self._lost > _ENOUGH:
+                self._give_up()
+            return
+        if has_newcomers:
+            return
+        self._lost = max(0.0, self._lost + more)
+        self._num_tempted = self._num_tempted + 1 if more > 0 else 0
+        if (
+            self._lost > self._factor * max(_ENOUGH, self._cost)
+            and self._num_tempted >= _NUM_CONVINCING
+        ):
+            self._take_up()
 
-    def refuse(self) -> None:
-        """They do not pay in the step that is planned now."""
-        self._is_refused = True
+    @property
+    def takes_up(self) -> bool:
+        """Whether the next step with drafts is the first since others had none."""
+        return self._num_drafted == 0
 
-    def planned(self, *, has_drafts: bool, has_newcomers: bool = False) -> None:
-        """A step was. Without drafts, though they pay, it had no room for them. Where newcomers
-        make the batch another one, what would pay convinces nobody."""
-        if not has_newcomers:
-            self._num_tempted = self._num_tempted + 1 if self._is_tempted else 0
-        if self._is_refused and self.is_drafting and not has_drafts:
-            self._give_up()
-        self._is_tempted = self._is_refused = False
+    def took_up(self, cost: float) -> None:
+        """In that step so much was lost, in steps without drafts."""
+        self._cost += _SHARE * (max(0.0, cost) - self._cost)
 
-    def drafted(self, num_steps: int = 1) -> None:
-        """So many steps had drafts."""
+    def _take_up(self) -> None:
         self.is_drafting = True
-        self._num_tempted = 0
-        self._num_drafted += num_steps
+        self._lost = 0.0
+        self._num_tempted = self._num_drafted = 0
 
     def _give_up(self) -> None:
         self.is_drafting = False
+        self._lost = 0.0
         if self._num_drafted >= _SHORT:
-            self._num_needed = _NUM_CONVINCING
+            self._factor = 1
         elif self._num_drafted:
-            self._num_needed = min(2 * self._num_needed, _MAX_CONVINCING)
-        self._num_drafted = 0
+            self._factor = min(2 * self._factor, _MAX_FACTOR)

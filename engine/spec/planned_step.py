@@ -25,12 +25,20 @@ class PlannedStep:
     """It overlaps with the one before, but the next one waited for it: its time is only a part of
     what a step takes."""
     follows_probe: bool = False
+    takes_up: bool = False
+    """The first with drafts, after others where none were made."""
+    saving_s: float = 0.0
+    """What drafts would save if it has none, as far as is known."""
+    num_tokens: int = 0
+    """That its requests gained: fewer than were right, where an answer ended; 0 if not known."""
     was_awaited: bool = False
     """It was planned only when the step before was over, in the hope of drafts."""
     num_new: int = 0
     """Requests that came with it."""
     exposed_s: float = 0.0
     """From the end of the step before to its launch, when the device had nothing to do."""
+    drafting_s: float = 0.0
+    """Of that, to make its drafts."""
     follows_others: bool = False
     """The step before did more than to decode."""
 

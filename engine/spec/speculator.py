@@ -7,21 +7,24 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.spec.adaptive import HOLDS, AdaptiveLength
+from engine.spec.adaptive import AdaptiveLength
 from engine.spec.config import NETWORK_METHODS
+from engine.spec.experience import HOLDS
+from engine.spec.fixed import FixedLength
 from engine.spec.network import NetworkProposer
 from engine.spec.ngram import NgramProposer
 from engine.spec.planned_step import PlannedStep
 from engine.spec.suffix import SuffixProposer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container
+    from collections.abc import Callable, Collection, Container, Sequence
     from typing import Protocol
 
     from engine.request import Request
     from engine.scheduler.plan import Runner, StepPlan, StepResult
     from engine.spec.base import Proposer
     from engine.spec.config import SpeculativeConfig
+    from engine.spec.fixed import DraftLength
 
     class Grammars(Protocol):
         """What ``engine.constraints.Constraints`` knows of drafts."""
@@ -75,6 +78,8 @@ class Speculator:
         its batch."""
         self._collected: deque[tuple[PlannedStep, float, StepPlan, StepResult, set[str]]] = deque()
         """Steps that are over, each with its seconds; nothing was learned of them yet."""
+        self._drafting_s = 0.0
+        """What it took to make the drafts of the step that is planned now."""
         self._is_probe = self._waited = False
         self._paid = False
         """Whether the last drafts of a free proposer were worth a check."""
@@ -87,9 +92,11 @@ class Speculator:
         if config is not None:
             self._proposer = proposer or create_proposer(config, runner)
             self._max_tokens = self._max_forced = config.num_tokens
-        # A network drafts as much for all, whatever it knows of each.
-        by_request = self._proposer is not None and self._proposer.is_free
-        self._adaptive = AdaptiveLength(runner.step_costs, by_request=by_request)
+        self._adaptive: DraftLength = FixedLength()
+        if runner.step_costs is not None:
+            # A network drafts as much for all, whatever is known of each.
+            by_request = self._proposer is not None and self._proposer.is_free
+            self._adaptive = AdaptiveLength(runner.step_costs, by_request=by_request)
 
     def begin(self, *, goes_on: bool) -> None:
         """A step begins. goes_on: there was work all along, so what it takes includes all since the
@@ -132,6 +139,7 @@ class Speculator:
     def propose(self, running: Collection[Request]) -> None:
         """Drafts for the next step; every token of the requests that get some is known."""
         self._is_probe = False
+        self._drafting_s = 0.0
         self._forced = set()
         for request in self._drafted:
             request.draft_token_ids = []
@@ -197,11 +205,13 @@ class Speculator:
             del request.draft_token_ids[length:]
 
     def _draft(self, proposer: Proposer, asked: dict[Request, int]) -> None:
+        began_s = self._clock()
         drafts = proposer.propose(list(asked.items()))
         for request, draft in zip(asked, drafts, strict=True):
             request.draft_token_ids = (
                 self._grammars.legal_prefix(request, draft) if request.constrained else draft
             )
+        self._drafting_s = self._clock() - began_s
 
     def planned(self, plan: StepPlan, num_tokens: int, *, overlaps: bool) -> None:
         """What the step does, to be learned from when it is over. num_tokens: of the plan;
@@ -230,23 +240,19 @@ class Speculator:
             was_awaited=self._waited,
             num_new=len(plan.admissions),
             exposed_s=0.0 if overlaps else self._clock() - max(self._began_s, self._collected_s),
+            drafting_s=self._drafting_s,
         )
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
 
-    def collected(self, result: StepResult) -> None:
-        """The oldest step is over."""
+    def collected(self, result: StepResult, moved: Sequence[tuple[Request, list[int]]]) -> None:
+        """The oldest step is over. moved: what each request gained by it."""
         if self._proposer is None:
             return
         now = self._clock()
         planned = self._planned.popleft()
         if isinstance(planned, int):
-            rest = self._rest
-            # Of a rest that is over, the last step may end in the next one, of another batch.
-            if planned == rest.batch and (self._planned or not rest.overlaps):
-                rest.seconds.append(now - self._collected_s)
-                if len(rest.seconds) == HOLDS:
-                    self._observe_rest()
+            self._collected_at_rest(planned, now - self._collected_s)
             self._collected_s = now
             return
         self._observe_rest()
@@ -255,7 +261,22 @@ class Speculator:
         self._collected_s = now
         if step.overlaps and not self._planned:
             step.is_last = True
+        step.num_tokens = sum(len(token_ids) for _, token_ids in moved)
         self._collected.append((step, seconds, plan, result, forced))
+
+    def _collected_at_rest(self, batch: int, seconds: float) -> None:
+        """A step without drafts is over, of a rest that may be over, too."""
+        rest = self._rest
+        follower = self._planned[0] if self._planned else None
+        # Of the last one of those that overlap, the time is only a part of what a step takes; and
+        # what the host does for the prompts of the next one is a part of it.
+        is_whole = not rest.overlaps if follower is None else isinstance(follower, int)
+        if isinstance(follower, tuple):
+            is_whole = follower[0].only_decodes
+        if batch == rest.batch and is_whole:
+            rest.seconds.append(seconds)
+            if len(rest.seconds) == HOLDS:
+                self._observe_rest()
 
     def learn(self, unfinished: Container[str]) -> None:
         """From the steps that are over; it need not be at once. unfinished: the requests that

@@ -87,6 +87,8 @@ def run(
         raise ConfigError("--most needs --replay: it asks what is added to an engine's own pace")
     if target.has_floor and manner.uses_websocket:
         raise ConfigError("--floor is measured over SSE, not with --websocket")
+    if manner.uses_responses and manner.uses_websocket:
+        raise ConfigError("--responses is measured over SSE, not with --websocket")
     if target.through is not None and manner.resumable:
         raise ConfigError("--resumable is Sluice's own: a proxy --through does not know it")
     if manner.leaving and manner.resumable:

@@ -7,14 +7,14 @@ import itertools
 import math
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
 
 from gateway.bench.aborts import Aborts
 from gateway.bench.process import Memory, Processes
-from gateway.bench.stream import HttpStream, Prompt, Reader, Sample, Stream
+from gateway.bench.stream import HttpStream, Prompt, Reader, ResponsesStream, Sample, Stream
 from gateway.bench.websocket import SocketStream
 from gateway.commands.database import Address
 from gateway.errors import ClientError
@@ -62,6 +62,8 @@ class Manner(msgspec.Struct, frozen=True, kw_only=True):
     replay_tokens_per_s: float | None = None
     """As in ``Target``."""
     uses_websocket: bool = False
+    uses_responses: bool = False
+    """Asks ``/v1/responses``, not ``/v1/chat/completions``."""
     resumable: bool = False
     """Streams are logged, to be read on after a broken connection."""
     stalled: float = 0.0
@@ -152,7 +154,11 @@ class Load:
 
     async def _connect(self, *, stalls: bool = False) -> Stream:
         loop = asyncio.get_running_loop()
-        make = SocketStream if self._manner.uses_websocket else HttpStream
+        make: Callable[[Address], Stream] = HttpStream
+        if self._manner.uses_websocket:
+            make = SocketStream
+        elif self._manner.uses_responses:
+            make = ResponsesStream
         try:
             where = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
             family, kind, proto, _, place = where[0]

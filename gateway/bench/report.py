@@ -27,6 +27,7 @@ def _streaming(model: str, manner: Manner, rows: Sequence[tuple[str, Level]]) ->
     interval_ms = 0.0 if pace is None else 1000 / pace
     said = "" if pace is None else f", {pace:g} tokens/s a stream"
     way = "WebSocket" if manner.uses_websocket else "SSE"
+    way += " of Responses" if manner.uses_responses else ""
     way += ", resumable" if manner.resumable else ""
     table = Table(
         title=f"{model} over {way}, {manner.max_tokens} tokens an answer{said}; p50 / p99",

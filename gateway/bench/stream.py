@@ -199,14 +199,37 @@ class _Chunk(msgspec.Struct, frozen=True):
     error: _Error | None = None
 
 
+class _ResponseUsage(msgspec.Struct, frozen=True):
+    output_tokens: int
+
+
+class _Response(msgspec.Struct, frozen=True):
+    id: str
+    usage: _ResponseUsage | None = None
+    error: _Error | None = None
+
+
+class _Event(msgspec.Struct, frozen=True):
+    """As much of an event of a response as is measured."""
+
+    type: str = ""
+    response: _Response | None = None
+    error: _Error | None = None
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+
 class HttpStream(Stream):
     """Server-sent events of ``/v1/chat/completions``, over a connection that is kept alive."""
+
+    path = "/v1/chat/completions"
 
     def __init__(self, address: Address) -> None:
         super().__init__()
         self._host = urlsplit(address.url).netloc
         self._key = address.key
-        self._decoder = msgspec.json.Decoder(_Chunk)
         self._parser: httptools.HttpResponseParser | None = None
         self._buffer = b""
 
@@ -215,16 +238,18 @@ class HttpStream(Stream):
 
     def _ask(self, prompt: Prompt) -> bytes:
         self._parser, self._buffer = httptools.HttpResponseParser(self), b""
-        options = {"stream": True, "stream_options": {"include_usage": True}}
-        body = msgspec.json.encode(prompt.fields() | options)
+        body = msgspec.json.encode(self._body(prompt))
         head = (
-            "POST /v1/chat/completions HTTP/1.1\r\n"
+            f"POST {self.path} HTTP/1.1\r\n"
             f"Host: {self._host}\r\n"
             f"Authorization: Bearer {self._key}\r\n"
             "Content-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body
+
+    def _body(self, prompt: Prompt) -> dict[str, object]:
+        return prompt.fields() | {"stream": True, "stream_options": {"include_usage": True}}
 
     def data_received(self, data: bytes) -> None:
         if self._parser is not None:
@@ -237,7 +262,7 @@ class HttpStream(Stream):
         for event in events:
             for line in event.split(b"\n"):
                 if line.startswith(b"data: ") and line != b"data: [DONE]":
-                    self._on_chunk(self._decoder.decode(line[6:]))
+                    self._on_data(line[6:])
 
     def on_message_complete(self) -> None:
         assert self._parser is not None
@@ -246,7 +271,8 @@ class HttpStream(Stream):
             self._sample.error = f"HTTP {status}: {self._buffer.decode(errors='replace')[:200]}"
         self._end()
 
-    def _on_chunk(self, chunk: _Chunk) -> None:
+    def _on_data(self, data: bytes) -> None:
+        chunk = _decode_chunk(data)
         if chunk.error is not None:
             self._sample.error = chunk.error.message
         if chunk.usage is not None:
@@ -254,3 +280,32 @@ class HttpStream(Stream):
         if chunk.choices and chunk.choices[0].delta.content:
             self._sample.request_id = chunk.id.rpartition("-")[2]
             self._on_text()
+
+
+class ResponsesStream(HttpStream):
+    """Server-sent events of ``/v1/responses``."""
+
+    path = "/v1/responses"
+
+    def _body(self, prompt: Prompt) -> dict[str, object]:
+        fields = prompt.fields()
+        fields["input"] = fields.pop("messages")
+        fields["max_output_tokens"] = fields.pop("max_tokens")
+        return fields | {"stream": True, "store": False}
+
+    def _on_data(self, data: bytes) -> None:
+        event = _decode_event(data)
+        if event.type == "response.output_text.delta":
+            self._on_text()
+        elif event.error is not None:
+            self._sample.error = event.error.message
+        elif event.response is not None:
+            self._on_response(event.response)
+
+    def _on_response(self, response: _Response) -> None:
+        """As it stands."""
+        self._sample.request_id = response.id.partition("_")[2]
+        if response.usage is not None:
+            self._sample.tokens = response.usage.output_tokens
+        if response.error is not None:
+            self._sample.error = response.error.message

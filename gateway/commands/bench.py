@@ -30,6 +30,9 @@ Replay = Annotated[
 WebSocket = Annotated[
     bool, typer.Option("--websocket", help="Use the WebSocket /v1/chat in place of SSE.")
 ]
+UsesResponses = Annotated[
+    bool, typer.Option("--responses", help="From /v1/responses, not /v1/chat/completions.")
+]
 Duration = Annotated[
     float | None, typer.Option(min=1, help="Seconds for each level, in place of --requests.")
 ]
@@ -80,6 +83,7 @@ def bench(
     max_tokens: MaxTokens = 64,
     replay: Replay = None,
     websocket: WebSocket = False,
+    responses: UsesResponses = False,
     duration: Duration = None,
     stalled: Stalled = 0.0,
     leaving: Leaving = 0.0,
@@ -113,6 +117,7 @@ def bench(
         max_tokens=max_tokens,
         replay_tokens_per_s=replay,
         uses_websocket=websocket,
+        uses_responses=responses,
         resumable=resumable,
         stalled=stalled,
         leaving=leaving,

@@ -30,7 +30,13 @@ from gateway.response_run import ResponseRun
 from gateway.response_streaming import ResponseEventStream, record
 from gateway.responses import Responses
 from gateway.routes import answers
-from gateway.schemas.responses import DeletedResponse, InputItemList, ResponseRequest
+from gateway.schemas.responses import (
+    DeletedResponse,
+    InputItemList,
+    InputTokens,
+    ResponseFields,
+    ResponseRequest,
+)
 from gateway.streaming import FollowingEventStream
 from gateway.streams import Streams
 
@@ -39,6 +45,7 @@ MAX_LIMIT = 100
 """Input items of one page."""
 
 _decoder = msgspec.json.Decoder(ResponseRequest)
+_fields_decoder = msgspec.json.Decoder(ResponseFields)
 _items_decoder: msgspec.json.Decoder[list[dict[str, Any]]] = msgspec.json.Decoder(
     list[dict[str, Any]]
 )
@@ -56,10 +63,8 @@ class ResponseRoutes:
         one = f"{PATH}/{{response_id}}"
         return [
             Route(PATH, self.create, methods=["POST"]),
-            *(
-                Route(f"{PATH}/{name}", _not_served, methods=["GET", "POST"])
-                for name in ("input_tokens", "compact")
-            ),
+            Route(f"{PATH}/input_tokens", self.count, methods=["POST"]),
+            Route(f"{PATH}/compact", _not_served, methods=["GET", "POST"]),
             Route(one, self.retrieve, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
@@ -71,7 +76,10 @@ class ResponseRoutes:
         body = bodies.decode(_decoder, await request.body())
         resumable = answers.is_resumable(request, field=body.resumable, stream=body.stream)
         if body.background and body.store is False:
-            raise InvalidRequestError("Only allowed when the response is stored.", param="store")
+            raise InvalidRequestError(
+                "Must not be false where background is true: such a response is fetched later.",
+                param="store",
+            )
         if body.stream_options is not None and not body.stream:
             raise InvalidRequestError("Only allowed when stream is true.", param="stream_options")
         known = context.of(request.scope)
@@ -102,6 +110,17 @@ class ResponseRoutes:
         finally:
             run.close()
 
+    async def count(self, request: Request) -> Response:
+        answers.check_media_type(request)
+        fields = bodies.decode(_fields_decoder, await request.body())
+        principal = context.principal_of(request.scope)
+        num_tokens = await until_disconnect(
+            request.receive,
+            self._responses.count(fields, principal=principal),
+            context.of(request.scope).departure,
+        )
+        return _json(msgspec.json.encode(InputTokens(input_tokens=num_tokens)))
+
     async def retrieve(self, request: Request) -> Response:
         _check_include(request)
         tenant_id = context.principal_of(request.scope).tenant.id
@@ -118,8 +137,8 @@ class ResponseRoutes:
             reader = await self._streams.follow(response_id, tenant_id, kind="sse", after=after + 1)
         except StreamNotFound:
             raise Gone(
-                "Its events are not kept, or not any more: ask for background or resumable when "
-                "you create it. Retrieve it without stream.",
+                "The events of this response are not kept, or not any longer: they are kept for a "
+                "while if it is created with background or resumable. Retrieve it without stream.",
                 code="response_events_gone",
             ) from None
         return FollowingEventStream(reader, heartbeat_s=self._heartbeat_s)

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from engine.client import EngineClient
 from engine.errors import EngineDead
 from engine.tokenizer import Tokenizer
-from gateway import bodies, context, text_prompt
+from gateway import bodies, context, text_prompt, tool_use
 from gateway.admission import Admission
 from gateway.errors import InvalidRequestError, UnsupportedParameter
 from gateway.routes import answers
@@ -120,13 +120,14 @@ def _tools(body: TokenizeRequest, admission: Admission) -> list[dict[str, Any]] 
         return None
     if admission.tools.format is None:
         raise UnsupportedParameter("This server's model knows no tools.", param="tools")
+    tools: list[FunctionTool] = []
     for index, tool in enumerate(body.tools):
         if not isinstance(tool, FunctionTool):
             raise UnsupportedParameter(
                 "Only tools of the type function are supported.", param=f"tools[{index}].type"
             )
-    plain: list[dict[str, Any]] = msgspec.to_builtins(body.tools)
-    return plain
+        tools.append(tool)
+    return tool_use.shown_to_model(tools)
 
 
 def _names(token_ids: list[int], tokenizer: Tokenizer) -> list[str]:

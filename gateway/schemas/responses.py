@@ -243,6 +243,13 @@ class InputItemList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
 
 
+class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of ``POST /v1/responses/input_tokens``."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
 class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of ``DELETE /v1/responses/{id}``."""
 

@@ -11,6 +11,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from grammar.errors import InvalidGrammar
+from grammar.schema.checker import Checker
 from grammar.schema.forms import CONSTRAINTS, subschemas
 from grammar.schema.paths import ROOT, child
 
@@ -30,7 +31,9 @@ class Document:
     """
 
     def __init__(self, root: Schema, path: str = ROOT) -> None:
-        self.root = root
+        if isinstance(root, dict) and _changes_class(root):
+            root = {keyword: value for keyword, value in root.items() if keyword != "$schema"}
+        self.root: Schema = root
         self.path = path
         self.merges = False
         """Whether an engine will have to merge several schemas into one."""
@@ -40,7 +43,7 @@ class Document:
         # An explicit registry, because the default one fetches what it does not know.
         registry: Registry[Any] = Registry().with_resource(uri, resource)
         self._resolver = registry.resolver(base_uri=uri)
-        self._validator = jsonschema.Draft202012Validator(
+        self._validator = Checker(
             root,
             registry=registry,
             format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
@@ -116,6 +119,12 @@ class Document:
             key = part.replace("~1", "/").replace("~0", "~")
             path = child(path, int(key)) if key.isdigit() else child(path, key)
         return path
+
+
+def _changes_class(schema: dict[str, Any]) -> bool:
+    """Whether the library would go on with another class where a reference leads to the schema: to
+    the one for the draft that it names."""
+    return jsonschema.validators.validator_for(schema, default=Checker) is not Checker
 
 
 def _is_merged(schema: dict[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import unquote
 
 from grammar.schema.forms import CONSTRAINTS, IN_LIST, IN_MAP, IN_SCHEMA
 
@@ -19,18 +20,24 @@ OLD_SPELLING = re.compile(
 
 
 _NEVER_NULL = (CONSTRAINTS - {"const"}) | IN_MAP | {"description", "examples", "title"}
+_MOVED = {"items": "prefixItems", "additionalItems": "items"}
+"""Keywords of a tuple, and what they are called now."""
 
 
 def modern(schema: Any) -> Any:
     """The same schema in the words of draft 2020-12; what is no schema is left as it is."""
+    return _modern(schema, schema)
+
+
+def _modern(schema: Any, root: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     found = {
-        keyword: _modern_value(keyword, value)
+        keyword: _modern_value(keyword, value, root)
         for keyword, value in schema.items()
         if value is not None or keyword not in _NEVER_NULL
     }
-    if isinstance(found.get("items"), list) and "prefixItems" not in found:
+    if _has_tuple(found):
         _respell_tuple(found)
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if isinstance(found.get(exclusive), bool):
@@ -38,14 +45,44 @@ def modern(schema: Any) -> Any:
     return found
 
 
-def _modern_value(keyword: str, value: Any) -> Any:
+def _modern_value(keyword: str, value: Any, root: Any) -> Any:
     if keyword in IN_SCHEMA or keyword == "additionalItems":
-        return [*map(modern, value)] if isinstance(value, list) else modern(value)
+        return (
+            [_modern(sub, root) for sub in value]
+            if isinstance(value, list)
+            else _modern(value, root)
+        )
     if keyword in IN_LIST and isinstance(value, list):
-        return [*map(modern, value)]
+        return [_modern(sub, root) for sub in value]
     if keyword in IN_MAP and isinstance(value, dict):
-        return {name: modern(sub) for name, sub in value.items()}
+        return {name: _modern(sub, root) for name, sub in value.items()}
+    if keyword == "$ref" and isinstance(value, str):
+        return _modern_reference(value, root)
     return value
+
+
+def _modern_reference(reference: str, root: Any) -> str:
+    """A pointer to the same schema, which may be in a tuple."""
+    start, *steps = reference.split("/")
+    if start != "#":
+        return reference
+    node, moved = root, [start]
+    for step in steps:
+        moved.append(_MOVED.get(step, step) if _has_tuple(node) else step)
+        node = _member(node, unquote(step).replace("~1", "/").replace("~0", "~"))
+    return "/".join(moved)
+
+
+def _member(node: Any, key: str) -> Any:
+    if isinstance(node, dict):
+        return node.get(key)
+    is_item = isinstance(node, list) and key.isdecimal() and int(key) < len(node)
+    return node[int(key)] if is_item else None
+
+
+def _has_tuple(node: Any) -> bool:
+    is_schema = isinstance(node, dict) and "prefixItems" not in node
+    return is_schema and isinstance(node.get("items"), list)
 
 
 def _respell_tuple(schema: dict[str, Any]) -> None:

@@ -5,11 +5,11 @@ size of the whole. ``jsonschema`` can tell too, but takes a hundred times as lon
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from grammar.errors import GrammarTooLarge, InvalidGrammar
+from grammar.schema import ecma
 from grammar.schema.paths import ROOT, child
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
@@ -198,11 +198,9 @@ def _regex(value: Any) -> str | None:
     if not isinstance(value, str):
         return "a regular expression"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # doubtful, yet valid
-            re.compile(value)
-    except (re.error, OverflowError, RecursionError):
-        return "a regular expression"
+        ecma.check(value)
+    except ecma.Unreadable as error:
+        return f"a regular expression ({error})"
     return None
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 from typing import Any
 
+from grammar.schema import ecma
 from grammar.schema.arrays import COMBINATORS
 from grammar.schema.document import Schema
 from grammar.schema.paths import child
@@ -112,7 +112,7 @@ class _Members:
             lowered = scope.sub(sub, "patternProperties", source)
             self._patterns[_anchored(Pattern.parse(source).full)] = lowered
             for name in self._properties:
-                if re.search(source, name):
+                if ecma.matches(source, name):
                     self._properties[name] = _both(self._properties[name], lowered)
         scope.enforce("patternProperties")
 

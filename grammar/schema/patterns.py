@@ -1,10 +1,10 @@
 """Regular expressions of JSON Schema, brought to one meaning that every engine shares.
 
-JSON Schema means ECMA-262, the ``jsonschema`` validator runs Python's ``re``, and the grammar
-engines run Rust's ``regex`` or their own. They disagree about ``\\d \\w \\s .`` and their negations
-outside ASCII, about ``$`` before a final newline, and about what is a literal. ``Pattern`` accepts
-only what ECMA-262 and Python both read, and emits an expression that matches the whole string and
-whose language lies inside both readings.
+JSON Schema means ECMA-262, documents are checked with Python's libraries (``ecma``), and the
+grammar engines run Rust's ``regex`` or their own. They disagree about ``\\d \\w \\s .`` and their
+negations outside ASCII, about ``$`` before a final newline, about characters new to Unicode, and
+about what is a literal. ``Pattern`` accepts only what ECMA-262 and Python both read, and emits an
+expression that matches the whole string and whose language lies inside both readings.
 
 It emits two: ``full`` matches the string's value; ``json`` matches its text between the quotes in
 a JSON document, for engines that paste a pattern there, and never needs an escape.
@@ -13,9 +13,10 @@ a JSON document, for engines that paste a pattern there, and never needs an esca
 from __future__ import annotations
 
 import re
-import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from grammar.schema import ecma, unicode_properties
 
 MAX_EXPANDED_SIZE = 5_000
 """Largest size of a pattern with its counted repetitions written out."""
@@ -77,11 +78,9 @@ class Pattern:
     def parse(cls, source: str) -> Pattern:
         """Raises ``PatternError``."""
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)
-                re.compile(source)
+            ecma.check(source)
             node = _Parser(source).parse()
-        except (re.error, OverflowError) as error:
+        except ecma.Unreadable as error:
             raise PatternError(f"not a regular expression: {error}") from None
         except RecursionError:
             raise PatternError("nested too deeply") from None
@@ -218,12 +217,13 @@ class _Parser:
     def _group(self) -> _Node:
         start = self._at - 1
         if self._peek() == "?":
-            self._at += 1
-            if self._take() != ":":
+            head = re.compile(r"\?(:|<[^=!>][^>]*>)").match(self._source, self._at)
+            if head is None:
                 raise PatternError(
-                    f"the group at position {start}: only (...) and (?:...) can be enforced, "
-                    "not look-around, names or flags"
+                    f"the group at position {start}: only (...), (?:...) and (?<name>...) can be "
+                    "enforced, not look-around or flags"
                 )
+            self._at = head.end()
         node = self._choice()
         if self._peek() != ")":
             raise PatternError(f"unclosed '(' at position {start}")
@@ -237,12 +237,18 @@ class _Parser:
             found = _CLASSES[char]
             json = f"[{found.json}]" if found.json else None
             return _Text(f"[{found.inside}]", json, 1, exact=False)
+        if char in "pP":
+            return _Text(f"[{self._property(char, start).inside}]", None, 1, exact=False)
         if char in "bB":
             raise PatternError(f"a word boundary at position {start} cannot be enforced")
         return _char(self._escaped_char(char, start))
 
     def _escaped_char(self, char: str, start: int) -> str:
         """The character that an escape stands for, ``char`` being the one after the backslash."""
+        if char == "u" and self._peek() == "{":
+            return chr(int(self._braced(start), 16))
+        if char == "c":
+            return chr(ord(self._take()) % 32)
         if char in "xu":
             digits = self._source[self._at : self._at + (2 if char == "x" else 4)]
             self._at += len(digits)
@@ -256,6 +262,24 @@ class _Parser:
         if char.isascii() and char.isalnum():
             raise PatternError(f"the escape '\\{char}' at position {start}")
         return char
+
+    def _property(self, char: str, start: int) -> _Class:
+        """The class of ``\\p{...}`` or ``\\P{...}``. Characters that are not assigned belong to
+        neither, as a newer Unicode may assign them."""
+        name = self._braced(start)
+        if name not in unicode_properties.NAMES:
+            raise PatternError(f"the property '{name}' at position {start} cannot be enforced")
+        having, lacking = rf"\p{{{name}}}", rf"\P{{{name}}}"
+        if char == "p":
+            return _Class(having, rf"{having}\p{{Cn}}", "", "")
+        return _Class(rf"[^{having}\p{{Cn}}]", lacking, "", "")
+
+    def _braced(self, start: int) -> str:
+        end = self._source.find("}", self._at)
+        if self._peek() != "{" or end < 0:
+            raise PatternError(f"the escape at position {start}: write its name in braces")
+        text, self._at = self._source[self._at + 1 : end], end + 1
+        return text
 
     def _brackets(self) -> _Node:
         start = self._at - 1
@@ -300,6 +324,8 @@ class _Parser:
             char = self._take()
             if char in _CLASSES:
                 return _CLASSES[char]
+            if char in "pP":
+                return self._property(char, start)
             char = "\b" if char == "b" else self._escaped_char(char, start)
         return _no_surrogate(char)
 

@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-// The cache as [tokens / 8, heads, panels, 8 tokens, 64], to be copied in boxes of 16 tokens a head.
+// The cache as [tokens / 8, heads, panels, 8 tokens, 64], copied in boxes of 16 tokens of a head.
 cudaError_t describe_cache(CUtensorMap& map, const void* cache, const PrefillParams& p, bool bf16,
                            int head_dim) {
   const auto encode = tensor_map_encoder();

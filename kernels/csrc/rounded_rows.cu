@@ -12,16 +12,6 @@ namespace {
 constexpr float kLargest = 448.f;   // of e4m3
 constexpr float kMinScale = 1e-12f;  // of a row of zeros
 
-__device__ __forceinline__ float block_max(float x) {
-  __shared__ float largest[32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  x = warp_max(x);
-  if (lane == 0) largest[warp] = x;
-  __syncthreads();
-  x = lane < blockDim.x / 32 ? largest[lane] : 0.f;
-  return warp_max(x);
-}
-
 // What makes the rows. This takes them as they are.
 template <typename T>
 struct Given {

@@ -12,15 +12,20 @@ constexpr int kRowVectors = 4;  // most of a row that one thread holds
 
 inline int row_threads(int vectors) { return min(1024, (vectors + 31) / 32 * 32); }
 
-__device__ __forceinline__ float block_sum(float x) {
-  __shared__ float sums[32];
+// A maximum only of what is not negative: lanes beyond the last warp bring 0.
+template <float (*kAcrossWarp)(float)>
+__device__ __forceinline__ float across_block(float x) {
+  __shared__ float warps[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  x = warp_sum(x);
-  if (lane == 0) sums[warp] = x;
+  x = kAcrossWarp(x);
+  if (lane == 0) warps[warp] = x;
   __syncthreads();
-  x = lane < blockDim.x / 32 ? sums[lane] : 0.f;
-  return warp_sum(x);
+  x = lane < blockDim.x / 32 ? warps[lane] : 0.f;
+  return kAcrossWarp(x);
 }
+
+__device__ __forceinline__ float block_sum(float x) { return across_block<warp_sum>(x); }
+__device__ __forceinline__ float block_max(float x) { return across_block<warp_max>(x); }
 
 // Two neighbours, rounded by one instruction: one by one they take more time than their arithmetic.
 template <typename T>

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from msgspec.structs import replace
 from openai import AsyncOpenAI
 
 from engine.demo import MODEL_DIR
@@ -135,18 +136,24 @@ async def test_they_share_the_port_the_engine_and_the_ledger(tmp_path: Path, pg_
 
 
 @pytest.mark.asyncio
-async def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, pg_dsn: str) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_worker_that_dies_or_hangs_is_replaced(
+    tmp_path: Path, pg_dsn: str, how: signal.Signals
+) -> None:
     config = make_config(tmp_path, pg_dsn)
+    config = replace(config, server=replace(config.server, worker_hang_timeout_s=4.0))
     key = await make_key(config)
     async with serving(config) as url:
         before = {worker.pid for worker in workers_here()}
         victim = min(before)
-        os.kill(victim, signal.SIGKILL)
+        os.kill(victim, how)
         async with asyncio.timeout(60):
             while len(now := {w.pid for w in workers_here()} - {victim}) < NUM_WORKERS:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert len(now & before) == NUM_WORKERS - 1
-        assert "Paris" in await ask(url, key)
+        assert not psutil.pid_exists(victim)
+        for _ in range(8):
+            assert "Paris" in await ask(url, key)
 
 
 async def count_of(url: str, key: str, sample: str) -> float:

@@ -82,6 +82,30 @@ class TestServing:
             assert offered > reads > 1
             assert stream.num_generated_tokens == 40
 
+    async def test_what_a_divert_puts_off_wakes_nobody_until_it_is_offered_again(self) -> None:
+        async with running() as client:
+            stream = client.submit(request("slow", max_tokens=40))
+            taken, changes, is_due = list[int](), list[bool](), False
+
+            def divert(output: RequestOutput, now: float) -> bool | None:
+                if is_due:
+                    taken.extend(output.new_token_ids)
+                return True if is_due else None
+
+            stream.divert = divert
+            stream.on_change = lambda: changes.append(stream.is_finished)
+            stream.divert_pending(0.0)  # nothing waits
+            await until(lambda: stream.num_generated_tokens >= 5)
+            assert not changes
+            is_due = True
+            stream.divert_pending(time.monotonic())
+            assert len(taken) == stream.num_generated_tokens, "all in one"
+            assert not stream.is_readable
+            is_due = False
+            await until(lambda: stream.is_finished)
+            assert changes == [True], "the end is not put off"
+            assert taken + await read(stream) == expected_tokens([1, 2, 3], 40)
+
     async def test_a_change_is_told_of_once_however_much_is_merged_into_it(self) -> None:
         async with running() as client:
             stream = client.submit(request("slow", max_tokens=30))

@@ -63,6 +63,15 @@ async def test_a_long_chat_is_counted_unless_it_is_surely_too_long(model_dir: Pa
     assert caught.value.param == "messages"
 
 
+@pytest.mark.asyncio
+async def test_special_tokens_in_a_message_are_read_as_the_readme_says(model_dir: Path) -> None:
+    made = prompts(model_dir, "{{ messages[0].content }}")
+    tokenizer = Tokenizer.load(model_dir)
+    name = tokenizer.decode([min(tokenizer.special_ids)], skip_special_tokens=False)
+    messages = msgspec.convert(chat_body(f"a{name}b"), ChatCompletionRequest).messages
+    assert min(tokenizer.special_ids) in (await made.encode(messages, tenant=TENANT)).token_ids
+
+
 def test_variables_need_both_the_operator_and_the_template(model_dir: Path) -> None:
     made = prompts(model_dir, THINKING, "enable_thinking", "thinking")
     given = request(chat_template_kwargs={"enable_thinking": False})

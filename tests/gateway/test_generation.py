@@ -17,10 +17,12 @@ from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from gateway.admitted import Admitted
 from gateway.assembler import Delta
+from gateway.compliance import ComplianceChecks
 from gateway.errors import ApiError, Draining, EngineUnavailable, Gone, InternalError
-from gateway.generation import Generation, Generations
+from gateway.generation import Generation, Generations, usage_of
 from gateway.metrics import Metrics
 from tenants.errors import LedgerFull, StoreUnavailable
+from tenants.journal import Journal
 from tenants.keys import mint
 from tenants.limits import Limits, ScopePolicy
 from tenants.memory import MemoryStore
@@ -86,7 +88,13 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    model_dir: Path, *, flush_interval_s: float = 0.0, max_queued: int = 100, **options: float
+    model_dir: Path,
+    *,
+    flush_interval_s: float = 0.0,
+    max_queued: int = 100,
+    journal: Journal | None = None,
+    checks: ComplianceChecks | None = None,
+    **options: float,
 ) -> AsyncIterator[Bench]:
     tokenizer = Tokenizer.load(model_dir)
     double = EngineDouble(tokenizer, script=lambda prompt: Play(text="hello"))
@@ -107,7 +115,7 @@ async def bench(
         name="key",
         scopes=["chat"],
     )
-    ledger = Ledger(store)
+    ledger = Ledger(store, journal=journal)
     quota = Quota(store)
     generations = Generations(
         engine=engine,
@@ -116,6 +124,7 @@ async def bench(
         quota=quota,
         metrics=Metrics(),
         flush_interval_s=flush_interval_s,
+        checks=checks,
     )
     yield Bench(generations, double, store, Principal(tenant=tenant, key=key), ledger, quota)
     await engine.close()
@@ -277,6 +286,23 @@ async def test_all_choices_begin_or_none(model_dir: Path) -> None:
         assert not here.double.running
         assert not len(here.generations)
         assert not here.store.events
+
+
+async def test_what_cannot_begin_gives_back_what_is_reserved(model_dir: Path) -> None:
+    async with bench(model_dir, max_queued=0) as here:
+        tenant_id = here.principal.tenant.id
+        await here.store.put_limits(tenant_id, "tenant", tenant_id, Limits(max_concurrent=1))
+        record = await here.store.find_key(here.principal.key.public_id)
+        assert record is not None
+        for _ in range(2):  # the second time there is room again
+            hold = await here.quota.reserve(
+                record.principal, request_id=uuid4(), model="tiny", prompt_tokens=3, max_tokens=9
+            )
+            with pytest.raises(QueueFull):
+                here.begin(hold=hold, id=hold.request_id)
+            assert await here.generations.drain(5) == 0
+        assert here.quota.num_held == 0
+        assert await here.store.list_running() == []
 
 
 async def test_choices_run_side_by_side(model_dir: Path) -> None:
@@ -458,6 +484,41 @@ async def test_waiting_for_idleness(model_dir: Path) -> None:
         await waiting
 
 
+@pytest.mark.parametrize("of", ["request", "key"])
+async def test_failing_those_of_one_request_or_key(model_dir: Path, of: str) -> None:
+    async with bench(model_dir) as here:
+        here.double.script = lambda prompt: Play(text="x" * 300, interval_s=0.001)
+        ours, others = here.begin(), here.begin()
+        reading = [asyncio.create_task(read(generation)) for generation in (ours, others)]
+        await until(lambda: len(here.double.generated) == 2)
+        if of == "request":
+            here.generations.fail_request(ours.admitted.id, Draining("bye"))
+        else:
+            here.generations.fail_key(mint(b"p" * 32).public_id, Draining("not yours"))
+            assert not any(task.done() for task in reading)
+            here.generations.fail_key(here.principal.key.public_id, Draining("bye"))
+        ends = await asyncio.gather(*reading, return_exceptions=True)
+        assert isinstance(ends[0], Draining)
+        assert isinstance(ends[1], Draining) == (of == "key")
+        for generation in (ours, others):
+            generation.close()
+        await until(lambda: len(here.store.events) == 2)
+
+
+async def test_the_time_to_the_first_token_is_measured_from_the_beginning(
+    model_dir: Path,
+) -> None:
+    async with bench(model_dir) as here:
+        here.double.script = lambda prompt: Play(text="hello", queued_s=0.05)
+        generation = here.begin(num_choices=2)
+        await read(generation)
+        generation.close()
+        (family,) = here.generations.metrics._first_token.collect()
+        found = {sample.name.rpartition("_")[2]: sample.value for sample in family.samples}
+        assert found["count"] == 1, "once for a request, however many its choices"
+        assert 0.05 <= found["sum"] < 30
+
+
 async def test_failing_all(model_dir: Path) -> None:
     async with bench(model_dir) as here:
         here.double.script = lambda prompt: Play(text="x" * 500, interval_s=0.01)
@@ -470,3 +531,13 @@ async def test_failing_all(model_dir: Path) -> None:
         for generation in running:
             generation.close()
         await until(lambda: len(here.store.events) == 3)
+
+
+async def test_drafts_that_were_not_accepted_are_told_as_rejected() -> None:
+    usage = usage_of(
+        prompt_tokens=5, cached_tokens=2, completion_tokens=9, draft_tokens=7, accepted_tokens=4
+    )
+    details = usage.completion_tokens_details
+    assert (usage.total_tokens, usage.prompt_tokens_details.cached_tokens) == (14, 2)
+    assert details.accepted_prediction_tokens == 4
+    assert details.rejected_prediction_tokens == 3

@@ -23,6 +23,7 @@ class Stream:
 
     wants: int
     granted: int
+    max_tokens: int
     num_generated_tokens: int = 0
     finish_reason: str | None = None
     has_last: bool = False
@@ -30,6 +31,7 @@ class Stream:
     def grant(self, num_tokens: int, *, is_last: bool = False) -> None:
         assert num_tokens >= self.granted, "a grant never shrinks"
         assert not self.has_last, "there is none after the last"
+        assert num_tokens <= self.max_tokens, "others could use what it may not"
         self.granted, self.has_last = num_tokens, is_last
         self.end_if_done()
 
@@ -102,8 +104,10 @@ async def table(
     here = Table(hold, grants)
     for index, number in enumerate(wants):
         first = max_tokens if grants is None else grants.first(index)
-        here.streams.append(Stream(min(number, max_tokens), first))
+        here.streams.append(Stream(min(number, max_tokens), first, max_tokens))
     if grants is not None:
+        begun = sum(stream.granted for stream in here.streams)
+        assert begun == hold.allowed, "they begin with all that is reserved"
         grants.begin(here.streams)  # type: ignore[arg-type]
     here.check()
     return here

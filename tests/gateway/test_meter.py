@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
+from gateway.grants import Grants
 from gateway.meter import Meter
 from tenants.limits import Price
 from tenants.progress import Progress, read
@@ -23,6 +25,22 @@ def test_it_asks_about_the_prompt_until_that_is_known() -> None:
     assert asked == [0, 3]
     assert meter.generated() == meter.num_tokens == 4
     meter.end()
+
+
+def test_grants_are_dealt_when_they_run_out_though_it_looks_at_every_token() -> None:
+    """Several answers are looked at to their end; dealing grants looks at each of them."""
+    dealt_at: list[int] = []
+
+    class Plenty:
+        slack = 10.0
+
+        def advance(self) -> None:
+            dealt_at.append(meter.num_tokens)
+
+    meter = Meter(None, cast("Grants", Plenty()), lambda _: (0, True))
+    for _ in range(25):
+        meter.count(1)
+    assert dealt_at == [1, 11, 21]
 
 
 def test_what_it_counted_is_found_after_the_process_died(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -94,6 +96,30 @@ async def test_who_leaves_keeps_its_turn_as_long_as_its_thread(
     busy.gate.set()
     assert await back == "back"
     await busy.have_begun("back")  # what nobody waits for is not done
+
+
+async def test_errors_for_a_client_that_left_are_nobodys(
+    threads: PromptThreads, busy: Busy
+) -> None:
+    unheard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+
+    wait = busy.work("fail")
+
+    def fail() -> None:
+        wait()
+        raise ValueError("no")
+
+    tenant = uuid4()
+    left = asyncio.create_task(threads.run(fail, tenant=tenant, size=LONG_CHARS))
+    await busy.have_begun("fail")
+    left.cancel()
+    await asyncio.wait([left])
+    del left
+    busy.gate.set()
+    assert await threads.run(lambda: "next", tenant=tenant, size=LONG_CHARS) == "next"
+    gc.collect()
+    assert not unheard
 
 
 @pytest.mark.parametrize("size", [0, LONG_CHARS])

@@ -179,13 +179,37 @@ async def test_what_comes_too_soon_is_merged(model_dir: Path) -> None:
             engine.say(text)
             await asyncio.sleep(0)
         assert engine.sink.text == "a"
-        assert not engine.yielded
-        await until(lambda: engine.yielded)
-        assert engine.text == "bcd"
-        assert len(engine.yielded) == 1
+        await until(lambda: len(engine.sink.deltas) > 1)
+        assert engine.sink.text == "abcd"
+        assert engine.sink.tasks == [asyncio.current_task(), None], "no task woke for it"
         await asyncio.sleep(0.06)
         engine.say("e")
-        assert engine.sink.text == "ae"
+        assert engine.sink.text == "abcde"
+        assert not engine.yielded
+
+
+async def test_what_waits_goes_to_the_reader_where_the_sink_cannot_take_it(model_dir: Path) -> None:
+    async with driven(model_dir, flush_interval_s=0.05) as engine:
+        engine.say("a")
+        engine.say("b")
+        engine.sink.is_free = False
+        await until(lambda: engine.yielded)
+        assert (engine.sink.text, engine.text) == ("a", "b")
+        engine.sink.is_free = True
+        engine.say("c")
+        engine.say("d", "stop")  # what waits leaves with the end
+        await engine.reading
+        assert (engine.sink.text, engine.text) == ("a", "bcd")
+
+
+async def test_a_stream_given_up_while_something_waits_leaves_no_timer(model_dir: Path) -> None:
+    async with driven(model_dir, flush_interval_s=0.05) as engine:
+        engine.say("a")
+        engine.say("b")
+        engine.reading.cancel()
+        await asyncio.gather(engine.reading, return_exceptions=True)
+        await asyncio.sleep(0.1)
+        assert engine.sink.text == "a"
 
 
 async def test_a_stop_string_ends_it_though_the_engine_goes_on(model_dir: Path) -> None:
@@ -211,11 +235,11 @@ async def test_several_choices_go_straight_on_each_at_its_own_pace(model_dir: Pa
         engine.say("y", "stop", choice=1)  # the last waits for nothing
         await until(lambda: engine.yielded)
         assert [(d.index, d.content, d.finish_reason) for d in engine.yielded] == [(1, "y", "stop")]
-        await until(lambda: len(engine.yielded) == 2)
-        assert (engine.yielded[1].index, engine.yielded[1].content) == (0, "b")
+        await until(lambda: len(engine.sink.deltas) == 3)
+        assert (engine.sink.deltas[2].index, engine.sink.deltas[2].content) == (0, "b")
         engine.say("", "length", choice=0)
         await engine.reading
-        assert [delta.finish_reason for delta in engine.yielded] == ["stop", None, "length"]
+        assert [delta.finish_reason for delta in engine.yielded] == ["stop", "length"]
 
 
 async def test_a_choice_that_a_stop_string_ended_says_no_more(model_dir: Path) -> None:

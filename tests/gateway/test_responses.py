@@ -127,4 +127,4 @@ async def test_a_line_has_an_end(gateway: Gateway, monkeypatch: pytest.MonkeyPat
         with pytest.raises(openai.BadRequestError) as caught:
             await client.responses.create(model=MODEL, input="x", previous_response_id=previous)
         assert caught.value.param == "previous_response_id"
-        assert "the most there may be" in caught.value.message
+        assert "has at most" in caught.value.message

@@ -57,6 +57,23 @@ def test_each_field_reaches_the_engine(sampling: Sampling, name: str) -> None:
         assert params.max_tokens == 9
 
 
+def test_what_is_said_again_is_made_once(sampling: Sampling) -> None:
+    first = chat_params(sampling, temperature=0.25, stop_token_ids=[3])
+    assert chat_params(sampling, stop_token_ids=[3], temperature=0.25) is first
+    others = [
+        chat_params(sampling, temperature=0.25),
+        chat_params(sampling, temperature=0.25, stop_token_ids=[4]),
+        chat_params(sampling, temperature=0.25, stop_token_ids=[3], logprobs=True),
+        chat_params(sampling, temperature=0.25, stop_token_ids=[3], seed=0),
+        chat_params(sampling, temperature=0.25, stop_token_ids=[3], logit_bias={"1": 1}),
+        chat_params(sampling, temperature=0.25, stop_token_ids=[3], bad_words=["no"]),
+    ]
+    assert all(other != first for other in others)
+    for _ in range(2):  # a refusal is not kept either
+        with pytest.raises(InvalidRequestError, match="temperature"):
+            chat_params(sampling, temperature=-1)
+
+
 def test_defaults_apply_where_nothing_is_said(sampling: Sampling) -> None:
     assert chat_params(sampling) == SamplingParams(max_tokens=9, temperature=0.5, top_k=7)
     assert chat_params(sampling, temperature=0).temperature == 0

@@ -21,6 +21,7 @@ from gateway import config as configuration
 from gateway.config import Config
 from gateway.errors import ConfigError
 from gateway.services import Services, create_services
+from tenants.errors import StoreUnavailable
 from tenants.memory import MemoryStore
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.parts import Parts, parts
@@ -235,3 +236,27 @@ async def test_public_system_prompts_reach_the_engine(model_dir: Path, tmp_path:
     public, private = (request.num_public_tokens for request in here.double.requests)
     assert public > len("You help.")
     assert private < public
+
+
+async def _away(public_id: str) -> None:
+    raise StoreUnavailable("away")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("key_grace_s", "works"), [(60.0, False), (900.0, True)])
+async def test_how_long_a_key_works_while_the_database_is_away(
+    model_dir: Path, tmp_path: Path, key_grace_s: float, works: bool
+) -> None:
+    config = config_of(model_dir, tmp_path, tenants={"key_grace_s": key_grace_s})
+    async with made(config) as here:
+        authenticator = here.services.authenticator
+        key = here.principal.key
+        await authenticator.check(key.public_id)
+        authenticator._store.find_key = _away  # type: ignore[method-assign]
+        clock = authenticator._clock
+        authenticator._clock = lambda: clock() + 600
+        if works:
+            assert (await authenticator.check(key.public_id)).key == key
+        else:
+            with pytest.raises(StoreUnavailable):
+                await authenticator.check(key.public_id)

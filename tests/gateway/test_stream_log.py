@@ -300,3 +300,41 @@ async def test_forgetting_is_for_the_owner_only() -> None:
     with pytest.raises(StreamNotFound):
         await log.check("a", tenant)
     assert log.size_of(tenant) == 0
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_added_to_what_has_ended() -> None:
+    log = make()
+    await log.create("s", ACME, "sse")
+    made = log.text_sink("s", lambda text: b"<" + text + b">")
+    assert made is not None
+    assert made.put(Text(b"1"), 0.0)
+    await log.end("s")
+    size = log.size_of(ACME)
+    log.append("s", [b"2"])
+    assert made.put(Text(b"3"), 0.0), "taken, and let go"
+    assert await read_all(log, "s") == [b"<1>"]
+    assert log.size_of(ACME) == size
+
+
+@pytest.mark.asyncio
+async def test_a_text_that_no_item_is_made_of_is_not_taken() -> None:
+    log = make()
+    await log.create("s", ACME, "sse")
+    made = log.text_sink("s", lambda text: None)
+    assert made is not None
+    assert not made.put(Text(b"1"), 0.0)
+    await log.end("s")
+    assert await read_all(log, "s") == []
+
+
+@pytest.mark.asyncio
+async def test_ending_twice_is_ending_once() -> None:
+    log, broken = make(retention_s=0.02), []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
+    await log.create("s", ACME, "sse")
+    await log.end("s")
+    await log.end("s")
+    await log.forget("s", ACME)
+    await asyncio.sleep(0.05)
+    assert broken == [], "a timer was left behind"

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
+from sse_starlette.sse import EventSourceResponse
+from starlette.datastructures import Headers
 from starlette.types import Message
 
 from gateway import context
@@ -16,7 +18,8 @@ from gateway.errors import EngineUnavailable
 from gateway.generation import Generation, usage_of
 from gateway.reading import Sink
 from gateway.schemas.common import Usage
-from gateway.streaming import EventStream
+from gateway.stream_archive import ArchivedReader
+from gateway.streaming import EventStream, FollowingEventStream
 from tests.gateway.serving import until
 
 pytestmark = pytest.mark.asyncio
@@ -123,6 +126,14 @@ async def test_a_whole_stream(spec: str) -> None:
     assert b"\nid:" not in body
     assert b"retry:" not in body
     assert b"\n:" not in body
+
+
+async def test_headers_are_those_of_the_library() -> None:
+    response = FollowingEventStream(ArchivedReader("stream_1", [], 0), heartbeat_s=9)
+    ours = response.raw_headers
+    EventSourceResponse.init_headers(response, Headers(raw=ours[:-1]))
+    assert response.raw_headers == ours
+    assert dict(ours)[b"x-sluice-stream-id"] == b"stream_1"
 
 
 async def test_an_error_is_the_last_event(spec: str) -> None:

@@ -172,6 +172,26 @@ async def test_only_the_last_reader_to_leave_starts_the_grace_time() -> None:
     await streams.close()
 
 
+@pytest.mark.parametrize("end", ["it ended", "all were closed"])
+async def test_the_grace_time_of_what_has_ended_is_called_off(end: str) -> None:
+    generation, over = ScriptedGeneration(), asyncio.Event()
+    streams = make_streams(make_log(), grace_s=0.2, heartbeat_s=9)
+    reader = await open_stream(streams, generation, body(b"1", until=over))
+    running = streams._running[reader.stream_id]
+    reader.close()
+    assert running.grace is not None
+    if end == "it ended":
+        over.set()
+        await until(lambda: generation.closed)
+        await until(lambda: running.grace is None)
+    else:
+        await streams.close()
+        assert running.grace is None
+    await asyncio.sleep(0.25)
+    assert generation.closed == 1
+    await streams.close()
+
+
 async def test_two_readers_of_one_silence_hear_one_beat() -> None:
     generation, over = ScriptedGeneration(), asyncio.Event()
     streams = make_streams(make_log(), grace_s=9, heartbeat_s=0.1)

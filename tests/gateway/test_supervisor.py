@@ -27,6 +27,13 @@ SERVES = "import sys; sys.stdin.readline(); print('{}', flush=True); sys.stdin.r
 FAILS = """import sys; sys.stdin.readline(); print('{"error": "no port left"}', flush=True)"""
 SILENT = "import sys; sys.stdin.readline(); sys.exit(3)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERVES}"
+BEATS = """import sys, time
+sys.stdin.readline()
+print('{}', flush=True)
+while True:
+    time.sleep(0.01)
+    print(flush=True)
+"""
 DIES = "import sys; sys.stdin.readline(); print('{}', flush=True); sys.exit(7)"
 
 
@@ -57,19 +64,24 @@ class Programs:
         return [pid for pid, _ in self.born if psutil.pid_exists(pid)]
 
 
-def config(workers: int) -> Config:
-    return parse({"engine": {"model": "m"}, "server": {"workers": workers}})
+def config(workers: int, **server: float) -> Config:
+    return parse({"engine": {"model": "m"}, "server": {"workers": workers, **server}})
 
 
 @contextlib.asynccontextmanager
 async def running(
-    programs: Programs, folder: Path, monkeypatch: pytest.MonkeyPatch, *, workers: int = 1
+    programs: Programs,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    workers: int = 1,
+    **server: float,
 ) -> AsyncIterator[tuple[Supervisor, asyncio.Task[None], asyncio.Event]]:
     """A supervisor at work; at the end it is told to stop, and nobody is left."""
     monkeypatch.setattr(supervisor.Worker, "spawn", programs.spawn)
     monkeypatch.setattr(supervisor, "MIN_BACKOFF_S", 0.02)
     launch = Launch(
-        config=config(workers), engine_address="ipc://nowhere", metrics_folder=str(folder)
+        config=config(workers, **server), engine_address="ipc://nowhere", metrics_folder=str(folder)
     )
     boss = Supervisor(launch)
     boss._stop_timeout_s = 0.3
@@ -178,3 +190,41 @@ async def test_a_worker_whose_figures_cannot_be_read_is_replaced_all_the_same(
         psutil.Process(pid).kill()
         await until(lambda: len(programs.born) == 2 and boss.pids)
     assert "is not in the metrics" in caplog.text
+
+
+async def test_one_that_hangs_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    programs = Programs([BEATS])
+    async with running(programs, tmp_path, monkeypatch, workers=2, worker_hang_timeout_s=2.0) as (
+        boss,
+        _,
+        ready,
+    ):
+        await ready.wait()
+        hanging, kept = boss.pids
+        psutil.Process(hanging).suspend()
+        await until(lambda: len(programs.born) == 3 and len(boss.pids) == 2)
+        assert kept in boss.pids
+        assert not psutil.pid_exists(hanging)
+    assert f"worker {hanging} is killed: its event loop has stood still for 2 s" in caplog.text
+    assert f"worker {kept} " not in caplog.text
+
+
+async def test_time_in_which_the_supervisor_stands_still_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = Programs([BEATS])
+    async with running(programs, tmp_path, monkeypatch, worker_hang_timeout_s=1.0) as (
+        boss,
+        _,
+        ready,
+    ):
+        await ready.wait()
+        pid = boss.pids[0]
+        for _ in range(3):
+            psutil.Process(pid).suspend()
+            time.sleep(1.5)  # noqa: ASYNC251
+            psutil.Process(pid).resume()
+            await asyncio.sleep(0.3)
+        assert boss.pids == [pid]

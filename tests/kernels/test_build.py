@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from kernels import build
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 SOURCES = sorted(build.SOURCES.glob("*.cu"))
+BINDINGS = sorted(build.SOURCES.glob("bind*.cpp"))
 
 
 @needs_nvcc
@@ -24,6 +26,24 @@ def test_kernel_compiles_without_warnings(source: Path, arch: str, tmp_path: Pat
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "warning" not in result.stderr, result.stderr
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("binding", BINDINGS, ids=lambda path: path.stem)
+def test_binding_fits_torch_and_the_kernels(
+    binding: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A torch for CPUs lacks one header that CUDA's own needs, and what a binding is linked to."""
+    monkeypatch.setattr(sys, "path", sys.path[:])  # setuptools, which torch imports, adds to it
+    macros = tmp_path / "c10" / "cuda" / "impl" / "cuda_cmake_macros.h"
+    macros.parent.mkdir(parents=True)
+    macros.write_text("#define C10_CUDA_BUILD_SHARED_LIBS\n")
+    command = build._binding_command(binding, tmp_path / "out.o", build.find_nvcc())
+    command += ["-Xcompiler", "-fsyntax-only", f"-I{tmp_path}"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_kernels_take_raw_pointers_only() -> None:

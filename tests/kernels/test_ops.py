@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from kernels import ops, reference, reference_experts
+from kernels import cpu, cuda, cuda_experts, ops, reference, reference_experts
 
 
 @pytest.fixture
@@ -49,6 +52,32 @@ def test_unknown_names_cannot_be_registered() -> None:
         ops.register("gelu", "cuda", reference.silu_mul)
     with pytest.raises(AssertionError, match="unknown backend"):
         ops.register("silu_mul", "tpu", reference.silu_mul)
+
+
+def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    """All but the first, which is never passed by name."""
+    found = inspect.signature(function).parameters.values()
+    return [(one.name, one.kind, one.default) for one in found][1:]
+
+
+@pytest.mark.usefixtures("registry")
+def test_every_implementation_takes_what_its_reference_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Defaults too: an op passes on what it was given, and no more."""
+    monkeypatch.setattr(cuda, "load", lambda: None)
+    cuda.register()
+    cuda_experts.register()
+    if cpu.available():
+        cpu.register()
+    if importlib.util.find_spec("triton") is not None:
+        from kernels.triton import fp8_linear, grouped_gemm, low_rank, quantize
+
+        for module in (fp8_linear, grouped_gemm, low_rank, quantize):
+            module.register()
+    for (op, backend), found in ops._registry.items():
+        oracle = ops._registry[op, "reference"].implementation
+        assert _parameters(found.implementation) == _parameters(oracle), (op, backend)
 
 
 def test_transformers_works_with_this_package_on_the_path() -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,6 +164,31 @@ class TestAnswers:
         clock.elapsed_s += 0.002
         with pytest.raises(RevokedKey, match=principal.key.public_id):
             await authenticator.authenticate(text)
+
+    async def test_the_moment_of_its_end_is_after_a_keys_life(
+        self, watched: WatchedStore, clock: Clock
+    ) -> None:
+        _, principal = await make_key(watched)
+        authenticator = build(watched, clock)
+        ends = {"revoke_at": RevokedKey, "expires_at": ExpiredKey}
+        for field, error in ends.items():
+            for seconds, is_over in ((0, True), (1, False)):
+                end = clock.now() + timedelta(seconds=seconds)
+                key = msgspec.structs.replace(principal.key, **{field: end})
+                with pytest.raises(error) if is_over else contextlib.nullcontext():
+                    authenticator._judge(msgspec.structs.replace(principal, key=key))
+
+    async def test_a_key_that_was_proven_is_checked_by_its_id(
+        self, store: Store, clock: Clock
+    ) -> None:
+        _, principal = await make_key(store)
+        public_id = principal.key.public_id
+        assert await build(store, clock).check(public_id) == principal
+        with pytest.raises(UnknownKey):
+            await build(store, clock).check("A" * 12)
+        await store.revoke_key(public_id)
+        with pytest.raises(RevokedKey):
+            await build(store, clock).check(public_id)
 
     async def test_disabled_tenant(self, store: Store, clock: Clock) -> None:
         text, principal = await make_key(store)
@@ -337,8 +364,35 @@ class TestCache:
         await authenticator.authenticate(texts[1])
         assert len(watched.lookups) == 4
 
+    async def test_a_row_that_was_read_again_counts_as_used(
+        self, watched: WatchedStore, clock: Clock
+    ) -> None:
+        authenticator = build(watched, clock, max_entries=2)
+        texts = [(await make_key(watched, f"t{index}"))[0] for index in range(3)]
+        for index in (0, 1):
+            await authenticator.authenticate(texts[index])
+        clock.elapsed_s += TTL_S
+        for index in (0, 2, 0):
+            await authenticator.authenticate(texts[index])
+        assert len(watched.lookups) == 4, "the first was read twice, and stayed"
+
 
 class TestOutage:
+    async def test_a_key_that_is_gone_does_not_come_back_with_an_outage(
+        self, watched: WatchedStore, clock: Clock
+    ) -> None:
+        text, _ = await make_key(watched)
+        authenticator = build(watched, clock)
+        await authenticator.authenticate(text)
+        watched._keys.clear()
+        clock.elapsed_s += TTL_S
+        with pytest.raises(UnknownKey):
+            await authenticator.authenticate(text)
+        watched.away = True
+        clock.elapsed_s += NEGATIVE_TTL_S
+        with pytest.raises((UnknownKey, StoreUnavailable)):
+            await authenticator.authenticate(text)
+
     async def test_known_key_works_from_a_stale_row_for_a_while(
         self, watched: WatchedStore, clock: Clock
     ) -> None:

@@ -7,14 +7,19 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import asyncpg
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenants.batches import Batcher
-from tenants.errors import InvalidValue, KeyNotFound
+from tenants.connections import Connections
+from tenants.errors import InvalidValue, KeyNotFound, TenantNotFound
 from tenants.limits import Price
 from tenants.postgres import PostgresStore
+from tenants.queries import Query
+from tenants.shared import ArchivedStream
+from tenants.types import Tenant
 from tests.ledger import usage_totals
 from tests.tenants.samples import make_event, make_key
 from tests.tenants.test_reservations import Clock, ask, put, settle
@@ -330,6 +335,50 @@ class TestInTheDatabase:
         assert isinstance(written[1], KeyNotFound)
         assert isinstance(written[2], InvalidValue)
         assert (await usage_totals(pg_store, who.tenant.id)).requests == 2
+
+    async def test_streams_that_end_together_are_kept_as_they_were(
+        self, pg_store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        people = [(await make_key(pg_store, f"tenant {n}"))[1].tenant for n in range(3)]
+        nobody = msgspec.structs.replace(people[0], id=uuid4())
+        statements: list[str] = []
+        fetch = Connections.fetch
+
+        async def noted(self: Connections, query: Query, *args: Any, **kwargs: Any) -> Any:
+            statements.append(query.sql)
+            return await fetch(self, query, *args, **kwargs)
+
+        monkeypatch.setattr(Connections, "fetch", noted)
+
+        def ended(tenant: Tenant, number: int) -> ArchivedStream:
+            return ArchivedStream(
+                id=f"stream_{number % 7}",  # each tenant has every one twice
+                tenant_id=tenant.id,
+                kind="sse",
+                num_dropped=number,
+                items=bytes([number]) * number,
+            )
+
+        async def put(streams: Sequence[ArchivedStream]) -> list[BaseException | None]:
+            return await asyncio.gather(
+                *(pg_store.shared.put_stream(stream, timedelta(days=1)) for stream in streams),
+                return_exceptions=True,
+            )
+
+        streams = [ended(people[number % 3], number) for number in range(42)]
+        for some in (streams[:21], streams[21:]):
+            assert await put(some) == [None] * 21
+        assert len(statements) < 10
+        for first in streams[:21]:
+            assert await pg_store.shared.find_stream(first.tenant_id, first.id) == first
+        # One of a tenant that is gone takes no other with it.
+        others = [ended(tenant, 100 + number) for number, tenant in enumerate(people)]
+        others = [msgspec.structs.replace(one, id="late") for one in others]
+        answers = await put([others[0], ended(nobody, 1), *others[1:]])
+        assert isinstance(answers.pop(1), TenantNotFound)
+        assert answers == [None] * 3
+        for other in others:
+            assert await pg_store.shared.find_stream(other.tenant_id, "late") == other
 
     async def test_batches_of_many_workers_do_not_deadlock(self, pg_dsn: str) -> None:
         """The same tenants in all orders: reserving, settling and reaping at once."""

@@ -164,6 +164,24 @@ class TestReserve:
         assert store.num_releases == is_late
         assert await store.list_running() == []
 
+    async def test_the_young_are_not_listed_with_the_old(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = WatchedStore()
+        who = await make(store)
+        quota = Quota(store)
+        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.0)
+        old = await take(quota, who)
+        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 60.0)
+        young = await take(quota, who)
+        async with asyncio.timeout(30):
+            while quota.num_held == 0:  # noqa: ASYNC110 - the condition is another object's state
+                await asyncio.sleep(0.001)
+        assert [row.request_id for row in await store.list_running()] == [old.request_id]
+        assert young._showing is None
+        for hold in (old, young):
+            await settle(store, who, hold)
+
     async def test_it_runs_unlisted_while_the_store_is_away(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -635,6 +653,18 @@ class TestOutage:
         await take(quota, one)
         with pytest.raises(StoreUnavailable):
             await take(quota, two)
+
+    @pytest.mark.parametrize(("overdraft", "is_enough"), [(265, False), (266, True)])
+    async def test_the_overdraft_may_be_used_to_its_last_token(
+        self, overdraft: int, is_enough: bool
+    ) -> None:
+        store = WatchedStore()
+        who = await make(store, max_concurrent=9)
+        quota = Quota(store, overdraft_tokens=overdraft)
+        store.away = True
+        with contextlib.nullcontext() if is_enough else pytest.raises(StoreUnavailable):
+            await take(quota, who, prompt=10)  # and a slice of 256
+        assert quota.num_held == is_enough
 
     async def test_the_overdraft_bounds_prompts_slices_and_extensions_together(self) -> None:
         """Not a token beyond it, by whatever way the requests go, and all of it can be had."""

@@ -7,17 +7,19 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenants.errors import KeyNotFound, LedgerFull, StoreUnavailable
-from tenants.journal import Journal
+from tenants.journal import SUFFIX, Journal
 from tenants.memory import MemoryStore
 from tenants.store import Store
 from tenants.types import ApiKey, UsageEvent
 from tenants.usage import Ledger
 from tests.ledger import usage_totals
+from tests.tenants.full_disk import no_file_above
 from tests.tenants.samples import make_event, make_key
 
 pytestmark = pytest.mark.asyncio
@@ -197,6 +199,18 @@ class TestOutage:
         await eventually(lambda: ledger.num_pending == 0)
         assert (await usage_totals(store, key.tenant_id)).requests == 10
 
+    async def test_those_behind_the_first_failure_do_not_wait_for_the_next(self) -> None:
+        store, key = await faulty()
+        store.away = True
+        ledger = Ledger(store, num_writers=1, backoff_s=3600, max_backoff_s=3600)
+        async with asyncio.timeout(30):
+            settled = await asyncio.gather(*(ledger.settle(make_event(key)) for _ in range(3)))
+        assert all(settled)
+        assert ledger.num_pending == 3
+        store.away = False
+        assert await ledger.drain(30.0) == 0
+        assert (await usage_totals(store, key.tenant_id)).requests == 3
+
     async def test_one_writer_probes_with_growing_pauses(self) -> None:
         store, key = await faulty()
         store.away = True
@@ -303,6 +317,24 @@ class TestJournal:
         assert journal.is_empty
         journal.close()
 
+    async def test_what_a_full_disk_lets_it_take_over_is_settled(self, tmp_path: Path) -> None:
+        store, key = await faulty()
+        events = [make_event(key), make_event(key)]
+        for number, event in enumerate(events):
+            (tmp_path / f"{number}{SUFFIX}").write_bytes(msgspec.json.encode(event) + b"\n")
+        journal = Journal(tmp_path)
+        ledger = Ledger(store, journal=journal)
+        size = (tmp_path / f"0{SUFFIX}").stat().st_size
+        with no_file_above(size + size // 2), pytest.raises(OSError, match="File too large"):
+            ledger.replay()
+        assert await ledger.drain(30.0) == 0
+        assert journal.is_empty
+        assert (await usage_totals(store, key.tenant_id)).requests == 1
+        assert ledger.replay() == 1
+        assert await ledger.drain(30.0) == 0
+        assert (await usage_totals(store, key.tenant_id)).requests == 2
+        journal.close()
+
     async def test_what_dies_later_is_found_by_those_who_live(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -323,9 +355,10 @@ class TestJournal:
         dead.append([make_event(key), make_event(key)])
         dead.close()
         await eventually(lambda: "Settling 2 requests" in caplog.text)
+        await eventually(lambda: journal.is_empty)  # written, though nobody settles or drains
         looking.cancel()
         await asyncio.wait([looking])
-        assert await ledger.drain(30.0) == 0
+        assert ledger.num_pending == 0
         assert (await usage_totals(store, key.tenant_id)).requests == 2
         journal.close()
 

@@ -98,6 +98,15 @@ class TestFullBlocks:
         written(uncached, TOKENS)
         assert uncached.num_matching_tokens(table(), TOKENS) == 0
 
+    def test_who_reads_nothing_still_says_what_it_computes(self) -> None:
+        manager = CacheManager(8, 2)
+        first = written(manager, TOKENS)
+        new = table()
+        new.skip_reading = True
+        assert manager.lookup(new, [*TOKENS, 7]) == PrefixHit()
+        assert manager.num_matching_tokens(new, [*TOKENS, 7]) == 0
+        assert new.keys == first.keys, "others may wait for these"
+
     def test_unwritten_blocks_cannot_be_found(self) -> None:
         manager = CacheManager(8, 2)
         first = table()
@@ -162,6 +171,15 @@ class TestTails:
         manager.release(first, TOKENS)
         assert manager.lookup(table(), [*TOKENS, 7, 8]).num_tokens == 5
 
+    def test_nothing_is_published_that_only_an_earlier_admission_wrote(self) -> None:
+        manager = CacheManager(2, 4)
+        first = written(manager, [1, 2, 3])
+        manager.release(first, [1, 2, 3])
+        manager.pool.release(manager.pool.allocate(2))  # Its block serves others meanwhile.
+        manager.admit(first, manager.lookup(first, [1, 2, 3]), 3)
+        manager.release(first, [1, 2, 3])
+        assert manager.lookup(table(), [1, 2, 3, 4]) == PrefixHit()
+
 
 class TestRegions:
     def test_two_salts_share_nothing(self) -> None:
@@ -187,6 +205,29 @@ class TestRegions:
         manager = CacheManager(16, 2)
         written(manager, [1, 2, 7, 7, 7, 7], "one", num_public_tokens=2)
         assert manager.lookup(table("two", 2), [1, 2, 7, 7, 7, 7, 7]).num_tokens == 2
+
+    def test_what_follows_one_public_prefix_does_not_follow_another(self) -> None:
+        manager = CacheManager(16, 2)
+        written(manager, [1, 2, 7, 7], "one", num_public_tokens=2)
+        written(manager, [3, 4, 8, 8], "one", num_public_tokens=2)
+        assert manager.lookup(table("one", 2), [1, 2, 7, 7, 9]).num_tokens == 4
+        assert manager.lookup(table("one", 2), [3, 4, 7, 7, 9]).num_tokens == 2
+
+    @pytest.mark.parametrize("num_public_tokens", [0, 4])
+    def test_without_prefix_caching_each_group_shares_by_itself(
+        self, num_public_tokens: int
+    ) -> None:
+        def grouped(group: str) -> BlockTable:
+            return BlockTable({"salt": ""}, group=group, num_public_tokens=num_public_tokens)
+
+        manager = CacheManager(16, 2, enable_prefix_caching=False)
+        first = grouped("one")
+        manager.admit(first, PrefixHit(), len(TOKENS))
+        manager.publish(first, TOKENS, len(TOKENS))
+        assert manager.lookup(grouped("one"), [*TOKENS, 7]).num_tokens == 6
+        for other in ("two", ""):
+            assert manager.lookup(grouped(other), [*TOKENS, 7]) == PrefixHit()
+            assert manager.num_matching_tokens(grouped(other), [*TOKENS, 7]) == 0
 
 
 class TestShares:

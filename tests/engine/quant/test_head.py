@@ -153,6 +153,8 @@ STORED = [
     "compressed-tensors fp8 per channel",
     "compressed-tensors fp8 per tensor",
     "compressed-tensors int4",
+    "fp8",
+    "fp8 in blocks",
     "gptq",
     "modelopt",
 ]
@@ -165,7 +167,9 @@ def test_a_head_that_the_checkpoint_has_quantized(
 ) -> None:
     """It is read as it is stored, whatever the setting."""
     quantize, document = LAYOUTS[layout]
-    document = {**document, "ignore": []} if "gptq" not in layout else {**document, "lm_head": True}
+    document = {**document, **({"lm_head": True} if layout == "gptq" else {})}
+    if "ignore" in document:
+        document["ignore"] = []
     # Eight features of four bits share a word.
     save_tiny_llama(tmp_path, vocab_size=208, intermediate_size=96)
     twin = checkpoints.quantize_in_place(tmp_path, quantize, document, HEAD_TOO)

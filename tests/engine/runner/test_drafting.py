@@ -130,7 +130,7 @@ def test_a_chain_reads_the_feature_before_each_token_and_then_its_own(config: Mo
 
 
 def test_later_drafts_begin_where_the_last_ended(config: ModelConfig) -> None:
-    """What is fed back is a guess, so keys behind the known tokens are made again."""
+    """What is fed back is a draft, so keys behind the known tokens are made again."""
     network = Counting(config)
     bench = Bench(network)
     bench.admit(0, [7, 8, 20], num_blocks=4)

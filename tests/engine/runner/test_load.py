@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,14 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelLoadError
+from engine.layers.linear import Linear, TiedLinear
 from engine.messages import LoadProgress
-from engine.runner import load_runner
+from engine.models.base import ModelConfig
+from engine.runner import load, load_runner
+from engine.runner.model import load_model
+from engine.runner.target import resolve
+from engine.spec.draft_model import DraftModel
+from kernels import products, quantized
 from tests.engine.runner.harness import Generation, Harness
 from tests.engine.runner.tiny_llama import MAX_MODEL_LEN, VOCAB_SIZE, save_tiny_llama
 
@@ -134,3 +141,47 @@ def test_loading_does_not_import_transformers(tiny_config: EngineConfig) -> None
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("quantize_lm_head", [False, True])
+def test_the_fastest_products_serve_the_model_and_what_drafts_for_it(
+    quantize_lm_head: bool, tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, which multiplies with 16-bit and FP8 weights as they are."""
+    monkeypatch.setattr(quantized, "serves", lambda tensor: True)
+    target = resolve(changed(tiny_config, dtype="bfloat16", quantize_lm_head=quantize_lm_head))
+    model, draft = (
+        load_model(
+            target.config,
+            target.facts,
+            max_model_len=target.asked_len,
+            dtype=target.dtype,
+            device=target.device,
+            report=lambda _: None,
+        )
+        for _ in range(2)
+    )
+    assert isinstance(target.facts, ModelConfig)
+    network = DraftModel(draft, target.facts)
+    measured: list[products.Use] = []
+    fastest = products.Products({})
+
+    def measure(uses: Iterable[products.Use]) -> products.Products:
+        measured.extend(uses)
+        return fastest
+
+    monkeypatch.setattr(products, "measure", measure)
+    load._measure_products(target.config, model, network, target.facts, lambda _: None)
+    linears = [
+        module
+        for part in (model, network)
+        for module in part.modules()
+        if isinstance(module, Linear | TiedLinear)
+    ]
+    assert len(linears) == 2 * (1 + 3 * 4), "the head, and four of each layer"
+    assert all(linear.products is fastest for linear in linears)
+    heads = [use for use in measured if len(use.weight) == VOCAB_SIZE]
+    assert len(heads) == (not quantize_lm_head)
+    assert all(use.max_rows == target.config.num_seqs for use in heads)
+    assert len(measured) - len(heads) == 3 * 4
+    assert sum(use.gated for use in measured) == 3

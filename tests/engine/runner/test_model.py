@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,18 @@ def test_others_are_served_by_transformers(olmo2: Path) -> None:
     assert isinstance(facts, FallbackConfig)
     model, _ = load(config(olmo2))
     assert isinstance(model, TransformersModel)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_others_are_refused_with_quantized_weights(
+    load_format: str, olmo2: Path, tmp_path: Path
+) -> None:
+    """Also where the weights' own file tells of it, and config.json does not."""
+    folder = shutil.copytree(olmo2, tmp_path / "quantized")
+    table = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(table))
+    with pytest.raises(ModelLoadError, match=r"Olmo2ForCausalLM .* quantized weights cannot run"):
+        load(config(folder, load_format=load_format))
 
 
 def test_transformers_serves_a_native_family_when_asked(llama: Path) -> None:

@@ -37,8 +37,8 @@ def admission(
     )
 
 
-def drafts(row: int, computed: int, scheduled: int, guesses: tuple[int, ...]) -> Chunk:
-    return Chunk(row, f"r{row}", computed, scheduled, samples=True, draft_token_ids=guesses)
+def drafts(row: int, computed: int, scheduled: int, draft_ids: tuple[int, ...]) -> Chunk:
+    return Chunk(row, f"r{row}", computed, scheduled, samples=True, draft_token_ids=draft_ids)
 
 
 def test_a_row_holds_its_tokens_and_blocks_on_the_device_and_on_the_host() -> None:
@@ -87,7 +87,7 @@ def test_a_layer_finds_what_is_its_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    ("computed", "scheduled", "guesses", "expected"),
+    ("computed", "scheduled", "draft_ids", "expected"),
     [
         (5, 1, (), []),
         (5, 3, (30, 31), [30, 31]),  # at 6 and 7: behind the last known token
@@ -95,11 +95,11 @@ def test_a_layer_finds_what_is_its_groups() -> None:
         (5, 3, (UNSEEN, UNSEEN), []),
     ],
 )
-def test_guesses_stand_behind_the_known_tokens(
-    computed: int, scheduled: int, guesses: tuple[int, ...], expected: list[int]
+def test_drafts_stand_behind_the_known_tokens(
+    computed: int, scheduled: int, draft_ids: tuple[int, ...], expected: list[int]
 ) -> None:
     table = row_table()
-    table.write_drafts([drafts(0, 2, 1, ()), drafts(1, computed, scheduled, guesses)])
+    table.write_drafts([drafts(0, 2, 1, ()), drafts(1, computed, scheduled, draft_ids)])
     end = computed + scheduled
     assert table.tokens[1, end - len(expected) : end].tolist() == expected
     assert table.tokens.count_nonzero() == sum(token > 0 for token in expected)

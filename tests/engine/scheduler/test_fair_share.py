@@ -175,6 +175,17 @@ class TestVictims:
         low = make_request(1, running=True, priority=1, arrival_s=0.0)
         assert names(policy.ranked([high, low])) == ["r1", "r0"]
 
+    def test_the_oldest_of_a_class_speaks_for_all_of_it(self) -> None:
+        policy = make_policy(priority_aging_s=10.0)
+        high = make_request(0, running=True, priority=0, arrival_s=25.0)
+        old = make_request(1, running=True, priority=1, arrival_s=0.0)
+        young = make_request(2, running=True, priority=1, arrival_s=30.0)
+        assert names(policy.ranked([high, young, old])) == ["r1", "r2", "r0"]
+
+    def test_of_equals_the_last_to_arrive_gives_way_first(self) -> None:
+        running = [make_request(i, fair_key="a", running=True) for i in (2, 0, 1)]
+        assert names(make_policy().ranked(running)) == ["r0", "r1", "r2"]
+
 
 class TestPrefixes:
     def test_the_longest_match_goes_first_while_deficit_is_left(self) -> None:
@@ -184,8 +195,36 @@ class TestPrefixes:
             policy.enqueue(make_request(i, fair_key=key))
         matches.of = {"r1": 64}
         assert policy.head().request_id == "r1"  # type: ignore[union-attr]
-        policy.charge_output(make_request(1, fair_key="b"), 51)
+        policy.charge_output(make_request(1, fair_key="b"), 50)
+        assert policy.head().request_id == "r1", "b is 100 above a"  # type: ignore[union-attr]
+        policy.charge_output(make_request(1, fair_key="b"), 1)
         assert policy.head().request_id == "r0", "b is 102 above a"  # type: ignore[union-attr]
+
+    def test_without_a_quantum_the_cache_is_not_asked(self) -> None:
+        matches = Matches()
+        policy = make_policy(matches)
+        for i, key in enumerate("ab"):
+            policy.enqueue(make_request(i, fair_key=key))
+        matches.of = {"r1": 64}
+        assert drain(policy) == ["r0", "r1"]
+        assert matches.num_asked == 0
+
+    def test_who_joins_is_compared_at_once(self) -> None:
+        matches = Matches()
+        policy = make_policy(matches, fair_share_quantum=100.0)
+        policy.enqueue(make_request(0, fair_key="a"))
+        assert names([head for head in [policy.head()] if head]) == ["r0"]
+        matches.of = {"r1": 64}
+        policy.enqueue(make_request(1, fair_key="a"))
+        assert drain(policy) == ["r1", "r0"]
+
+    def test_a_tenant_is_compared_once_however_much_it_asks_for(self) -> None:
+        matches = Matches()
+        policy = make_policy(matches, fair_share_quantum=100.0)
+        for i, key in enumerate("aaaaab"):
+            policy.enqueue(make_request(i, fair_key=key))
+        matches.of = {"r5": 64}
+        assert drain(policy)[0] == "r5"
 
     def test_of_equal_matches_the_least_served_oldest_goes_first(self) -> None:
         policy = make_policy(fair_share_quantum=100.0)
@@ -202,6 +241,23 @@ class TestPrefixes:
             matches.of[request.request_id] = 64
             policy.enqueue(request)
         assert drain(policy).index("r0") <= 8
+
+    def test_overtakes_are_counted_anew_for_the_next_in_line(self) -> None:
+        matches = Matches()
+        policy = make_policy(matches, fair_share_quantum=1e9)
+        for arrival in range(3):
+            policy.enqueue(make_request(arrival, fair_key="a"))
+        matches.of = {"r2": 64}
+        order = []
+        for _ in range(18):
+            request = policy.head()
+            assert request is not None
+            order.append(request.request_id)
+            policy.dequeue(request)
+            if request.request_id == "r2":  # It is always preempted, and comes back.
+                request.is_new = False
+                policy.enqueue(request)
+        assert order == [*["r2"] * 8, "r0", *["r2"] * 8, "r1"]
 
     def test_few_requests_are_compared_however_many_wait(self) -> None:
         matches = Matches()
@@ -229,6 +285,37 @@ class TestMemory:
             policy.enqueue(request)
             policy.dequeue(request)
         assert len(policy._classes) < 100
+
+    def test_a_class_that_somebody_waits_in_is_remembered(self) -> None:
+        policy = make_policy(priority_aging_s=1e9)
+        waiting = [make_request(i, fair_key=key, priority=5) for i, key in enumerate("ab")]
+        for request in waiting:
+            policy.enqueue(request)
+        policy.charge_output(waiting[0], 100)
+        for i in range(2, 200):
+            request = make_request(i, priority=10 + i)
+            policy.enqueue(request)
+            policy.dequeue(request)
+        assert policy.spread() == 200
+        assert drain(policy) == ["r1", "r0"]
+
+    def test_who_waits_is_remembered(self) -> None:
+        policy = make_policy()
+        policy.enqueue(make_request(0, fair_key="waiting"))
+        for i in range(1, 2_000):
+            request = make_request(i, fair_key=f"tenant {i}")
+            policy.enqueue(request)
+            policy.dequeue(request)
+        assert drain(policy) == ["r0"]
+
+    def test_who_left_last_is_remembered(self) -> None:
+        policy = make_policy()
+        for i in range(2_000):
+            request = make_request(i, fair_key=f"tenant {i}")
+            policy.enqueue(request)
+            assert counter(policy, request.fair_key) == 2 * i, "the lift is to the last that left"
+            policy.dequeue(request)
+            policy.charge_output(request, 1)
 
     def test_a_debtor_is_remembered(self) -> None:
         policy = make_policy()

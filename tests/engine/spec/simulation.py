@@ -70,7 +70,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.adaptive = AdaptiveLength(self.table)
+        self.adaptive = AdaptiveLength(self.table, by_request=False)
 
     def mean_s(self, step: PlannedStep) -> float:
         true = self.true or self.table

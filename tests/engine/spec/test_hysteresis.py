@@ -1,74 +1,116 @@
 from __future__ import annotations
 
-from engine.spec.hysteresis import Hysteresis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.spec.hysteresis import MARGIN, Hysteresis
+
+LOSING, PAYING = MARGIN - 0.08, MARGIN + 0.02
 
 
 def give_up(hysteresis: Hysteresis) -> None:
-    hysteresis.refuse()
-    hysteresis.planned(has_drafts=False)
+    hysteresis.planned(0.0, has_drafts=False)
+    assert not hysteresis.is_drafting
 
 
-def num_steps_until_drafts(hysteresis: Hysteresis) -> int:
+def num_steps_until_drafts(hysteresis: Hysteresis, gain: float = PAYING) -> int:
+    """A step with drafts follows."""
     count = 0
-    while not hysteresis.allows_drafts():
-        hysteresis.planned(has_drafts=False)
+    while not hysteresis.is_drafting:
+        hysteresis.planned(gain, has_drafts=False)
         count += 1
-    hysteresis.planned(has_drafts=True)
+    assert hysteresis.takes_up
+    hysteresis.planned(gain, has_drafts=True)
+    assert not hysteresis.takes_up
     return count
 
 
 def test_drafts_are_made_until_they_do_not_pay() -> None:
     hysteresis = Hysteresis()
-    assert hysteresis.allows_drafts()
-    margin = hysteresis.margin
-    give_up(hysteresis)
-    assert not hysteresis.allows_drafts()
-    assert hysteresis.margin > margin
-
-
-def test_steps_that_have_no_room_for_drafts_are_no_reason_to_give_up() -> None:
-    hysteresis = Hysteresis()
-    assert hysteresis.allows_drafts()
-    hysteresis.planned(has_drafts=False)
-    # Here they would not have paid before some requests were over.
-    hysteresis.refuse()
-    hysteresis.planned(has_drafts=True)
+    for _ in range(100):
+        hysteresis.planned(PAYING, has_drafts=True)
     assert hysteresis.is_drafting
+    hysteresis.planned(LOSING, has_drafts=True)
+    assert not hysteresis.is_drafting
+
+
+def test_small_losses_are_borne_for_a_few_steps() -> None:
+    """A batch that is larger for a moment."""
+    hysteresis = Hysteresis()
+    for _ in range(50):
+        hysteresis.planned(MARGIN - 0.02, has_drafts=True)
+        hysteresis.planned(MARGIN - 0.02, has_drafts=True)
+        assert hysteresis.is_drafting
+        hysteresis.planned(MARGIN + 0.05, has_drafts=True)
+    for _ in range(4):
+        hysteresis.planned(MARGIN - 0.02, has_drafts=True)
+    assert not hysteresis.is_drafting
 
 
 def test_they_must_pay_in_several_steps_in_a_row() -> None:
     hysteresis = Hysteresis()
     give_up(hysteresis)
     for _ in range(20):
-        assert not hysteresis.allows_drafts()
-        hysteresis.planned(has_drafts=False)
-        assert not hysteresis.is_tempted
-        hysteresis.planned(has_drafts=False)  # Here they do not.
-    assert num_steps_until_drafts(hysteresis) == 3
+        hysteresis.planned(2.0, has_drafts=False)
+        hysteresis.planned(2.0, has_drafts=False)
+        hysteresis.planned(LOSING, has_drafts=False)
+        assert not hysteresis.is_drafting
+    assert num_steps_until_drafts(Hysteresis()) == 0
+    give_up(hysteresis := Hysteresis())
+    assert num_steps_until_drafts(hysteresis, gain=2.0) == 3
+
+
+def test_the_less_they_gain_the_longer_it_takes() -> None:
+    waited = []
+    for gain in (0.3, 0.03, 0.01, 0.003):
+        give_up(hysteresis := Hysteresis())
+        waited.append(num_steps_until_drafts(hysteresis, MARGIN + gain))
+    assert waited == sorted(waited)
+    assert waited[-1] > 5 * waited[0]
 
 
 def test_who_gives_up_soon_thinks_twice_as_long_next_time() -> None:
     hysteresis, waited = Hysteresis(), []
-    for _ in range(8):
-        hysteresis.drafted(5)
+    hysteresis.planned(PAYING, has_drafts=True)
+    for _ in range(6):
         give_up(hysteresis)
         waited.append(num_steps_until_drafts(hysteresis))
-    assert waited == [6, 12, 24, 48, 96, 96, 96, 96]
-    hysteresis.drafted(5)
+    assert [round(steps / waited[0]) for steps in waited] == [1, 2, 4, 4, 4, 4]
+    for _ in range(40):
+        hysteresis.planned(PAYING, has_drafts=True)
     give_up(hysteresis)
-    for count in range(4):
-        assert not hysteresis.allows_drafts()
-        assert hysteresis.allows_drafts(is_clear=True) == (count >= 3)
-        hysteresis.planned(has_drafts=False)
-    hysteresis.drafted(40)
-    give_up(hysteresis)
-    assert num_steps_until_drafts(hysteresis) == 3
+    assert num_steps_until_drafts(hysteresis) < waited[0]
 
 
-def test_while_newcomers_come_nothing_is_taken_up() -> None:
+def test_what_it_costs_to_take_them_up_must_be_lost_first() -> None:
     hysteresis = Hysteresis()
+    for _ in range(20):
+        hysteresis.took_up(5.0)
     give_up(hysteresis)
+    assert num_steps_until_drafts(hysteresis, MARGIN + 0.1) == pytest.approx(50, abs=2)
+
+
+def test_while_newcomers_come_drafts_are_given_up_but_not_taken_up() -> None:
+    hysteresis = Hysteresis()
+    hysteresis.planned(LOSING, has_drafts=True, has_newcomers=True)
+    assert not hysteresis.is_drafting
     for _ in range(10):
-        assert not hysteresis.allows_drafts(is_clear=True)
-        hysteresis.planned(has_drafts=False, has_newcomers=True)
-    assert num_steps_until_drafts(hysteresis) == 3
+        hysteresis.planned(2.0, has_drafts=False, has_newcomers=True)
+    assert not hysteresis.is_drafting
+
+
+@given(st.lists(st.floats(0.3, 3.0), max_size=300), st.floats(0.0, 10.0))
+def test_what_is_lost_between_two_changes_is_bounded(gains: list[float], cost: float) -> None:
+    """By the decision as it was, against the other one."""
+    hysteresis, lost = Hysteresis(), 0.0
+    hysteresis.took_up(cost)
+    for gain in gains:
+        before = hysteresis.is_drafting
+        hysteresis.planned(gain, has_drafts=before)
+        if hysteresis.is_drafting != before:
+            lost = 0.0
+            continue
+        step = min(gain - MARGIN, 0.5)
+        lost = max(0.0, lost + (-step if before else step))
+        assert lost < (0.06 if before else 8 * max(0.06, cost) + 1.5) + 1e-9

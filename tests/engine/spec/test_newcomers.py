@@ -14,7 +14,8 @@ from engine.scheduler.plan import StepPlan
 from engine.spec.config import SpeculativeConfig
 from engine.spec.costs import StepCosts
 from engine.spec.network import NetworkProposer
-from engine.spec.newcomers import Newcomers
+from engine.spec.newcomers import Exposure, Newcomers
+from engine.spec.planned_step import PlannedStep
 from tests.engine.spec.simulation import BATCHES, H200, LENGTHS, padded
 from tests.engine.spec.test_speculator import OUTSIDE_S, TimedRunner
 
@@ -22,40 +23,97 @@ CATCH_UP_S, PREFILL_S = 0.0012, 0.001
 """What the host does for the first drafts of newcomers, and to take them in."""
 
 
+def serve_one(newcomers: Newcomers, *, num_tokens: int, lost_s: float, saved_s: float = 0) -> None:
+    """A request comes, generates, and ends; drafts are made."""
+    newcomers.come(1, drafting=True)
+    newcomers.lose(lost_s)
+    newcomers.end()
+    newcomers.go_on(num_tokens, saved_s)
+
+
 def test_who_comes_seldom_costs_little() -> None:
     newcomers = Newcomers()
-    assert newcomers.s_per_token == 0.0
-    for _ in range(200):
-        newcomers.observe(1, 1, drafting=True)
-        newcomers.lose(0.002)
-        newcomers.observe(0, 99, drafting=True)
+    assert newcomers.s_per_token == newcomers.share == 0.0
+    for _ in range(300):
+        serve_one(newcomers, num_tokens=100, lost_s=0.002, saved_s=0.02)
     assert newcomers.s_per_token == pytest.approx(0.002 / 100, rel=0.1)
+    assert newcomers.share == pytest.approx(0.1, rel=0.1)
+
+
+def test_newcomers_may_cost_all_that_drafts_save() -> None:
+    newcomers = Newcomers()
+    for _ in range(300):
+        serve_one(newcomers, num_tokens=4, lost_s=0.002, saved_s=0.001)
+    assert newcomers.share == 1.0
+
+
+def test_what_they_cost_counts_when_it_is_known_what_they_gave() -> None:
+    """Many that come at once have given nothing yet."""
+    newcomers = Newcomers()
+    newcomers.come(32, drafting=True)
+    newcomers.lose(0.1)
+    newcomers.go_on(32, 0.0001)
+    assert newcomers.s_per_token == newcomers.share == 0.0
+    newcomers.go_on(32 * 50, 0.3)
+    for _ in range(32):
+        newcomers.end()
+    newcomers.go_on(32, 0.003)
+    assert 0.1 < newcomers.share < 0.6
 
 
 def test_losses_are_forgotten_with_those_who_made_them() -> None:
     newcomers = Newcomers()
-    for lost_s in [0.002] * 100 + [0.0] * 200:
-        newcomers.observe(1, 10, drafting=True)
-        newcomers.lose(lost_s)
+    for lost_s in [0.002] * 100 + [0.0] * 300:
+        serve_one(newcomers, num_tokens=10, lost_s=lost_s)
     assert newcomers.s_per_token < 0.01 * 0.002 / 10
 
 
 def test_losses_fade_while_nobody_drafts() -> None:
     newcomers = Newcomers()
     for _ in range(100):
-        newcomers.observe(1, 10, drafting=True)
-        newcomers.lose(0.002)
+        serve_one(newcomers, num_tokens=10, lost_s=0.002)
     before = newcomers.s_per_token
-    for _ in range(1000):
-        newcomers.observe(1, 10, drafting=False)
+    newcomers.come(1000, drafting=False)
+    newcomers.come(0, drafting=True)
     assert 0.55 * before < newcomers.s_per_token < 0.65 * before
 
 
 def test_gains_are_no_reason_to_draft_more() -> None:
     newcomers = Newcomers()
-    newcomers.observe(1, 10, drafting=True)
-    newcomers.lose(-1.0)
-    assert newcomers.s_per_token == 0.0
+    serve_one(newcomers, num_tokens=10, lost_s=-1.0, saved_s=1.0)
+    assert newcomers.s_per_token == newcomers.share == 0.0
+
+
+def mixed(exposed_s: float, drafting_s: float = 0.0, batch: int = 4) -> PlannedStep:
+    """A step with a prompt among others."""
+    return PlannedStep(
+        batch,
+        3 if drafting_s else 0,
+        3 * (batch - 1) if drafting_s else 0,
+        0.0,
+        only_decodes=False,
+        num_new=1,
+        exposed_s=exposed_s,
+        drafting_s=drafting_s,
+    )
+
+
+def test_what_a_prompt_exposes_is_what_the_device_would_have_hidden() -> None:
+    exposure = Exposure()
+    assert exposure.lost_s(mixed(0.003), hidden_s=0.004) == pytest.approx(0.003)
+    # The device would have waited for the rest anyway.
+    assert exposure.lost_s(mixed(0.003), hidden_s=0.001) == pytest.approx(0.001)
+    assert exposure.lost_s(mixed(0.003, batch=1), hidden_s=0.004) == 0.0, "nobody else waits"
+
+
+def test_what_a_network_catches_up_with_is_lost_whoever_waits() -> None:
+    exposure = Exposure()
+    usual = PlannedStep(4, 3, 12, 0.0, exposed_s=0.0005, drafting_s=0.0002)
+    exposure.observe(usual, num_steps=200)
+    # 1.2 ms for drafts, of which 0.2 are as ever; 0.9 for the prompt, of which 0.3 are.
+    step = mixed(exposed_s=0.0021, drafting_s=0.0012)
+    assert exposure.lost_s(step, hidden_s=0.01) == pytest.approx(0.001 + 0.0006, rel=1e-3)
+    assert exposure.lost_s(step, hidden_s=0.0) == pytest.approx(0.001, rel=1e-3)
 
 
 class CatchingUp(TimedRunner):

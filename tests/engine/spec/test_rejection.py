@@ -23,7 +23,7 @@ LENGTH = 3
 LOGITS = torch.randn(VOCAB + 1, VOCAB, generator=torch.Generator().manual_seed(3)) * 1.5
 
 Drafter = Callable[[list[int], random.Random], int]
-"""From the tokens so far to a guess at the next."""
+"""From the tokens so far to a draft of the next."""
 
 LAWS = {
     "plain": SamplingParams(),

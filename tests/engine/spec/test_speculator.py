@@ -15,6 +15,7 @@ from engine.overload import ModelledRunner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepPlan, StepResult
+from engine.spec.adaptive import AdaptiveLength
 from engine.spec.base import Proposer, TextProposer
 from engine.spec.config import SpeculativeConfig
 from engine.spec.costs import StepCosts
@@ -71,7 +72,7 @@ class TimedRunner(ModelledRunner):
         return super().collect()
 
 
-class Guesses(TextProposer):
+class Ideas(TextProposer):
     """Has an idea for some requests."""
 
     def __init__(self, share: float) -> None:
@@ -213,7 +214,7 @@ def test_devices_that_wait_for_the_host_give_up_no_gains(
 @pytest.mark.parametrize("has_graphs", [True, False])
 def test_texts_are_never_slower_with_drafts(share: float, rate: float, has_graphs: bool) -> None:
     costs = padded(H200) if has_graphs else H200
-    adaptive = decode(TimedRunner(costs, rate), 16, 300, proposer=Guesses(share))
+    adaptive = decode(TimedRunner(costs, rate), 16, 300, proposer=Ideas(share))
     plain = decode(TimedRunner(costs, rate), 16, 300, proposer=None)
     assert adaptive > 0.98 * plain
     if rate == 0.9 and (share == 1.0 or (share and not has_graphs)):
@@ -325,7 +326,7 @@ def run(core: EngineCore, runner: TimedRunner, num_steps: int) -> None:
 @pytest.mark.parametrize("is_network", [True, False])
 def test_where_drafts_do_not_pay_the_engine_seldom_asks(overlap: bool, is_network: bool) -> None:
     runner = TimedRunner(padded(H200), 0.05)
-    proposer = NetworkProposer(runner) if is_network else Guesses(1.0)
+    proposer = NetworkProposer(runner) if is_network else Ideas(1.0)
     core, asked = start(runner, 64, overlap=overlap, proposer=proposer)
     run(core, runner, 100)
     asked.clear()
@@ -358,13 +359,15 @@ def test_what_a_rest_took_is_learned_of_its_own_batch() -> None:
     run(core, runner, 200)
     learned: list[int] = []
     adaptive = core._speculator._adaptive
-    observe_rest = adaptive.observe_rest
+    assert isinstance(adaptive, AdaptiveLength)
+    experience = adaptive._experience
+    observe_rest = experience.observe_rest
 
-    def spy(batch: int, seconds: Sequence[float]) -> None:
+    def spy(batch: int, seconds: Sequence[float], saving_s: float = 0.0) -> None:
         learned.extend([batch] * len(seconds))
-        observe_rest(batch, seconds)
+        observe_rest(batch, seconds, saving_s)
 
-    adaptive.observe_rest = spy  # type: ignore[method-assign]
+    experience.observe_rest = spy  # type: ignore[method-assign]
     while not core._speculator.rests(64):
         run(core, runner, 1)
     core.abort([str(index) for index in range(56, 64)])
@@ -372,7 +375,7 @@ def test_what_a_rest_took_is_learned_of_its_own_batch() -> None:
     assert learned.count(56) == 1, "only one of these is over"
 
 
-class Slow(Guesses):
+class Slow(Ideas):
     """Thinks for a while, and has no idea."""
 
     def __init__(self, runner: TimedRunner, seconds: float) -> None:

@@ -244,6 +244,41 @@ LOOSE_TOOL = {
 
 
 @pytest.mark.parametrize(
+    ("pattern", "valid"),
+    [
+        (r"^\p{L}+$", True),
+        (r"^\p{Emoji}+$", False),
+        (r"^(?<=^a?)é+$", True),
+        (r"^\p{RGI_Emoji}$", False),
+    ],
+)
+async def test_patterns_that_python_cannot_read(
+    gateway: Gateway, double: EngineDouble, pattern: str, valid: bool
+) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
+    function = {"name": "f", "parameters": parameters}
+    double.script = says(CALL.replace("1", '"é"'))
+    choice = await choice_of(gateway, tools=[{"type": "function", "function": function}])
+    assert choice["structured_outputs"]["valid"] is valid
+    assert choice["structured_outputs"]["unenforced"] == [
+        {"keyword": "parameters", "path": "$", "function": "f"}
+    ]
+    strict = {
+        "strict": True,
+        "name": "f",
+        "parameters": parameters | {"required": ["a"], "additionalProperties": False},
+    }
+    answer = await chat(
+        gateway, chat_body(tools=[{"type": "function", "function": strict}], tool_choice="required")
+    )
+    if pattern == r"^\p{L}+$":
+        assert answer.status == 200
+    else:
+        assert (answer.status, answer.error["param"]) == (400, "tools")
+        assert "$.properties.a.pattern" in answer.error["message"]
+
+
+@pytest.mark.parametrize(
     ("fields", "unenforced"),
     [
         ({}, ("parameters", "$")),

@@ -271,6 +271,32 @@ async def test_input_items_in_pages(gateway: Gateway) -> None:
             assert caught.value.param == next(iter(wrong))
 
 
+async def test_counting_the_input_beforehand(gateway: Gateway, double: EngineDouble) -> None:
+    async with gateway.openai() as client:
+        first = await client.responses.create(model=MODEL, input="one")
+        schema = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+        held = {"type": "function", "name": "now", "parameters": schema}  # strict by default
+        wanted: Any = {
+            "model": MODEL,
+            "input": [{"role": "user", "content": "two"}],
+            "instructions": "Be kind.",
+            "previous_response_id": first.id,
+            "tools": [TOOL, held],
+        }
+        before = len(double.requests)
+        counted = await client.responses.input_tokens.count(**wanted)
+        assert counted.object == "response.input_tokens"
+        assert len(double.requests) == before
+        response = await client.responses.create(**wanted)
+        assert response.usage is not None
+        assert counted.input_tokens == response.usage.input_tokens
+        for name, value in (("model", "zz"), ("previous_response_id", "resp_zz"), ("input", None)):
+            wrong: dict[str, Any] = {"model": MODEL, "input": "x", name: value}
+            with pytest.raises((BadRequestError, NotFoundError)) as caught:
+                await client.responses.input_tokens.count(**wrong)
+            assert caught.value.param == name
+
+
 async def test_item_references(gateway: Gateway, double: EngineDouble) -> None:
     async with gateway.openai() as client:
         first = await client.responses.create(model=MODEL, input="one")

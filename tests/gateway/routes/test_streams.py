@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from tests.gateway.ws_client import ready, text_of
 
 pytestmark = pytest.mark.asyncio
 
+README = Path(__file__).parents[3] / "gateway" / "README.md"
 TEXT = "".join(f"{number} ünd " for number in range(60))
 
 
@@ -247,6 +251,27 @@ async def test_heartbeats_are_events_like_any_other(model_dir: Path) -> None:
         body, _ = await read_some(client, 10**6)
         assert (await read_on(gateway, stream_id)).body == body
         assert len(events(body)) >= 1 + 2 + 2 + 3
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the example is curl's")
+async def test_the_example_of_the_readme(
+    gateway: Gateway, double: EngineDouble, tmp_path: Path
+) -> None:
+    speak(double, interval_s=0.01)
+    example = re.search(r"```bash\n(.*?x-sluice-stream-id.*?)```", README.read_text(), re.DOTALL)
+    assert example is not None
+    script = example[1].replace('"demo"', json.dumps(MODEL)).replace("time 3", "time 0.6")
+    shell = await asyncio.create_subprocess_exec(
+        *("bash", "-c", script),
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "URL": gateway.url, "KEY": gateway.api_key},
+    )
+    assert await shell.wait() == 0
+    begun = (tmp_path / "begun").read_bytes()
+    assert b"[DONE]" not in begun
+    *said, done = events(whole_events(begun) + (tmp_path / "rest").read_bytes())
+    assert done == "[DONE]"
+    assert "".join(event["choices"][0]["delta"].get("content") or "" for event in said) == TEXT
 
 
 async def test_only_streams_are_resumable(gateway: Gateway) -> None:

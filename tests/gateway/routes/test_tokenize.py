@@ -36,7 +36,9 @@ async def test_there_and_back(client: AsyncOpenAI, double: EngineDouble) -> None
 async def test_messages_count_as_a_chat_counts_them(
     client: AsyncOpenAI, gateway: Gateway, double: EngineDouble
 ) -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
+    schema = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+    function = {"name": "f", "parameters": schema, "strict": True}
+    tools = [{"type": "function", "function": function}]
     body = chat_body("hello", tools=tools)
     found = await post(client, "/tokenize", messages=body["messages"], tools=tools)
     await client.chat.completions.create(**body)

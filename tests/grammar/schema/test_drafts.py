@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grammar.audit import audit
 from grammar.errors import GrammarTooLarge, InvalidGrammar
 from grammar.schema.drafts import OLD_SPELLING, modern
 from grammar.spec import GrammarSpec
@@ -58,6 +59,38 @@ def test_what_was_spelled_otherwise(old: Any, new: Any) -> None:
 )
 def test_all_else_is_left_alone(schema: Any) -> None:
     assert modern(schema) == schema
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("#/properties/pair/items/0", "#/properties/pair/prefixItems/0"),
+        ("#/properties/pair/items/1/items", "#/properties/pair/prefixItems/1/items"),
+        ("#/properties/pair/additionalItems", "#/properties/pair/items"),
+        ("#/properties/items/items", "#/properties/items/items"),
+        ("#/$defs/a~1b%25/items/0", "#/$defs/a~1b%25/prefixItems/0"),
+        ("#", "#"),
+        ("#pair", "#pair"),
+        ("#/properties/pair/items/two/items", "#/properties/pair/prefixItems/two/items"),
+        ("https://example.com/#/items/0", "https://example.com/#/items/0"),
+    ],
+)
+def test_references_into_tuples_lead_to_the_same_schema(old: str, new: str) -> None:
+    """As zod-to-json-schema writes them where a schema comes twice."""
+    pair = {"items": [{"type": "string"}, {"items": {}}], "additionalItems": {}}
+    schema = {
+        "properties": {"pair": pair, "items": {"items": {}}, "again": {"$ref": old}},
+        "$defs": {"a/b%": pair},
+    }
+    assert modern(schema)["properties"]["again"] == {"$ref": new}
+
+
+def test_a_grammar_follows_a_reference_into_a_tuple() -> None:
+    pair = {"type": "array", "items": [{"type": "string"}, {"$ref": "#/properties/pair/items/0"}]}
+    spec = GrammarSpec.from_schema({"type": "object", "properties": {"pair": pair}})
+    assert audit(spec.document()).keywords
+    assert validate(spec, '{"pair": ["a", "b"]}').passed
+    assert not validate(spec, '{"pair": ["a", 1]}').passed
 
 
 SCHEMAS = st.recursive(

@@ -41,7 +41,7 @@ def check(schema: Any, **limits: Any) -> None:
         ({"items": [{}]}, "$.items", "called prefixItems"),
         ({"items": 3}, "$.items", "a schema is an object or a boolean"),
         ({"allOf": []}, "$.allOf", "non-empty"),
-        ({"pattern": "a("}, "$.pattern", "regular expression"),
+        ({"pattern": "a("}, "$.pattern", "a regular expression .missing"),
         ({"patternProperties": {"[": {}}}, "$.patternProperties", "regular expressions"),
         ({"minimum": True}, "$.minimum", "a number"),
         ({"exclusiveMinimum": True}, "$.exclusiveMinimum", "a number"),

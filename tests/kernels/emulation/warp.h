@@ -1,6 +1,5 @@
 // Kernels on a CPU: each of a CTA's threads is a fiber, which runs until it has to wait for others,
-// so what a kernel leaves unordered shows. Copies are done at once; products are
-// summed in float32.
+// so what a kernel leaves unordered shows. Products are summed in float32.
 #pragma once
 
 #include <cuda_bf16.h>

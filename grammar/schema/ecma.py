@@ -1,0 +1,102 @@
+"""Patterns of JSON Schema as a search runs them: where keywords are checked, not generated.
+
+Python's ``re`` runs what it can read. ECMA-262 allows more, Unicode properties and named groups
+first of all: that is run by ``regex``, which reads the most of it, and is told the rest in its own
+spelling. ``regex`` writes out repetitions of groups, which can take all of the memory, so that a
+client's pattern is compiled only where that is limited; ``check`` does without.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Protocol
+
+import regex
+
+
+class Searches(Protocol):
+    """A compiled pattern."""
+
+    def search(self, string: str, /) -> object | None: ...
+
+
+class Unreadable(ValueError):
+    """The pattern cannot be read."""
+
+
+def check(source: str) -> None:
+    """Raises ``Unreadable`` for what is no pattern at all; in time and memory as ``re`` takes them.
+
+    What passes may still name a property that ``compiled`` does not know.
+    """
+    try:
+        _compiled_by_python(source)
+    except (re.error, OverflowError, RecursionError) as error:
+        try:
+            _compiled_by_python(_respelt(source, _STAND_INS))
+        except (re.error, OverflowError, RecursionError):
+            raise Unreadable(str(error)) from None
+
+
+@lru_cache(maxsize=512)
+def compiled(source: str) -> Searches:
+    """Only in a worker. Raises ``Unreadable``."""
+    try:
+        return _compiled_by_python(source)
+    except (re.error, OverflowError, RecursionError) as error:
+        try:
+            found: Searches = regex.compile(_respelt(source, {}))
+            return found
+        except (regex.error, ValueError, OverflowError, RecursionError):
+            raise Unreadable(str(error)) from None
+
+
+def matches(source: str, text: str) -> bool:
+    """Whether the pattern is found in ``text``. As ``compiled``."""
+    return compiled(source).search(text) is not None
+
+
+def _compiled_by_python(source: str) -> re.Pattern[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # doubtful, yet valid
+        return re.compile(source)
+
+
+# A class first and as a whole: what stands in it is no class of its own.
+_SPELT_OTHERWISE = re.compile(
+    r"""
+      (?P<none> \[\] ) | (?P<any> \[\^\] ) | (?P<class> \[ (?: \\. | [^\\\]] )+ \] )
+    | \\ (?: u\{ 0* (?P<point> [0-9A-Fa-f]{1,6} ) \} | c (?P<control> [A-Za-z] )
+           | k< (?P<name> \w+ ) > | (?P<property> [pP] \{ [\w=]+ \} ) | . )
+    | \(\?< (?: (?P<behind> = ) | (?P<not_behind> ! ) | (?P<named> (?=\w) ) )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_STAND_INS = {"property": r"\w", "behind": "(?=", "not_behind": "(?!", "named": "(?P<"}
+"""What has the same form, and is known to ``re``."""
+
+
+def _respelt(source: str, stand_ins: Mapping[str, str]) -> str:
+    def respelt(found: re.Match[str]) -> str:
+        kind = found.lastgroup or ""
+        if kind in stand_ins:
+            return stand_ins[kind]
+        match kind:
+            case "none":
+                return "(?!)"
+            case "any":
+                return r"[\s\S]"
+            case "class":
+                return f"[{_respelt(found[0][1:-1], stand_ins)}]"
+            case "point":
+                return rf"\U{int(found['point'], 16):08x}"
+            case "control":
+                return rf"\x{ord(found['control']) % 32:02x}"
+            case "name":
+                return f"(?P={found['name']})"
+        return found[0]
+
+    return _SPELT_OTHERWISE.sub(respelt, source)

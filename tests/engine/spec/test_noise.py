@@ -1,0 +1,55 @@
+"""That drafts pay where they do, and cost nothing where they do not, on machines that others use.
+
+The 7M demo model on a GPU, where the host takes longer than the device, and on a processor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.engine.spec.noisy_machine import Machine, speed_ups
+
+GPU = Machine(
+    step=lambda batch, length: 0.12 + 0.002 * batch * (1 + 0.5 * length),
+    draft=lambda batch: 0.05 + 0.0003 * batch,
+    plan=0.25,
+    plan_request=0.007,
+    prompts=1.5,
+    prompt=0.05,
+    catch_up=1.2,
+    catch_up_request=0.05,
+    overlap=True,
+)
+CPU = Machine(
+    step=lambda batch, length: 0.65 + 0.12 * (batch - 1) + (0.18 + 0.1 * (batch - 1)) * length,
+    draft=lambda batch: 0.22 + 0.03 * batch,
+    plan=0.13,
+    plan_request=0.007,
+    prompts=3.0,
+    prompt=2.0,
+    catch_up=0.4,
+    catch_up_request=0.3,
+    overlap=False,
+)
+QUIET_GPU = replace(GPU, spread=0.03, slow=0.05, spike_chance=0.001)
+MACHINES = {"gpu": GPU, "quiet gpu": QUIET_GPU, "cpu": CPU}
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+@pytest.mark.parametrize(("batch", "num_drafts"), [(1, 1), (1, 3), (8, 1), (8, 3), (32, 3)])
+@pytest.mark.parametrize("rate", [0.3, 0.85])
+def test_short_answers(machine: Machine, batch: int, num_drafts: int, rate: float) -> None:
+    fixed, adaptive = speed_ups(machine, batch, rate, num_drafts, mean_tokens=24)
+    assert adaptive > 0.97
+    assert adaptive > 0.93 * fixed
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.85])
+def test_a_host_that_is_slow_for_seconds(rate: float) -> None:
+    """As many of its steps with drafts fall into such a time."""
+    machine = replace(GPU, slow_ms=1000.0)
+    fixed, adaptive = speed_ups(machine, 8, rate, 3, mean_tokens=150)
+    assert adaptive > 0.97
+    assert adaptive > 0.93 * fixed

@@ -1,0 +1,121 @@
+"""The wide product's own source without a GPU: compiled for the host, where fibers are the threads
+of a cluster's CTAs (``cluster_emulation/cluster.h``), against float64."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from kernels import build, cuda_wide
+
+EMULATION = Path(__file__).parent / "cluster_emulation"
+KERNEL = ("vector.cuh", "wide_linear.cu", "wide_linear.cuh")
+MEMORY = "extern __shared__ __align__(1024) uint8_t raw[];"
+BF16 = torch.bfloat16
+
+
+class WideLinear(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("out", "x", "weight", "bias")),
+        ("x_stride", ctypes.c_int64),
+        *((name, ctypes.c_int) for name in ("tokens", "features", "k")),
+        ("gated", ctypes.c_bool),
+        ("width", ctypes.c_int),
+    )
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not installed")
+    folder: Path = tmp_path_factory.mktemp("wide")
+    for name in KERNEL:
+        text = (build.SOURCES / name).read_text()
+        assert name != "wide_linear.cu" or text.count(MEMORY) == 1
+        (folder / name).write_text(text.replace(MEMORY, "auto* raw = emulation::shared_memory;"))
+    for path in EMULATION.iterdir():
+        shutil.copy(path, folder)
+    (folder / "dependent_launch.cuh").write_text("#pragma once\n")  # wide.cpp has its own
+    built = folder / "wide.so"
+    options = ["-x", "c++", "-std=c++20", "-O2", "-shared"]
+    # The libraries of a process have inline variables of the same names, each its own.
+    options += ["-Xcompiler", "-fPIC,-w,-fno-gnu-unique"]
+    command = [build.find_nvcc(), *options, str(folder / "wide.cpp"), "-o", str(built)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return ctypes.CDLL(str(built))
+
+
+def randn(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(BF16)
+
+
+def wide(
+    library: ctypes.CDLL,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+    width: int = 256,
+) -> torch.Tensor:
+    """What nobody wrote is NaN; rows around the result, which nobody may write, are checked."""
+    (features, k), tokens = weight.shape, len(x)
+    around = torch.full((tokens + 2, features // 2 if gated else features), float("nan")).to(BF16)
+    out = around[1:-1]
+    call = WideLinear(
+        out=out.data_ptr(),
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+        x_stride=x.stride(0),
+        tokens=tokens,
+        features=features,
+        k=k,
+        gated=gated,
+        width=width,
+    )
+    assert library.wide(ctypes.byref(call)) == 0
+    assert around[0].isnan().all()
+    assert around[-1].isnan().all()
+    return out
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor, limit: float) -> None:
+    error = ((got.double() - want).norm() / want.norm()).item()
+    assert error < limit, f"relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("width", cuda_wide.WIDTHS)
+@pytest.mark.parametrize(
+    ("tokens", "features"), [(1, 16), (100, 304), (129, 560), (256, 272), (300, 48), (1200, 288)]
+)
+def test_linear(library: ctypes.CDLL, tokens: int, features: int, width: int) -> None:
+    """Pairs that share the weight and pairs that share the tokens; more tiles than pairs."""
+    x, weight = randn(tokens, 192, seed=1), randn(features, 192, seed=2)
+    bias = randn(features, seed=3)
+    out = wide(library, x, weight, bias, width=width)
+    assert_close(out, x.double() @ weight.double().T + bias.double(), 4e-3)
+
+
+@pytest.mark.parametrize("width", cuda_wide.WIDTHS)
+@pytest.mark.parametrize(("tokens", "features"), [(70, 176), (256, 608)])
+def test_gated(library: ctypes.CDLL, tokens: int, features: int, width: int) -> None:
+    x, weight = randn(tokens, 128, seed=1), randn(features, 128, seed=2) * 0.1
+    gate, up = (x.double() @ weight.double().T).chunk(2, -1)
+    out = wide(library, x, weight, gated=True, width=width)
+    assert_close(out, F.silu(gate) * up, 12e-3)
+
+
+def test_strided_rows_and_what_lies_between_them(library: ctypes.CDLL) -> None:
+    both = randn(140, 256, seed=1)
+    both[:, 128:] = float("nan")
+    weight = randn(48, 128, seed=2)
+    want = both[:, :128].double() @ weight.double().T
+    assert_close(wide(library, both[:, :128], weight), want, 4e-3)
