@@ -172,8 +172,9 @@ def decode_schedule(
     block_table: [batch, max_blocks] int32, the one ``paged_decode`` will get.
     min_span: KV tiles (of 64 tokens) that a CTA takes at least.
     shared: the keys in it are left out, ``shared_prefix`` attends to them.
-    clusters: few sequences of like lengths may be divided among clusters of CTAs, which merge
-    their results without memory; on Hopper, up to 8 rows (queries times query heads per KV head).
+    clusters: where two CTAs for each sequence and group of heads fill the GPU, and lengths are
+    alike, such pairs may merge their results without memory; on Hopper, up to 8 rows (queries times
+    query heads per KV head).
     """
     torch.ops.sluice_cuda.decode_schedule(
         workspace.schedule,

@@ -26,8 +26,11 @@ from kernels.transfer import to_device
 
 MAX_QUERIES = 8
 """The longest chunk that counts as few tokens."""
-MAX_STORING_BATCH = 64
-"""In larger batches a CTA has many sequences, and would wait for the new keys of each."""
+MAX_STORING_BATCH = 16
+"""In larger batches a CTA has many sequences, and would wait for the new keys of each: at 64 slower
+than the kernel that rotates and stores them before."""
+MAX_STORING_ROWS = 8
+"""Of query tokens times query heads per KV head: more leave no registers for the rotation."""
 
 
 class CudaAttention:
@@ -136,9 +139,9 @@ class _ShortStepAttention:
         return out
 
     def stores(self, cos_sin: torch.Tensor) -> bool:
-        small = len(self.batch.seq_lens) <= MAX_STORING_BATCH
+        few = len(self.batch.seq_lens) <= MAX_STORING_BATCH and self._rows <= MAX_STORING_ROWS
         plain = self.batch.shared is None and not self.shape.is_fp8
-        return small and plain and cos_sin.shape[1] == self.shape.head_dim
+        return few and plain and cos_sin.shape[1] == self.shape.head_dim
 
     def store_and_attend(
         self,
@@ -221,7 +224,8 @@ class _ShortStepAttention:
 
     @property
     def _clusters(self) -> bool:
-        return self.shape.softcap is None and self.batch.shared is None
+        plain = self.shape.softcap is None and self.batch.shared is None
+        return plain and not self.shape.is_fp8
 
     @property
     def _rows(self) -> int:

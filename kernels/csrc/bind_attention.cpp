@@ -49,17 +49,17 @@ struct Clusters {
   int64_t size, spans;
 };
 
-constexpr int64_t kMostInCluster = 8;  // what every GPU has room for
-constexpr int kClusterSlack = 1;       // tiles: about what merging by way of memory takes
+constexpr int kClusterSlack = 1;  // tiles: about what merging by way of memory takes
 
 Clusters clusters_of(const HeadSplit& split, const Tensor& schedule, int64_t batch,
                      int64_t max_queries, bool wanted) {
   const int64_t spans = (schedule.size(0) - 1) / split.columns;
   const int64_t items = batch * (split.items / split.columns);
-  int64_t size = 1;
-  if (wanted && sluice::device_has_dependent_launch() && split.group * max_queries <= 8) {
-    while (size < kMostInCluster && items * size * 2 <= spans) size *= 2;
-  }
+  // Pairs, where they fill the GPU: larger clusters are not all resident at once, and the CTAs of
+  // the last ones wait for a whole run of others.
+  const bool pairs = wanted && sluice::device_has_dependent_launch() &&
+                     split.group * max_queries <= 8 && items * 2 <= spans && spans < items * 4;
+  const int64_t size = pairs ? 2 : 1;
   return {size, spans / size * size};
 }
 
@@ -350,7 +350,8 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
   m.def(
       "paged_decode(Tensor(a!) out, Tensor q, Tensor(e!) k_cache, Tensor(f!) v_cache, "
       "Tensor block_table, Tensor seq_lens, Tensor cu_queries, Tensor schedule, "
-      "Tensor(b!) partial_out, Tensor(c!) partial_stats, Tensor(d!) arrivals, Tensor? alibi_slopes, Tensor? skipped, "
+      "Tensor(b!) partial_out, Tensor(c!) partial_stats, Tensor(d!) arrivals, "
+      "Tensor? alibi_slopes, Tensor? skipped, "
       "Tensor? shared_splits, Tensor? shared_out, Tensor? shared_stats, int max_queries, "
       "int window, float scale, float soft_cap, bool wait_first, Tensor? k_scale=None, "
       "Tensor? v_scale=None, Tensor? new_k=None, Tensor? new_v=None, Tensor? cos_sin=None, "

@@ -1,21 +1,24 @@
-// Kernels on a CPU: each of a CTA's threads is a fiber, which runs until it has to wait for others,
-// so what a kernel leaves unordered shows. Products are summed in float32.
+// Kernels on a CPU: each thread of a cluster's CTAs is a fiber, which runs until it has to wait for
+// others, so what a kernel leaves unordered shows. Products are summed in float32.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 namespace emulation {
 
-#ifndef EMULATED_THREADS
+#ifndef EMULATED_THREADS  // of a CTA
 #define EMULATED_THREADS 128
 #endif
 #ifndef EMULATED_CTAS  // of a cluster, at most
@@ -27,7 +30,7 @@ struct Place {
   int x, y, z;
 };
 
-// What a warp or a CTA waits at.
+// What a warp, a CTA or a cluster waits at.
 struct Barrier {
   int waiting = 0;
   unsigned generation = 0;
@@ -45,17 +48,20 @@ struct Cta {
 };
 
 inline Cta ctas[kMaxCtas];
+inline Place grid;
 inline int threads;             // of the cluster
 inline int current;             // thread, counted through its CTAs
 inline uint8_t* shared_memory;  // of the thread's CTA
 inline Barrier cluster;
 inline Warp warps[kMaxCtas * kThreads / 32];
-inline bool ended[kMaxCtas * kThreads];
+inline bool started[kMaxCtas * kThreads], ended[kMaxCtas * kThreads];
 inline ucontext_t fibers[kMaxCtas * kThreads], outside;
+inline jmp_buf places[kMaxCtas * kThreads];  // unlike contexts, left without a system call
 inline void (*body)();
 
-inline Cta& cta() { return ctas[current / kThreads]; }
+inline int rank() { return current / kThreads; }
 inline int lane() { return current % 32; }
+inline Cta& cta() { return ctas[rank()]; }
 inline Warp& warp() { return warps[current / 32]; }
 
 // The next thread that has not ended; -1 if none.
@@ -67,16 +73,18 @@ inline int next_thread() {
   return -1;
 }
 
-inline void select(int thread) {
+[[noreturn]] inline void go_on(int thread) {
   current = thread;
   shared_memory = cta().memory;
+  if (started[thread]) _longjmp(places[thread], 1);
+  started[thread] = true;
+  setcontext(&fibers[thread]);
+  std::abort();
 }
 
 // Lets the other threads run.
 inline void yield() {
-  const int from = current;
-  select(next_thread());
-  swapcontext(&fibers[from], &fibers[current]);
+  if (_setjmp(places[current]) == 0) go_on(next_thread());
 }
 
 inline void wait(Barrier& barrier, int count) {
@@ -96,23 +104,24 @@ inline void run_thread() {
   ended[current] = true;
   const int next = next_thread();
   if (next < 0) setcontext(&outside);
-  select(next);
-  setcontext(&fibers[next]);
+  go_on(next);
 }
 
 // The places and shared memories of its CTAs are in `ctas`.
 inline void run_cluster(int num_ctas, void (*kernel)()) {
-  static std::vector<char> stacks(kMaxCtas * kThreads * kStack);
+  static const std::unique_ptr<char[]> stacks(new char[kMaxCtas * kThreads * kStack]);
   threads = num_ctas * kThreads;
   body = kernel;
   for (int i = 0; i < threads; ++i) {
-    ended[i] = false;
+    started[i] = ended[i] = false;
     getcontext(&fibers[i]);
     fibers[i].uc_stack.ss_sp = &stacks[i * kStack];
     fibers[i].uc_stack.ss_size = kStack;
     makecontext(&fibers[i], run_thread, 0);
   }
-  select(0);
+  current = 0;
+  shared_memory = ctas[0].memory;
+  started[0] = true;
   swapcontext(&outside, &fibers[0]);
 }
 
@@ -164,6 +173,9 @@ inline bool any(bool x) {
 #define __any_sync(mask, x) emulation::any(x)
 #define __cvta_generic_to_shared(at) \
   static_cast<size_t>(reinterpret_cast<const uint8_t*>(at) - emulation::shared_memory)
+
+// No macro: a member of launch configurations has this name, too.
+inline emulation::Place& gridDim = emulation::grid;
 
 using std::max;
 using std::min;
