@@ -290,6 +290,9 @@ class _CollectedChoice:
         return choice
 
 
+_TEXT_FRAME = b'%b%d,"content":"%b"}'
+
+
 class TurnFrames:
     """The frames of one WebSocket turn, as text. ``seq`` counts them from ``after_seq`` + 1."""
 
@@ -337,7 +340,11 @@ class TurnFrames:
     def text(self, text: Text) -> bytes:
         """``delta`` of content alone."""
         self._seq = seq = self._seq + 1
-        return b'%b%d,"content":"%b"}' % (self._head, seq, text)
+        return _TEXT_FRAME % (self._head, seq, text)
+
+    def text_at(self, text: Text, seq: int) -> bytes:
+        """What ``text`` has made, or will make, as the frame of this number."""
+        return _TEXT_FRAME % (self._head, seq, text)
 
     def done(
         self, finish_reason: DoneReason, usage: Usage, *, compliance: Compliance | None = None

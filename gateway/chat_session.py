@@ -33,6 +33,7 @@ from gateway.served_models import ServedModels
 from gateway.socket_session import SocketSession
 from gateway.stream_log import StreamReader
 from gateway.streams import Streams
+from gateway.text_events import Numbered
 from gateway.turn import Turn, TurnSink, frames_of, is_last, logged_frames_of
 from tenants.authenticator import Authenticator
 from tenants.types import Principal
@@ -166,7 +167,7 @@ class ChatSession(SocketSession):
         sink = self._streams.sink(
             stream_id,
             lambda delta: [turn.frames.delta(delta)],
-            turn.frames.text,
+            Numbered(turn.frames.text, turn.frames.text_at),
         )
         return await self._streams.open(
             stream_id,

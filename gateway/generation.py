@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
 from typing import Any
@@ -366,9 +366,10 @@ class Generations:
         """What runs at the moment."""
         return tuple(self._live)
 
-    def principals(self) -> Iterator[Principal]:
-        """Whose requests run."""
-        return (generation.admitted.principal for generation in list(self._live))
+    def principals(self) -> Iterable[Principal]:
+        """Whose requests run: an object is there once, however many requests have it."""
+        principals = [generation.admitted.principal for generation in self._live]
+        return {id(principal): principal for principal in principals}.values()
 
     async def wait_idle(self, timeout_s: float) -> None:
         """Return when no request is left, or after ``timeout_s``."""

@@ -13,6 +13,7 @@ store answers and however many answers share the reservation.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 
 from engine.request_stream import RequestStream
@@ -23,6 +24,7 @@ class Grants:
     """For one request. Made by ``of``; ``begin`` comes once its streams are there."""
 
     __slots__ = (
+        "_began_at",
         "_ended",
         "_granted",
         "_hold",
@@ -39,6 +41,8 @@ class Grants:
         self._margin = hold.slice_tokens // 2
         self._streams: Sequence[RequestStream] = ()
         self._ended = False
+        self._began_at = 0.0
+        """When the first tokens came."""
         self.slack: float = 0
         """So many tokens may come, of whichever answer, before it is to ``advance`` again. Infinite
         while the store is asked: then no token changes anything."""
@@ -74,6 +78,8 @@ class Grants:
         """Tokens came, or the store answered: grant what is reserved, and ask for more in time."""
         if self._ended:
             return
+        if not self._began_at and any(stream.num_generated_tokens for stream in self._streams):
+            self._began_at = time.monotonic()
         running = [i for i, stream in enumerate(self._streams) if stream.finish_reason is None]
         if self._hold.is_last:
             self._ended = True
@@ -84,10 +90,21 @@ class Grants:
             self._grant(needy)
             needy = [i for i in needy if self._is_needy(i)]
         if needy:
-            self._hold.ask(self._hold.slice_tokens * len(needy))
+            tokens = self._hold.slice_tokens * len(needy)
+            self._hold.ask(tokens, patience_s=self._patience_s(running))
             self.slack = math.inf if self._hold.is_asking else 0
         else:
             self.slack = min(map(self._slack_of, running), default=math.inf)
+
+    def _patience_s(self, running: Sequence[int]) -> float:
+        """How long these answers can go on with what they are granted, at their pace until now."""
+        elapsed_s = time.monotonic() - self._began_at
+        return min(
+            elapsed_s * (self._granted[i] / self._streams[i].num_generated_tokens - 1)
+            if self._streams[i].num_generated_tokens
+            else 0.0
+            for i in running
+        )
 
     def _is_needy(self, index: int) -> bool:
         return self._slack_of(index) <= 0

@@ -39,7 +39,8 @@ from gateway.peer_wire import (
     Wire,
     WireError,
 )
-from gateway.stream_log import StreamReader, Take
+from gateway.stream_log import StreamReader
+from gateway.stream_record import Take
 from tenants.errors import StoreUnavailable
 from tenants.shared import SharedState
 

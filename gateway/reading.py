@@ -95,7 +95,15 @@ class _Line:
         if now < self.due_at:
             self._wait()
             return None
-        if self.is_settled and (text := self._text(output)):
+        # One token is the usual case, and to call for it would cost as much as to look it up.
+        if self.is_settled and (
+            text := (
+                self._texts.get(output.new_token_ids[0])
+                if len(output.new_token_ids) == 1
+                and output.logprobs is None is output.prompt_logprobs
+                else self._text(output)
+            )
+        ):
             assert self._text_sink is not None
             try:
                 is_taken = self._text_sink.put(text, now)

@@ -14,7 +14,8 @@ from uuid import UUID
 
 import msgspec
 
-from gateway.stream_log import MAX_READ_ITEMS, Kept, Take, check_position, stream_not_found
+from gateway.stream_log import Kept, stream_not_found
+from gateway.stream_record import MAX_READ_ITEMS, Take, check_position
 from gateway.text_events import Text
 from tenants.shared import ArchivedStream, SharedState, StreamKind
 

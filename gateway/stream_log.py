@@ -3,36 +3,34 @@
 ``StreamLog`` is the port. ``MemoryStreamLog`` is the log of one gateway process, where its streams
 run; ``streams`` leads whoever asks another process there, and ``stream_archive`` keeps the log when
 the stream has ended.
-
-Most of what a stream says are events of text alone (``text_events``). Of those the log keeps the
-text, which it shares with all other streams that said the same, and makes an event of it when
-somebody reads: a stream of 400 events takes 3 KB in place of 120.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFound
-from gateway.text_events import Around, Text, TextForm, TextSink
+from gateway.errors import RateLimited, StreamNotFound
+from gateway.stream_record import (
+    MAX_STRETCH_BYTES,
+    STREAM_OVERHEAD_BYTES,
+    Cursor,
+    MadeItems,
+    NumberedItems,
+    Record,
+    Share,
+    Take,
+    Waiting,
+    whole,
+)
+from gateway.text_events import Around, Numbered, TextForm, TextSink
 from tenants.shared import StreamKind
 
-ITEM_OVERHEAD_BYTES = 48
-"""Of Python's, for each item; it counts towards the bounds."""
-STREAM_OVERHEAD_BYTES = 1024
-"""The same for each stream."""
-MAX_STRETCH_BYTES = 2048
-MAX_READ_ITEMS = 256
-"""So many items are read at once, so that one read is no long step of the event loop."""
-
-
-Take = Callable[[bytes, float], bool]
-"""Given an item in the callback that adds it, and the event loop's time; what it takes (True) is
-read. Must neither block nor raise."""
+SWEEP_S = 0.1
+"""Streams whose time is over are forgotten together, at most so much later."""
 
 
 class StreamReader(Protocol):
@@ -108,17 +106,6 @@ class StreamLog(Protocol):
         """
 
 
-class Cursor:
-    """How far somebody has read."""
-
-    __slots__ = ("after", "take")
-
-    def __init__(self, after: int, take: Take | None = None) -> None:
-        self.after = after
-        """The position."""
-        self.take = take
-
-
 class Kept(NamedTuple):
     """Of a stream's log."""
 
@@ -128,263 +115,6 @@ class Kept(NamedTuple):
     """Each whole, or a ``Text``."""
     around: Around | None
     """What makes items of the texts; None: there are none."""
-
-
-def whole(items: Sequence[bytes], around: Around | None) -> list[bytes]:
-    """As they are sent."""
-    if around is None:
-        return list(items)
-    return [around.event(item) if type(item) is Text else item for item in items]
-
-
-class _Waiting:
-    """A reader that has read all there is."""
-
-    __slots__ = ("cursor", "future")
-
-    def __init__(self, cursor: Cursor) -> None:
-        self.cursor = cursor
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def hear(self, item: bytes, now: float) -> None:
-        """This one has come."""
-        if self.future.done():  # it will read, or gave up: either way it takes nothing more
-            return
-        take = self.cursor.take
-        if take is not None and take(item, now):
-            self.cursor.after += 1
-        else:
-            self.future.set_result(None)
-
-    def wake(self) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
-
-
-class _Share:
-    """What a tenant's streams take together."""
-
-    __slots__ = ("idle", "num_bytes", "num_streams", "tenant_id")
-
-    def __init__(self, tenant_id: UUID) -> None:
-        self.tenant_id = tenant_id
-        self.num_bytes = 0
-        self.num_streams = 0
-        self.idle: dict[str, _Record] = {}
-        """Those that have ended and are not read, the oldest first."""
-
-
-class _Record:
-    """One stream's log; a ``TextSink``, once it knows what is ``around`` the texts.
-
-    Nearly always one reader waits that takes each item at once: the *follower*. Where it stands is
-    not written down for each item, but when it follows no longer.
-    """
-
-    __slots__ = (
-        "_follower",
-        "_head",
-        "_log",
-        "_tail",
-        "_take",
-        "_unused",
-        "around",
-        "ended",
-        "items",
-        "kind",
-        "num_dropped",
-        "num_readers",
-        "retention",
-        "said_at",
-        "share",
-        "size",
-        "waiting",
-    )
-
-    def __init__(self, log: MemoryStreamLog, share: _Share, kind: StreamKind) -> None:
-        self.share = share
-        self.kind = kind
-        self.items: list[bytes] = []
-        """As ``Kept`` has them."""
-        self.around: Around | None = None
-        self.num_dropped = 0
-        self.size = 0
-        """What the items take here; of most texts it is less, as other streams have the same. While
-        the stream runs, a little for items to come."""
-        self.num_readers = 0
-        self.ended = False
-        """It takes nothing more."""
-        self.said_at = asyncio.get_running_loop().time()
-        self.retention: asyncio.TimerHandle | None = None
-        """Forgets it, some time after its end."""
-        self.waiting: list[_Waiting] = []
-        self._follower: asyncio.Future[None] | None = None
-        """What the only one in ``waiting`` waits for, while it has taken all items."""
-        self._take: Take = _takes_nothing
-        """The follower's."""
-        self._unused = 0
-        """Part of ``size``."""
-        self._log = log
-        self._head = self._tail = b""
-        share.num_streams += 1
-        self._grow(STREAM_OVERHEAD_BYTES)
-
-    def set_around(self, around: Around) -> None:
-        assert self.around in (None, around)
-        self.around = around
-        self._head, self._tail = around
-
-    def put(self, text: Text, now: float) -> bool:
-        if self.ended:
-            return True
-        # ``say``, written out: for each chunk of each stream, a call is a cost, and so is every
-        # object that is touched.
-        self.items.append(text)
-        self.said_at = now
-        self._unused = unused = self._unused - ITEM_OVERHEAD_BYTES - len(text)
-        if unused < 0:
-            self._provide()
-        follower = self._follower
-        if follower is not None:
-            if follower.done() or not self._take(self._head + text + self._tail, now):
-                self._unfollow(num_unread=1)
-        elif self.waiting:
-            self._tell(self._head + text + self._tail, now)
-        return True
-
-    def add(self, items: Sequence[bytes]) -> None:
-        """Items that are whole."""
-        if self.ended:
-            return
-        now = asyncio.get_running_loop().time()
-        for item in items:
-            self.say(item, now)
-
-    def say(self, item: bytes, now: float) -> None:
-        self.items.append(item)
-        self.said_at = now
-        self._unused -= ITEM_OVERHEAD_BYTES + len(item)
-        if self._unused < 0:
-            self._provide()
-        if self._follower is None:
-            self._tell(item, now)
-        elif self._follower.done() or not self._take(item, now):
-            self._unfollow(num_unread=1)
-
-    def _tell(self, item: bytes, now: float) -> None:
-        for waiting in self.waiting:
-            waiting.hear(item, now)
-
-    def wait(self, waiting: _Waiting) -> None:
-        """Somebody has read all there is."""
-        if self._follower is not None:
-            self._unfollow(num_unread=0)
-        self.waiting.append(waiting)
-        if len(self.waiting) == 1 and waiting.cursor.take is not None:
-            self._follower, self._take = waiting.future, waiting.cursor.take
-
-    def leave(self, waiting: _Waiting) -> None:
-        """It waits no longer."""
-        if self._follower is waiting.future:
-            self._unfollow(num_unread=0)
-        self.waiting.remove(waiting)
-
-    def _unfollow(self, *, num_unread: int) -> None:
-        (waiting,) = self.waiting
-        waiting.cursor.after = self.num_dropped + len(self.items) - num_unread
-        self._follower, self._take = None, _takes_nothing
-        if num_unread:
-            waiting.wake()
-
-    def end(self) -> None:
-        self.ended = True
-        self._save()
-        self.wake()
-
-    def read(self, start: int) -> Sequence[bytes]:
-        """Some from there on."""
-        return whole(self.items[start : start + MAX_READ_ITEMS], self.around)
-
-    def _provide(self) -> None:
-        """Room for the items there are, and for some to come: the bounds are not looked at for each
-        of them."""
-        num_bytes = max(-self._unused, self._log.stretch_bytes)
-        self._unused += num_bytes
-        self._grow(num_bytes)
-
-    def _save(self) -> None:
-        """The room for items to come."""
-        unused, self._unused = self._unused, 0
-        self.release(unused)
-
-    def _grow(self, num_bytes: int) -> None:
-        self.size += num_bytes
-        self.share.num_bytes += num_bytes
-        log = self._log
-        if self.size > log.max_stream_bytes or self.share.num_bytes > log.max_tenant_bytes:
-            log.make_room(self)
-
-    def drop(self) -> None:
-        """The oldest items, until the bounds hold."""
-        self._save()
-        log, share = self._log, self.share
-        excess = max(self.size - log.max_stream_bytes, share.num_bytes - log.max_tenant_bytes)
-        num_dropped, freed = 0, 0
-        while freed < excess and num_dropped < len(self.items):
-            freed += len(self.items[num_dropped]) + ITEM_OVERHEAD_BYTES
-            num_dropped += 1
-        del self.items[:num_dropped]
-        self.num_dropped += num_dropped
-        self.release(freed)
-
-    def release(self, num_bytes: int) -> None:
-        self.size -= num_bytes
-        self.share.num_bytes -= num_bytes
-
-    def wake(self) -> None:
-        for waiting in self.waiting:
-            waiting.wake()
-
-    def check(self, after: int) -> None:
-        check_position(after, num_dropped=self.num_dropped, num_items=len(self.items))
-
-
-def _takes_nothing(item: bytes, now: float) -> bool:
-    """Of no follower."""
-    return False
-
-
-class _MadeItems:
-    """A ``TextSink`` where items are not all alike."""
-
-    __slots__ = ("_make", "_record")
-
-    def __init__(self, record: _Record, make: Callable[[Text], bytes | None]) -> None:
-        self._record = record
-        self._make = make
-
-    def put(self, text: Text, now: float) -> bool:
-        if self._record.ended:
-            return True
-        item = self._make(text)
-        if item is None:
-            return False
-        self._record.say(item, now)
-        return True
-
-
-def check_position(after: int, *, num_dropped: int, num_items: int) -> None:
-    """Raises ``Gone`` or ``InvalidRequestError`` where no item can come next."""
-    if after < num_dropped:
-        raise Gone(
-            f"Of this stream only what came after position {num_dropped} is still kept.",
-            code="stream_position_gone",
-        )
-    if after > num_dropped + num_items:
-        raise InvalidRequestError(
-            f"The stream has only {num_dropped + num_items} items until now.",
-            code="invalid_stream_position",
-        )
 
 
 class MemoryStreamLog:
@@ -403,8 +133,12 @@ class MemoryStreamLog:
         self.stretch_bytes = min(MAX_STRETCH_BYTES, max_stream_bytes // 64)
         """How much room a stream takes at a time."""
         self._retention_s = retention_s
-        self._records: dict[str, _Record] = {}
-        self._shares: dict[UUID, _Share] = {}
+        self._records: dict[str, Record] = {}
+        self._shares: dict[UUID, Share] = {}
+        self._ended: dict[str, float] = {}
+        """Until when each is kept, the oldest end first."""
+        self._timer: asyncio.TimerHandle | None = None
+        """One for all: a timer keeps the context of whoever made it."""
 
     def size_of(self, tenant_id: UUID) -> int:
         """In bytes."""
@@ -413,7 +147,7 @@ class MemoryStreamLog:
 
     async def create(self, stream_id: str, tenant_id: UUID, kind: StreamKind) -> None:
         assert stream_id not in self._records
-        share = self._shares.get(tenant_id) or _Share(tenant_id)
+        share = self._shares.get(tenant_id) or Share(tenant_id)
         self._forget_ended(share, room_for=STREAM_OVERHEAD_BYTES)
         if share.num_bytes + STREAM_OVERHEAD_BYTES > self.max_tenant_bytes:
             raise RateLimited(
@@ -422,7 +156,7 @@ class MemoryStreamLog:
                 code="too_many_streams",
             )
         self._shares[tenant_id] = share
-        self._records[stream_id] = _Record(self, share, kind)
+        self._records[stream_id] = Record(self, share, kind)
 
     def append(self, stream_id: str, items: Sequence[bytes]) -> None:
         record = self._records.get(stream_id)
@@ -433,10 +167,12 @@ class MemoryStreamLog:
         record = self._records.get(stream_id)
         if record is None:
             return None
-        if not isinstance(form, Around):
-            return _MadeItems(record, form)
-        record.set_around(form)
-        return record
+        if isinstance(form, Around):
+            record.set_form(form)
+            return record
+        if isinstance(form, Numbered):
+            return NumberedItems(record, form)
+        return MadeItems(record, form)
 
     def said_at(self, stream_id: str) -> float:
         record = self._records.get(stream_id)
@@ -450,7 +186,9 @@ class MemoryStreamLog:
         if not record.num_readers:
             record.share.idle[stream_id] = record
         loop = asyncio.get_running_loop()
-        record.retention = loop.call_later(self._retention_s, self._forget, stream_id)
+        self._ended[stream_id] = loop.time() + self._retention_s
+        if self._timer is None:
+            self._timer = loop.call_later(self._retention_s, self._forget_old)
 
     def attach(self, stream_id: str) -> None:
         if (record := self._records.get(stream_id)) is not None:
@@ -467,7 +205,11 @@ class MemoryStreamLog:
         record = self._records.get(stream_id)
         if record is None:
             return None
-        return Kept(record.num_dropped, list(record.items), record.around)
+        if isinstance(record.form, Numbered):
+            return Kept(
+                record.num_dropped, whole(record.items, record.form, record.num_dropped), None
+            )
+        return Kept(record.num_dropped, list(record.items), record.form)
 
     async def forget(self, stream_id: str, tenant_id: UUID) -> None:
         record = self._records.get(stream_id)
@@ -492,34 +234,44 @@ class MemoryStreamLog:
                 items = record.read(start)
                 cursor.after += len(items)
                 return items
-            waiting = _Waiting(cursor)
+            waiting = Waiting(cursor)
             record.wait(waiting)
             try:
                 await waiting.future
             finally:
                 record.leave(waiting)
 
-    def _record(self, stream_id: str) -> _Record:
+    def _record(self, stream_id: str) -> Record:
         record = self._records.get(stream_id)
         if record is None:
             raise stream_not_found()
         return record
 
-    def make_room(self, record: _Record) -> None:
+    def make_room(self, record: Record) -> None:
         """For a record that has grown."""
         self._forget_ended(record.share)
         record.drop()
 
-    def _forget_ended(self, share: _Share, *, room_for: int = 0) -> None:
+    def _forget_ended(self, share: Share, *, room_for: int = 0) -> None:
         while share.idle and share.num_bytes + room_for > self.max_tenant_bytes:
             self._forget(next(iter(share.idle)))
+
+    def _forget_old(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._ended:
+            stream_id, due_s = next(iter(self._ended.items()))
+            if due_s > loop.time():
+                break
+            self._forget(stream_id)
+        self._timer = None
+        if self._ended:
+            self._timer = loop.call_at(max(due_s, loop.time() + SWEEP_S), self._forget_old)
 
     def _forget(self, stream_id: str) -> None:
         record = self._records.pop(stream_id)
         share = record.share
         share.idle.pop(stream_id, None)
-        if record.retention is not None:
-            record.retention.cancel()
+        self._ended.pop(stream_id, None)
         record.end()
         record.release(record.size)
         share.num_streams -= 1

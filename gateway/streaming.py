@@ -193,7 +193,7 @@ class FollowingEventStream(EventResponse):
         super().__init__(
             _followed(reader),
             heartbeat_s=heartbeat_s,
-            close=self._end,
+            close=reader.close,
             headers={STREAM_ID_HEADER: reader.stream_id},
         )
         self._reader = reader
@@ -206,12 +206,11 @@ class FollowingEventStream(EventResponse):
 
     async def _stream_response(self, send: Send) -> None:
         self._reader.divert(self._outlet.offer)
-        await super()._stream_response(send)
-
-    def _end(self) -> None:
-        if self._beating is not None:
-            self._beating.cancel()
-        self._reader.close()
+        try:
+            await super()._stream_response(send)
+        finally:
+            if self._beating is not None:
+                self._beating.cancel()
 
 
 async def open_event_stream(

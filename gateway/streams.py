@@ -24,7 +24,8 @@ from gateway.peer_wire import Follow, ForgetStream, StopStream
 from gateway.peers import PeerGone, Peers
 from gateway.routed_ids import mint, worker_of
 from gateway.stream_archive import StreamArchive
-from gateway.stream_log import Cursor, StreamLog, StreamReader, Take
+from gateway.stream_log import StreamLog, StreamReader
+from gateway.stream_record import Cursor, Take
 from gateway.text_events import TextForm, TextSink
 from tenants.errors import TenantsError
 from tenants.shared import StreamKind

@@ -28,9 +28,19 @@ class Around(NamedTuple):
         return self.head + text + self.tail
 
 
-TextForm = Around | Callable[[Text], bytes | None]
-"""How an event of text alone is made: from what is always around it, or by a function that is
-called once for each event, in their order; None where this one takes more than an event."""
+class Numbered(NamedTuple):
+    """Makes events that hold their own position in the stream."""
+
+    following: Callable[[Text], bytes]
+    """The next one."""
+    at: Callable[[Text, int], bytes]
+    """The one at a position, again."""
+
+
+TextForm = Around | Numbered | Callable[[Text], bytes | None]
+"""How an event of text alone is made: from what is always around it, with its number, or by a
+function that is called once for each event, in their order; None where this one takes more than an
+event. Of the first two a log keeps the text alone."""
 
 
 class TextSink(Protocol):

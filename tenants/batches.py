@@ -4,7 +4,8 @@
 
 Nobody waits for a batch to fill: what was called for in one turn of the event loop goes out with
 it while fewer batches are under way, and what comes meanwhile makes up the next one. So a quiet
-server adds no delay, and a busy one sends larger batches the busier it is.
+server adds no delay, and a busy one sends larger batches the busier it is. Who has time says so,
+and is sent with others, or when that time is over.
 """
 
 from __future__ import annotations
@@ -46,19 +47,25 @@ class Batcher(Generic[T, R]):
         self._waiting: deque[_Waiting[T, R]] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._is_starting = False
+        self._is_pressing = False
+        """Something waits that has no time, or none any more."""
+        self._timer: asyncio.TimerHandle | None = None
+        """When what has time has none any more."""
 
-    async def submit(self, item: T) -> R:
+    async def submit(self, item: T, *, patience_s: float = 0.0) -> R:
         """The answer to this item; raises the exception that ``send`` returned for it.
 
+        ``patience_s``: how long it may wait for others to be sent with.
         An item cancelled before it is sent is never sent. If cancelled later, its batch is waited
         for, so that the caller can undo it: nothing happens on its behalf after ``submit`` has
         ended.
         """
         waiting: _Waiting[T, R] = _Waiting(item, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
-        if not self._is_starting:
-            self._is_starting = True
-            asyncio.get_running_loop().call_soon(self._start)
+        if patience_s > 0:
+            self._press_within(patience_s)
+        else:
+            self._press()
         try:
             return await asyncio.shield(waiting.answer)
         except asyncio.CancelledError:
@@ -69,6 +76,21 @@ class Batcher(Generic[T, R]):
                 waiting.answer.cancel()
             raise
 
+    def _press_within(self, patience_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + patience_s
+        if self._timer is not None:
+            if self._timer.when() <= due_s:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(due_s, self._press)
+
+    def _press(self) -> None:
+        self._is_pressing = True
+        if not self._is_starting:
+            self._is_starting = True
+            asyncio.get_running_loop().call_soon(self._start)
+
     def _start(self) -> None:
         self._is_starting = False
         while self._waiting and len(self._running) < self._max_running:
@@ -77,6 +99,11 @@ class Batcher(Generic[T, R]):
                 task = asyncio.create_task(self._run(batch), name=f"batch of {len(batch)}")
                 self._running.add(task)
                 task.add_done_callback(self._end)
+        if not self._waiting:
+            self._is_pressing = False
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
     def _take(self) -> list[_Waiting[T, R]]:
         batch: dict[Hashable, _Waiting[T, R]] = {}
@@ -96,7 +123,8 @@ class Batcher(Generic[T, R]):
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        self._start()
+        if self._is_pressing:
+            self._start()
 
     async def _run(self, batch: list[_Waiting[T, R]]) -> None:
         answers: Sequence[R | Exception]

@@ -399,7 +399,14 @@ class MemoryStore(Store):
         return self._quota.reserve(request, self._now())
 
     async def extend(
-        self, tenant_id: UUID, request_id: UUID, *, tokens: int, generated: int, lease: timedelta
+        self,
+        tenant_id: UUID,
+        request_id: UUID,
+        *,
+        tokens: int,
+        generated: int,
+        lease: timedelta,
+        patience_s: float = 0.0,
     ) -> int | None:
         if self._held(tenant_id, request_id) is None:
             return None

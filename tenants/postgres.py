@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
+from typing import NamedTuple
 from uuid import UUID, uuid4
 
 import msgspec
@@ -79,7 +80,21 @@ MAX_AUDIT_ID = 2**63 - 1
 MAX_BATCH = 64
 """Larger batches are slower: the planner joins them as if they were small."""
 
+MAX_PATIENCE_S = 0.1
+"""Longer would gather few more requests, and none is left waiting for long when one has erred in
+how much time it has."""
+
 _SQL = queries.load()
+
+
+class _More(NamedTuple):
+    """What a running request asks for."""
+
+    request_id: UUID
+    tenant_id: UUID
+    tokens: int
+    generated: int
+    lease: timedelta
 
 
 class PostgresStore(Store):
@@ -91,6 +106,9 @@ class PostgresStore(Store):
         self.shared = PostgresShared(connections)
         # Two batches of each kind leave connections for key lookups, however slow the ledger is.
         self._reservations = Batcher(self._reserve_many, identity=_request_id, max_items=MAX_BATCH)
+        self._extensions = Batcher(
+            self._extend_many, identity=lambda more: more.request_id, max_items=MAX_BATCH
+        )
         self._settlements = Batcher(self._settle_many, identity=_request_id, max_items=MAX_BATCH)
 
     @classmethod
@@ -376,13 +394,30 @@ class PostgresStore(Store):
         return await asyncio.gather(*map(self._reserve_one, requests), return_exceptions=True)  # type: ignore[return-value]
 
     async def extend(
-        self, tenant_id: UUID, request_id: UUID, *, tokens: int, generated: int, lease: timedelta
+        self,
+        tenant_id: UUID,
+        request_id: UUID,
+        *,
+        tokens: int,
+        generated: int,
+        lease: timedelta,
+        patience_s: float = 0.0,
     ) -> int | None:
-        row = await self._one(
-            "extend", request_id, tenant_id, tokens, generated, lease, self._now()
-        )
+        more = _More(request_id, tenant_id, tokens, generated, lease)
+        return await self._extensions.submit(more, patience_s=min(patience_s, MAX_PATIENCE_S))
+
+    async def _extend_one(self, more: _More) -> int | None:
+        row = await self._one("extend", *more, self._now())
         granted: int | None = row["granted"]
         return granted
+
+    async def _extend_many(self, asked: Sequence[_More]) -> Sequence[int | Exception | None]:
+        leases = {more.lease for more in asked}
+        if len(asked) == 1 or len(leases) > 1:
+            return await asyncio.gather(*map(self._extend_one, asked), return_exceptions=True)  # type: ignore[return-value]
+        *columns, _ = zip(*asked, strict=True)
+        rows = await self._all("extend_many", *columns, *leases, self._now())
+        return [row["granted"] for row in rows]
 
     async def release(self, tenant_id: UUID, request_id: UUID) -> bool:
         found: bool = (await self._one("release", request_id, tenant_id, self._now()))["found"]

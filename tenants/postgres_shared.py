@@ -17,6 +17,9 @@ from tenants.shared import ArchivedStream, Claim, SharedState, StoredResponse
 MAX_STREAMS = 16
 """Stored at once: each may be of some hundred kilobytes."""
 
+PATIENCE_S = 0.1
+"""A stream that has ended waits so long for others to be stored with."""
+
 _SQL = queries.load()
 
 
@@ -68,7 +71,8 @@ class PostgresShared(SharedState):
         return len(await self._fetch(tenant_id, "trim_responses", max_bytes))
 
     async def put_stream(self, stream: ArchivedStream, retention: timedelta) -> None:
-        await self._ended.submit(_Ended(stream, retention))
+        # Who asks for it meanwhile is answered by the worker that has it.
+        await self._ended.submit(_Ended(stream, retention), patience_s=PATIENCE_S)
 
     async def _put_ended(self, ended: Sequence[_Ended]) -> Sequence[Exception | None]:
         if len(ended) > 1:

@@ -185,6 +185,10 @@ SELECT * FROM quota_reserve_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $
 -- More tokens for a completion that runs; null without its reservation.
 SELECT quota_extend($1, tenant, $3, $4, $5, $6) AS granted FROM sluice_enter($2) AS tenant;
 
+-- name: extend_many
+-- The same for many completions at once: an answer each, in their order.
+SELECT quota_extend_many($1, $2, $3, $4, $5, $6) AS granted;
+
 -- name: release
 -- Undoes a reservation that came to nothing.
 SELECT quota_release($1, tenant, $3) AS found FROM sluice_enter($2) AS tenant;

@@ -107,20 +107,24 @@ class Hold:
         """Set the function that tells the number of tokens generated so far."""
         self._count = count
 
-    def ask(self, tokens: int) -> None:
+    def ask(self, tokens: int, *, patience_s: float = 0.0) -> None:
         """Ask for ``tokens`` more, or what the request can still use, in a task of its own.
 
         Does nothing while an earlier question is open, or once the budget has ended.
+        ``patience_s``: how long the answer may take without harm; the store uses some of that to
+        ask for other requests, too.
         """
         wanted = min(tokens, self._max_tokens - self._allowed)
         if wanted > 0 and not self._ended and self._extending is None:
             self._extending = asyncio.create_task(
-                self._extend(wanted), name=f"extend {self._request.request_id}"
+                self._extend(wanted, patience_s), name=f"extend {self._request.request_id}"
             )
 
-    async def _extend(self, wanted: int) -> None:
+    async def _extend(self, wanted: int, patience_s: float) -> None:
         try:
-            granted = await self._quota.extend(self, self._request, wanted)
+            granted = await self._quota.extend(
+                self, self._request, wanted, patience_s=patience_s / 2
+            )
         except Exception as error:  # the edge of a task: without an answer a request waits for ever
             granted = self._quota.overdraw(self._request.tenant_id, wanted)
             logger.warning(
@@ -311,21 +315,26 @@ class Quota:
         else:
             await self.undo(request)
 
-    async def extend(self, hold: Hold, request: QuotaRequest, tokens: int) -> int:
+    async def extend(
+        self, hold: Hold, request: QuotaRequest, tokens: int, *, patience_s: float = 0.0
+    ) -> int:
         """How many of ``tokens`` more the monthly limits allow. Raises ``StoreUnavailable``."""
-        granted = await self._extend(hold, request, tokens)
+        granted = await self._extend(hold, request, tokens, patience_s=patience_s)
         if granted is None:
             granted = await self._reserve_again(hold, request, tokens)
         self._overdrawn.pop(request.tenant_id, None)
         return granted
 
-    async def _extend(self, hold: Hold, request: QuotaRequest, tokens: int) -> int | None:
+    async def _extend(
+        self, hold: Hold, request: QuotaRequest, tokens: int, *, patience_s: float = 0.0
+    ) -> int | None:
         return await self._store.extend(
             request.tenant_id,
             request.request_id,
             tokens=tokens,
             generated=hold.generated,
             lease=self._lease,
+            patience_s=patience_s,
         )
 
     async def _reserve_again(self, hold: Hold, request: QuotaRequest, tokens: int) -> int:

@@ -162,11 +162,19 @@ class Store(Protocol):
         """
 
     async def extend(
-        self, tenant_id: UUID, request_id: UUID, *, tokens: int, generated: int, lease: timedelta
+        self,
+        tenant_id: UUID,
+        request_id: UUID,
+        *,
+        tokens: int,
+        generated: int,
+        lease: timedelta,
+        patience_s: float = 0.0,
     ) -> int | None:
         """Reserve more tokens for a running completion; returns how many were granted.
 
         Only monthly limits can make it fewer; rates go into debt. None without a reservation.
+        ``patience_s``: how long the store may wait for others that it can be asked with.
         """
 
     async def release(self, tenant_id: UUID, request_id: UUID) -> bool:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -195,6 +196,37 @@ async def test_while_the_store_is_asked_tokens_are_only_counted(
         here.generate(0, 1)
     assert here.hold.is_asking, "the next slice is asked for in its turn"
     assert num_advances == 3
+    await here.answered()
+    await here.hold.close()
+
+
+@pytest.mark.asyncio
+async def test_the_store_is_told_how_long_the_answers_can_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    told: list[float] = []
+    ask = Hold.ask
+
+    def noted(hold: Hold, tokens: int, *, patience_s: float = 0.0) -> None:
+        told.append(patience_s)
+        ask(hold, tokens)
+
+    monkeypatch.setattr(Hold, "ask", noted)
+    here = await table([900], 1000, monthly_tokens=5000, slice_tokens=200)
+    here.generate(0, 1)
+    now += 4.0
+    here.generate(0, 99)
+    assert told == []
+    here.generate(0, 20)
+    assert told == [pytest.approx(4.0 * 80 / 120)], "120 in 4 s, and 80 are left"
+    await here.answered()
+    await here.hold.close()
+    # One that has said nothing may begin at any time, and at any pace.
+    here = await table([900, 900], 1000, monthly_tokens=5000, slice_tokens=200)
+    here.generate(0, 1)
+    assert told[1:] == [0.0]
     await here.answered()
     await here.hold.close()
 

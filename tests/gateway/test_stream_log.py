@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.assembler import Delta, TurnFrames
 from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFound
-from gateway.stream_log import (
+from gateway.stream_log import MemoryStreamLog
+from gateway.stream_record import (
     ITEM_OVERHEAD_BYTES,
     MAX_READ_ITEMS,
     MAX_STRETCH_BYTES,
     STREAM_OVERHEAD_BYTES,
     Cursor,
-    MemoryStreamLog,
 )
-from gateway.text_events import Around, Text
+from gateway.text_events import Around, Numbered, Text
 
 ACME, OTHER = uuid4(), uuid4()
 
@@ -182,7 +183,46 @@ async def test_texts_are_kept_by_themselves_and_read_as_items() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_reader_that_gave_up_takes_nothing_more() -> None:
+async def test_numbered_items_are_made_anew_of_their_texts() -> None:
+    frames, taken = TurnFrames("t"), list[bytes]()
+
+    def take(item: bytes, now: float) -> bool:
+        taken.append(item)
+        return True
+
+    log = make(max_stream_bytes=STREAM_OVERHEAD_BYTES + 6 * (ITEM_OVERHEAD_BYTES + 10))
+    await log.create("s", ACME, "ws")
+    texts = log.text_sink("s", Numbered(frames.text, frames.text_at))
+    assert texts is not None
+    reading = asyncio.create_task(log.read("s", Cursor(0, take)))
+    await asyncio.sleep(0)
+    frames_said = []
+    for number in range(6):
+        if number == 3:
+            whole = frames.delta(Delta(0, "x", reasoning="y"))
+            log.append("s", [whole])
+            frames_said.append(whole)
+        else:
+            assert texts.put(Text(b"%d" % number), 0.0)
+            frames_said.append(
+                b'{"type":"delta","id":"t","seq":%d,"content":"%d"}' % ((number,) * 2)
+            )
+    assert taken == frames_said
+    kept = log.kept("s")
+    assert kept is not None
+    assert 0 < kept.num_dropped < 3, "texts take less room than frames"
+    assert kept.items == frames_said[kept.num_dropped :]
+    assert kept.around is None
+    for after in range(kept.num_dropped, 6):
+        assert await log.read("s", Cursor(after)) == frames_said[after:]
+    await log.end("s")
+    await reading
+    assert texts.put(Text(b"7"), 0.0), "taken, and let go"
+    assert frames.text(Text(b"")) == b'{"type":"delta","id":"t","seq":6,"content":""}'
+
+
+@pytest.mark.asyncio
+async def test_a_reader_that_gave_up_has_what_it_took() -> None:
     log, taken = make(), list[bytes]()
 
     def take(item: bytes, now: float) -> bool:
@@ -195,10 +235,11 @@ async def test_a_reader_that_gave_up_takes_nothing_more() -> None:
     await asyncio.sleep(0)
     reading.cancel()
     log.append("s", [b"0"])  # before the task has heard of it
-    assert not taken
     await asyncio.gather(reading, return_exceptions=True)
-    assert cursor.after == 0
-    assert await log.read("s", cursor) == [b"0"]
+    log.append("s", [b"1"])
+    assert taken == [b"0"]
+    assert cursor.after == 1
+    assert await log.read("s", cursor) == [b"1"]
 
 
 @pytest.mark.asyncio

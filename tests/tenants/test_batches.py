@@ -9,7 +9,7 @@ from uuid import uuid4
 import asyncpg
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tenants.batches import Batcher
@@ -81,6 +81,44 @@ class TestBatcher:
         with pytest.raises(ConnectionError):
             await sender.submit(13)
         assert await sender.submit(1) == 2
+
+    async def test_who_has_time_waits_for_others(self) -> None:
+        line = Line()
+        work = batcher(line)
+        began = asyncio.get_running_loop().time()
+        patient = [asyncio.create_task(work.submit(i, patience_s=60.0)) for i in (1, 2)]
+        await asyncio.sleep(0.02)
+        assert line.batches == []
+        less = asyncio.create_task(work.submit(3, patience_s=0.05))
+        assert [*await asyncio.gather(*patient, less)] == [2, 4, 6]
+        assert line.batches == [[1, 2, 3]]
+        assert 0.05 <= asyncio.get_running_loop().time() - began < 30
+        patient = [asyncio.create_task(work.submit(4, patience_s=60.0))]
+        await asyncio.sleep(0)
+        assert await work.submit(5) == 10
+        assert await patient[0] == 8
+        assert line.batches[1:] == [[4, 5]], "it goes with who has none"
+
+    async def test_the_end_of_a_batch_hurries_nobody_who_has_time(self) -> None:
+        line = Line()
+        work = batcher(line, max_running=1)
+        line.open.clear()
+        first = asyncio.create_task(work.submit(1))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        patient = asyncio.create_task(work.submit(2, patience_s=0.1))
+        line.open.set()
+        await first
+        await asyncio.sleep(0.01)
+        assert line.batches == [[1]]
+        line.open.clear()
+        blocking = asyncio.create_task(work.submit(3))
+        pressed = asyncio.create_task(work.submit(13 - 9))
+        assert await asyncio.wait([patient, blocking, pressed], timeout=0.02)
+        late = asyncio.create_task(work.submit(5))
+        line.open.set()
+        assert [*await asyncio.gather(patient, blocking, pressed, late)] == [4, 6, 8, 10]
+        assert line.batches[1:] == [[2, 3, 4], [5]]
 
     async def test_equals_never_travel_together(self) -> None:
         line = Line()
@@ -294,6 +332,101 @@ class TestInTheDatabase:
         finally:
             await store.close()
 
+    @settings(
+        max_examples=12,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+    @given(
+        limits=st.lists(
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "tokens_per_minute": st.integers(1000, 2000),
+                    "monthly_tokens": st.integers(100, 300),
+                    "monthly_cost_micro": st.integers(20, 50),
+                },
+            ),
+            min_size=2,
+            max_size=2,
+        ),
+        asked=st.lists(
+            st.tuples(
+                st.integers(0, 1),
+                st.integers(1, 60),
+                st.sampled_from(["held", "held", "held", "unknown"]),
+            ),
+            min_size=6,
+            max_size=14,
+        ),
+        month_later=st.booleans(),
+    )
+    @example([{"monthly_tokens": 200}, {}], [(n % 2, 50, "held") for n in range(12)], False)
+    @example([{"monthly_cost_micro": 30}, {}], [(n % 2, 41, "held") for n in range(12)], False)
+    @example([{"monthly_cost_micro": 37}, {}], [(0, 31, "held") for n in range(6)], False)
+    async def test_running_requests_get_more_together_as_one_by_one(
+        self,
+        pg_dsn: str,
+        limits: list[dict[str, int]],
+        asked: list[tuple[int, int, str]],
+        month_later: bool,
+    ) -> None:
+        """All in all; who gets what is left at a limit is the first one, of whichever order."""
+        clock = Clock()
+        store = await PostgresStore.connect(pg_dsn, now=clock)
+        price = Price(prompt=100_000, completion=150_000)
+        worlds = []
+        try:
+            for together in (False, True):
+                people = [(await make_key(store, str(uuid4())))[1] for _ in range(2)]
+                requests = [ask(people[who].key, 3, 5, price=price) for who, _, _ in asked]
+                for who, some in zip(people, limits, strict=True):
+                    await put(store, who, "tenant", **some)
+                    await put(store, who, "key", tokens_per_minute=10_000)
+                for request, (_, _, state) in zip(requests, asked, strict=True):
+                    if state == "held":
+                        await store.reserve(request)
+                if month_later:
+                    clock.advance(days=40)
+                granted = await _do(
+                    [
+                        store.extend(
+                            request.tenant_id,
+                            request.request_id,
+                            tokens=tokens,
+                            generated=4,
+                            lease=timedelta(days=50),
+                        )
+                        for request, (_, tokens, _) in zip(requests, asked, strict=True)
+                    ],
+                    together=together,
+                )
+                connection = await asyncpg.connect(pg_dsn)
+                states = [
+                    tuple(row)
+                    for who in people
+                    for row in await connection.fetch(
+                        "SELECT scope_id = tenant_id, tokens_used, num_running, month_tokens, "
+                        "month_cost_micro FROM limit_state WHERE tenant_id = $1 ORDER BY 1",
+                        who.tenant.id,
+                    )
+                ]
+                held = [
+                    await connection.fetchrow(
+                        "SELECT completion_tokens, generated_tokens, expires_at - $2::timestamptz "
+                        "FROM reservation WHERE request_id = $1",
+                        request.request_id,
+                        clock(),
+                    )
+                    for request in requests
+                ]
+                await connection.close()
+                for request in requests:
+                    await store.release(request.tenant_id, request.request_id)
+                worlds.append((granted, states, [row and tuple(row) for row in held]))
+            assert worlds[0] == worlds[1]
+        finally:
+            await store.close()
+
     async def test_windows_of_a_block_are_those_after_all_of_it(self, pg_dsn: str) -> None:
         store = await PostgresStore.connect(pg_dsn, now=Clock())
         _, who = await make_key(store)
@@ -381,7 +514,7 @@ class TestInTheDatabase:
             assert await pg_store.shared.find_stream(other.tenant_id, "late") == other
 
     async def test_batches_of_many_workers_do_not_deadlock(self, pg_dsn: str) -> None:
-        """The same tenants in all orders: reserving, settling and reaping at once."""
+        """The same tenants in all orders: reserving, extending and settling at once."""
         clock = Clock()
         workers = [await PostgresStore.connect(pg_dsn, now=clock) for _ in range(3)]
         people = [(await make_key(workers[0], f"tenant {n}"))[1] for n in range(8)]
@@ -393,6 +526,16 @@ class TestInTheDatabase:
             worker = workers[number % 3]
             request = ask(people[(number * 5) % 8].key, 2, 3, lease=timedelta(hours=1))
             assert (await worker.reserve(request)).state == "running"
+            if number % 3:
+                more = await worker.extend(
+                    request.tenant_id,
+                    request.request_id,
+                    tokens=4,
+                    generated=1,
+                    lease=timedelta(hours=1),
+                    patience_s=0.02,
+                )
+                assert more == 4
             if number % 5:
                 assert await settle(worker, request, 2)
             else:

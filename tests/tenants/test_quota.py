@@ -36,6 +36,7 @@ class WatchedStore(MemoryStore):
         self.gate: asyncio.Event | None = None
         self.num_reserves = 0
         self.num_extends = 0
+        self.patience_s = 0.0
         self.num_releases = 0
 
     async def release(self, tenant_id: UUID, request_id: UUID) -> bool:
@@ -52,9 +53,17 @@ class WatchedStore(MemoryStore):
         return answer
 
     async def extend(
-        self, tenant_id: UUID, request_id: UUID, *, tokens: int, generated: int, lease: timedelta
+        self,
+        tenant_id: UUID,
+        request_id: UUID,
+        *,
+        tokens: int,
+        generated: int,
+        lease: timedelta,
+        patience_s: float = 0.0,
     ) -> int | None:
         self.num_extends += 1
+        self.patience_s = patience_s
         if self.away:
             raise StoreUnavailable("away")
         granted = await super().extend(
@@ -370,6 +379,15 @@ class TestExtension:
         hold.ask(100)
         assert await more(hold, 50) == 200
         assert store.num_extends == 1
+
+    async def test_the_store_has_half_the_time_there_is(self) -> None:
+        """The other half is for its answer, and for the engine to hear of it."""
+        store = WatchedStore()
+        who = await make(store, monthly_tokens=100_000)
+        hold = await take(Quota(store, slice_tokens=100), who, most=1000)
+        hold.ask(100, patience_s=0.5)
+        assert await more(hold) == 200
+        assert store.patience_s == 0.25
 
     async def test_stops_where_the_month_ends(self, store: Store) -> None:
         who = await make(store, "project", monthly_tokens=310)

@@ -1,0 +1,84 @@
+"""What a request leaves behind: nothing that waits for Python's search for cycles.
+
+That search is rare in a process that serves (``engine.garbage``), and an object that has outlived a
+few of its rounds is looked at more rarely still. Streams last that long: a cycle among what belongs
+to one is memory that grows for hours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from gateway.bench.load import Load, Manner
+from gateway.commands.database import Address
+from tests.gateway.engine_double import EngineDouble, Play
+from tests.gateway.serving import MODEL, Gateway, until
+
+OURS = ("gateway.", "engine.", "tenants.", "sse_starlette.", "uvicorn.")
+CLIENTS = "gateway.bench."
+NUM_REQUESTS = 9
+NUM_CONNECTIONS = 3
+
+
+@contextmanager
+def garbage() -> Iterator[Counter[str]]:
+    """Counts the objects of ours that only the search for cycles finds."""
+    found = Counter[str]()
+    gc.collect()
+    gc.disable()
+    try:
+        yield found
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        names = (f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage)
+        found.update(
+            name for name in names if name.startswith(OURS) and not name.startswith(CLIENTS)
+        )
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "manner",
+    [
+        {},
+        {"resumable": True},
+        {"leaving": 1.0},
+        {"uses_responses": True},
+        {"uses_websocket": True},
+        {"uses_websocket": True, "resumable": True},
+    ],
+    ids=lambda manner: "-".join(manner) or "plain",
+)
+async def test_streams_are_gone_when_they_have_ended(
+    gateway: Gateway, double: EngineDouble, manner: dict[str, bool]
+) -> None:
+    double.script = lambda prompt: Play(text="x" * 40, interval_s=0.002)
+    fields = Manner(max_tokens=20, **manner)
+
+    async def streams() -> None:
+        load = Load(Address(gateway.url, gateway.api_key), MODEL, fields)
+        level = await load.level(NUM_CONNECTIONS, NUM_REQUESTS)
+        assert (level.requests, level.errors) == (NUM_REQUESTS, 0)
+        await until(lambda: not double.running)
+        await asyncio.sleep(0.1)  # settlements, and connections that close
+
+    await streams()  # what is made once
+    with garbage() as found:
+        await streams()
+    if fields.uses_websocket:
+        # uvicorn's protocol for it is a cycle: with the connection's own objects, once for each.
+        deadlines = found.pop("gateway.protocol.Deadline", 0)
+        assert deadlines <= 3 * NUM_CONNECTIONS
+        assert max(found.values(), default=0) <= NUM_CONNECTIONS
+    else:
+        assert not found
