@@ -98,7 +98,6 @@ class Request:
     """Steps in flight that read or write its blocks; copying them out is reading."""
     num_cached_tokens: int = 0
     """Prompt tokens the prefix cache served at the first admission."""
-    num_preemptions: int = 0
     num_once_computed: int = 0
     """Tokens computed before the last preemption: computing them again is its price."""
     draft_token_ids: list[int] = field(default_factory=list)

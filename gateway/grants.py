@@ -13,7 +13,7 @@ store answers and however many answers share the reservation.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.request_stream import RequestStream
 from tenants.quota import Hold
@@ -22,7 +22,16 @@ from tenants.quota import Hold
 class Grants:
     """For one request. Made by ``of``; ``begin`` comes once its streams are there."""
 
-    __slots__ = ("_ended", "_granted", "_hold", "_margin", "_max_tokens", "_streams", "slack")
+    __slots__ = (
+        "_ended",
+        "_granted",
+        "_hold",
+        "_margin",
+        "_max_tokens",
+        "_streams",
+        "on_slack",
+        "slack",
+    )
 
     def __init__(self, hold: Hold, num_answers: int, max_tokens: int) -> None:
         self._hold = hold
@@ -31,7 +40,10 @@ class Grants:
         self._streams: Sequence[RequestStream] = ()
         self._ended = False
         self.slack: float = 0
-        """So many tokens may come, of whichever answer, before it is to ``advance`` again."""
+        """So many tokens may come, of whichever answer, before it is to ``advance`` again. Infinite
+        while the store is asked: then no token changes anything."""
+        self.on_slack: Callable[[], None] | None = None
+        """Told when the store has answered, and ``slack`` is another."""
         self._granted = [0] * num_answers
         self._deal(range(num_answers), hold.allowed)
 
@@ -50,8 +62,13 @@ class Grants:
         """These are the answers, in their order."""
         assert len(streams) == len(self._granted)
         self._streams = streams
-        self._hold.on_more = self.advance
+        self._hold.on_more = self._on_more
         self.advance()
+
+    def _on_more(self) -> None:
+        self.advance()
+        if self.on_slack is not None:
+            self.on_slack()
 
     def advance(self) -> None:
         """Tokens came, or the store answered: grant what is reserved, and ask for more in time."""
@@ -63,15 +80,14 @@ class Grants:
             self.slack = math.inf
             self._grant([i for i in running if self._granted[i] < self._max_tokens])
             return
-        needy = [i for i in running if self._is_needy(i)]
-        if not needy:
-            self.slack = min(map(self._slack_of, running), default=math.inf)
-            return
-        self.slack = 0
-        self._grant(needy)
-        needy = [i for i in needy if self._is_needy(i)]
+        if needy := [i for i in running if self._is_needy(i)]:
+            self._grant(needy)
+            needy = [i for i in needy if self._is_needy(i)]
         if needy:
             self._hold.ask(self._hold.slice_tokens * len(needy))
+            self.slack = math.inf if self._hold.is_asking else 0
+        else:
+            self.slack = min(map(self._slack_of, running), default=math.inf)
 
     def _is_needy(self, index: int) -> bool:
         return self._slack_of(index) <= 0

@@ -46,6 +46,8 @@ class Meter:
         """So many tokens in all call for more than to be counted."""
         self._advance_at = math.inf if grants is None else 0.0
         """So many call for grants: to deal them looks at every answer."""
+        if grants is not None:
+            grants.on_slack = self._on_slack
 
     def count(self, num_tokens: int) -> None:
         """So many more."""
@@ -61,8 +63,15 @@ class Meter:
                 self._look = None
         if self._grants is not None and self.num_tokens >= self._advance_at:
             self._grants.advance()
-            self._advance_at = self.num_tokens + self._grants.slack
+            self._on_slack()
         self._attend_at = self._advance_at if self._look is None else 0.0
+
+    def _on_slack(self) -> None:
+        """The grants have just been looked at."""
+        assert self._grants is not None
+        self._advance_at = self.num_tokens + self._grants.slack
+        if self._look is None:
+            self._attend_at = self._advance_at
 
     def generated(self) -> int:
         """Until now; for a ``Hold`` to ask."""
@@ -70,5 +79,7 @@ class Meter:
 
     def end(self) -> None:
         """The settlement is kept elsewhere; nothing is counted after that."""
+        if self._grants is not None:
+            self._grants.on_slack = None
         if self._running is not None:
             self._running.end()

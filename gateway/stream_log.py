@@ -25,6 +25,7 @@ ITEM_OVERHEAD_BYTES = 48
 """Of Python's, for each item; it counts towards the bounds."""
 STREAM_OVERHEAD_BYTES = 1024
 """The same for each stream."""
+MAX_STRETCH_BYTES = 2048
 MAX_READ_ITEMS = 256
 """So many items are read at once, so that one read is no long step of the event loop."""
 
@@ -74,6 +75,13 @@ class StreamLog(Protocol):
 
     async def end(self, stream_id: str) -> None:
         """No more items; from now on the stream is kept for a limited time."""
+
+    def attach(self, stream_id: str) -> None:
+        """Somebody reads it: until as many ``detach``, it does not make room for others when it has
+        ended. One unknown is left so."""
+
+    def detach(self, stream_id: str) -> None:
+        """Undo one ``attach``."""
 
     async def forget(self, stream_id: str, tenant_id: UUID) -> None:
         """Drop all items at once; a stream that runs takes no more. One unknown is left so."""
@@ -156,27 +164,37 @@ class _Waiting:
 class _Share:
     """What a tenant's streams take together."""
 
-    __slots__ = ("num_bytes", "num_streams", "tenant_id")
+    __slots__ = ("idle", "num_bytes", "num_streams", "tenant_id")
 
     def __init__(self, tenant_id: UUID) -> None:
         self.tenant_id = tenant_id
         self.num_bytes = 0
         self.num_streams = 0
+        self.idle: dict[str, _Record] = {}
+        """Those that have ended and are not read, the oldest first."""
 
 
 class _Record:
-    """One stream's log; a ``TextSink``, once it knows what is ``around`` the texts."""
+    """One stream's log; a ``TextSink``, once it knows what is ``around`` the texts.
+
+    Nearly always one reader waits that takes each item at once: the *follower*. Where it stands is
+    not written down for each item, but when it follows no longer.
+    """
 
     __slots__ = (
+        "_follower",
         "_head",
         "_log",
         "_tail",
-        "_text_bytes",
+        "_take",
+        "_unused",
         "around",
         "ended",
         "items",
         "kind",
         "num_dropped",
+        "num_readers",
+        "retention",
         "said_at",
         "share",
         "size",
@@ -191,44 +209,47 @@ class _Record:
         self.around: Around | None = None
         self.num_dropped = 0
         self.size = 0
-        """What the items take as they are sent: what they take here is less."""
+        """What the items take here; of most texts it is less, as other streams have the same. While
+        the stream runs, a little for items to come."""
+        self.num_readers = 0
         self.ended = False
         """It takes nothing more."""
         self.said_at = asyncio.get_running_loop().time()
+        self.retention: asyncio.TimerHandle | None = None
+        """Forgets it, some time after its end."""
         self.waiting: list[_Waiting] = []
+        self._follower: asyncio.Future[None] | None = None
+        """What the only one in ``waiting`` waits for, while it has taken all items."""
+        self._take: Take = _takes_nothing
+        """The follower's."""
+        self._unused = 0
+        """Part of ``size``."""
         self._log = log
         self._head = self._tail = b""
-        self._text_bytes = 0
         share.num_streams += 1
-        self.grow(STREAM_OVERHEAD_BYTES)
+        self._grow(STREAM_OVERHEAD_BYTES)
 
     def set_around(self, around: Around) -> None:
         assert self.around in (None, around)
         self.around = around
         self._head, self._tail = around
-        self._text_bytes = len(around.head) + len(around.tail) + ITEM_OVERHEAD_BYTES
 
     def put(self, text: Text, now: float) -> bool:
         if self.ended:
             return True
+        # ``say``, written out: for each chunk of each stream, a call is a cost, and so is every
+        # object that is touched.
         self.items.append(text)
         self.said_at = now
-        # ``grow`` and ``hear``, written out: for each chunk of each stream, a call is a cost.
-        share, log, num_bytes = self.share, self._log, self._text_bytes + len(text)
-        self.size = size = self.size + num_bytes
-        share.num_bytes = in_all = share.num_bytes + num_bytes
-        if size > log.max_stream_bytes or in_all > log.max_tenant_bytes:
-            log.make_room(self)
-        if self.waiting:
-            item = self._head + text + self._tail
-            for waiting in self.waiting:
-                if waiting.future.done():
-                    continue
-                cursor = waiting.cursor
-                if (take := cursor.take) is not None and take(item, now):
-                    cursor.after += 1
-                else:
-                    waiting.future.set_result(None)
+        self._unused = unused = self._unused - ITEM_OVERHEAD_BYTES - len(text)
+        if unused < 0:
+            self._provide()
+        follower = self._follower
+        if follower is not None:
+            if follower.done() or not self._take(self._head + text + self._tail, now):
+                self._unfollow(num_unread=1)
+        elif self.waiting:
+            self._tell(self._head + text + self._tail, now)
         return True
 
     def add(self, items: Sequence[bytes]) -> None:
@@ -242,28 +263,75 @@ class _Record:
     def say(self, item: bytes, now: float) -> None:
         self.items.append(item)
         self.said_at = now
-        self.grow(len(item) + ITEM_OVERHEAD_BYTES)
+        self._unused -= ITEM_OVERHEAD_BYTES + len(item)
+        if self._unused < 0:
+            self._provide()
+        if self._follower is None:
+            self._tell(item, now)
+        elif self._follower.done() or not self._take(item, now):
+            self._unfollow(num_unread=1)
+
+    def _tell(self, item: bytes, now: float) -> None:
         for waiting in self.waiting:
             waiting.hear(item, now)
+
+    def wait(self, waiting: _Waiting) -> None:
+        """Somebody has read all there is."""
+        if self._follower is not None:
+            self._unfollow(num_unread=0)
+        self.waiting.append(waiting)
+        if len(self.waiting) == 1 and waiting.cursor.take is not None:
+            self._follower, self._take = waiting.future, waiting.cursor.take
+
+    def leave(self, waiting: _Waiting) -> None:
+        """It waits no longer."""
+        if self._follower is waiting.future:
+            self._unfollow(num_unread=0)
+        self.waiting.remove(waiting)
+
+    def _unfollow(self, *, num_unread: int) -> None:
+        (waiting,) = self.waiting
+        waiting.cursor.after = self.num_dropped + len(self.items) - num_unread
+        self._follower, self._take = None, _takes_nothing
+        if num_unread:
+            waiting.wake()
+
+    def end(self) -> None:
+        self.ended = True
+        self._save()
+        self.wake()
 
     def read(self, start: int) -> Sequence[bytes]:
         """Some from there on."""
         return whole(self.items[start : start + MAX_READ_ITEMS], self.around)
 
-    def grow(self, num_bytes: int) -> None:
+    def _provide(self) -> None:
+        """Room for the items there are, and for some to come: the bounds are not looked at for each
+        of them."""
+        num_bytes = max(-self._unused, self._log.stretch_bytes)
+        self._unused += num_bytes
+        self._grow(num_bytes)
+
+    def _save(self) -> None:
+        """The room for items to come."""
+        unused, self._unused = self._unused, 0
+        self.release(unused)
+
+    def _grow(self, num_bytes: int) -> None:
         self.size += num_bytes
         self.share.num_bytes += num_bytes
         log = self._log
         if self.size > log.max_stream_bytes or self.share.num_bytes > log.max_tenant_bytes:
             log.make_room(self)
 
-    def drop(self, num_bytes: int) -> None:
-        """The oldest items, until so many bytes are free."""
+    def drop(self) -> None:
+        """The oldest items, until the bounds hold."""
+        self._save()
+        log, share = self._log, self.share
+        excess = max(self.size - log.max_stream_bytes, share.num_bytes - log.max_tenant_bytes)
         num_dropped, freed = 0, 0
-        while freed < num_bytes and num_dropped < len(self.items):
-            item = self.items[num_dropped]
-            overhead = self._text_bytes if type(item) is Text else ITEM_OVERHEAD_BYTES
-            freed += len(item) + overhead
+        while freed < excess and num_dropped < len(self.items):
+            freed += len(self.items[num_dropped]) + ITEM_OVERHEAD_BYTES
             num_dropped += 1
         del self.items[:num_dropped]
         self.num_dropped += num_dropped
@@ -279,6 +347,11 @@ class _Record:
 
     def check(self, after: int) -> None:
         check_position(after, num_dropped=self.num_dropped, num_items=len(self.items))
+
+
+def _takes_nothing(item: bytes, now: float) -> bool:
+    """Of no follower."""
+    return False
 
 
 class _MadeItems:
@@ -318,18 +391,20 @@ class MemoryStreamLog:
     """A ``StreamLog`` in this process's memory, bounded in bytes.
 
     A stream above ``max_stream_bytes`` loses its oldest items. A tenant above ``max_tenant_bytes``
-    loses its oldest ended streams; when all its streams run, it may open no more, and the one that
-    grows loses its oldest items. Tenants never take each other's room.
+    loses its oldest ended streams, but none that somebody reads; when there are no others, it may
+    open no more, and the one that grows loses its oldest items. Tenants never take each other's
+    room.
     """
 
     def __init__(self, *, max_stream_bytes: int, max_tenant_bytes: int, retention_s: float) -> None:
         """``retention_s``: time from a stream's end until it is forgotten."""
         self.max_stream_bytes = max_stream_bytes
         self.max_tenant_bytes = max_tenant_bytes
+        self.stretch_bytes = min(MAX_STRETCH_BYTES, max_stream_bytes // 64)
+        """How much room a stream takes at a time."""
         self._retention_s = retention_s
         self._records: dict[str, _Record] = {}
         self._shares: dict[UUID, _Share] = {}
-        self._ended: dict[str, asyncio.TimerHandle] = {}  # oldest end first
 
     def size_of(self, tenant_id: UUID) -> int:
         """In bytes."""
@@ -338,14 +413,15 @@ class MemoryStreamLog:
 
     async def create(self, stream_id: str, tenant_id: UUID, kind: StreamKind) -> None:
         assert stream_id not in self._records
-        self._forget_ended(tenant_id, room_for=STREAM_OVERHEAD_BYTES)
-        if self.size_of(tenant_id) + STREAM_OVERHEAD_BYTES > self.max_tenant_bytes:
+        share = self._shares.get(tenant_id) or _Share(tenant_id)
+        self._forget_ended(share, room_for=STREAM_OVERHEAD_BYTES)
+        if share.num_bytes + STREAM_OVERHEAD_BYTES > self.max_tenant_bytes:
             raise RateLimited(
                 "Your running resumable streams fill the room there is for them; open this one "
                 "without, or try again when one has ended.",
                 code="too_many_streams",
             )
-        share = self._shares.setdefault(tenant_id, _Share(tenant_id))
+        self._shares[tenant_id] = share
         self._records[stream_id] = _Record(self, share, kind)
 
     def append(self, stream_id: str, items: Sequence[bytes]) -> None:
@@ -370,10 +446,22 @@ class MemoryStreamLog:
         record = self._records.get(stream_id)
         if record is None or record.ended:
             return
-        record.ended = True
-        record.wake()
+        record.end()
+        if not record.num_readers:
+            record.share.idle[stream_id] = record
         loop = asyncio.get_running_loop()
-        self._ended[stream_id] = loop.call_later(self._retention_s, self._forget, stream_id)
+        record.retention = loop.call_later(self._retention_s, self._forget, stream_id)
+
+    def attach(self, stream_id: str) -> None:
+        if (record := self._records.get(stream_id)) is not None:
+            record.num_readers += 1
+            record.share.idle.pop(stream_id, None)
+
+    def detach(self, stream_id: str) -> None:
+        if (record := self._records.get(stream_id)) is not None:
+            record.num_readers -= 1
+            if record.ended and not record.num_readers:
+                record.share.idle[stream_id] = record
 
     def kept(self, stream_id: str) -> Kept | None:
         record = self._records.get(stream_id)
@@ -405,11 +493,11 @@ class MemoryStreamLog:
                 cursor.after += len(items)
                 return items
             waiting = _Waiting(cursor)
-            record.waiting.append(waiting)
+            record.wait(waiting)
             try:
                 await waiting.future
             finally:
-                record.waiting.remove(waiting)
+                record.leave(waiting)
 
     def _record(self, stream_id: str) -> _Record:
         record = self._records.get(stream_id)
@@ -419,32 +507,21 @@ class MemoryStreamLog:
 
     def make_room(self, record: _Record) -> None:
         """For a record that has grown."""
-        self._forget_ended(record.share.tenant_id)
-        record.drop(
-            max(
-                record.size - self.max_stream_bytes,
-                record.share.num_bytes - self.max_tenant_bytes,
-            )
-        )
+        self._forget_ended(record.share)
+        record.drop()
 
-    def _forget_ended(self, tenant_id: UUID, *, room_for: int = 0) -> None:
-        limit = self.max_tenant_bytes - room_for
-        if self.size_of(tenant_id) <= limit:
-            return
-        for stream_id in list(self._ended):
-            if self._records[stream_id].share.tenant_id == tenant_id:
-                self._forget(stream_id)
-                if self.size_of(tenant_id) <= limit:
-                    return
+    def _forget_ended(self, share: _Share, *, room_for: int = 0) -> None:
+        while share.idle and share.num_bytes + room_for > self.max_tenant_bytes:
+            self._forget(next(iter(share.idle)))
 
     def _forget(self, stream_id: str) -> None:
-        if (timer := self._ended.pop(stream_id, None)) is not None:
-            timer.cancel()
         record = self._records.pop(stream_id)
-        record.ended = True
-        record.wake()
-        record.release(record.size)
         share = record.share
+        share.idle.pop(stream_id, None)
+        if record.retention is not None:
+            record.retention.cancel()
+        record.end()
+        record.release(record.size)
         share.num_streams -= 1
         if not share.num_streams:
             assert share.num_bytes == 0

@@ -324,11 +324,13 @@ class Streams:
             logger.warning("%s is kept by this worker only: %s", stream_id, error)
 
     def _attach(self, stream_id: str) -> None:
+        self._log.attach(stream_id)
         if (running := self._running.get(stream_id)) is not None:
             running.num_readers += 1
             running.call_off_grace()
 
     def _detach(self, stream_id: str) -> None:
+        self._log.detach(stream_id)
         running = self._running.get(stream_id)
         if running is None:
             return

@@ -142,6 +142,12 @@ class EmbeddedPostgres:
             self._leave()
         atexit.unregister(self.stop)
 
+    @property
+    def pid(self) -> int | None:
+        """Of the server, whoever has started it; None if it does not run."""
+        postmaster = Postmaster.find(self._data)
+        return None if postmaster is None else postmaster.process.pid
+
     def _dsn(self) -> str:
         postmaster = Postmaster.find(self._data)
         if postmaster is None:

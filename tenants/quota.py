@@ -98,6 +98,11 @@ class Hold:
         """Whether the budget ends at ``allowed``, so that no more will be asked for."""
         return self._ended
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether a request for more tokens is open: ``on_more`` will be called."""
+        return self._extending is not None
+
     def watch(self, count: Callable[[], int]) -> None:
         """Set the function that tells the number of tokens generated so far."""
         self._count = count

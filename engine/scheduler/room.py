@@ -42,7 +42,7 @@ class Room:
         self._running: Collection[Request] = ()
         self._forecast_begun = False
         self._refused: Request | None = None
-        self._num_lacking = self._num_left_behind = 0
+        self._num_lacking = self._num_free = self._num_left_behind = 0
 
     def begin_step(self, running: Collection[Request]) -> None:
         """Start a step. ``running`` is the present batch; until the next step only ``admit`` adds
@@ -51,10 +51,11 @@ class Room:
         self._forecast_begun = False
 
     def lacking(self, request: Request) -> int:
-        """Blocks missing for the last request that was refused, if nothing was released since."""
+        """Blocks missing for the last request that was refused, if nothing was released since; with
+        those that others have taken since."""
         if request is not self._refused or self._num_left_behind != self._cache.num_left_behind:
             return 0
-        return self._num_lacking
+        return self._num_lacking + self._num_free - self._cache.num_free_blocks
 
     def fit(self, request: Request, hit: PrefixHit, budget: int) -> Fit:
         fit = self._measure(request, hit, budget)
@@ -63,6 +64,7 @@ class Room:
             fit = self._measure(request, hit.without_copy(), budget)
         if fit.num_lacking > 0:
             self._refused, self._num_lacking = request, fit.num_lacking
+            self._num_free = self._cache.num_free_blocks
             self._num_left_behind = self._cache.num_left_behind
         return fit
 

@@ -160,7 +160,6 @@ class Scheduler:
         self._forget_progress(request)
         swapped = request.block_table.swapped is not None
         request.enter(RequestState.SWAPPED if swapped else RequestState.PREEMPTED)
-        request.num_preemptions += 1
         self.stats.num_preemptions += 1
         self.tenants.of(cause.fair_key).preemptions_caused += 1
         self.tenants.of(request.fair_key).preemptions_suffered += 1
@@ -169,7 +168,7 @@ class Scheduler:
     def _is_worth_swapping(self, request: Request) -> bool:
         num_tokens, table = request.num_settled_tokens, request.block_table
         num_blocks = self.cache.num_blocks_to_swap(table, num_tokens)
-        if not 0 < num_blocks <= self.cache.swap.num_free:
+        if num_blocks > self.cache.swap.num_free:
             return False
         # Blocks that others hold as well need not be computed again as long as they do.
         num_sole_tokens = self.cache.num_sole_tokens(table)

@@ -8,13 +8,21 @@
 A key without limits is not asked about, and a stream that cannot be resumed is not logged:
 ``--limits`` and ``--resumable`` measure both.
 
-What is counted as a chunk's CPU time is all that the server's process does from the first request
-to the last: authentication, admission, rendering and settling, spread over the chunks. So answers
-should be long where the chunks are of interest.
+What is counted as a chunk's CPU time is all that the server's process does: authentication,
+admission, rendering and settling, spread over the chunks. So answers should be long where the
+chunks are of interest. What other processes do for it (the engine, PostgreSQL) is told beside it,
+and what this one does, which shares the machine with them.
+
+**Windows.** Where the engine's pace is known, the streams are set apart by a first answer of
+another length for each. From then on the load is even, and is measured in windows of 3 seconds:
+the figure is their median, and the least and the most tell how steady the machine was.
 
 **The floor.** Times are a machine's, and a busy machine's are longer. ``--floor`` measures the same
-load once more on a bare ASGI application that sends such chunks out of its memory
-(``bench.floor``): what a chunk costs here over what it costs there holds anywhere.
+load on a bare ASGI application that sends such chunks out of its memory (``bench.floor``), before
+the server and after it: what a chunk costs here over what it costs there holds anywhere.
+
+**Failures** are counted by reason, with the words of the first one. A reader that stalls
+(``--stalled``) is meant to lose its connection, and that is none; one that reads must get all.
 
 **Another proxy beside it.** ``--through URL`` measures the same load once more through any
 OpenAI-compatible proxy that has the same server behind it. LiteLLM's, for one, with this
@@ -38,14 +46,17 @@ import resource
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import uvloop
 from rich.console import Console
 
-from gateway.bench.load import Level, Load, Manner
+from gateway.bench.figures import MIN_WINDOWS, Level
+from gateway.bench.load import Load, Manner
+from gateway.bench.process import WINDOW_S
 from gateway.bench.report import print_figures
-from gateway.bench.target import Measured, Target, opened, served_model
+from gateway.bench.target import Measured, Target, floor, opened, served_model
 from gateway.errors import ClientError, ConfigError
 
 __all__ = ["Manner", "Target", "run"]
@@ -53,6 +64,8 @@ __all__ = ["Manner", "Target", "run"]
 WARMUP_REQUESTS = 2
 MAX_ADDED_GAP_MS = 25.0
 """What a stream may lose to the server at the 99th percentile, to count as served well."""
+FLOOR = "floor"
+"""What the names of its figures begin with."""
 SEARCH_PRECISION = 8
 """The search for the most streams ends within one part in so many."""
 
@@ -65,6 +78,15 @@ class _Figures(msgspec.Struct):
     levels: list[Level]
     most_streams: int
     """The largest level without errors whose added gap at the 99th percentile is small."""
+
+
+class _Run(NamedTuple):
+    """What is done at each level."""
+
+    manner: Manner
+    num_requests: int | None
+    duration_s: float | None
+    console: Console
 
 
 def run(
@@ -85,8 +107,8 @@ def run(
     """
     if most and manner.replay_tokens_per_s is None:
         raise ConfigError("--most needs --replay: it asks what is added to an engine's own pace")
-    if target.has_floor and manner.uses_websocket:
-        raise ConfigError("--floor is measured over SSE, not with --websocket")
+    if target.has_floor and manner.replay_tokens_per_s is None:
+        raise ConfigError("--floor needs --replay, the pace of what it sends")
     if manner.uses_responses and manner.uses_websocket:
         raise ConfigError("--responses is measured over SSE, not with --websocket")
     if target.through is not None and manner.resumable:
@@ -97,15 +119,16 @@ def run(
         raise ConfigError("--stalled needs --duration: readers that stall never end by themselves")
     _allow_many_files()
     console = Console(stderr=output is not None and str(output) == "-")
+    task = _Run(manner, num_requests, duration_s, console)
     with opened(target, console) as servers:
         model = served_model(servers[0].address)
-        found = [
-            _measure_all(server, model, manner, levels, num_requests, duration_s, most, console)
-            for server in servers
-        ]
+        begin = _floor_figures("floor before", levels, task) if target.has_floor else []
+        found = [_measure_all(server, model, levels, task, most=most) for server in servers]
+        end = _floor_figures("floor after", levels, task) if target.has_floor else []
+        found = [*begin, *found, *end]
     print_figures(console, model, manner, [(one.name, one.levels) for one in found])
     for one in found:
-        if manner.replay_tokens_per_s is not None:
+        if manner.replay_tokens_per_s is not None and not one.name.startswith(FLOOR):
             console.print(
                 f"{one.name}: {one.most_streams} streams, the most measured with an added gap of "
                 f"at most {MAX_ADDED_GAP_MS:g} ms at the 99th percentile"
@@ -119,28 +142,49 @@ def run(
 
 
 def _measure_all(
-    server: Measured,
-    model: str,
-    manner: Manner,
-    levels: Sequence[int],
-    num_requests: int | None,
-    duration_s: float | None,
-    most: bool,
-    console: Console,
+    server: Measured, model: str, levels: Sequence[int], task: _Run, *, most: bool
 ) -> _Figures:
-    load = Load(server.address, model, manner, pids=server.pids, aborts=server.aborts)
+    load = Load(
+        server.address,
+        model,
+        task.manner,
+        pids=server.pids,
+        others=server.others,
+        aborts=server.aborts,
+    )
 
     def measure(level: int) -> Level:
-        number = num_requests or max(32, 4 * level)
-        with console.status(f"{server.name}: {level} streams"):
-            uvloop.run(load.level(min(level, WARMUP_REQUESTS), min(level, WARMUP_REQUESTS)))
-            return uvloop.run(load.level(level, number, duration_s=duration_s))
+        number = task.num_requests or max(32, 4 * level)
+        with task.console.status(f"{server.name}: {level} streams"):
+            uvloop.run(load.warm_up(min(level, WARMUP_REQUESTS)))
+            return uvloop.run(load.level(level, number, duration_s=task.duration_s))
 
     found = [measure(level) for level in levels]
     if most:
-        found += search(measure, found[-1], lambda level: is_well(level, manner))
-    good = [level.concurrency for level in found if is_well(level, manner)]
+        found += search(measure, found[-1], lambda level: is_well(level, task.manner))
+    good = [level.concurrency for level in found if is_well(level, task.manner)]
     return _Figures(server.name, server.address.url, found, max(good, default=0))
+
+
+def _floor_figures(name: str, levels: Sequence[int], task: _Run) -> list[_Figures]:
+    """Over SSE and with readers that read, whatever is asked of the server: at each level long
+    enough for figures, on a process of its own."""
+    pace = task.manner.replay_tokens_per_s
+    assert pace is not None
+    manner = Manner(max_tokens=task.manner.max_tokens, replay_tokens_per_s=pace)
+    figures = _Figures(name, "", [], 0)
+    for level in levels:
+        with (
+            floor(pace) as server,
+            task.console.status(f"{name}: {level} streams"),
+        ):
+            load = Load(server.address, FLOOR, manner, pids=server.pids)
+            # Until the answers that began when all streams ran have ended.
+            duration_s = load.cycle_s(level) + (MIN_WINDOWS + 1) * WINDOW_S
+            found = uvloop.run(load.level(level, 0, duration_s=duration_s, is_cut=True))
+            figures.levels.append(found)
+            figures.url = server.address.url
+    return [figures]
 
 
 def is_well(level: Level, manner: Manner) -> bool:

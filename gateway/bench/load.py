@@ -1,58 +1,54 @@
-"""Many streams at once, and the figures of what their clocks saw."""
+"""Many streams at once.
+
+Streams that begin together would burst together, at every token and again at their ends. Where an
+engine's pace is known, each stream's first answer has a length of its own, so that from then on
+they end one after the other: the load is the same at all times, and can be measured in windows.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
+import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
 
 from gateway.bench.aborts import Aborts
-from gateway.bench.process import Memory, Processes
-from gateway.bench.stream import HttpStream, Prompt, Reader, ResponsesStream, Sample, Stream
+from gateway.bench.failures import Failure
+from gateway.bench.figures import Level, percentile, summarize
+from gateway.bench.process import NO_OTHERS, Processes, between
+from gateway.bench.stream import (
+    HttpStream,
+    Prompt,
+    Reader,
+    ResponsesStream,
+    Sample,
+    Stream,
+    Tally,
+)
 from gateway.bench.websocket import SocketStream
 from gateway.commands.database import Address
-from gateway.errors import ClientError
 
 STALL_S = 120.0
 """Longer than a server should wait for a reader."""
 SMALL_BUFFER = 4096
 """Bytes that the system keeps for a reader that stalls: its server's turn to hold back comes soon.
 """
+STARTS_PER_S = 250.0
+"""So many streams begin in a second, where their answers set them apart."""
+RETRY_S = 0.2
+"""Between two attempts to connect to a server that does not answer any more."""
+WARM_UP_TOKENS = 32
+THIS = "benchmark"
+"""This process, among those that are watched."""
 _NAMES = ("Ada", "Bo", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hal", "Ida", "Jo", "Kit", "Lou")
 _ANIMALS = ("fox", "owl", "cat", "bear", "duck", "frog", "horse", "mouse", "rabbit", "wolf")
-
-
-class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one number of concurrent streams. Of those read whole, but for the aborts."""
-
-    concurrency: int
-    requests: int
-    errors: int
-    duration_s: float
-    requests_per_s: float
-    tokens_per_s: float
-    ttft_p50_ms: float
-    ttft_p99_ms: float
-    latency_p50_ms: float
-    latency_p99_ms: float
-    gap_p50_ms: float
-    """From a chunk with text to the next one of its stream."""
-    gap_p99_ms: float
-    chunks_per_s: float
-    cpu_us_per_chunk: float | None
-    """CPU time of the server's processes, all that they did included; None if unknown."""
-    aborts: int = 0
-    """Streams whose readers left, where the engine says when it heard of it."""
-    abort_p50_ms: float | None = None
-    """From the close of the client's connection."""
-    abort_p99_ms: float | None = None
-    memory: Memory | None = None
 
 
 class Manner(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,9 +78,11 @@ class Load:
         manner: Manner,
         *,
         pids: Sequence[int] = (),
+        others: Mapping[str, int] = NO_OTHERS,
         aborts: Aborts | None = None,
     ) -> None:
-        """``pids``: the server's processes. ``aborts``: what its engine notes."""
+        """``pids``: the server's processes. ``others``: what works for it, as ``Processes`` takes
+        it. ``aborts``: what its engine notes."""
         self._address = address
         self._model = model
         self._manner = manner
@@ -94,16 +92,34 @@ class Load:
         self._tls = parts.scheme == "https"
         self._num_sent = 0
         self._ends_at = math.inf
-        # Streams that begin together would also burst together, at every token.
         pace = manner.replay_tokens_per_s
         self._answer_s = manner.max_tokens / pace if pace else 0.0
-        self._processes = Processes(pids)
+        self._processes = Processes(pids, {**others, THIS: os.getpid()})
         self._aborts = aborts
+        self._tally = Tally()
+        self._steady_until = math.inf
+
+    def ramp_s(self, concurrency: int) -> float:
+        """Until so many streams run."""
+        return min(self._answer_s, concurrency / STARTS_PER_S)
+
+    def cycle_s(self, concurrency: int) -> float:
+        """Until each of so many streams has begun and ended once."""
+        return self.ramp_s(concurrency) + self._answer_s
 
     async def level(
-        self, concurrency: int, num_requests: int, *, duration_s: float | None = None
+        self,
+        concurrency: int,
+        num_requests: int,
+        *,
+        duration_s: float | None = None,
+        is_cut: bool = False,
     ) -> Level:
-        """Keep ``concurrency`` streams busy until ``num_requests`` have ended, or for so long."""
+        """Keep ``concurrency`` streams busy until ``num_requests`` have ended, or for so long;
+        those which only set the streams apart come first, and are not among ``num_requests``.
+
+        ``is_cut``: what still runs after ``duration_s`` is left, and not waited for.
+        """
         remaining: Iterator[int] = iter(range(num_requests))
         if duration_s is not None:
             self._ends_at = time.monotonic() + duration_s
@@ -111,23 +127,51 @@ class Load:
                 lambda _: time.monotonic() < self._ends_at, itertools.count()
             )
         samples: list[Sample] = []
-        begun, cpu_begun_s = time.perf_counter(), self._processes.cpu_s()
-        watching = asyncio.create_task(self._processes.watch())
+        self._steady_until = self._ends_at
+        steady_from = time.monotonic() + self.ramp_s(concurrency)
+        before = self._processes.read(self._tally.num_chunks)
+        watching = asyncio.create_task(self._processes.watch(lambda: self._tally.num_chunks))
         try:
-            async with asyncio.TaskGroup() as group:
+            async with (
+                asyncio.timeout(duration_s if is_cut else None),
+                asyncio.TaskGroup() as group,
+            ):
                 num_streams = concurrency if duration_s else min(concurrency, num_requests)
                 for i in range(num_streams):
-                    delay_s = i / concurrency * self._answer_s
-                    stalls = duration_s is not None and _is_one_of(i, self._manner.stalled)
-                    group.create_task(self._worker(remaining, samples, delay_s, stalls=stalls))
+                    phase = i / num_streams
+                    group.create_task(
+                        self._worker(
+                            phase * self.ramp_s(num_streams),
+                            self._first_tokens(phase),
+                            remaining,
+                            samples,
+                            stalls=duration_s is not None and _is_one_of(i, self._manner.stalled),
+                        )
+                    )
+        except TimeoutError:
+            assert is_cut
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-        cpu_s = self._processes.cpu_s() - cpu_begun_s
-        found = summarize(concurrency, samples, time.perf_counter() - begun, cpu_s)
+        whole = between(before, self._processes.read(self._tally.num_chunks))
+        windows = self._processes.windows(steady_from, self._steady_until)
         return msgspec.structs.replace(
-            found, memory=self._processes.memory(), **self._abort_figures(samples)
+            summarize(concurrency, samples, whole, windows),
+            memory=self._processes.memory(),
+            **self._abort_figures(samples),
         )
+
+    async def warm_up(self, num_requests: int) -> None:
+        """Some short requests at once, which are not measured."""
+        short = min(self._manner.max_tokens, WARM_UP_TOKENS)
+        nothing: list[Sample] = []
+        async with asyncio.TaskGroup() as group:
+            for _ in range(num_requests):
+                group.create_task(self._worker(0.0, short, iter(()), nothing, stalls=False))
+
+    def _first_tokens(self, phase: float) -> int | None:
+        """Of the answer that sets a stream apart; ``phase``: its place among all, from 0 to 1."""
+        return math.ceil((1 - phase) * self._manner.max_tokens) if self._answer_s else None
 
     def _abort_figures(self, samples: Sequence[Sample]) -> dict[str, float]:
         latencies_s = [] if self._aborts is None else self._aborts.latencies_s(samples)
@@ -140,47 +184,68 @@ class Load:
         }
 
     async def _worker(
-        self, remaining: Iterator[int], samples: list[Sample], delay_s: float, *, stalls: bool
+        self,
+        delay_s: float,
+        first_tokens: int | None,
+        remaining: Iterator[int],
+        samples: list[Sample],
+        *,
+        stalls: bool,
     ) -> None:
+        """One stream after the other. ``first_tokens``: of an answer that comes before all those
+        of ``remaining``."""
         await asyncio.sleep(delay_s)
-        stream = await self._connect(stalls=stalls)
+        stream: Stream | None = None
         try:
-            for _ in remaining:
-                if stream.closed:
-                    stream = await self._connect(stalls=stalls)
-                samples.append(await stream.request(self._next(stalls=stalls)))
+            for prompt in self._prompts(first_tokens, remaining, stalls=stalls):
+                try:
+                    if stream is None or stream.closed:
+                        stream = await self._connect(stalls=stalls)
+                except OSError as exc:
+                    failure = Failure("no connection", str(exc.strerror or exc))
+                    samples.append(Sample(error=failure))
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    samples.append(await stream.request(prompt))
+            self._steady_until = min(self._steady_until, time.monotonic())
         finally:
-            stream.close()
+            if stream is not None:
+                stream.close()
+
+    def _prompts(
+        self, first_tokens: int | None, remaining: Iterator[int], *, stalls: bool
+    ) -> Iterator[Prompt]:
+        if first_tokens is not None:
+            first = self._next(stalls=stalls)
+            yield msgspec.structs.replace(first, max_tokens=first_tokens, is_warm_up=True)
+        for _ in remaining:
+            yield self._next(stalls=stalls)
 
     async def _connect(self, *, stalls: bool = False) -> Stream:
+        """Raises ``OSError``."""
         loop = asyncio.get_running_loop()
         make: Callable[[Address], Stream] = HttpStream
         if self._manner.uses_websocket:
             make = SocketStream
         elif self._manner.uses_responses:
             make = ResponsesStream
-        try:
-            where = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-            family, kind, proto, _, place = where[0]
-            connection = socket.socket(family, kind, proto)
-            try:
-                connection.setblocking(False)
-                if stalls:  # before it connects: the window is agreed on then
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
-                await loop.sock_connect(connection, place)
-            except BaseException:
-                connection.close()
-                raise
-            _, stream = await loop.create_connection(
-                lambda: make(self._address),
-                sock=connection,
-                ssl=self._tls or None,
-                server_hostname=self._host if self._tls else None,
-            )
-            await stream.open()
-        except OSError as exc:
-            reason = exc.strerror or exc
-            raise ClientError(f"{self._address.url} does not answer ({reason})") from None
+        where = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        family, kind, proto, _, place = where[0]
+        with contextlib.ExitStack() as undo:
+            connection = undo.enter_context(socket.socket(family, kind, proto))
+            connection.setblocking(False)
+            if stalls:  # before it connects: the window is agreed on then
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+            await loop.sock_connect(connection, place)
+            undo.pop_all()
+        _, stream = await loop.create_connection(
+            lambda: make(self._address),
+            sock=connection,
+            ssl=self._tls or None,
+            server_hostname=self._host if self._tls else None,
+        )
+        stream.tally = self._tally
+        await stream.open()
         return stream
 
     def _next(self, *, stalls: bool) -> Prompt:
@@ -206,41 +271,3 @@ class Load:
 def _is_one_of(number: int, share: float) -> bool:
     """Whether the ``number``-th is among that ``share`` of all, evenly spread."""
     return math.floor((number + 1) * share) > math.floor(number * share)
-
-
-def summarize(
-    concurrency: int, samples: Sequence[Sample], duration_s: float, cpu_s: float = math.nan
-) -> Level:
-    """Figures over the requests that succeeded."""
-    good = [sample for sample in samples if sample.error is None]
-    whole = [sample for sample in good if sample.reader is Reader.WHOLE]
-    ttft = [sample.ttft_s for sample in whole if not math.isnan(sample.ttft_s)]
-    total = [sample.total_s for sample in whole]
-    gaps = sorted(gap for sample in whole for gap in sample.gaps_s)
-    num_chunks = sum(sample.num_chunks for sample in good)
-    return Level(
-        concurrency=concurrency,
-        requests=len(samples),
-        errors=len(samples) - len(good),
-        duration_s=duration_s,
-        requests_per_s=len(good) / duration_s,
-        tokens_per_s=sum(sample.tokens for sample in good) / duration_s,
-        ttft_p50_ms=1000 * percentile(ttft, 50),
-        ttft_p99_ms=1000 * percentile(ttft, 99),
-        latency_p50_ms=1000 * percentile(total, 50),
-        latency_p99_ms=1000 * percentile(total, 99),
-        gap_p50_ms=1000 * percentile(gaps, 50),
-        gap_p99_ms=1000 * percentile(gaps, 99),
-        chunks_per_s=num_chunks / duration_s,
-        cpu_us_per_chunk=(
-            1e6 * cpu_s / num_chunks if num_chunks and not math.isnan(cpu_s) else None
-        ),
-    )
-
-
-def percentile(values: Sequence[float], rank: float) -> float:
-    """The nearest-rank percentile: always a value that was measured; NaN of nothing."""
-    if not values:
-        return math.nan
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(rank / 100 * len(ordered)) - 1)]

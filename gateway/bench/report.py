@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from gateway.bench.load import Level, Manner
+from gateway.bench.figures import Level
+from gateway.bench.load import Manner
 
 
 def print_figures(
@@ -19,6 +20,10 @@ def print_figures(
     console.print(_streaming(model, manner, rows))
     if any(level.memory is not None or level.aborts for _, level in rows):
         console.print(_server(rows))
+    if any(level.cpu_us_by_process for _, level in rows):
+        console.print(_processes(rows))
+    if any(level.failures for _, level in rows):
+        console.print(_failures(rows))
 
 
 def _streaming(model: str, manner: Manner, rows: Sequence[tuple[str, Level]]) -> Table:
@@ -60,7 +65,7 @@ def _server(rows: Sequence[tuple[str, Level]]) -> Table:
         memory, slope = "", ""
         if level.memory is not None:
             memory = f"{level.memory.begin:.0f} → {level.memory.end:.0f}"
-            if not math.isnan(level.memory.slope_per_min):
+            if level.memory.slope_per_min is not None:
                 slope = f"{level.memory.slope_per_min:+.2f}"
         heard = ""
         if level.abort_p50_ms is not None:
@@ -72,10 +77,41 @@ def _server(rows: Sequence[tuple[str, Level]]) -> Table:
     return table
 
 
+def _processes(rows: Sequence[tuple[str, Level]]) -> Table:
+    table = Table(title="CPU time, µs a chunk; median of the windows", title_justify="left")
+    names = list(dict.fromkeys(name for _, level in rows for name in level.cpu_us_by_process))
+    _add_name(table, rows)
+    for heading in ("streams", "chunks/s", *names, "server's range"):
+        table.add_column(heading, justify="right")
+    for name, level in rows:
+        span = level.cpu_us_range
+        costs = [level.cpu_us_by_process.get(one) for one in names]
+        table.add_row(
+            *(*_name(name, rows), str(level.concurrency), f"{level.chunks_per_s:.0f}"),
+            *("" if cost is None else f"{cost:.1f}" for cost in costs),
+            "" if span is None else f"{span[0]:.1f} – {span[1]:.1f}",
+        )
+    return table
+
+
+def _failures(rows: Sequence[tuple[str, Level]]) -> Table:
+    table = Table(title="Why requests failed", title_justify="left")
+    _add_name(table, rows)
+    for heading in ("streams", "requests", "reason", "the first one's words"):
+        table.add_column(heading)
+    for name, level in rows:
+        for one in level.failures:
+            table.add_row(
+                *(*_name(name, rows), str(level.concurrency)),
+                *(str(one.count), escape(one.reason), escape(one.message)),
+            )
+    return table
+
+
 def _add_name(table: Table, rows: Sequence[tuple[str, Level]]) -> None:
     """A column for it, where there is more than one."""
     if len({name for name, _ in rows}) > 1:
-        table.add_column("")
+        table.add_column("", no_wrap=True)
 
 
 def _name(name: str, rows: Sequence[tuple[str, Level]]) -> list[str]:

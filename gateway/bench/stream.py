@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
+from gateway.bench.failures import ErrorBody, Failure
 from gateway.commands.database import Address
 
 REQUEST_TIMEOUT_S = 300.0
@@ -40,6 +41,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     resumable: bool = False
     reader: Reader = Reader.WHOLE
+    is_warm_up: bool = False
+    """Not to be measured: it only sets the streams apart."""
     stall_s: float = 0.0
     leave_after: int = 1
 
@@ -64,18 +67,30 @@ class Sample(msgspec.Struct):
     """Chunks with text."""
     gaps_s: list[float] = []
     """From each of them to the next."""
-    error: str | None = None
+    error: Failure | None = None
     reader: Reader = Reader.WHOLE
+    is_warm_up: bool = False
     request_id: str | None = None
     """32 hexadecimal digits, by which the engine knows it too."""
     left_at_s: float = math.nan
     """``time.monotonic()`` when a leaving reader closed its connection."""
 
 
+class Tally:
+    """Of all streams together."""
+
+    __slots__ = ("num_chunks",)
+
+    def __init__(self) -> None:
+        self.num_chunks = 0
+
+
 class Stream(asyncio.Protocol, ABC):
     """One connection that sends one request at a time and times its answer."""
 
     def __init__(self) -> None:
+        self.tally = Tally()
+        """Counts what comes; may be shared."""
         self._transport: asyncio.Transport | None = None
         self._prompt = Prompt(model="", content="", max_tokens=0)
         self._sample = Sample()
@@ -93,7 +108,8 @@ class Stream(asyncio.Protocol, ABC):
     async def request(self, prompt: Prompt) -> Sample:
         """Send one request; its sample when the answer has ended, or the reader is done with it."""
         assert self._transport is not None
-        self._prompt, self._sample = prompt, Sample(reader=prompt.reader)
+        self._prompt, self._sample = prompt, Sample()
+        self._sample.reader, self._sample.is_warm_up = prompt.reader, prompt.is_warm_up
         self._finished = asyncio.get_running_loop().create_future()
         data = self._ask(prompt)
         self._sent_at = time.perf_counter()
@@ -102,7 +118,7 @@ class Stream(asyncio.Protocol, ABC):
             async with asyncio.timeout(REQUEST_TIMEOUT_S + prompt.stall_s):
                 await self._finished
         except TimeoutError:
-            self._sample.error = f"no end after {REQUEST_TIMEOUT_S:g} s"
+            self._sample.error = Failure("timeout", f"no end after {REQUEST_TIMEOUT_S:g} s")
             self._transport.abort()
         self._sample.total_s = time.perf_counter() - self._sent_at
         return self._sample
@@ -122,7 +138,11 @@ class Stream(asyncio.Protocol, ABC):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._fail("the connection was closed")
+        self._fail(Failure("connection lost", self._last_words(exc)))
+
+    def _last_words(self, exc: Exception | None) -> str:
+        """Why the connection has ended."""
+        return f"after {self._sample.num_chunks} chunks: {exc or 'closed by the server'}"
 
     # -- what was read
 
@@ -135,6 +155,7 @@ class Stream(asyncio.Protocol, ABC):
         else:
             sample.gaps_s.append(now - self._chunk_at)
         sample.num_chunks += 1
+        self.tally.num_chunks += 1
         self._chunk_at = now
         if sample.reader is Reader.STALLED and sample.num_chunks == 1:
             self._stall()
@@ -163,10 +184,10 @@ class Stream(asyncio.Protocol, ABC):
             self._transport.abort()
         self._end()
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, failure: Failure) -> None:
         if self._finished is not None and not self._finished.done():
             if self._sample.reader is Reader.WHOLE:
-                self._sample.error = self._sample.error or reason
+                self._sample.error = self._sample.error or failure
             self._end()
 
     def _end(self) -> None:
@@ -186,17 +207,13 @@ class _Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
 
 
-class _Error(msgspec.Struct, frozen=True):
-    message: str
-
-
 class _Chunk(msgspec.Struct, frozen=True):
     """As much of a chunk as is measured."""
 
     id: str = ""
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: _Error | None = None
+    error: ErrorBody | None = None
 
 
 class _ResponseUsage(msgspec.Struct, frozen=True):
@@ -206,7 +223,7 @@ class _ResponseUsage(msgspec.Struct, frozen=True):
 class _Response(msgspec.Struct, frozen=True):
     id: str
     usage: _ResponseUsage | None = None
-    error: _Error | None = None
+    error: ErrorBody | None = None
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -214,9 +231,10 @@ class _Event(msgspec.Struct, frozen=True):
 
     type: str = ""
     response: _Response | None = None
-    error: _Error | None = None
+    error: ErrorBody | None = None
 
 
+_ENDS = ("response.completed", "response.incomplete")
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_event = msgspec.json.Decoder(_Event).decode
 
@@ -232,12 +250,15 @@ class HttpStream(Stream):
         self._key = address.key
         self._parser: httptools.HttpResponseParser | None = None
         self._buffer = b""
+        self._is_whole = False
+        """Its end was announced: not merely the connection's."""
 
     async def open(self) -> None:
         """There is no handshake."""
 
     def _ask(self, prompt: Prompt) -> bytes:
         self._parser, self._buffer = httptools.HttpResponseParser(self), b""
+        self._is_whole = False
         body = msgspec.json.encode(self._body(prompt))
         head = (
             f"POST {self.path} HTTP/1.1\r\n"
@@ -261,20 +282,24 @@ class HttpStream(Stream):
         *events, self._buffer = (self._buffer + body).split(b"\n\n")
         for event in events:
             for line in event.split(b"\n"):
-                if line.startswith(b"data: ") and line != b"data: [DONE]":
+                if line == b"data: [DONE]":
+                    self._is_whole = True
+                elif line.startswith(b"data: "):
                     self._on_data(line[6:])
 
     def on_message_complete(self) -> None:
         assert self._parser is not None
         status = self._parser.get_status_code()
         if status != 200:
-            self._sample.error = f"HTTP {status}: {self._buffer.decode(errors='replace')[:200]}"
+            self._sample.error = Failure.of_status(status, self._buffer)
+        elif not self._is_whole:
+            self._fail(Failure("cut short", f"ended after {self._sample.num_chunks} chunks"))
         self._end()
 
     def _on_data(self, data: bytes) -> None:
         chunk = _decode_chunk(data)
         if chunk.error is not None:
-            self._sample.error = chunk.error.message
+            self._sample.error = Failure.of_event(chunk.error)
         if chunk.usage is not None:
             self._sample.tokens = chunk.usage.completion_tokens
         if chunk.choices and chunk.choices[0].delta.content:
@@ -298,8 +323,9 @@ class ResponsesStream(HttpStream):
         if event.type == "response.output_text.delta":
             self._on_text()
         elif event.error is not None:
-            self._sample.error = event.error.message
+            self._sample.error = Failure.of_event(event.error)
         elif event.response is not None:
+            self._is_whole = event.type in _ENDS
             self._on_response(event.response)
 
     def _on_response(self, response: _Response) -> None:
@@ -308,4 +334,4 @@ class ResponsesStream(HttpStream):
         if response.usage is not None:
             self._sample.tokens = response.usage.output_tokens
         if response.error is not None:
-            self._sample.error = response.error.message
+            self._sample.error = Failure.of_event(response.error)

@@ -8,20 +8,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import psutil
 from rich.console import Console
 
 from engine.transport import ABORTS_ENV
 from gateway.bench.aborts import Aborts
+from gateway.bench.process import NO_OTHERS
 from gateway.commands.database import Address
 from gateway.data_dir import DataDir, Running
 from gateway.errors import ClientError, ConfigError
 from gateway.http_client import ask
+from tenants.embedded import EmbeddedPostgres
 from tenants.limits import Limits
 
 START_TIMEOUT_S = 120.0
@@ -62,26 +65,18 @@ class Measured(NamedTuple):
     name: str
     address: Address
     pids: Sequence[int]
+    others: Mapping[str, int] = NO_OTHERS
+    """What works for it, as ``Processes`` takes it."""
     aborts: Aborts | None = None
 
 
 @contextmanager
 def opened(target: Target, console: Console) -> Iterator[list[Measured]]:
     """The server that was named, or a demo of our own in a folder that does not stay; then the
-    proxy in front of it, if there is one, and the floor, if it is wanted.
+    proxy in front of it, if there is one.
 
     Raises ``ConfigError`` for a target that cannot be, ``ClientError`` if a demo does not start.
     """
-    with _served(target, console) as servers, ExitStack() as stack:
-        if target.has_floor:
-            if target.replay_tokens_per_s is None:
-                raise ConfigError("--floor needs --replay, the pace of what it sends")
-            servers = [*servers, stack.enter_context(_floor(target.replay_tokens_per_s))]
-        yield servers
-
-
-@contextmanager
-def _served(target: Target, console: Console) -> Iterator[list[Measured]]:
     if target.url is not None:
         if target.has_limits:
             raise ConfigError("--limits is for a demo that is started: --url has its own tenants")
@@ -101,13 +96,25 @@ def _served(target: Target, console: Console) -> Iterator[list[Measured]]:
         try:
             if target.has_limits:
                 _set_limits(Address(running.url, running.admin_key))
-            yield [Measured("direct", address, [process.pid], Aborts(notes) if replays else None)]
+            others = _others(process.pid, DataDir(Path(folder)))
+            noted = Aborts(notes) if replays else None
+            yield [Measured("direct", address, [process.pid], others, noted)]
         finally:
             _stop(process)
 
 
+def _others(pid: int, folder: DataDir) -> Mapping[str, int]:
+    """What works for a demo of our own."""
+    modules = ("engine.process", "engine.replay")
+    children = psutil.Process(pid).children()
+    engines = [one.pid for one in children if any(name in one.cmdline() for name in modules)]
+    postgres = EmbeddedPostgres(folder.postgres).pid
+    return {"engine": engines[0]} | ({} if postgres is None else {"PostgreSQL": postgres})
+
+
 @contextmanager
-def _floor(tokens_per_s: float) -> Iterator[Measured]:
+def floor(tokens_per_s: float) -> Iterator[Measured]:
+    """Raises ``ClientError`` if it does not start."""
     process = subprocess.Popen(
         [sys.executable, "-m", "gateway.bench.floor", repr(tokens_per_s)],
         stdin=subprocess.PIPE,

@@ -10,6 +10,7 @@ from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
+from gateway.bench.failures import ErrorBody, Failure
 from gateway.bench.stream import Prompt, Stream
 from gateway.commands.database import Address
 
@@ -20,10 +21,6 @@ class _Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
 
 
-class _Error(msgspec.Struct, frozen=True):
-    message: str
-
-
 class _Message(msgspec.Struct, frozen=True):
     """As much of a message as is measured."""
 
@@ -31,7 +28,7 @@ class _Message(msgspec.Struct, frozen=True):
     content: str | None = None
     request_id: str | None = None
     usage: _Usage | None = None
-    error: _Error | None = None
+    error: ErrorBody = ErrorBody()
 
 
 class SocketStream(Stream):
@@ -78,6 +75,10 @@ class SocketStream(Stream):
         self._opened.set()
         super().connection_lost(exc)
 
+    def _last_words(self, exc: Exception | None) -> str:
+        close = self._protocol.close_rcvd
+        return super()._last_words(exc) if close is None else f"WebSocket closed: {close}"
+
     def _on_message(self, message: _Message) -> None:
         match message.type:
             case "ready":
@@ -91,5 +92,5 @@ class SocketStream(Stream):
                     self._sample.tokens = message.usage.completion_tokens
                 self._end()
             case "error":
-                self._sample.error = "error" if message.error is None else message.error.message
+                self._sample.error = Failure.of_event(message.error)
                 self._end()

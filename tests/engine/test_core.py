@@ -358,6 +358,20 @@ class TestGrants:
 
 
 class TestPark:
+    @pytest.mark.parametrize("num_steps", [1, 3])
+    def test_a_request_can_be_parked_from_its_first_token_on(self, num_steps: int) -> None:
+        harness = Harness(enable_prefix_caching=False)
+        harness.add("a", 6, max_tokens=9, ignore_eos=True)
+        harness.core.park(["a"])
+        assert harness.core.stats().num_parked == 0, "it had not begun"
+        harness.step(num_steps)
+        harness.core.park(["a"])
+        assert harness.core.stats().num_parked == 1
+        harness.core.unpark(["a"])
+        harness.run()
+        assert harness.core.stats().recomputed_tokens == 6 + num_steps - 1
+        harness.check_outputs()
+
     @OVERLAP
     def test_a_parked_request_holds_nothing_and_goes_on_where_it_was(self, overlap: bool) -> None:
         harness = Harness(async_scheduling=overlap, max_num_seqs=1)

@@ -170,6 +170,36 @@ async def test_a_single_answer_asks_ahead_of_its_generation() -> None:
 
 
 @pytest.mark.asyncio
+async def test_while_the_store_is_asked_tokens_are_only_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = await table([900], 1000, monthly_tokens=5000)
+    num_advances, advance = 0, Grants.advance
+
+    def counted(grants: Grants) -> None:
+        nonlocal num_advances
+        num_advances += 1
+        advance(grants)
+
+    monkeypatch.setattr(Grants, "advance", counted)
+    here.generate(0, 51)
+    assert here.hold.is_asking
+    for _ in range(30):
+        here.generate(0, 1)
+    assert num_advances == 1
+    await here.answered()
+    assert not here.hold.is_asking
+    (stream,) = here.streams
+    assert (num_advances, stream.granted) == (2, 200)
+    for _ in range(100):
+        here.generate(0, 1)
+    assert here.hold.is_asking, "the next slice is asked for in its turn"
+    assert num_advances == 3
+    await here.answered()
+    await here.hold.close()
+
+
+@pytest.mark.asyncio
 async def test_where_the_budget_ends_the_engine_is_told_at_once() -> None:
     here = await table([900], 1000, monthly_tokens=70)
     (stream,) = here.streams

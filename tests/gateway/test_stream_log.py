@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections import Counter
 from uuid import uuid4
 
 import pytest
@@ -13,6 +14,7 @@ from gateway.errors import Gone, InvalidRequestError, RateLimited, StreamNotFoun
 from gateway.stream_log import (
     ITEM_OVERHEAD_BYTES,
     MAX_READ_ITEMS,
+    MAX_STRETCH_BYTES,
     STREAM_OVERHEAD_BYTES,
     Cursor,
     MemoryStreamLog,
@@ -83,26 +85,52 @@ async def test_what_comes_is_taken_at_once_until_it_is_not() -> None:
     assert taken == [b"1", b"2", b"3"]
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.sampled_from(["say", "say", "stall", "free", "turn"]), max_size=30))
+class Follower:
+    """Reads a stream, and takes what comes at once while it is free."""
+
+    def __init__(self, log: MemoryStreamLog, *, takes: bool) -> None:
+        self.is_free = True
+        self.found: list[bytes] = []
+        self.cursor = Cursor(0, self.take if takes else None)
+        self._log = log
+        self._reading = asyncio.create_task(self._read())
+
+    def take(self, item: bytes, now: float) -> bool:
+        if self.is_free:
+            self.found.append(item)
+        return self.is_free
+
+    async def _read(self) -> None:
+        while items := await self._log.read("s", self.cursor):
+            self.found.extend(items)
+
+    async def leave(self) -> None:
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        assert self.cursor.after == len(self.found)
+
+    async def come_back(self) -> None:
+        await self.leave()
+        self._reading = asyncio.create_task(self._read())
+
+    async def end(self) -> list[bytes]:
+        await self._reading
+        return self.found
+
+
+STEPS = ["say", "say", "stall", "free", "turn", "come", "leave", "come back"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(STEPS), max_size=30), st.booleans())
 @pytest.mark.asyncio
-async def test_taken_and_read_items_are_all_items_in_order(steps: list[str]) -> None:
-    log, found, is_free = make(), list[bytes](), True
-
-    def take(item: bytes, now: float) -> bool:
-        if is_free:
-            found.append(item)
-        return is_free
-
-    async def read() -> None:
-        cursor = Cursor(0, take)
-        while items := await log.read("s", cursor):
-            found.extend(items)
-
+async def test_taken_and_read_items_are_all_items_in_order(steps: list[str], takes: bool) -> None:
+    """Whoever else comes and leaves meanwhile."""
+    log = make()
     await log.create("s", ACME, "sse")
     texts = log.text_sink("s", Around(b"and ", b""))
     assert texts is not None
-    reading = asyncio.create_task(read())
+    reader, others = Follower(log, takes=True), list[Follower]()
     number = 0
     for step in steps:
         if step == "say":
@@ -111,11 +139,18 @@ async def test_taken_and_read_items_are_all_items_in_order(steps: list[str]) -> 
             number += 1
         elif step == "turn":
             await asyncio.sleep(0)
+        elif step == "come":
+            others.append(Follower(log, takes=takes))
+        elif step == "leave" and others:
+            await others.pop().leave()
+        elif step == "come back":
+            await reader.come_back()
         else:
-            is_free = step == "free"
+            reader.is_free = step == "free"
     await log.end("s")
-    await reading
-    assert found == [b"%b%d" % (word, i) for i in range(number) for word in (b"", b"and ")]
+    all_items = [b"%b%d" % (word, i) for i in range(number) for word in (b"", b"and ")]
+    for each in (reader, *others):
+        assert await each.end() == all_items
 
 
 @pytest.mark.asyncio
@@ -134,9 +169,11 @@ async def test_texts_are_kept_by_themselves_and_read_as_items() -> None:
     assert kept is not None
     assert kept.items[0] is said, "not a copy"
     assert await log.read("s", Cursor(0)) == [b'{"text":"said"}', b"whole"]
-    # It counts as what is sent.
-    assert log.size_of(ACME) - before == 2 * ITEM_OVERHEAD_BYTES + len(b'{"text":"said"}whole')
+    # It counts as what is kept; while more may come, in stretches.
+    size = 2 * ITEM_OVERHEAD_BYTES + len(b"said" + b"whole")
+    assert size <= log.size_of(ACME) - before <= size + MAX_STRETCH_BYTES
     await log.end("s")
+    assert log.size_of(ACME) - before == size
     assert texts.put(said, 9.0)
     assert await read_all(log, "s") == [b'{"text":"said"}', b"whole"], "nothing after the end"
     await log.forget("s", ACME)
@@ -213,7 +250,7 @@ async def test_a_long_stream_loses_its_oldest_items() -> None:
 @pytest.mark.asyncio
 async def test_a_tenants_ended_streams_make_room_first() -> None:
     each = STREAM_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES + 10
-    log = make(max_tenant_bytes=3 * each)
+    log = make(max_stream_bytes=3 * each, max_tenant_bytes=3 * each)
     for name, tenant in (("old", ACME), ("older", ACME), ("theirs", OTHER), ("runs", ACME)):
         await log.create(name, tenant, "sse")
         log.append(name, [b"x" * 10])
@@ -221,11 +258,42 @@ async def test_a_tenants_ended_streams_make_room_first() -> None:
         await log.end(name)
     await log.create("new", ACME, "ws")
     with pytest.raises(StreamNotFound):
-        await log.read("older", Cursor(1))  # a reader that was too slow
-    with pytest.raises(StreamNotFound):
         await log.check("older", ACME)
     for name, tenant in (("old", ACME), ("theirs", OTHER), ("runs", ACME)):
         assert await log.read(name, Cursor(0)) == [b"x" * 10], tenant
+
+
+@pytest.mark.asyncio
+async def test_what_is_read_to_its_end_does_not_make_room() -> None:
+    """Nor does a stream that has ended shortly before: its readers have yet to hear the last."""
+    each = STREAM_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES + 10
+    log = make(max_stream_bytes=3 * each, max_tenant_bytes=3 * each)
+    for name in ("read", "twice", "runs"):
+        await log.create(name, ACME, "sse")
+        log.attach(name)
+        log.append(name, [b"x" * 10])
+    log.attach("twice")
+    await log.end("read")
+    await log.end("twice")
+    with pytest.raises(RateLimited):
+        await log.create("new", ACME, "sse")
+    log.append("runs", [b"y" * 10])
+    assert await log.read("read", Cursor(0)) == await log.read("twice", Cursor(0)) == [b"x" * 10]
+    with pytest.raises(Gone):  # the one that grows pays for it
+        await log.read("runs", Cursor(0))
+    assert await log.read("runs", Cursor(1)) == [b"y" * 10]
+    log.detach("twice")
+    log.detach("twice")
+    await log.create("new", ACME, "sse")
+    with pytest.raises(StreamNotFound):
+        await log.check("twice", ACME)
+    log.detach("twice")  # nobody knows it any more
+    log.attach("twice")
+    assert await log.read("read", Cursor(0)) == [b"x" * 10]
+    log.detach("read")
+    log.attach("read")  # somebody came back
+    with pytest.raises(RateLimited):
+        await log.create("newer", ACME, "sse")
 
 
 @pytest.mark.asyncio
@@ -245,7 +313,9 @@ async def test_running_streams_are_never_taken_for_a_new_one() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from("abcd"), st.sampled_from(["open", "say", "text", "end"]), st.binary()
+            st.sampled_from("abcd"),
+            st.sampled_from(["open", "say", "text", "end", "attach", "detach"]),
+            st.binary(),
         )
     )
 )
@@ -256,6 +326,7 @@ def test_the_bound_of_a_tenant_holds_whatever_happens(steps: list[tuple[str, str
         around = Around(b"h" * 300, b"t" * 50)
         opened: dict[str, list[bytes]] = {}
         ended: set[str] = set()
+        readers = Counter[str]()
         for name, action, data in steps:
             if action == "open" and name not in opened:
                 with contextlib.suppress(RateLimited):
@@ -274,7 +345,15 @@ def test_the_bound_of_a_tenant_holds_whatever_happens(steps: list[tuple[str, str
             elif action == "end" and name in opened:
                 await log.end(name)
                 ended.add(name)
+            elif action == "attach" and name in opened:
+                log.attach(name)
+                readers[name] += log.kept(name) is not None
+            elif action == "detach" and readers[name]:
+                log.detach(name)
+                readers[name] -= 1
             assert log.size_of(ACME) <= limit
+            for read in +readers:
+                await log.check(read, ACME)
         for name, said in opened.items():
             await log.end(name)
             for after in range(len(said) + 1):

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from gateway.assembler import Delta
-from gateway.errors import ApiError
+from gateway.errors import ApiError, StreamNotFound
 from gateway.peers import Peers
 from gateway.stream_archive import StreamArchive
 from gateway.stream_log import MemoryStreamLog, StreamReader
@@ -138,6 +138,22 @@ async def test_what_a_sink_is_given_is_read_at_its_place() -> None:
     sink.put(Delta(0, "too late"))
     again = await streams.follow(stream_id, TENANT, kind="sse", after=0)
     assert await read(again) == [b"1", b"2", b"2", b"3", b"3", b"4"]
+
+
+async def test_a_reader_gets_the_end_however_full_the_log_is() -> None:
+    log = MemoryStreamLog(max_stream_bytes=10**6, max_tenant_bytes=4096, retention_s=60)
+    streams = make_streams(log, grace_s=9, heartbeat_s=9)
+    slow = await open_stream(streams, ScriptedGeneration(), body(b"a" * 900, b"b"))
+    going_on = await open_stream(streams, ScriptedGeneration(), endless())
+    await asyncio.sleep(0.01)
+    log.append(going_on.stream_id, [b"c" * 1000] * 3)
+    assert await read(slow) == [b"a" * 900, b"b"]
+    slow.close()
+    log.append(going_on.stream_id, [b"d"])
+    with pytest.raises(StreamNotFound):
+        await log.check(slow.stream_id, TENANT)
+    going_on.close()
+    await streams.close()
 
 
 async def test_closing_settles_what_runs_and_what_has_yet_to_begin() -> None:

@@ -1,11 +1,8 @@
-"""The decode kernel's own source without a GPU: compiled for the host, where fibers are its threads
-(``emulation/warp.h``), against attention in float64."""
+"""The decode kernel's own source without a GPU (``emulated``), against attention in float64."""
 
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +11,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kernels import build
+from tests.kernels import emulated
 from tests.kernels.test_paged_decode import Case, make_case
 
-EMULATION = Path(__file__).parent / "emulation"
 KERNEL = (
     "decode_line.cuh",
     "decode_tile.cuh",
@@ -48,19 +44,8 @@ class Call(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not installed")
     folder: Path = tmp_path_factory.mktemp("decode")
-    for name in KERNEL:
-        shutil.copy(build.SOURCES / name, folder)
-    for path in EMULATION.iterdir():
-        shutil.copy(path, folder)
-    built = folder / "decode.so"
-    options = ["-x", "c++", "-std=c++20", "-O1", "-shared", "-Xcompiler", "-fPIC,-w"]
-    command = [build.find_nvcc(), *options, str(folder / "decode.cpp"), "-o", str(built)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return ctypes.CDLL(str(built))
+    return emulated.library(folder, "decode", KERNEL)
 
 
 def decode(

@@ -1,11 +1,9 @@
-"""The products of few tokens without a GPU: the kernels' own source, compiled for the host
-(``emulation``), against float64 products with what their weights mean."""
+"""The products of few tokens without a GPU: the kernels' own source (``emulated``), against float64
+products with what their weights mean."""
 
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -13,12 +11,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import build, reference
+from kernels import reference
+from tests.kernels import emulated
 from tests.kernels.test_quantized import LIMIT, draw_int4, randn, relative_error
 
-EMULATION = Path(__file__).parent / "emulation"
-KERNELS = ("quantized_linear.cu", "skinny_linear.cu")
-HEADERS = ("quantized_linear.cuh", "skinny_linear.cuh", "skinny_output.cuh", "widen.cuh")
+KERNELS = (
+    *("quantized_linear.cu", "skinny_linear.cu"),
+    *("quantized_linear.cuh", "skinny_linear.cuh", "skinny_output.cuh", "widen.cuh"),
+)
 POINTERS = ("out", "x", "weight", "scales", "bias")
 INTS = (
     *("tokens", "features", "k", "x_stride", "group_size", "block_rows"),
@@ -38,23 +38,8 @@ class Call(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not installed")
     folder: Path = tmp_path_factory.mktemp("products")
-    for name in (*KERNELS, *HEADERS):
-        shutil.copy(build.SOURCES / name, folder)
-    for path in EMULATION.iterdir():
-        shutil.copy(path, folder)
-    built = folder / "products.so"
-    options = ["-x", "c++", "-std=c++20", "-O1", "-shared", "-Xcompiler", "-fPIC,-w"]
-    # Of its own, and not those of another emulation in this process.
-    options += ["-Xcompiler", "-fno-gnu-unique", "-Xlinker", "-Bsymbolic"]
-    options += ["-DEMULATED_THREADS=256", "-include", str(folder / "cuda.h")]
-    sources = [str(folder / name) for name in (*KERNELS, "products.cpp")]
-    command = [build.find_nvcc(), *options, *sources, "-o", str(built)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return ctypes.CDLL(str(built))
+    return emulated.library(folder, "products", KERNELS, threads=256)
 
 
 def multiply(

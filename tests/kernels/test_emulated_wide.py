@@ -1,22 +1,19 @@
-"""The wide product's own source without a GPU: compiled for the host, where fibers are the threads
-of a cluster's CTAs (``cluster_emulation/cluster.h``), against float64."""
+"""The wide product's own source without a GPU (``emulated``), cluster after cluster, against
+float64."""
 
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import build, cuda_wide
+from kernels import cuda_wide
+from tests.kernels import emulated
 
-EMULATION = Path(__file__).parent / "cluster_emulation"
-KERNEL = ("vector.cuh", "wide_linear.cu", "wide_linear.cuh")
-MEMORY = "extern __shared__ __align__(1024) uint8_t raw[];"
+KERNEL = ("wide_linear.cu", "wide_linear.cuh")
 BF16 = torch.bfloat16
 
 
@@ -32,24 +29,8 @@ class WideLinear(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not installed")
     folder: Path = tmp_path_factory.mktemp("wide")
-    for name in KERNEL:
-        text = (build.SOURCES / name).read_text()
-        assert name != "wide_linear.cu" or text.count(MEMORY) == 1
-        (folder / name).write_text(text.replace(MEMORY, "auto* raw = emulation::shared_memory;"))
-    for path in EMULATION.iterdir():
-        shutil.copy(path, folder)
-    (folder / "dependent_launch.cuh").write_text("#pragma once\n")  # wide.cpp has its own
-    built = folder / "wide.so"
-    options = ["-x", "c++", "-std=c++20", "-O2", "-shared"]
-    # The libraries of a process have inline variables of the same names, each its own.
-    options += ["-Xcompiler", "-fPIC,-w,-fno-gnu-unique"]
-    command = [build.find_nvcc(), *options, str(folder / "wide.cpp"), "-o", str(built)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return ctypes.CDLL(str(built))
+    return emulated.library(folder, "wide", KERNEL, threads=384, ctas=4)
 
 
 def randn(*shape: int, seed: int) -> torch.Tensor:

@@ -119,6 +119,7 @@ class Harness:
         step_costs: StepCosts | None = None,
         num_swap_blocks: int = 0,
         swap_s_per_block: float = 0.0,
+        num_lookahead_tokens: int = 0,
         windows: Sequence[int | None] = (None,),
         window_step: int = 1,
         **options: Any,
@@ -143,6 +144,7 @@ class Harness:
             window_step=window_step,
         )
         self.runner.step_costs = step_costs
+        self.runner.num_lookahead_tokens = num_lookahead_tokens
         self.adapters = ToyMemory()
         self.runner.adapters = self.adapters.kept
         extra: dict[str, Any] = {} if clock is None else {"clock": clock}

@@ -150,6 +150,19 @@ class TestLift:
         assert counter(policy, "a") == 0
         assert policy.spread() == 1000
 
+    def test_coming_back_from_a_park_is_not_joining(self) -> None:
+        harness = Harness(policy="fair_share", max_num_seqs=1)
+        harness.add("a", 3, max_tokens=30, ignore_eos=True, fair_key="a")
+        harness.step()
+        harness.core.park(["a"])
+        before = counter(harness.scheduler.policy, "a")
+        for name in ("runs", "waits"):
+            harness.add(name, 9, max_tokens=30, ignore_eos=True, fair_key="b")
+        harness.step(9)
+        harness.core.unpark(["a"])
+        assert counter(harness.scheduler.policy, "a") == before
+        assert counter(harness.scheduler.policy, "b") > before + 9
+
 
 class TestVictims:
     def test_the_tenant_furthest_above_its_share_loses_its_least_work(self) -> None:

@@ -127,6 +127,38 @@ def test_without_room_outside_it_is_computed_again() -> None:
     assert harness.core.stats().recomputed_tokens > 0
 
 
+@pytest.mark.parametrize("is_enough", [False, True])
+def test_the_last_of_the_room_outside_is_taken(is_enough: bool) -> None:
+    harness = crowd()
+    until(harness, RequestState.SWAPPED)
+    num_needed = harness.core.stats().swapped_out_blocks
+    harness = crowd(num_swap_blocks=num_needed - (not is_enough))
+    until(harness, RequestState.SWAPPED if is_enough else RequestState.PREEMPTED)
+    harness.run()
+    harness.check_outputs()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_others_hold_as_well_costs_nothing_to_compute_again(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(num_blocks=12, num_swap_blocks=12, max_num_seqs=2, watermark=0.0)
+    asked = []
+
+    def prefers_swap(num_tokens: int, num_blocks: int) -> bool:
+        asked.append((num_tokens, num_blocks))
+        return False
+
+    monkeypatch.setattr(harness.scheduler._costs, "prefers_swap", prefers_swap)
+    for name in ("first", "second"):
+        prompt = [7] * 8 + [8 + len(name)] * 8 if shared else 16
+        harness.add(name, prompt, max_tokens=20, ignore_eos=True)
+    request = until(harness, RequestState.PREEMPTED)
+    num_tokens, num_blocks = asked[0]
+    assert num_blocks == -(-request.num_once_computed // 4)
+    assert num_tokens == (num_blocks * 4 - 8 if shared else request.num_once_computed)
+
+
 def test_where_copying_is_dear_it_is_computed_again() -> None:
     harness = crowd(swap_s_per_block=1e9)
     until(harness, RequestState.PREEMPTED)

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.bench import aborts
 from gateway.bench.aborts import Aborts
+from gateway.bench.failures import Failure
 from gateway.bench.stream import Sample
 
 
@@ -18,7 +19,7 @@ def test_from_leaving_to_hearing(tmp_path: Path) -> None:
         Sample(request_id="aa", left_at_s=10.25),
         Sample(request_id="bb", left_at_s=10.0),
         Sample(request_id="cc"),
-        Sample(request_id="dd", left_at_s=10.0, error="HTTP 503"),
+        Sample(request_id="dd", left_at_s=10.0, error=Failure("HTTP 503")),
     ]
     assert Aborts(notes).latencies_s(samples) == [0.25, 1.0]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
+import socket
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway import bench
-from gateway.bench.load import Level, Load, percentile, summarize
+from gateway.bench.failures import Failure
+from gateway.bench.figures import Level, summarize
+from gateway.bench.load import Load
+from gateway.bench.process import Window
 from gateway.bench.stream import Prompt, Sample
 from gateway.bench.target import opened
 from gateway.commands.database import Address
@@ -31,52 +34,6 @@ from tests.gateway.web.served import served
 FIRST_TOKEN_S = 0.05
 MANNER = bench.Manner(max_tokens=7)
 TOKENS = 7
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(1, 100))
-def test_a_percentile_is_a_measured_value_with_its_share_below(
-    values: list[float], rank: float
-) -> None:
-    found = percentile(values, rank)
-    assert found in values
-    assert sum(value <= found for value in values) >= rank / 100 * len(values) - 1e-6
-    assert sum(value < found for value in values) < rank / 100 * len(values) + 1e-6
-
-
-def test_percentiles_of_nothing_and_of_one() -> None:
-    assert math.isnan(percentile([], 50))
-    assert percentile([3.0], 1) == percentile([3.0], 99) == 3.0
-    assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.0
-
-
-def test_failed_requests_do_not_count_as_work() -> None:
-    samples = [
-        Sample(ttft_s=0.1, total_s=1.0, tokens=10),
-        Sample(ttft_s=0.3, total_s=2.0, tokens=30),
-        Sample(ttft_s=0.0, total_s=0.0, tokens=99, error="HTTP 503"),
-    ]
-    level = summarize(2, samples, 2.0)
-    assert (level.requests, level.errors) == (3, 1)
-    assert level.requests_per_s == 1.0
-    assert level.tokens_per_s == 20.0
-    assert level.ttft_p50_ms == pytest.approx(100)
-    assert level.ttft_p99_ms == pytest.approx(300)
-    assert level.latency_p99_ms == pytest.approx(2000)
-
-
-def test_gaps_chunks_and_cpu_time() -> None:
-    samples = [
-        Sample(num_chunks=3, gaps_s=[0.05, 0.07]),
-        Sample(num_chunks=2, gaps_s=[0.06]),
-        Sample(num_chunks=100, gaps_s=[9.0], error="HTTP 503"),
-    ]
-    level = summarize(2, samples, 2.5, cpu_s=0.001)
-    assert level.gap_p50_ms == pytest.approx(60)
-    assert level.gap_p99_ms == pytest.approx(70)
-    assert level.chunks_per_s == 2.0
-    assert level.cpu_us_per_chunk == pytest.approx(200)
-    assert summarize(2, samples, 2.5).cpu_us_per_chunk is None
-    assert summarize(2, [], 2.5, cpu_s=0.001).cpu_us_per_chunk is None
 
 
 class Server:
@@ -98,7 +55,9 @@ class Server:
         assert request.client is not None
         self.connections.add((request.client.host, request.client.port))
         if self.fault == "503":
-            return JSONResponse({"error": {"message": "busy"}}, 503)
+            return JSONResponse({"error": {"message": "busy", "code": "overloaded"}}, 503)
+        if self.fault == "page":
+            return Response("<h1>Bad gateway</h1>", 502)
         return StreamingResponse(self.events(), media_type="text/event-stream")
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -111,7 +70,9 @@ class Server:
             yield first[:10]  # an event may come in pieces, and several in one
             yield first[10:] + event({"choices": [{"delta": {"content": "b"}}]})
             if self.fault == "error":
-                yield event({"error": {"message": "the engine died"}})
+                yield event({"error": {"message": "the engine died", "type": "server_error"}})
+                return
+            if self.fault == "short":
                 return
             if self.fault == "cut":
                 raise ConnectionResetError
@@ -132,6 +93,10 @@ class Server:
             yield Address(url, "k")
 
 
+def lengths_of(server: Server) -> list[int]:
+    return [int(str(body["max_tokens"])) for body in server.bodies]
+
+
 def event(data: object) -> bytes:
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
@@ -149,15 +114,55 @@ def test_a_level_keeps_its_streams_busy() -> None:
     assert len({json.dumps(body["messages"]) for body in server.bodies}) == 20
 
 
-@pytest.mark.parametrize("fault", ["503", "error", "cut"])
+@pytest.mark.parametrize(
+    ("fault", "reason", "message"),
+    [
+        ("503", "HTTP 503 overloaded", "busy"),
+        ("page", "HTTP 502", "<h1>Bad gateway</h1>"),
+        ("error", "error event server_error", "the engine died"),
+        ("cut", "connection lost", "after 2 chunks: closed by the server"),
+        ("short", "cut short", "ended after 2 chunks"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_faults_are_counted_not_averaged_in(fault: str) -> None:
+def test_faults_are_counted_not_averaged_in(fault: str, reason: str, message: str) -> None:
     server = Server()
     server.fault = fault
     with server.address() as address:
         level = asyncio.run(Load(address, "scripted", MANNER).level(2, 6))
     assert (level.requests, level.errors) == (6, 6)
     assert level.tokens_per_s == 0
+    (failed,) = level.failures
+    assert (failed.reason, failed.count, failed.message) == (reason, 6, message)
+
+
+def test_a_server_that_is_gone_fails_requests_one_by_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    level = asyncio.run(Load(Address(f"http://127.0.0.1:{port}", "k"), "x", MANNER).level(2, 4))
+    (failed,) = level.failures
+    assert (failed.reason, failed.count) == ("no connection", 4)
+    assert failed.message
+
+
+def test_streams_are_set_apart_by_their_first_answers() -> None:
+    server, pace = Server(), 10.0
+    with server.address() as address:
+        load = Load(address, "scripted", bench.Manner(max_tokens=10, replay_tokens_per_s=pace))
+        level = asyncio.run(load.level(5, 10))
+    assert (level.requests, level.errors) == (5 + 10, 0)
+    assert sorted(lengths_of(server)) == [2, 4, 6, 8, *[10] * 11]
+    assert load.ramp_s(5) == pytest.approx(5 / 250)
+    assert load.ramp_s(10**6) == pytest.approx(1.0)
+
+
+def test_a_level_may_be_cut() -> None:
+    with Server().address() as address:
+        load = Load(address, "scripted", MANNER)
+        level = asyncio.run(load.level(3, 0, duration_s=1.7 * FIRST_TOKEN_S, is_cut=True))
+    assert level.errors == 0
+    assert level.requests == 3
+    assert level.duration_s < 2.7 * FIRST_TOKEN_S
 
 
 def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,13 +197,22 @@ def test_a_report_on_stdout_is_json_alone(capsys: pytest.CaptureFixture[str]) ->
     assert "tokens/s" in captured.err
 
 
-def test_failed_requests_fail_the_command() -> None:
-    server = Server()
+def test_failed_requests_fail_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, output = Server(), tmp_path / "figures.json"
     server.fault = "503"
     with server.address() as address, pytest.raises(ClientError, match="3 requests failed"):
         bench.run(
-            bench.Target(url=address.url, key="k"), [1], num_requests=3, manner=MANNER, output=None
+            bench.Target(url=address.url, key="k"),
+            [1],
+            num_requests=3,
+            manner=MANNER,
+            output=output,
         )
+    assert "HTTP 503 overloaded" in capsys.readouterr().out
+    (level,) = json.loads(output.read_text())["servers"][0]["levels"]
+    assert level["failures"] == [{"reason": "HTTP 503 overloaded", "count": 3, "message": "busy"}]
 
 
 def test_a_refused_key_is_told_in_the_servers_words() -> None:
@@ -240,33 +254,34 @@ def test_a_proxy_is_measured_beside_what_is_behind_it(
     assert "through" in table
 
 
-def test_the_floor_is_measured_beside_it(tmp_path: Path) -> None:
+def test_the_floor_is_measured_before_and_after(tmp_path: Path) -> None:
     server, output = Server(), tmp_path / "figures.json"
     manner = bench.Manner(max_tokens=TOKENS, replay_tokens_per_s=50)
-    with server.address() as address:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        server.address() as address,
+    ):
+        patch.setattr(bench, "WINDOW_S", 0.1)
         target = bench.Target(
             url=address.url, key="k", replay_tokens_per_s=50, pids=[os.getpid()], has_floor=True
         )
         bench.run(target, [2], num_requests=4, manner=manner, output=output)
-    ours, floor = json.loads(output.read_text())["servers"]
-    assert floor["name"] == "floor"
-    (level,) = floor["levels"]
-    assert (level["requests"], level["errors"]) == (4, 0)
-    # It keeps the pace: no word leaves before it is due, however busy the machine is.
-    assert level["latency_p50_ms"] >= 1000 * (TOKENS - 1) / 50
-    assert level["cpu_us_per_chunk"] is not None
-    assert ours["levels"][0]["requests"] == 4
+    before, ours, after = json.loads(output.read_text())["servers"]
+    assert (before["name"], after["name"]) == ("floor before", "floor after")
+    for floor in (before, after):
+        (level,) = floor["levels"]
+        assert level["requests"] >= 4
+        assert level["errors"] == 0
+        # It keeps the pace: no word leaves before it is due, however busy the machine is.
+        assert level["latency_p50_ms"] >= 1000 * (TOKENS - 1) / 50
+        assert level["cpu_us_per_chunk"] is not None
+    assert ours["levels"][0]["requests"] == 4 + 2
 
 
 @pytest.mark.parametrize(
     ("target", "manner", "word"),
     [
         (bench.Target(url="http://x", key="k", has_floor=True), MANNER, "--floor needs --replay"),
-        (
-            bench.Target(replay_tokens_per_s=1, has_floor=True),
-            bench.Manner(max_tokens=7, replay_tokens_per_s=1, uses_websocket=True),
-            "--websocket",
-        ),
         (
             bench.Target(),
             bench.Manner(max_tokens=7, uses_websocket=True, uses_responses=True),
@@ -302,7 +317,7 @@ def test_the_search_ends_near_the_limit(limit: int, begin: int) -> None:
 
     def measure(concurrency: int) -> Level:
         measured.append(concurrency)
-        return summarize(concurrency, [], 1.0)
+        return summarize(concurrency, [], Window(1.0, 0, {}))
 
     found = bench.search(measure, measure(begin), lambda level: level.concurrency <= limit)
     assert [level.concurrency for level in found] == measured[1:]
@@ -314,8 +329,9 @@ def test_the_search_ends_near_the_limit(limit: int, begin: int) -> None:
 def test_well_is_within_the_bound_and_without_errors() -> None:
     manner = bench.Manner(max_tokens=7, replay_tokens_per_s=20)
     for gap_s, error, is_well in [(0.07, None, True), (0.08, None, False), (0.05, "no", False)]:
-        samples = [Sample(num_chunks=2, gaps_s=[gap_s]), Sample(error=error)]
-        assert bench.is_well(summarize(1, samples, 1.0), manner) == is_well
+        failure = None if error is None else Failure(error)
+        samples = [Sample(num_chunks=2, gaps_s=[gap_s]), Sample(error=failure)]
+        assert bench.is_well(summarize(1, samples, Window(1.0, 2, {})), manner) == is_well
 
 
 @pytest.mark.pg

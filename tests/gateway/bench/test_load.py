@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.bench.load import Load, Manner, _is_one_of, summarize
-from gateway.bench.stream import Reader, Sample
+from gateway.bench.load import Load, Manner, _is_one_of
+from gateway.bench.stream import Reader
 from gateway.commands.database import Address
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.serving import MODEL, Gateway, served_double, until
@@ -45,19 +45,6 @@ async def test_who_stalls_stays_until_the_end(model_dir: Path) -> None:
         assert level.errors == 0
         assert level.requests > 4  # those that read go on meanwhile
         await until(lambda: not double.running)
-
-
-async def test_figures_are_of_those_who_read_all() -> None:
-    samples = [
-        Sample(ttft_s=0.1, total_s=1.0, tokens=3, num_chunks=3, gaps_s=[0.01, 0.01]),
-        Sample(total_s=9.0, num_chunks=1, reader=Reader.STALLED),
-        Sample(total_s=0.2, num_chunks=2, gaps_s=[5.0], reader=Reader.LEAVING),
-    ]
-    level = summarize(3, samples, 1.0, cpu_s=0.006)
-    assert level.latency_p99_ms == 1000
-    assert level.gap_p99_ms == 10
-    assert level.cpu_us_per_chunk == pytest.approx(1000)
-    assert (level.aborts, level.abort_p50_ms, level.memory) == (0, None, None)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.05, 0.3, 0.5, 1.0])

@@ -6,9 +6,15 @@
 #undef __shared__
 #undef __global__
 #undef __launch_bounds__
+#undef __grid_constant__
 #define __shared__ static  // one CTA after the other
 #define __global__
 #define __launch_bounds__(...)
+#define __grid_constant__
+
+// Questions to the device: this many clusters run at a time.
+#define cudaFuncSetAttribute(...) cudaSuccess
+#define cudaOccupancyMaxActiveClusters(count, ...) (*(count) = 3, cudaSuccess)
 
 template <typename T>
 T __ldg(const T* at) {

@@ -1,7 +1,5 @@
 // A library with one function for test_emulated_decode.py: decode_schedule and paged_decode in one.
 
-#include "warp.h"  // first: what the kernel finds on a GPU
-
 #include "decoder.cuh"
 
 namespace {

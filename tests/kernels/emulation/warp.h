@@ -1,30 +1,36 @@
-// Kernels on a CPU: each of a CTA's threads is a fiber, which runs until it has to wait for others,
-// so what a kernel leaves unordered shows. Products are summed in float32.
+// Kernels on a CPU: each thread of a cluster's CTAs is a fiber, which runs until it has to wait for
+// others, so what a kernel leaves unordered shows. Products are summed in float32.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 namespace emulation {
 
-#ifndef EMULATED_THREADS
+#ifndef EMULATED_THREADS  // of a CTA
 #define EMULATED_THREADS 128
 #endif
-constexpr int kThreads = EMULATED_THREADS, kStack = 128 * 1024;
+#ifndef EMULATED_CTAS  // of a cluster, at most
+#define EMULATED_CTAS 1
+#endif
+constexpr int kThreads = EMULATED_THREADS, kMaxCtas = EMULATED_CTAS, kStack = 128 * 1024;
 
 struct Place {
   int x, y, z;
 };
 
-// What a warp or a CTA waits at.
+// What a warp, a CTA or a cluster waits at.
 struct Barrier {
   int waiting = 0;
   unsigned generation = 0;
@@ -35,25 +41,50 @@ struct Warp {
   uint32_t slots[32][6];  // what each lane shows the others
 };
 
-inline int current;  // thread
-inline Place block;
-inline uint8_t* shared_memory;
-inline Warp warps[kThreads / 32];
-inline Barrier cta;
-inline bool ended[kThreads];
-inline ucontext_t fibers[kThreads], outside;
+struct Cta {
+  Place place;
+  uint8_t* memory;
+  Barrier barrier;
+};
+
+inline Cta ctas[kMaxCtas];
+inline Place grid;
+inline int threads;             // of the cluster
+inline int current;             // thread, counted through its CTAs
+inline uint8_t* shared_memory;  // of the thread's CTA
+inline Barrier cluster;
+inline Warp warps[kMaxCtas * kThreads / 32];
+inline bool started[kMaxCtas * kThreads], ended[kMaxCtas * kThreads];
+inline ucontext_t fibers[kMaxCtas * kThreads], outside;
+inline jmp_buf places[kMaxCtas * kThreads];  // unlike contexts, left without a system call
 inline void (*body)();
 
+inline int rank() { return current / kThreads; }
 inline int lane() { return current % 32; }
+inline Cta& cta() { return ctas[rank()]; }
 inline Warp& warp() { return warps[current / 32]; }
 
 // The next thread that has not ended; -1 if none.
 inline int next_thread() {
-  for (int i = 1; i <= kThreads; ++i) {
-    const int next = (current + i) % kThreads;
+  for (int i = 1; i <= threads; ++i) {
+    const int next = (current + i) % threads;
     if (!ended[next]) return next;
   }
   return -1;
+}
+
+[[noreturn]] inline void go_on(int thread) {
+  current = thread;
+  shared_memory = cta().memory;
+  if (started[thread]) _longjmp(places[thread], 1);
+  started[thread] = true;
+  setcontext(&fibers[thread]);
+  std::abort();
+}
+
+// Lets the other threads run.
+inline void yield() {
+  if (_setjmp(places[current]) == 0) go_on(next_thread());
 }
 
 inline void wait(Barrier& barrier, int count) {
@@ -62,38 +93,41 @@ inline void wait(Barrier& barrier, int count) {
     barrier.waiting = 0;
     ++barrier.generation;
   }
-  while (barrier.generation == generation) {
-    const int from = current;
-    current = next_thread();
-    swapcontext(&fibers[from], &fibers[current]);
-  }
+  while (barrier.generation == generation) yield();
 }
 
 inline void warp_sync() { wait(warp().barrier, 32); }
-inline void block_sync() { wait(cta, kThreads); }
+inline void block_sync() { wait(cta().barrier, kThreads); }
 
 inline void run_thread() {
   body();
   ended[current] = true;
   const int next = next_thread();
   if (next < 0) setcontext(&outside);
-  current = next;
-  setcontext(&fibers[next]);
+  go_on(next);
 }
 
-inline void run_cta(Place place, void (*kernel)()) {
-  static std::vector<char> stacks(kThreads * kStack);
-  block = place;
+// The places and shared memories of its CTAs are in `ctas`.
+inline void run_cluster(int num_ctas, void (*kernel)()) {
+  static const std::unique_ptr<char[]> stacks(new char[kMaxCtas * kThreads * kStack]);
+  threads = num_ctas * kThreads;
   body = kernel;
-  for (int i = 0; i < kThreads; ++i) {
-    ended[i] = false;
+  for (int i = 0; i < threads; ++i) {
+    started[i] = ended[i] = false;
     getcontext(&fibers[i]);
     fibers[i].uc_stack.ss_sp = &stacks[i * kStack];
     fibers[i].uc_stack.ss_size = kStack;
     makecontext(&fibers[i], run_thread, 0);
   }
   current = 0;
+  shared_memory = ctas[0].memory;
+  started[0] = true;
   swapcontext(&outside, &fibers[0]);
+}
+
+inline void run_cta(Place place, void (*kernel)()) {
+  ctas[0] = {place, shared_memory, {}};
+  run_cluster(1, kernel);
 }
 
 template <typename To, typename From>
@@ -130,8 +164,8 @@ inline bool any(bool x) {
 
 }  // namespace emulation
 
-#define threadIdx (emulation::Place{emulation::current, 0, 0})
-#define blockIdx emulation::block
+#define threadIdx (emulation::Place{emulation::current % emulation::kThreads, 0, 0})
+#define blockIdx emulation::cta().place
 #define __syncwarp emulation::warp_sync
 #define __syncthreads emulation::block_sync
 #define __shfl_xor_sync(mask, x, d) emulation::shuffle(x, emulation::lane() ^ (d))
@@ -139,6 +173,9 @@ inline bool any(bool x) {
 #define __any_sync(mask, x) emulation::any(x)
 #define __cvta_generic_to_shared(at) \
   static_cast<size_t>(reinterpret_cast<const uint8_t*>(at) - emulation::shared_memory)
+
+// No macro: a member of launch configurations has this name, too.
+inline emulation::Place& gridDim = emulation::grid;
 
 using std::max;
 using std::min;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "vector.cuh"
-#include "cluster.h"
+#include "warp.h"
 
 namespace sluice {
 

@@ -4,7 +4,7 @@
 
 #include <cuda.h>
 
-#include "cluster.h"
+#include "warp.h"
 
 #define SLUICE_HOPPER
 
@@ -17,7 +17,7 @@ struct EmulatedBarrier {
 };
 
 inline EmulatedBarrier& barrier_of(int rank, uint32_t at) {
-  return *reinterpret_cast<EmulatedBarrier*>(emulation::ctas[rank].shared_memory + at);
+  return *reinterpret_cast<EmulatedBarrier*>(emulation::ctas[rank].memory + at);
 }
 inline void end_phase(EmulatedBarrier& barrier) {
   if (barrier.pending > 0 || barrier.bytes != 0) return;
@@ -54,12 +54,12 @@ inline void copy_box_to(uint16_t ranks, uint32_t to, const CUtensorMap& map, uin
                         int y) {
   EmulatedMap m;
   std::memcpy(&m, &map, sizeof(m));
-  for (int rank = 0; rank < emulation::num_ctas; ++rank) {
+  for (int rank = 0; rank < emulation::threads / emulation::kThreads; ++rank) {
     if (!(ranks >> rank & 1)) continue;
     uint32_t offset = 0;
     for (int row = y; row < y + m.box_rows; ++row) {
       for (int column = x; column < x + m.box_columns; ++column, offset += 2) {
-        uint8_t* at = emulation::ctas[rank].shared_memory + to + (offset ^ (offset >> 7 & 7) << 4);
+        uint8_t* at = emulation::ctas[rank].memory + to + (offset ^ (offset >> 7 & 7) << 4);
         const bool inside = row < m.rows && column < m.columns;
         inside ? std::memcpy(at, m.base + row * m.stride + column * 2, 2) : std::memset(at, 0, 2);
       }
@@ -89,7 +89,7 @@ struct Place {
 
 inline uint32_t address(const void* p) { return __cvta_generic_to_shared(p); }
 inline void meet_cluster() {
-  emulation::wait(emulation::all, emulation::num_ctas * emulation::kThreads);
+  emulation::wait(emulation::cluster, emulation::threads);
 }
 
 // Four 8x8 matrices, of which lane 8 i + r says where row r of matrix i goes.
