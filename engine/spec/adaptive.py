@@ -34,13 +34,13 @@ _PROBE_REQUESTS = 8
 _HOPE = 0.9
 # Where drafts could gain more than this, though they are not made yet, each step is looked at.
 _TEMPTING = 1.1
-# Steps without drafts that will do to know what they take.
-_NUM_KNOWN = 4
+# Steps without drafts, and with them, that will do to know what they take.
+_NUM_KNOWN, _NUM_STEADY = 4, 32
 # Drafts that lose more than this are not made even where the last ones paid.
 _TOLERATED = 0.97
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Even:
     """As many drafts for all."""
 
@@ -49,6 +49,8 @@ class _Even:
     """How many times as fast as no drafts, newcomers aside."""
     plain_s: float
     """Of a step without."""
+    gain_in_all: float | None = None
+    """How many times as fast with newcomers, once somebody asked."""
 
 
 @dataclass(slots=True)
@@ -89,7 +91,10 @@ class AdaptiveLength:
             if not step.num_drafts:
                 step.saving_s = self._saving_s(step.batch)
             self._hysteresis.planned(
-                self._gain(step.batch), has_drafts=has_drafts, has_newcomers=step.num_new > 0
+                self._gain(step.batch),
+                has_drafts=has_drafts,
+                has_newcomers=step.num_new > 0,
+                num_steps=step.num_like,
             )
 
     def observe(
@@ -118,8 +123,11 @@ class AdaptiveLength:
 
     def _gain(self, batch: int) -> float:
         """How many times as fast such a batch is with drafts, newcomers and all."""
-        gain = self._best_even(batch, self._most).gain
-        return gain if gain < 1 else 1 + (gain - 1) * (1 - self._experience.newcomers.share)
+        even = self._best_even(batch, self._most)
+        if even.gain_in_all is None:
+            share = 1 - self._experience.newcomers.share
+            even.gain_in_all = even.gain if even.gain < 1 else 1 + (even.gain - 1) * share
+        return even.gain_in_all
 
     def _saving_s(self, batch: int) -> float:
         """What drafts would save in a step of so many requests that has none."""
@@ -198,6 +206,11 @@ class AdaptiveLength:
             return True
         is_known = self._costs.num_seen(batch, 0, 0) >= _NUM_KNOWN
         return is_known and self._gain(batch) <= _TEMPTING
+
+    def is_steady(self, step: PlannedStep) -> bool:
+        """Whether others like this one, which has drafts, can teach no more than some of them."""
+        num_seen = self._costs.num_seen(step.batch, step.length, step.num_drafts)
+        return not self._by_request and self._hysteresis.is_drafting and num_seen >= _NUM_STEADY
 
     @property
     def overlaps(self) -> bool:

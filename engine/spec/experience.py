@@ -181,7 +181,9 @@ class Experience:
     def _count(self, step: PlannedStep) -> bool:
         """As ``Remeasurement.count``."""
         num_known = self.costs.num_seen(step.batch, 0, 0)
-        return self.remeasurement.count(has_drafts=step.num_drafts > 0, num_known=num_known)
+        return self.remeasurement.count(
+            has_drafts=step.num_drafts > 0, num_known=num_known, num_steps=step.num_like
+        )
 
     def _observe_patience(self, gained_s: float, plain_s: float, num_steps: int = 1) -> None:
         """Of steps that were awaited, what each of them gained."""
@@ -201,7 +203,7 @@ class Experience:
         if step.num_drafts:
             usual_s = self.costs.seconds(step.batch, step.length, step.num_drafts)
             saved_s = num_tokens / step.batch * self.costs.even(step.batch, 0) - usual_s
-        self.newcomers.go_on(num_tokens, saved_s)
+        self.newcomers.go_on(step.num_like * num_tokens, step.num_like * saved_s)
         if not step.only_decodes:
             if is_drafting:
                 hidden_s = self.costs.table.seconds(step.batch, 0, 0) if self.overlaps else 0.0
@@ -247,7 +249,8 @@ class Experience:
         usual_s = self.costs.seconds(step.batch, step.length, step.num_drafts)
         plain_s = self.costs.even(step.batch, 0)
         saved_s = num_tokens / step.batch * plain_s - num_steps * usual_s
-        self.newcomers.go_on(num_tokens, saved_s)
+        num_like = sum(each.num_like for each in drafted.steps) / num_steps
+        self.newcomers.go_on(num_like * num_tokens, num_like * saved_s)
         self._exposure.observe(step, num_steps)
         self.acceptance.observe([one for outcomes in drafted.outcomes for one in outcomes])
         seconds = _mean(drafted.seconds)

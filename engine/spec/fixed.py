@@ -30,6 +30,8 @@ class DraftLength(Protocol):
 
     def is_hopeless(self, batch: int) -> bool: ...
 
+    def is_steady(self, step: PlannedStep) -> bool: ...
+
     @property
     def overlaps(self) -> bool: ...
 
@@ -69,6 +71,9 @@ class FixedLength:
 
     def is_hopeless(self, batch: int) -> bool:
         return False
+
+    def is_steady(self, step: PlannedStep) -> bool:
+        return True
 
     @property
     def overlaps(self) -> bool:

@@ -41,6 +41,11 @@ MAX_FORCED_BATCH = 4
 """And only in batches of up to so many, where a step waits for memory more than it computes."""
 
 
+_MAX_UNSEEN = 3
+"""Of steps with drafts that are alike so many pass between two that are looked at: what can be
+learned of each takes the host longer than small models take to compute it."""
+
+
 class Speculator:
     """Writes the ``draft_token_ids`` of running requests. None of it changes what they say."""
 
@@ -60,9 +65,12 @@ class Speculator:
         self._proposer = proposer
         self._clock = clock
         self._began_s = self._collected_s = 0.0
-        self._planned: deque[tuple[PlannedStep, StepPlan, set[str]] | int] = deque()
+        self._planned: deque[tuple[PlannedStep, StepPlan, set[str]] | int | None] = deque()
         """Steps in flight, each with the requests whose drafts a grammar forced; of a step at rest
-        its batch."""
+        its batch, and None of one that nothing is learned of."""
+        self._last: PlannedStep | None = None
+        self._num_unseen = 0
+        """Steps like the last one since then."""
         self._collected: deque[tuple[PlannedStep, float, StepPlan, StepResult, set[str]]] = deque()
         """Steps that are over, each with its seconds; nothing was learned of them yet."""
         self._drafting_s = 0.0
@@ -222,6 +230,10 @@ class Speculator:
                 if not is_plain and any(chunk.constrained for chunk in plan.chunks):
                     self._rest.end()  # What a grammar forces costs next to nothing.
                 return
+        if self._drafted and self._is_like_the_last(plan, num_tokens):
+            self._num_unseen += 1
+            self._planned.append(None)
+            return
         num_drafts = longest = 0
         if self._drafted:
             lengths = [len(chunk.draft_token_ids) for chunk in plan.chunks]
@@ -238,9 +250,23 @@ class Speculator:
             num_new=len(plan.admissions),
             exposed_s=0.0 if overlaps else self._clock() - max(self._began_s, self._collected_s),
             drafting_s=self._drafting_s,
+            num_like=1 + self._num_unseen,
         )
+        self._num_unseen, self._last = 0, step
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
+
+    def _is_like_the_last(self, plan: StepPlan, num_tokens: int) -> bool:
+        """Of a step with drafts: whether it is one of many, of which a few will do to learn."""
+        last, batch = self._last, len(plan.chunks)
+        if last is None or not last.num_drafts or self._num_unseen == _MAX_UNSEEN:
+            return False
+        if plan.admissions or self._is_probe or self._waited or self._forced:
+            return False
+        is_alike = (batch - 1).bit_length() == (last.batch - 1).bit_length() and (
+            batch * last.length < num_tokens <= batch * (1 + last.length)
+        )
+        return is_alike and self._adaptive.is_steady(last)
 
     def collected(self, result: StepResult, moved: Sequence[tuple[Request, list[int]]]) -> None:
         """The oldest step is over. moved: what each request gained by it."""
@@ -248,6 +274,9 @@ class Speculator:
             return
         now = self._clock()
         planned = self._planned.popleft()
+        if planned is None:
+            self._collected_s = now
+            return
         if isinstance(planned, int):
             follower = self._planned[0] if self._planned else None
             if isinstance(follower, tuple):

@@ -25,3 +25,5 @@ def test_nothing_is_tried_and_nobody_rests() -> None:
     assert length.probe_length(2, 3) == 0
     assert length.probed({make_request(1): 3}) == {}
     assert length.rest_length(2, overlaps=True) == 0
+    assert not length.is_hopeless(2)
+    assert not length.overlaps

@@ -15,11 +15,13 @@ from engine.overload import ModelledRunner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepPlan, StepResult
+from engine.spec import speculator
 from engine.spec.adaptive import AdaptiveLength
 from engine.spec.base import Proposer, TextProposer
 from engine.spec.config import SpeculativeConfig
 from engine.spec.costs import StepCosts
 from engine.spec.network import NetworkProposer
+from engine.spec.planned_step import PlannedStep
 from tests.engine.spec.simulation import BATCHES, H200, LENGTHS, best_fixed, padded
 
 HOST_S, OUTSIDE_S = 0.0003, 0.0004
@@ -239,8 +241,11 @@ def test_nobody_waits_long_for_drafts_that_do_not_come(
         assert adaptive > 1.3 * plain, "it was worth it"
 
 
-def test_times_are_those_of_the_steps_however_they_overlap() -> None:
+def test_times_are_those_of_the_steps_however_they_overlap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Sums of what steps took are what the clock shows."""
+    monkeypatch.setattr(speculator, "_MAX_UNSEEN", 0)
     runner = TimedRunner(H200, 0.6)
     taken: list[float] = []
     config = EngineConfig(
@@ -335,6 +340,25 @@ def test_where_drafts_do_not_pay_the_engine_seldom_asks(overlap: bool, is_networ
     num_probes = (core.stats().spec_decode_num_drafts - before.spec_decode_num_drafts) // 8
     assert 0 < num_probes < 20, "it goes on to try now and then"
     assert len(asked) < 400 / 8 + 6 * num_probes + 5
+
+
+def test_of_steps_with_drafts_that_are_alike_a_few_are_looked_at() -> None:
+    runner = TimedRunner(padded(H200), 0.8)
+    core, _ = start(runner, 8, overlap=True)
+    run(core, runner, 200)
+    seen: list[PlannedStep] = []
+    adaptive = core._speculator._adaptive
+    observe = adaptive.observe
+
+    def spy(step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]) -> None:
+        seen.append(step)
+        observe(step, seconds, outcomes)
+
+    adaptive.observe = spy  # type: ignore[method-assign]
+    run(core, runner, 400)
+    assert len(seen) < 150
+    assert sum(step.num_like for step in seen) == pytest.approx(400, abs=4)
+    assert all(step.num_drafts for step in seen if step.num_like > 1)
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.45])
