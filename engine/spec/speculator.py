@@ -250,7 +250,7 @@ class Speculator:
             num_new=len(plan.admissions),
             exposed_s=0.0 if overlaps else self._clock() - max(self._began_s, self._collected_s),
             drafting_s=self._drafting_s,
-            num_like=1 + self._num_unseen,
+            num_like=1 + (self._num_unseen if num_drafts else 0),
         )
         self._num_unseen, self._last = 0, step
         self._adaptive.planned(step)
