@@ -30,7 +30,7 @@ import migrations
 from engine.demo import MODEL_DIR
 from gateway import config as configuration
 from gateway import provisioning, secrets, supervisor
-from gateway.bench.load import percentile
+from gateway.bench.figures import percentile
 from tenants.embedded import EmbeddedPostgres
 from tenants.postgres import PostgresStore
 

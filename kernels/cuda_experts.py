@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from kernels import ops, reference_experts
-from kernels.experts import ExpertMatrices, PairTiles, max_tiles
+from kernels.experts import (
+    ExpertMatrices,
+    Fp8Experts,
+    Int4Experts,
+    PairTiles,
+    features_of,
+    max_tiles,
+)
 
 HALVES = frozenset({torch.bfloat16, torch.float16})
 FLOATS = HALVES | {torch.float32}
@@ -73,17 +82,25 @@ def apply_experts(
     experts: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """See ``reference_experts.apply_experts``. More tokens than ``serves`` says, and quantized
-    weights, are for the backend behind."""
+    """See ``reference_experts.apply_experts``. More tokens than ``serves`` says are for the backend
+    behind."""
     if not serves(x, gate_up, down, experts):
         behind = ops.resolve("apply_experts", "cuda", x.dtype, behind="cuda")
         made: torch.Tensor = behind(x, gate_up, down, experts, weights)
         return made
-    assert isinstance(gate_up, torch.Tensor)
-    assert isinstance(down, torch.Tensor)
     inner = linear(x, gate_up, experts, pairs_per_row=experts.shape[1], gated=True)
-    out = x.new_empty(len(x), down.shape[1])
-    torch.ops.sluice_cuda.expert_sum(out, inner, down, experts, weights)
+    stored = _stored(down)
+    out = x.new_empty(len(x), features_of(down))
+    torch.ops.sluice_cuda.expert_sum(
+        out,
+        inner,
+        stored.weight,
+        stored.scales,
+        experts,
+        weights,
+        stored.block_rows,
+        stored.group_size,
+    )
     return out
 
 
@@ -92,18 +109,16 @@ def serves(
 ) -> bool:
     """Whether tokens are so few that they rarely share an expert."""
     return (
-        isinstance(gate_up, torch.Tensor)
-        and isinstance(down, torch.Tensor)
-        and (len(x) == 1 or 2 * experts.numel() <= len(gate_up))
+        (len(x) == 1 or 2 * experts.numel() <= len(gate_up))
         and experts.shape[1] <= MAX_CHOSEN
-        and _is_whole(gate_up)
-        and _is_whole(down)
+        and _is_whole(gate_up, x.shape[1])
+        and _is_whole(down, features_of(gate_up) // 2)
     )
 
 
 def linear(
     x: torch.Tensor,
-    matrices: torch.Tensor,
+    matrices: ExpertMatrices,
     experts: torch.Tensor,
     *,
     pairs_per_row: int = 1,
@@ -111,13 +126,23 @@ def linear(
 ) -> torch.Tensor:
     """For each pair its expert's matrix times its row of x: [num_pairs, features].
 
-    x: [num_pairs / pairs_per_row, k] bfloat16 or float16; matrices: [num_experts, features, k],
-    features a multiple of 16 and k of 64. gated: features are [gate | up], and the result is
-    ``silu(gate) * up``. Pairs of the expert ``num_experts``, which does not exist, are skipped.
+    x: [num_pairs / pairs_per_row, k] bfloat16 or float16; matrices: of features a multiple of 16
+    and k of 64, in INT4 of 128. gated: features are [gate | up], and the result is ``silu(gate) *
+    up``. Pairs of the expert ``num_experts``, which does not exist, are skipped.
     """
-    features = matrices.shape[1] // (2 if gated else 1)
-    out = x.new_empty(experts.numel(), features)
-    torch.ops.sluice_cuda.expert_linear(out, x, matrices, experts, pairs_per_row, gated)
+    stored = _stored(matrices)
+    out = x.new_empty(experts.numel(), features_of(matrices) // (2 if gated else 1))
+    torch.ops.sluice_cuda.expert_linear(
+        out,
+        x,
+        stored.weight,
+        stored.scales,
+        experts,
+        pairs_per_row,
+        gated,
+        stored.block_rows,
+        stored.group_size,
+    )
     return out
 
 
@@ -128,6 +153,34 @@ def combine_experts(each: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _is_whole(matrices: torch.Tensor) -> bool:
-    """Whether features and inputs are multiples of a CTA's tile."""
-    return matrices.shape[1] % 16 == 0 and matrices.shape[2] % 64 == 0
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Matrices as the kernels take them."""
+
+    weight: torch.Tensor
+    scales: torch.Tensor | None = None
+    block_rows: int = 1
+    group_size: int = 1
+
+
+def _stored(matrices: ExpertMatrices) -> _Stored:
+    match matrices:
+        case Fp8Experts():
+            rows, columns = matrices.block or (1, matrices.weight.shape[2])
+            return _Stored(matrices.weight, matrices.scale, rows, columns)
+        case Int4Experts():
+            group_size = matrices.packed.shape[2] * 8 // matrices.groups.shape[2]
+            return _Stored(matrices.packed, matrices.groups, 1, group_size)
+    return _Stored(matrices)
+
+
+def _is_whole(matrices: ExpertMatrices, k: int) -> bool:
+    """Whether features and inputs are multiples of a CTA's tile, and groups of a chunk."""
+    k_multiple, group_multiple = 64, 1
+    match matrices:
+        case Fp8Experts():
+            group_multiple = 64
+        case Int4Experts():
+            k_multiple, group_multiple = 128, 32
+    is_grouped = _stored(matrices).group_size % group_multiple == 0
+    return features_of(matrices) % 16 == 0 == k % k_multiple and is_grouped

@@ -38,13 +38,6 @@ bool check_halves(const Tensor& x, std::initializer_list<Tensor> others) {
   return x.scalar_type() == at::kBFloat16;
 }
 
-void check_matrices(const Tensor& weight, const Tensor& x) {
-  TORCH_CHECK(weight.dim() == 3 && weight.size(2) == x.size(1) && weight.size(1) % 16 == 0 &&
-                  weight.size(2) % 64 == 0,
-              "weight must be [experts, features, ", x.size(1),
-              "], features a multiple of 16 and k of 64");
-}
-
 void route_experts(Tensor experts, Tensor weights, const Tensor& logits,
                    const std::optional<Tensor>& bias, bool sigmoid, bool renormalize, double scale,
                    int64_t num_groups, int64_t top_k_groups) {
@@ -103,50 +96,84 @@ void group_pairs(Tensor order, Tensor tiles, const Tensor& experts, int64_t num_
   check(sluice::group_pairs(p, c10::cuda::getCurrentCUDAStream()), "group_pairs");
 }
 
-void expert_linear(Tensor out, const Tensor& x, const Tensor& weight, const Tensor& experts,
-                   int64_t pairs_per_row, bool gated) {
-  const bool bf16 = check_halves(x, {out, weight});
+// The matrices of all experts, checked: [experts, features, k] of x's type, or in FP8, or [experts,
+// features, k / 8] int32 for four bits.
+template <typename Product>
+void set_matrices(Product& p, const Tensor& weight, const std::optional<Tensor>& scales,
+                  const Tensor& x, int64_t block_rows, int64_t group_size) {
+  const int64_t experts = weight.size(0), features = weight.size(1), k = x.size(1);
+  const bool is_fp8 = weight.scalar_type() == at::kFloat8_e4m3fn;
+  const bool is_int4 = weight.scalar_type() == at::kInt;
+  TORCH_CHECK(weight.is_cuda() && weight.is_contiguous() && weight.dim() == 3 &&
+                  features % 16 == 0 && weight.size(2) == (is_int4 ? k / 8 : k) &&
+                  k % (is_int4 ? 128 : 64) == 0,
+              "weight must be [experts, features, k], features a multiple of 16 and k of 64, or of "
+              "128 for four bits");
+  check_start(weight, "weight");
+  TORCH_CHECK(scales.has_value() == (is_fp8 || is_int4), "quantized weights alone have scales");
+  if (!scales) {
+    TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "weight must be of x's type");
+  } else {
+    TORCH_CHECK(block_rows >= 1 && group_size >= 1 && group_size % (is_fp8 ? 64 : 32) == 0,
+                "groups must be of a multiple of 64 elements, or of 32 for four bits");
+    const int64_t rows = (features + block_rows - 1) / block_rows;
+    const int64_t columns = (k + group_size - 1) / group_size;
+    TORCH_CHECK(scales->is_cuda() && scales->is_contiguous() && scales->size(0) == experts &&
+                    scales->size(1) == rows && scales->size(2) == columns &&
+                    scales->numel() == experts * rows * columns * (is_int4 ? 2 : 1) &&
+                    scales->scalar_type() == (is_fp8 ? at::kFloat : x.scalar_type()) &&
+                    (is_fp8 || block_rows == 1),
+                "scales must be float32 [experts, features / block_rows, k / group_size], or for "
+                "four bits [experts, features, k / group_size, 2] of x's type");
+    p.scales = {scales->data_ptr(), static_cast<int>(block_rows), static_cast<int>(group_size)};
+  }
+  p.format = is_fp8    ? sluice::ExpertFormat::kFp8
+             : is_int4 ? sluice::ExpertFormat::kInt4
+                       : sluice::ExpertFormat::kPlain;
+  p.weight = weight.data_ptr();
+  p.num_experts = experts;
+  p.features = features;
+  p.k = k;
+}
+
+void expert_linear(Tensor out, const Tensor& x, const Tensor& weight,
+                   const std::optional<Tensor>& scales, const Tensor& experts,
+                   int64_t pairs_per_row, bool gated, int64_t block_rows, int64_t group_size) {
+  const bool bf16 = check_halves(x, {out});
   check_experts(experts);
-  check_matrices(weight, x);
-  const int64_t num_pairs = experts.numel(), features = weight.size(1);
-  TORCH_CHECK(x.size(0) * pairs_per_row == num_pairs && out.dim() == 2 &&
-                  out.size(0) == num_pairs && out.size(1) * (gated ? 2 : 1) == features,
-              "x must have a row for each ", pairs_per_row, " pairs, and out one for each pair");
   sluice::ExpertLinear p = {};
+  set_matrices(p, weight, scales, x, block_rows, group_size);
+  const int64_t num_pairs = experts.numel();
+  TORCH_CHECK(x.size(0) * pairs_per_row == num_pairs && out.dim() == 2 &&
+                  out.size(0) == num_pairs && out.size(1) * (gated ? 2 : 1) == p.features,
+              "x must have a row for each ", pairs_per_row, " pairs, and out one for each pair");
   p.out = out.data_ptr();
   p.x = x.data_ptr();
-  p.weight = weight.data_ptr();
   p.experts = experts.data_ptr<int64_t>();
   p.num_pairs = num_pairs;
-  p.num_experts = weight.size(0);
   p.pairs_per_row = pairs_per_row;
-  p.features = features;
-  p.k = x.size(1);
   p.gated = gated;
   const c10::cuda::CUDAGuard guard(x.device());
   check(sluice::expert_linear(p, bf16, c10::cuda::getCurrentCUDAStream()), "expert_linear");
 }
 
-void expert_sum(Tensor out, const Tensor& x, const Tensor& weight, const Tensor& experts,
-                const Tensor& scales) {
-  const bool bf16 = check_halves(x, {out, weight});
+void expert_sum(Tensor out, const Tensor& x, const Tensor& weight,
+                const std::optional<Tensor>& scales, const Tensor& experts, const Tensor& shares,
+                int64_t block_rows, int64_t group_size) {
+  const bool bf16 = check_halves(x, {out});
   check_experts(experts);
-  check_scales(scales, experts);
-  check_matrices(weight, x);
-  TORCH_CHECK(x.size(0) == experts.numel() && out.dim() == 2 && out.size(0) == experts.size(0) &&
-                  out.size(1) == weight.size(1),
-              "x must have a row for each pair, and out one for each token");
+  check_scales(shares, experts);
   sluice::ExpertSum p = {};
+  set_matrices(p, weight, scales, x, block_rows, group_size);
+  TORCH_CHECK(x.size(0) == experts.numel() && out.dim() == 2 && out.size(0) == experts.size(0) &&
+                  out.size(1) == p.features,
+              "x must have a row for each pair, and out one for each token");
   p.out = out.data_ptr();
   p.x = x.data_ptr();
-  p.weight = weight.data_ptr();
   p.experts = experts.data_ptr<int64_t>();
-  p.scales = scales.data_ptr<float>();
+  p.shares = shares.data_ptr<float>();
   p.tokens = experts.size(0);
   p.top_k = experts.size(1);
-  p.num_experts = weight.size(0);
-  p.features = weight.size(1);
-  p.k = x.size(1);
   const c10::cuda::CUDAGuard guard(x.device());
   check(sluice::expert_sum(p, bf16, c10::cuda::getCurrentCUDAStream()), "expert_sum");
 }
@@ -179,10 +206,11 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
       "group_pairs(Tensor(a!) order, Tensor(b!) tiles, Tensor experts, int num_experts, int rows) "
       "-> ()");
   m.def(
-      "expert_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor experts, "
-      "int pairs_per_row, bool gated) -> ()");
+      "expert_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? scales, Tensor experts, "
+      "int pairs_per_row, bool gated, int block_rows, int group_size) -> ()");
   m.def(
-      "expert_sum(Tensor(a!) out, Tensor x, Tensor weight, Tensor experts, Tensor scales) -> ()");
+      "expert_sum(Tensor(a!) out, Tensor x, Tensor weight, Tensor? scales, Tensor experts, "
+      "Tensor shares, int block_rows, int group_size) -> ()");
   m.def("combine_experts(Tensor(a!) out, Tensor x, Tensor scales) -> ()");
 }
 

@@ -2,10 +2,9 @@
 // 16 features of one expert for one token, or their sum over all experts of a token.
 
 #include "dependent_launch.cuh"
-#include "expert_linear.cuh"
+#include "expert_rows.cuh"
 #include "skinny_output.cuh"
 #include "vector.cuh"
-#include "weight_rows.cuh"
 
 namespace sluice {
 namespace {
@@ -15,41 +14,58 @@ constexpr int kPairWarps = 4;  // of a CTA, of which four find room on an SM
 constexpr int kSumWarps = 8;
 
 // blockIdx.x is the pair, so that pairs of one expert find its rows in the L2.
-template <typename T>
+template <typename T, template <typename> typename Format>
 __global__ void __launch_bounds__(kPairWarps * 32, 4) expert_kernel(const ExpertLinear p) {
   __shared__ float partial[kPairWarps][kSkinnyFeatures];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
-  const int num_chunks = p.k / kWeightChunk;
+  using Rows = Format<T>;
+  const int num_chunks = p.k / Rows::kChunk;
   const int64_t pair = blockIdx.x;
   wait_for_inputs();
   const int64_t expert = p.experts[pair];
   if (expert >= p.num_experts) return;
 
-  auto row_of = [&](int row) {
-    int feature = blockIdx.y * kSkinnyFeatures + row;
-    if (p.gated) feature = (row < 8 ? 0 : p.features / 2) + blockIdx.y * 8 + row % 8;
-    return static_cast<const T*>(p.weight) + (expert * p.features + feature) * p.k + t * 8;
+  auto feature_of = [&](int row) {
+    if (p.gated) return (row < 8 ? 0 : p.features / 2) + static_cast<int>(blockIdx.y) * 8 + row % 8;
+    return static_cast<int>(blockIdx.y) * kSkinnyFeatures + row;
   };
-  const T *low_row = row_of(g), *high_row = row_of(g + 8);
-  WeightRows now[kUnroll], next[kUnroll];
-  auto load = [&](WeightRows(&w)[kUnroll], int first) {
+  auto row_of = [&](int feature) {
+    const int64_t row_bytes = static_cast<int64_t>(num_chunks) * Rows::kChunkBytes;
+    const int64_t row = expert * p.features + feature;
+    return static_cast<const char*>(p.weight) + row * row_bytes + t * 16;
+  };
+  const int low = feature_of(g), high = feature_of(g + 8);
+  const char *low_row = row_of(low), *high_row = row_of(high);
+  const uint32_t *low_scales = nullptr, *high_scales = nullptr;
+  if constexpr (Rows::kIsScaled) {
+    low_scales = scales_of(p.scales, expert, low, p.features, p.k);
+    high_scales = scales_of(p.scales, expert, high, p.features, p.k);
+  }
+  Rows now[kUnroll], next[kUnroll];
+  auto load = [&](Rows(&w)[kUnroll], int first) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int chunk = first + u * kPairWarps;
-      const int at = chunk * kWeightChunk;
-      if (chunk < num_chunks) w[u].load(low_row + at, high_row + at);
+      const int at = chunk * Rows::kChunkBytes;
+      int column = 0;
+      if constexpr (Rows::kIsScaled) {
+        column = (chunk * Rows::kChunk + t * Rows::kElements) / p.scales.group_size;
+      }
+      if (chunk < num_chunks) {
+        w[u].load(low_row + at, high_row + at, low_scales + column, high_scales + column);
+      }
     }
   };
   load(now, warp);
-  const T* x = static_cast<const T*>(p.x) + pair / p.pairs_per_row * p.k + t * 8;
+  const T* x = static_cast<const T*>(p.x) + pair / p.pairs_per_row * p.k + t * Rows::kElements;
   float sum[4] = {};
   for (int first = warp; first < num_chunks; first += kPairWarps * kUnroll) {
     load(next, first + kPairWarps * kUnroll);
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int chunk = first + u * kPairWarps;
-      if (chunk < num_chunks) now[u].multiply(sum, g == 0 ? x + chunk * kWeightChunk : nullptr);
+      if (chunk < num_chunks) now[u].multiply(sum, g == 0 ? x + chunk * Rows::kChunk : nullptr);
       now[u] = next[u];
     }
   }
@@ -74,21 +90,22 @@ __global__ void __launch_bounds__(kPairWarps * 32, 4) expert_kernel(const Expert
 }
 
 // The chunks of all experts of a token follow each other.
-template <typename T>
+template <typename T, template <typename> typename Format>
 __global__ void __launch_bounds__(kSumWarps * 32, 2) expert_sum_kernel(const ExpertSum p) {
+  using Rows = Format<T>;
   __shared__ float partial[kSumWarps][kSkinnyFeatures];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
   const int64_t pairs = static_cast<int64_t>(blockIdx.x) * p.top_k;
-  const int chunks_each = p.k / kWeightChunk, num_chunks = p.top_k * chunks_each;
+  const int chunks_each = p.k / Rows::kChunk, num_chunks = p.top_k * chunks_each;
   const int feature = blockIdx.y * kSkinnyFeatures + g;
   // Made before the kernel before this one began to work.
   const int own = lane < p.top_k ? static_cast<int>(p.experts[pairs + lane]) : p.num_experts;
-  const float own_scale = own < p.num_experts ? p.scales[pairs + lane] : 0.f;
+  const float own_scale = own < p.num_experts ? p.shares[pairs + lane] : 0.f;
   const int safe = own < p.num_experts ? own : 0;
 
-  WeightRows now[kUnroll], next[kUnroll];
-  auto load = [&](WeightRows(&w)[kUnroll], int first) {
+  Rows now[kUnroll], next[kUnroll];
+  auto load = [&](Rows(&w)[kUnroll], int first) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int chunk = first + u * kSumWarps;
@@ -96,14 +113,22 @@ __global__ void __launch_bounds__(kSumWarps * 32, 2) expert_sum_kernel(const Exp
       const int place = chunk / chunks_each;
       const int64_t expert = __shfl_sync(~0u, safe, place);
       const int64_t row = expert * p.features + feature;
-      const T* at = static_cast<const T*>(p.weight) + row * p.k + t * 8 +
-                    (chunk - place * chunks_each) * kWeightChunk;
-      w[u].load(at, at + static_cast<int64_t>(8) * p.k);
+      const int64_t row_bytes = static_cast<int64_t>(chunks_each) * Rows::kChunkBytes;
+      const int of_row = chunk - place * chunks_each;
+      const char* at = static_cast<const char*>(p.weight) + row * row_bytes + t * 16 +
+                       of_row * Rows::kChunkBytes;
+      const uint32_t *low = nullptr, *high = nullptr;
+      if constexpr (Rows::kIsScaled) {
+        const int column = (of_row * Rows::kChunk + t * Rows::kElements) / p.scales.group_size;
+        low = scales_of(p.scales, expert, feature, p.features, p.k) + column;
+        high = scales_of(p.scales, expert, feature + 8, p.features, p.k) + column;
+      }
+      w[u].load(at, at + 8 * row_bytes, low, high);
     }
   };
   load(now, warp);
   wait_for_inputs();
-  const T* x = static_cast<const T*>(p.x) + pairs * p.k + t * 8;
+  const T* x = static_cast<const T*>(p.x) + pairs * p.k + t * Rows::kElements;
   float sum[2] = {};
   for (int first = warp; first < num_chunks; first += kSumWarps * kUnroll) {
     load(next, first + kSumWarps * kUnroll);
@@ -112,7 +137,7 @@ __global__ void __launch_bounds__(kSumWarps * 32, 2) expert_sum_kernel(const Exp
       const int chunk = first + u * kSumWarps;
       if (chunk >= num_chunks) break;
       float made[4] = {};
-      now[u].multiply(made, g == 0 ? x + chunk * kWeightChunk : nullptr);
+      now[u].multiply(made, g == 0 ? x + chunk * Rows::kChunk : nullptr);
       const float scale = __shfl_sync(~0u, own_scale, chunk / chunks_each);
       sum[0] += scale * made[0];  // the token is column 0: of lanes with t == 0
       sum[1] += scale * made[2];
@@ -161,13 +186,19 @@ __global__ void __launch_bounds__(256) combine_kernel(const CombineExperts p) {
 template <typename T>
 cudaError_t launch_linear(const ExpertLinear& p, cudaStream_t stream) {
   const dim3 grid(p.num_pairs, p.features / kSkinnyFeatures);
-  return launch_dependent(expert_kernel<T>, grid, kPairWarps * 32, 0, stream, p);
+  auto kernel = p.format == ExpertFormat::kPlain ? expert_kernel<T, PlainExpert>
+                : p.format == ExpertFormat::kFp8 ? expert_kernel<T, Fp8Expert>
+                                                 : expert_kernel<T, Int4Expert>;
+  return launch_dependent(kernel, grid, kPairWarps * 32, 0, stream, p);
 }
 
 template <typename T>
 cudaError_t launch_sum(const ExpertSum& p, cudaStream_t stream) {
   const dim3 grid(p.tokens, p.features / kSkinnyFeatures);
-  return launch_dependent(expert_sum_kernel<T>, grid, kSumWarps * 32, 0, stream, p);
+  auto kernel = p.format == ExpertFormat::kPlain ? expert_sum_kernel<T, PlainExpert>
+                : p.format == ExpertFormat::kFp8 ? expert_sum_kernel<T, Fp8Expert>
+                                                 : expert_sum_kernel<T, Int4Expert>;
+  return launch_dependent(kernel, grid, kSumWarps * 32, 0, stream, p);
 }
 
 template <typename T>

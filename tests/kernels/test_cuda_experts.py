@@ -9,7 +9,10 @@ import torch
 
 from kernels import cuda, cuda_experts, ops
 from kernels import reference_experts as reference
+from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts
+from kernels.reference import quantize_rows
 from tests.kernels.test_experts import check_tiles
+from tests.kernels.test_quantized import draw_int4
 
 pytestmark = pytest.mark.gpu
 
@@ -107,6 +110,44 @@ def test_experts_equal_the_reference(
     case = draw(num_tokens, num_experts, top_k, dtype, hidden, inner)
     assert cuda_experts.serves(*case[:4])
     got, want = cuda_experts.apply_experts(*case), reference.apply_experts(*case)
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+def quantized(weight: torch.Tensor, kind: str) -> ExpertMatrices:
+    """Of the shape of ``weight``, and for FP8 of its numbers."""
+    num_experts, features, k = weight.shape
+    if kind == "int4":
+        each = [draw_int4(features, k, 64, weight.dtype, "cuda")[0] for _ in range(num_experts)]
+        packed = torch.stack([matrix.packed for matrix in each])
+        packed ^= torch.arange(num_experts, dtype=torch.int32, device=CUDA)[:, None, None] * 0x1357
+        groups = torch.stack([matrix.groups for matrix in each])
+        groups[..., 0] *= 0.2 * k**-0.5
+        return Int4Experts(packed, groups)
+    if kind == "fp8":
+        rounded, scale = quantize_rows(weight.flatten(0, 1))
+        return Fp8Experts(rounded.view(weight.shape), scale.view(num_experts, features, 1))
+    scale = torch.rand(num_experts, -(-features // 128), -(-k // 128), device=CUDA) * k**-0.5
+    return Fp8Experts((weight * k**0.5).to(torch.float8_e4m3fn), scale, (128, 128))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["fp8", "fp8 blocks", "int4"])
+@pytest.mark.parametrize(("hidden", "inner"), [(128, 128), (256, 384), (2048, 768)])
+@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [(1, 8, 2), (3, 40, 6)])
+def test_quantized_experts_equal_the_reference(
+    num_tokens: int,
+    num_experts: int,
+    top_k: int,
+    hidden: int,
+    inner: int,
+    kind: str,
+    dtype: torch.dtype,
+) -> None:
+    x, *plain, experts, weights = draw(num_tokens, num_experts, top_k, dtype, hidden, inner)
+    gate_up, down = (quantized(matrices, kind) for matrices in plain)
+    assert cuda_experts.serves(x, gate_up, down, experts)
+    got = cuda_experts.apply_experts(x, gate_up, down, experts, weights)
+    want = reference.apply_experts(x, gate_up, down, experts, weights)
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
 
 

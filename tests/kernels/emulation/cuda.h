@@ -21,4 +21,5 @@ T __ldg(const T* at) {
   return *at;
 }
 
+inline float __uint_as_float(uint32_t x) { return emulation::bits<float>(x); }
 inline float __expf(float x) { return std::exp(x); }

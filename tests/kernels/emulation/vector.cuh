@@ -19,6 +19,12 @@ float rounded(float x) {
   return to_float(from_float<T>(x));
 }
 
+template <typename T>
+struct alignas(16) Vector {
+  static constexpr int kSize = 16 / sizeof(T);
+  T x[kSize];
+};
+
 inline uint4 load_once(const void* from) { return *static_cast<const uint4*>(from); }
 
 }  // namespace sluice
