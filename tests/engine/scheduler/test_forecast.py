@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.scheduler.forecast import Growth, GrowthForecast
+from tests.engine.scheduler.harness import Harness
 from tests.engine.scheduler.making import make_request
 
 
@@ -119,3 +120,25 @@ class TestPeakBlocks:
         forecast.begin_step([])
         request = make_request(0, num_prompt_tokens=80, max_tokens=2)
         assert forecast.peak_blocks(request, 8) == pytest.approx((72 + 2 + 2) / 4)
+
+
+def test_a_step_admits_no_more_than_will_fit_together() -> None:
+    harness = Harness(forecast_admission=True, num_blocks=20, enable_prefix_caching=False)
+    for name in "abc":
+        harness.add(name, 8, max_tokens=24, ignore_eos=True)
+    harness.step()
+    assert list(harness.scheduler.running) == ["a", "b"], "each has 8 blocks in the end"
+    harness.run()
+    assert harness.core.stats().num_preemptions == 0
+
+
+def test_the_lengths_of_what_ends_by_itself_are_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(GrowthForecast, "observe", lambda self, length: seen.append(length))
+    harness = Harness(forecast_admission=True)
+    harness.add("ends", 3, max_tokens=5, ignore_eos=True)
+    harness.add("aborted", 3, max_tokens=9, ignore_eos=True)
+    harness.step(2)
+    harness.core.abort(["aborted"])
+    harness.run()
+    assert seen == [5]

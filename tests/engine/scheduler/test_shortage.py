@@ -217,6 +217,15 @@ class TestLookahead:
         harness.check_outputs()
 
 
+def test_who_fits_exactly_comes_in_beside_others() -> None:
+    harness = small(3)
+    harness.add("runs", 2, max_tokens=3, ignore_eos=True)
+    harness.step()
+    harness.add("fits", 8, max_tokens=1)
+    harness.step()
+    assert planned(harness) == {"runs", "fits"}
+
+
 def test_no_more_give_way_than_is_lacking() -> None:
     harness = small(4, policy="priority", priority_aging_s=1e9)
     for name in ("one", "two"):
