@@ -423,7 +423,8 @@ def test_what_a_step_costs_is_learnt_from_when_the_one_before_was_over(
 
     def plan(at_s: float) -> int:
         now[0] = at_s
-        return scheduler.schedule().plan.step_id
+        step_id: int = scheduler.schedule().plan.step_id
+        return step_id
 
     def update(step_id: int, at_s: float) -> None:
         now[0] = at_s
