@@ -118,6 +118,26 @@ class Follower:
         return self.found
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.asyncio
+async def test_the_only_reader_reads_what_it_did_not_take(as_text: bool) -> None:
+    log = make()
+    await log.create("s", ACME, "sse")
+    texts = log.text_sink("s", Around(b"", b""))
+    assert texts is not None
+    reader = Follower(log, takes=True)
+    await asyncio.sleep(0)
+    for number, is_free in enumerate((True, False, True)):
+        reader.is_free = is_free
+        item = b"%d" % number
+        texts.put(Text(item), 0.0) if as_text else log.append("s", [item])
+    assert reader.found == [b"0"]
+    await asyncio.sleep(0)
+    assert reader.found == [b"0", b"1", b"2"], "in their order, and before more comes"
+    await log.end("s")
+    await reader.end()
+
+
 STEPS = ["say", "text", "stall", "free", "turn", "come", "leave", "come back"]
 
 
@@ -153,6 +173,7 @@ async def test_taken_and_read_items_are_all_items_in_order(steps: list[str], tak
     await log.end("s")
     for each in (reader, *others):
         assert await each.end() == all_items
+    assert not log._records["s"].waiting
 
 
 @pytest.mark.asyncio
