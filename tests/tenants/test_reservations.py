@@ -278,6 +278,34 @@ class TestMonths:
         second = await timed.reserve(ask(key, prompt=100, completion=256, price=price))
         assert second.completion_tokens == 66  # (55 - 15) / 0.6
 
+    async def test_an_extension_is_paid_for(self, timed: Store) -> None:
+        price = Price(completion=2_000_000)
+        key = await limited(timed, monthly_cost_micro=100)
+        first = ask(key, prompt=10, completion=20, price=price)
+        assert (await timed.reserve(first)).completion_tokens == 20
+        for tokens, granted in [(10, 10), (256, 20), (1, 0)]:
+            assert granted == await timed.extend(
+                key.tenant_id, first.request_id, tokens=tokens, generated=20, lease=LEASE
+            )
+        await settle(timed, first, completion=35, cost_micro=70)
+        assert (await timed.reserve(ask(key, price=price))).completion_tokens == 15
+
+    @pytest.mark.parametrize(("completion", "left"), [(5, 90), (90, 20)])
+    async def test_what_was_used_beyond_a_reservation_of_last_month_counts_in_this_one(
+        self, timed: Store, clock: Clock, completion: int, left: int
+    ) -> None:
+        """What was used less is not given back to it."""
+        price = Price(prompt=1_000_000, completion=1_000_000)
+        for limits in ({"monthly_tokens": 100}, {"monthly_cost_micro": 100}):
+            clock.now = datetime(2031, 1, 31, 23, 59, 59, tzinfo=UTC)
+            key = await limited(timed, str(uuid4()), **limits)
+            first = ask(key, prompt=10, completion=20, price=price)
+            await timed.reserve(first)
+            clock.advance(seconds=2)
+            await settle(timed, first, completion, cost_micro=10 + completion)
+            answer = await timed.reserve(ask(key, prompt=10, completion=256, price=price))
+            assert answer.completion_tokens == left
+
     async def test_free_models_need_no_money(self, timed: Store) -> None:
         key = await limited(timed, monthly_cost_micro=0)
         assert (await timed.reserve(ask(key))).state == "running"
@@ -419,6 +447,27 @@ class TestSlots:
         assert (await timed.reserve(alive)).state == "running"
         assert await timed.reap() == dead.request_id
         assert (await usage_totals(timed, key.tenant_id)).requests == 1
+
+    async def test_who_can_never_run_any_more_leaves_the_queue(
+        self, timed: Store, clock: Clock
+    ) -> None:
+        key = await limited(timed, max_concurrent=1, max_queued=1, tokens_per_minute=60)
+        who = await timed.find_key(key.public_id)
+        assert who is not None
+        slots = {"max_concurrent": 1, "max_queued": 1}
+        running, waiting = ask(key), ask(key)
+        await timed.reserve(running)
+        clock.advance(milliseconds=1)
+        for per_minute, state, refused_by in [
+            (60, "queued", "concurrent"),
+            (25, "queued", "tokens"),  # all are used, but they come back
+            (10, "refused", "tokens"),  # as many as the prompt has
+        ]:
+            await put(timed, who.principal, "tenant", **slots, tokens_per_minute=per_minute)
+            answer = await timed.reserve(waiting)
+            assert (answer.state, answer.refused_by) == (state, refused_by)
+        await put(timed, who.principal, "tenant", **slots)
+        assert (await timed.reserve(ask(key))).state == "queued", "in the place that was left"
 
     async def test_waiting_takes_no_tokens(self, timed: Store) -> None:
         key = await limited(timed, max_concurrent=1, max_queued=5, tokens_per_minute=60)
