@@ -167,6 +167,16 @@ class TestRates:
         # The promise holds: exactly what remains is admitted.
         assert (await timed.reserve(ask(key, prompt=499, completion=1))).state == "running"
 
+    async def test_headers_tell_of_the_scope_with_the_least_left(self, timed: Store) -> None:
+        _, who = await make_key(timed)
+        await put(timed, who, "tenant", requests_per_minute=5, tokens_per_minute=500)
+        await put(timed, who, "project", requests_per_minute=9, tokens_per_minute=90)
+        await put(timed, who, "key", requests_per_minute=7, tokens_per_minute=700)
+        answer = await timed.reserve(ask(who.key))
+        assert answer.requests is not None
+        assert answer.tokens is not None
+        assert (answer.requests.limit, answer.tokens.limit) == (5, 90)
+
     async def test_all_scopes_or_none(self, timed: Store) -> None:
         _, who = await make_key(timed)
         await put(timed, who, "tenant", requests_per_minute=100)
@@ -290,7 +300,7 @@ class TestMonths:
         await settle(timed, first, completion=35, cost_micro=70)
         assert (await timed.reserve(ask(key, price=price))).completion_tokens == 15
 
-    @pytest.mark.parametrize(("completion", "left"), [(5, 90), (90, 20)])
+    @pytest.mark.parametrize(("completion", "left"), [(5, 60), (50, 30)])
     async def test_what_was_used_beyond_a_reservation_of_last_month_counts_in_this_one(
         self, timed: Store, clock: Clock, completion: int, left: int
     ) -> None:
@@ -302,6 +312,7 @@ class TestMonths:
             first = ask(key, prompt=10, completion=20, price=price)
             await timed.reserve(first)
             clock.advance(seconds=2)
+            await timed.reserve(ask(key, prompt=10, completion=20, price=price))
             await settle(timed, first, completion, cost_micro=10 + completion)
             answer = await timed.reserve(ask(key, prompt=10, completion=256, price=price))
             assert answer.completion_tokens == left
@@ -417,6 +428,8 @@ class TestSlots:
             waiting.append(ask(key))
             answer = await timed.reserve(waiting[-1])
             assert (answer.state, answer.refused_by) == (state, "concurrent")
+        clock.advance(milliseconds=1)
+        assert (await timed.reserve(waiting[0])).state == "queued"  # where it was
         await settle(timed, running, 1)
         for request, state in [
             (ask(key), "queued"),  # a newcomer does not pass those who wait
@@ -469,6 +482,37 @@ class TestSlots:
         await put(timed, who.principal, "tenant", **slots)
         assert (await timed.reserve(ask(key))).state == "queued", "in the place that was left"
 
+    async def test_every_scope_must_have_room_in_its_queue(self, timed: Store) -> None:
+        _, who = await make_key(timed)
+        await put(timed, who, "key", max_concurrent=1, max_queued=0)
+        await put(timed, who, "tenant", max_concurrent=1, max_queued=5)
+        await timed.reserve(ask(who.key))
+        assert (await timed.reserve(ask(who.key))).state == "refused"
+
+    async def test_who_waits_is_not_extended(self, timed: Store) -> None:
+        key = await limited(timed, max_concurrent=1, max_queued=1)
+        await timed.reserve(ask(key))
+        waiting = ask(key)
+        assert (await timed.reserve(waiting)).state == "queued"
+        more = await timed.extend(
+            key.tenant_id, waiting.request_id, tokens=10, generated=0, lease=LEASE
+        )
+        assert more is None
+
+    async def test_leases_that_end_free_slots_of_their_own_scopes(
+        self, timed: Store, clock: Clock
+    ) -> None:
+        keys = [await limited(timed, name, max_concurrent=1) for name in ("one", "other")]
+        dead = [ask(key) for key in keys]
+        await timed.reserve(dead[0])
+        clock.advance(seconds=1)
+        await timed.reserve(dead[1])
+        clock.advance(seconds=29.5)
+        assert (await timed.reserve(ask(keys[1]))).state == "refused"
+        assert (await timed.reserve(ask(keys[0]))).state == "running"
+        clock.advance(seconds=1)
+        assert [await timed.reap() for _ in range(2)] == [request.request_id for request in dead]
+
     async def test_waiting_takes_no_tokens(self, timed: Store) -> None:
         key = await limited(timed, max_concurrent=1, max_queued=5, tokens_per_minute=60)
         running, waiting = ask(key, 10, 20), ask(key, 10, 20)
@@ -477,7 +521,11 @@ class TestSlots:
         assert answer.state == "queued"
         assert answer.tokens is not None
         assert answer.tokens.remaining == 30
-        await timed.release(key.tenant_id, waiting.request_id)
+        for request in (waiting, ask(key, 1, 1)):
+            answer = await timed.reserve(request)
+            assert answer.tokens is not None
+            assert answer.tokens.remaining == 30
+            assert await timed.release(key.tenant_id, request.request_id)  # gives none back
         await settle(timed, running, 20)
         assert (await timed.reserve(ask(key, 10, 20))).state == "running"
 
