@@ -202,19 +202,18 @@ class TestReserve:
         assert store.num_releases == 0
 
     async def test_a_policy_made_meanwhile_neither_ends_it_nor_queues_it(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
+        self, store: Store
     ) -> None:
         who = await make(store)
         quota = Quota(store)
-        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.01)
         hold = await take(quota, who, most=5000)
         await put(store, who, "tenant", max_concurrent=1, max_queued=1)
         record = await store.find_key(who.key.public_id)
         assert record is not None
         first = await take(quota, record.principal)
-        async with asyncio.timeout(30):
-            while hold._showing is None or not hold._showing.done():  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        hold.show()
+        assert hold._showing is not None
+        await hold._showing
         assert hold.allowed == 5000
         assert [row.request_id for row in await store.list_running()] == [first.request_id]
         second = asyncio.create_task(take(quota, record.principal))  # the only place to wait
@@ -308,11 +307,14 @@ class TestQueue:
     async def test_gives_up_in_time_and_leaves_its_place(self, store: Store) -> None:
         who = await make(store, max_concurrent=1, max_queued=1)
         quota = Quota(store, queue_timeout_s=0.05)
-        await take(quota, who)
-        for _ in range(2):  # the second finds the place free again
+        first = await take(quota, who)
+        for _ in range(2):
             with pytest.raises(QuotaExceeded) as caught:
                 await take(quota, who)
             assert caught.value.answer.state == "refused"
+            assert len(await store.list_running()) == 1, "nobody waits any more"
+        await settle(store, who, first)
+        await take(quota, who)
 
     async def test_cancelled_waiter_leaves_its_place(self, store: Store) -> None:
         who = await make(store, max_concurrent=1, max_queued=1)
@@ -369,7 +371,7 @@ class TestExtension:
         hold = await take(Quota(store, slice_tokens=100), who, most=1000)
         hold.ask(100)
         assert await more(hold, 50) == 200
-        assert store.num_extends == 1
+        assert (store.num_extends, store.num_reserves) == (1, 1)
 
     async def test_stops_where_the_month_ends(self, store: Store) -> None:
         who = await make(store, "project", monthly_tokens=310)
@@ -466,7 +468,17 @@ class TestExtension:
         await asyncio.sleep(0)
         await hold.stop()
         store.gate.set()
+        num_extends = store.num_extends
         assert await more(hold) == 256
+        assert store.num_extends == num_extends, "it asks for nothing any more"
+
+    async def test_nothing_is_asked_after_stop(self) -> None:
+        store = WatchedStore()
+        who = await make(store, monthly_tokens=10_000)
+        hold = await take(Quota(store), who)
+        await hold.stop()
+        assert await more(hold) == 256
+        assert store.num_extends == 0
 
     async def test_close_ends_its_task_and_is_idempotent(self) -> None:
         store = WatchedStore()
@@ -524,6 +536,23 @@ class TestLeases:
         running.cancel()
         await asyncio.wait([running])
         assert running.cancelled()
+
+    async def test_as_it_starts_run_spares_the_living(self) -> None:
+        """All gateways may have been down."""
+        store, now = WatchedStore(), 0.0
+        who = await make(store, max_concurrent=5)
+        await take(Quota(store), who)
+        store.time.advance(seconds=100)
+        quota = Quota(store, lease_s=0.03, patience_s=0, clock=lambda: now)
+        running = asyncio.create_task(quota.run())
+        await asyncio.sleep(0.05)
+        assert len(await store.list_running()) == 1
+        now += 0.03
+        async with asyncio.timeout(30):
+            while await store.list_running():  # noqa: ASYNC110 - the store's
+                await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.wait([running])
 
     async def test_after_an_outage_the_living_are_spared(self) -> None:
         """All leases have run out meanwhile: who comes back first must not settle the others."""
