@@ -20,8 +20,8 @@ from tenants.store import Store
 from tenants.types import Principal
 from tenants.usage import Ledger
 from tests.ledger import usage_totals
+from tests.tenants.reserving import Clock, put
 from tests.tenants.samples import make_event, make_key
-from tests.tenants.test_reservations import Clock, put
 
 pytestmark = pytest.mark.asyncio
 
