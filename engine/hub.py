@@ -59,6 +59,8 @@ def fetch(model: str, revision: str | None, also: tuple[str, ...] = ()) -> Path:
     patterns = [*_FILES, *also]
     folder = Path(model)
     if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelLoadError(f"{folder} is not the folder of a model: it has no config.json")
         return folder
     if not is_hub_id(model):
         raise ModelLoadError(

@@ -230,25 +230,27 @@ class _Process:
 
     def __init__(self, load_timeout_s: float) -> None:
         self._load_timeout_s = load_timeout_s
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by ``kill``)
         self.last_words = ""
         """What a process that died before it was set up has written."""
-        ours, theirs = socket.socketpair()
-        # Or one that hangs before it reads would hold us for ever.
-        ours.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", math.ceil(load_timeout_s), 0)
-        )
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "grammar.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._stderr,
-                start_new_session=True,  # an interrupt of the terminal is not for it
-            )
-        self._connection = Connection(ours.detach())
+        with contextlib.ExitStack() as undo:  # where no process starts
+            self._stderr = undo.enter_context(tempfile.TemporaryFile())
+            ours, theirs = socket.socketpair()
+            undo.enter_context(ours)
+            # Or one that hangs before it reads would hold us for ever.
+            timeout = struct.pack("ll", math.ceil(load_timeout_s), 0)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "grammar.worker", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    env=_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._stderr,
+                    start_new_session=True,  # an interrupt of the terminal is not for it
+                )
+            self._connection = Connection(ours.detach())
+            undo.pop_all()
         self.num_jobs = 0
 
     @property

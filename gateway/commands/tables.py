@@ -18,6 +18,8 @@ def show(table: Table) -> None:
     """Print a table whose cells are all text."""
     console = Console()
     if console.is_terminal:
+        for column in table.columns:
+            column.overflow = "fold"  # half an id is of no use to anybody
         console.print(table)
         return
     columns = [[str(cell) for cell in column.cells] for column in table.columns]

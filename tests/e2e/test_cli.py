@@ -22,8 +22,8 @@ from tenants.errors import AuthenticationFailed
 from tenants.postgres import PostgresStore
 from tenants.types import Principal
 from tests.postgres import execute
+from tests.tenants.reserving import ask
 from tests.tenants.samples import make_event
-from tests.tenants.test_reservations import ask
 
 pytestmark = pytest.mark.pg
 

@@ -155,6 +155,11 @@ def test_what_cannot_be_downloaded_says_why(
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelLoadError, match=r"is not the folder of a model: it has no config\.json"
+    ):
+        hub.fetch(str(tmp_path), None)
+    (tmp_path / "config.json").write_text("{}")
     assert hub.fetch(str(tmp_path), None) == tmp_path
     with pytest.raises(ModelLoadError, match="there is no folder '/no/such/folder': give a model"):
         hub.fetch("/no/such/folder", None)

@@ -14,8 +14,8 @@ from gateway.grants import Grants
 from gateway.meter import Meter
 from tenants.memory import MemoryStore
 from tenants.quota import Hold, Quota
+from tests.tenants.reserving import put
 from tests.tenants.samples import make_key
-from tests.tenants.test_reservations import put
 
 
 @dataclass

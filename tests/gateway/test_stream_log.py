@@ -119,7 +119,27 @@ class Follower:
         return self.found
 
 
-STEPS = ["say", "say", "stall", "free", "turn", "come", "leave", "come back"]
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.asyncio
+async def test_the_only_reader_reads_what_it_did_not_take(as_text: bool) -> None:
+    log = make()
+    await log.create("s", ACME, "sse")
+    texts = log.text_sink("s", Around(b"", b""))
+    assert texts is not None
+    reader = Follower(log, takes=True)
+    await asyncio.sleep(0)
+    for number, is_free in enumerate((True, False, True)):
+        reader.is_free = is_free
+        item = b"%d" % number
+        texts.put(Text(item), 0.0) if as_text else log.append("s", [item])
+    assert reader.found == [b"0"]
+    await asyncio.sleep(0)
+    assert reader.found == [b"0", b"1", b"2"], "in their order, and before more comes"
+    await log.end("s")
+    await reader.end()
+
+
+STEPS = ["say", "text", "stall", "free", "turn", "come", "leave", "come back"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -132,12 +152,15 @@ async def test_taken_and_read_items_are_all_items_in_order(steps: list[str], tak
     texts = log.text_sink("s", Around(b"and ", b""))
     assert texts is not None
     reader, others = Follower(log, takes=True), list[Follower]()
-    number = 0
+    all_items = list[bytes]()
     for step in steps:
+        number = b"%d" % len(all_items)
         if step == "say":
-            log.append("s", [b"%d" % number])
-            assert texts.put(Text(b"%d" % number), asyncio.get_running_loop().time())
-            number += 1
+            log.append("s", [number])
+            all_items.append(number)
+        elif step == "text":
+            assert texts.put(Text(number), asyncio.get_running_loop().time())
+            all_items.append(b"and " + number)
         elif step == "turn":
             await asyncio.sleep(0)
         elif step == "come":
@@ -149,9 +172,9 @@ async def test_taken_and_read_items_are_all_items_in_order(steps: list[str], tak
         else:
             reader.is_free = step == "free"
     await log.end("s")
-    all_items = [b"%b%d" % (word, i) for i in range(number) for word in (b"", b"and ")]
     for each in (reader, *others):
         assert await each.end() == all_items
+    assert not log._records["s"].waiting
 
 
 @pytest.mark.asyncio
@@ -221,8 +244,9 @@ async def test_numbered_items_are_made_anew_of_their_texts() -> None:
     assert frames.text(Text(b"")) == b'{"type":"delta","id":"t","seq":6,"content":""}'
 
 
+@pytest.mark.parametrize("as_text", [False, True])
 @pytest.mark.asyncio
-async def test_a_reader_that_gave_up_has_what_it_took() -> None:
+async def test_a_reader_that_gave_up_has_what_it_took(as_text: bool) -> None:
     log, taken = make(), list[bytes]()
 
     def take(item: bytes, now: float) -> bool:
@@ -233,8 +257,13 @@ async def test_a_reader_that_gave_up_has_what_it_took() -> None:
     cursor = Cursor(0, take)
     reading = asyncio.create_task(log.read("s", cursor))
     await asyncio.sleep(0)
-    reading.cancel()
-    log.append("s", [b"0"])  # before the task has heard of it
+    reading.cancel()  # the task has not heard of it when the next item comes
+    if as_text:
+        texts = log.text_sink("s", Around(b"", b""))
+        assert texts is not None
+        texts.put(Text(b"0"), 0.0)
+    else:
+        log.append("s", [b"0"])
     await asyncio.gather(reading, return_exceptions=True)
     log.append("s", [b"1"])
     assert taken == [b"0"]
@@ -392,7 +421,11 @@ def test_the_bound_of_a_tenant_holds_whatever_happens(steps: list[tuple[str, str
             elif action == "detach" and readers[name]:
                 log.detach(name)
                 readers[name] -= 1
-            assert log.size_of(ACME) <= limit
+            kept = [some for some in map(log.kept, opened) if some is not None]
+            num_items = sum(len(some.items) for some in kept)
+            num_bytes = sum(len(item) for some in kept for item in some.items)
+            num_bytes += len(kept) * STREAM_OVERHEAD_BYTES + num_items * ITEM_OVERHEAD_BYTES
+            assert num_bytes <= log.size_of(ACME) <= limit
             for read in +readers:
                 await log.check(read, ACME)
         for name, said in opened.items():
@@ -404,6 +437,20 @@ def test_the_bound_of_a_tenant_holds_whatever_happens(steps: list[tuple[str, str
                     continue
 
     asyncio.run(play())
+
+
+@pytest.mark.asyncio
+async def test_of_a_tenant_nothing_is_left_with_its_last_stream() -> None:
+    log = make()
+    for name in ("a", "b"):
+        await log.create(name, ACME, "sse")
+    await log.forget("a", ACME)
+    assert log.size_of(ACME) == STREAM_OVERHEAD_BYTES
+    log.append("b", [b"counts"])
+    assert log.size_of(ACME) > STREAM_OVERHEAD_BYTES
+    await log.forget("b", ACME)
+    assert not log._shares
+    assert not log._records
 
 
 @pytest.mark.asyncio

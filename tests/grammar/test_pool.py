@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import gc
 import io
 import os
 import signal
@@ -14,10 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
+import grammar.pool
 from grammar.errors import (
     CompileFailed,
     CompileMemory,
     CompilerCrashed,
+    CompilerUnavailable,
     CompileTimeout,
     InvalidGrammar,
     UnsupportedKeyword,
@@ -82,6 +86,46 @@ def test_a_worker_that_dies_between_jobs_is_replaced(pool: WorkerPool) -> None:
         time.sleep(0.01)
     pool.compile(INTEGER)
     assert pool.pids != [before]
+
+
+def test_a_worn_out_worker_is_replaced(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar.pool, "_MAX_JOBS", 2)
+    with WorkerPool(vocabulary, backends=["llguidance"]) as pool:
+        pool.compile(INTEGER)
+        (first,) = pool.pids
+        pool.compile(INTEGER)
+        assert not psutil.pid_exists(first)
+        pool.compile(INTEGER)
+        (last,) = pool.pids
+        assert last != first
+    assert not psutil.pid_exists(last)
+    assert not pool._alive, "the block closes the pool"
+
+
+def test_where_no_process_starts_that_is_said_and_tried_again(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_process(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "no process ids")
+
+    with WorkerPool(vocabulary, backends=["llguidance"]) as pool:
+        with monkeypatch.context() as changes:
+            changes.setattr(subprocess, "Popen", no_process)
+            for _ in range(2):
+                with pytest.raises(CompilerUnavailable, match="no process ids"):
+                    pool.compile(INTEGER)
+        assert pool.compile(INTEGER).backend == "llguidance"
+
+
+def test_a_forgotten_pool_leaves_no_process(vocabulary: Vocabulary) -> None:
+    pool = WorkerPool(vocabulary, backends=["llguidance"])
+    pool.start()
+    (worker,) = pool.pids
+    del pool
+    gc.collect()
+    assert not psutil.pid_exists(worker)
 
 
 def until_it_works(worker: int) -> None:

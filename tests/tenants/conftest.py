@@ -9,6 +9,7 @@ from tenants.memory import MemoryStore
 from tenants.postgres import PostgresStore
 from tenants.store import Store
 from tests.postgres import pg_dsn, pg_folder, postgres_server
+from tests.tenants.reserving import Clock
 
 __all__ = ["pg_dsn", "pg_folder", "postgres_server"]
 
@@ -27,3 +28,19 @@ def store(request: pytest.FixtureRequest) -> Store:
         return MemoryStore()
     found: PostgresStore = request.getfixturevalue("pg_store")
     return found
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest_asyncio.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.pg)])
+async def timed(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[Store]:
+    """Both twins on the same clock."""
+    if request.param == "memory":
+        yield MemoryStore(now=clock)
+        return
+    store = await PostgresStore.connect(request.getfixturevalue("pg_dsn"), now=clock)
+    yield store
+    await store.close()

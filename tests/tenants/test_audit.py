@@ -22,8 +22,8 @@ from tenants.limits import Limits
 from tenants.postgres import PostgresStore
 from tenants.store import Store
 from tests.postgres import execute
+from tests.tenants.reserving import ask
 from tests.tenants.samples import PEPPER, make_event, make_key
-from tests.tenants.test_reservations import ask
 
 pytestmark = pytest.mark.asyncio
 

@@ -21,8 +21,8 @@ from tenants.queries import Query
 from tenants.shared import ArchivedStream
 from tenants.types import Tenant
 from tests.ledger import usage_totals
+from tests.tenants.reserving import Clock, ask, put, settle
 from tests.tenants.samples import make_event, make_key
-from tests.tenants.test_reservations import Clock, ask, put, settle
 
 T = TypeVar("T")
 

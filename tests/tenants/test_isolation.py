@@ -21,8 +21,8 @@ from tenants.limits import Limits
 from tenants.postgres import PostgresStore
 from tenants.types import Principal
 from tests.ledger import usage_totals
+from tests.tenants.reserving import ask
 from tests.tenants.samples import make_event, make_key
-from tests.tenants.test_reservations import ask
 from tests.tenants.test_shared import make_response, make_stream
 
 pytestmark = [pytest.mark.pg, pytest.mark.asyncio]

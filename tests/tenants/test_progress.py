@@ -64,6 +64,13 @@ def test_what_runs_is_there_and_what_has_ended_is_not(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_that_was_removed_is_no_reason_not_to_close(tmp_path: Path) -> None:
+    progress = Progress(tmp_path)
+    progress.path.unlink()
+    progress.close()
+    assert progress.file.closed
+
+
 def test_what_nobody_could_settle_stays_for_the_next_process(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     settled, unsettled = opening(), opening()
@@ -83,8 +90,16 @@ def test_what_nobody_could_settle_stays_for_the_next_process(tmp_path: Path) -> 
 
 def test_a_name_that_does_not_fit_is_left_to_the_lease(tmp_path: Path) -> None:
     progress = Progress(tmp_path)
-    assert progress.begin(opening(model="m" * SLOT_BYTES), PRICE) is None
-    assert left(progress) == {}
+    names = ["m" * length for length in range(SLOT_BYTES)]
+    events = [opening(model=name) for name in names]
+    fit = [progress.begin(event, PRICE) is not None for event in events]
+    num_fit = fit.index(False)
+    assert not any(fit[num_fit:])
+    found = left(progress)
+    assert [found[event.request_id].model for event in events[:num_fit]] == names[:num_fit]
+    assert len(found) == num_fit
+    slot = progress.memory[(num_fit - 1) * SLOT_BYTES : num_fit * SLOT_BYTES]
+    assert slot.endswith(b"}"), "the longest fills its slot to the last byte"
     progress.close()
 
 
@@ -106,6 +121,10 @@ def test_a_full_disk_costs_the_count_and_not_the_process(
         assert progress.begin(opening(), PRICE) is not None
     assert progress.begin(opening(), PRICE) is not None  # there is room again
     assert max(event.completion_tokens for event in left(progress).values()) == 7
+    with no_file_above(progress.path.stat().st_size):
+        while progress.begin(opening(), PRICE) is not None:
+            pass
+    assert caplog.text.count("a crash would not settle") == 2, "once for each time it is full"
     progress.close()
 
 
@@ -129,20 +148,26 @@ def test_counting_after_the_end_is_a_mistake(tmp_path: Path) -> None:
     max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(steps=st.lists(st.tuples(st.sampled_from(["begin", "count", "end"]), st.integers(0, 10**6))))
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["begin", "count", "end"]), st.integers(1, 3), st.integers(1, 10**6)
+        )
+    )
+)
 def test_slots_are_used_again_and_never_shared(
-    tmp_path: Path, steps: list[tuple[str, int]]
+    tmp_path: Path, steps: list[tuple[str, int, int]]
 ) -> None:
     progress = Progress(tmp_path)
     open_: list[tuple[UsageEvent, Running, int]] = []
-    for step, value in [("begin", 0)] * 600 + steps:
+    for step, which, value in [("begin", 1, 0)] * 600 + steps:
         if step == "begin":
             event = opening()
             slot = progress.begin(event, PRICE)
             assert slot is not None
             open_.append((event, slot, 0))
-        elif open_:
-            event, slot, _ = open_.pop(value % len(open_))
+        elif len(open_) >= which:
+            event, slot, _ = open_.pop(-which)  # a few, so that what counted ends, too
             if step == "count":
                 count(slot, value)
                 open_.append((event, slot, value))

@@ -1,105 +1,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
 import time
-from datetime import timedelta
-from functools import partial
-from typing import Any
-from uuid import UUID, uuid4
 
 import pytest
 
-from tenants import quota as quota_module
-from tenants.errors import QuotaExceeded, StoreUnavailable
-from tenants.limits import QuotaAnswer, QuotaRequest
-from tenants.memory import MemoryStore
-from tenants.quota import OVERDRAFT_TOKENS, SLICE_TOKENS, Hold, Quota
+from tenants.errors import QuotaExceeded
+from tenants.quota import Quota
 from tenants.store import Store
-from tenants.types import Principal
-from tenants.usage import Ledger
 from tests.ledger import usage_totals
-from tests.tenants.samples import make_event, make_key
-from tests.tenants.test_reservations import Clock, put
+from tests.tenants.quotas import WatchedStore, make, more, settle, take
+from tests.tenants.reserving import put
 
 pytestmark = pytest.mark.asyncio
-
-
-class WatchedStore(MemoryStore):
-    """Counts what is asked about quota, and can be away or slow."""
-
-    def __init__(self) -> None:
-        self.time = Clock()
-        super().__init__(now=self.time)
-        self.away = False
-        self.gate: asyncio.Event | None = None
-        self.num_reserves = 0
-        self.num_extends = 0
-        self.patience_s = 0.0
-        self.num_releases = 0
-
-    async def release(self, tenant_id: UUID, request_id: UUID) -> bool:
-        self.num_releases += 1
-        return await super().release(tenant_id, request_id)
-
-    async def reserve(self, request: QuotaRequest) -> QuotaAnswer:
-        self.num_reserves += 1
-        if self.away:
-            raise StoreUnavailable("away")
-        answer = await super().reserve(request)
-        if self.gate is not None:
-            await self.gate.wait()
-        return answer
-
-    async def extend(
-        self,
-        tenant_id: UUID,
-        request_id: UUID,
-        *,
-        tokens: int,
-        generated: int,
-        lease: timedelta,
-        patience_s: float = 0.0,
-    ) -> int | None:
-        self.num_extends += 1
-        self.patience_s = patience_s
-        if self.away:
-            raise StoreUnavailable("away")
-        granted = await super().extend(
-            tenant_id, request_id, tokens=tokens, generated=generated, lease=lease
-        )
-        if self.gate is not None:
-            await self.gate.wait()
-        return granted
-
-
-async def make(store: Store, kind: str = "tenant", **limits: object) -> Principal:
-    """A principal with these limits, as the authenticator would give it."""
-    _, who = await make_key(store, str(uuid4()))
-    if limits:
-        await put(store, who, kind, **limits)
-    record = await store.find_key(who.key.public_id)
-    assert record is not None
-    return record.principal
-
-
-async def take(quota: Quota, who: Principal, prompt: int = 10, most: int = 1000) -> Hold:
-    return await quota.reserve(
-        who, request_id=uuid4(), model="demo", prompt_tokens=prompt, max_tokens=most
-    )
-
-
-async def settle(store: Store, who: Principal, hold: Hold, prompt: int = 10) -> None:
-    event = make_event(
-        who.key,
-        request_id=hold.request_id,
-        prompt_tokens=prompt,
-        cached_tokens=0,
-        completion_tokens=hold.generated,
-    )
-    await Ledger(store).settle(event)
-    await hold.close()
 
 
 class TestReserve:
@@ -211,19 +124,18 @@ class TestReserve:
         assert store.num_releases == 0
 
     async def test_a_policy_made_meanwhile_neither_ends_it_nor_queues_it(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
+        self, store: Store
     ) -> None:
         who = await make(store)
         quota = Quota(store)
-        monkeypatch.setattr("tenants.quota.SHOW_AFTER_S", 0.01)
         hold = await take(quota, who, most=5000)
         await put(store, who, "tenant", max_concurrent=1, max_queued=1)
         record = await store.find_key(who.key.public_id)
         assert record is not None
         first = await take(quota, record.principal)
-        async with asyncio.timeout(30):
-            while hold._showing is None or not hold._showing.done():  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        hold.show()
+        assert hold._showing is not None
+        await hold._showing
         assert hold.allowed == 5000
         assert [row.request_id for row in await store.list_running()] == [first.request_id]
         second = asyncio.create_task(take(quota, record.principal))  # the only place to wait
@@ -317,11 +229,14 @@ class TestQueue:
     async def test_gives_up_in_time_and_leaves_its_place(self, store: Store) -> None:
         who = await make(store, max_concurrent=1, max_queued=1)
         quota = Quota(store, queue_timeout_s=0.05)
-        await take(quota, who)
-        for _ in range(2):  # the second finds the place free again
+        first = await take(quota, who)
+        for _ in range(2):
             with pytest.raises(QuotaExceeded) as caught:
                 await take(quota, who)
             assert caught.value.answer.state == "refused"
+            assert len(await store.list_running()) == 1, "nobody waits any more"
+        await settle(store, who, first)
+        await take(quota, who)
 
     async def test_cancelled_waiter_leaves_its_place(self, store: Store) -> None:
         who = await make(store, max_concurrent=1, max_queued=1)
@@ -350,14 +265,6 @@ class TestQueue:
         assert (await take(quota, who)).allowed == 256
 
 
-async def more(hold: Hold, tokens: int = 256) -> int:
-    """What ``allowed`` is once a question for more is answered."""
-    hold.ask(tokens)
-    if hold._extending is not None:
-        await asyncio.wait([hold._extending])
-    return hold.allowed
-
-
 class TestExtension:
     async def test_adds_what_is_asked_up_to_what_the_request_can_use(self, store: Store) -> None:
         who = await make(store, monthly_tokens=100_000)
@@ -378,7 +285,7 @@ class TestExtension:
         hold = await take(Quota(store, slice_tokens=100), who, most=1000)
         hold.ask(100)
         assert await more(hold, 50) == 200
-        assert store.num_extends == 1
+        assert (store.num_extends, store.num_reserves) == (1, 1)
 
     async def test_the_store_has_half_the_time_there_is(self) -> None:
         """The other half is for its answer, and for the engine to hear of it."""
@@ -484,7 +391,17 @@ class TestExtension:
         await asyncio.sleep(0)
         await hold.stop()
         store.gate.set()
+        num_extends = store.num_extends
         assert await more(hold) == 256
+        assert store.num_extends == num_extends, "it asks for nothing any more"
+
+    async def test_nothing_is_asked_after_stop(self) -> None:
+        store = WatchedStore()
+        who = await make(store, monthly_tokens=10_000)
+        hold = await take(Quota(store), who)
+        await hold.stop()
+        assert await more(hold) == 256
+        assert store.num_extends == 0
 
     async def test_close_ends_its_task_and_is_idempotent(self) -> None:
         store = WatchedStore()
@@ -494,215 +411,3 @@ class TestExtension:
         await hold.close()
         await hold.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-class TestLeases:
-    async def test_are_renewed_with_what_was_generated(self) -> None:
-        store = WatchedStore()
-        who = await make(store, max_concurrent=1)
-        quota = Quota(store, lease_s=30)
-        hold = await take(quota, who)
-        for generated in (3, 6, 9):
-            store.time.advance(seconds=20)
-            hold.watch(partial(int, generated))
-            await quota.beat()
-        store.time.advance(seconds=29)
-        with pytest.raises(QuotaExceeded):
-            await take(quota, who)
-        # The process dies; another one's beat settles at the last renewal.
-        store.time.advance(seconds=1)
-        await Quota(store, patience_s=0).beat()
-        totals = await usage_totals(store, who.tenant.id)
-        assert (totals.requests, totals.completion_tokens) == (1, 9)
-
-    async def test_an_owner_that_was_slow_settles_for_itself(self, store: Store) -> None:
-        """Its slot is another's by then, but what it generated is charged, to the token."""
-        who = await make(store, max_concurrent=1)
-        slow = Quota(store, lease_s=0.05)
-        hold = await take(slow, who)
-        await asyncio.sleep(0.1)
-        neighbour = Quota(store)
-        await neighbour.beat()
-        other = await take(neighbour, who)
-        hold.watch(lambda: 77)
-        await settle(store, who, hold)
-        totals = await usage_totals(store, who.tenant.id)
-        assert (totals.requests, totals.completion_tokens) == (1, 77)
-        await settle(store, who, other)
-
-    async def test_run_beats_until_cancelled(self) -> None:
-        store = WatchedStore()
-        who = await make(store, max_concurrent=1)
-        await take(Quota(store, lease_s=0.01), who)
-        store.time.advance(seconds=1)
-        running = asyncio.create_task(Quota(store, lease_s=0.03, patience_s=0).run())
-        async with asyncio.timeout(30):
-            while not (await usage_totals(store, who.tenant.id)).requests:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-        running.cancel()
-        await asyncio.wait([running])
-        assert running.cancelled()
-
-    async def test_after_an_outage_the_living_are_spared(self) -> None:
-        """All leases have run out meanwhile: who comes back first must not settle the others."""
-        store, now = WatchedStore(), 0.0
-        who = await make(store, max_concurrent=5)
-        mine, other = (Quota(store, lease_s=30, patience_s=0, clock=lambda: now) for _ in range(2))
-        hold = await take(other, who)
-        dead = await take(Quota(store, lease_s=30), who)
-        other._spare_the_living()
-        mine._spare_the_living()
-        store.time.advance(seconds=100)
-        now += 1
-        await mine.beat()
-        await other.beat()
-        assert len(await store.list_running()) == 2
-        now += 30
-        store.time.advance(seconds=20)
-        await mine.beat()
-        assert [row.request_id for row in await store.list_running()] == [hold.request_id]
-        assert dead.generated == 0
-
-    async def test_run_goes_on_after_an_outage_and_spares_the_living_then(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        store, now, num_renewals, away = WatchedStore(), 0.0, 0, True
-        who = await make(store, max_concurrent=5)
-        quota = Quota(store, lease_s=0.03, patience_s=0, clock=lambda: now)
-        mine = await take(quota, who)
-        dead = await take(Quota(store, lease_s=0.03), who)
-        renew = store.renew
-
-        async def renewed(*arguments: Any) -> Any:
-            nonlocal num_renewals
-            if away:
-                raise StoreUnavailable("away")
-            num_renewals += 1
-            return await renew(*arguments)
-
-        monkeypatch.setattr(store, "renew", renewed)
-        running = asyncio.create_task(quota.run())
-        async with asyncio.timeout(30):
-            while "Leases are not renewed" not in caplog.text:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-            now += 60  # long after what was spared at the start
-            store.time.advance(seconds=60)
-            caplog.clear()
-            while "Leases are not renewed" not in caplog.text:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-            away = False
-            while num_renewals < 3:  # noqa: ASYNC110 - the condition is another object's state
-                await asyncio.sleep(0.001)
-            listed = {row.request_id for row in await store.list_running()}
-            assert listed == {mine.request_id, dead.request_id}
-            now += 1
-            while len(await store.list_running()) > 1:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-        running.cancel()
-        await asyncio.wait([running])
-        assert [row.request_id for row in await store.list_running()] == [mine.request_id]
-
-    async def test_run_has_the_ledger_looked_after_now_and_then(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        store, now, kept, num_beats = WatchedStore(), 0.0, [], 0
-        quota = Quota(store, lease_s=0.003, usage_retention_months=7, clock=lambda: now)
-
-        async def maintain(*, usage_retention_months: int | None = None) -> None:
-            kept.append(usage_retention_months)
-
-        async def beat() -> None:
-            nonlocal num_beats
-            num_beats += 1
-
-        async def beats(count: int) -> None:
-            before = num_beats
-            async with asyncio.timeout(30):
-                while num_beats < before + count:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
-
-        monkeypatch.setattr(store, "maintain", maintain)
-        monkeypatch.setattr(quota, "beat", beat)
-        running = asyncio.create_task(quota.run())
-        await beats(5)
-        assert kept == [7]
-        now += quota_module._MAINTENANCE_S
-        await beats(5)
-        assert kept == [7, 7]
-        running.cancel()
-        await asyncio.wait([running])
-
-    async def test_what_cannot_be_taken_back_stays_until_its_lease_ends(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        store = WatchedStore()
-        who = await make(store, max_concurrent=1)
-        quota = Quota(store, lease_s=30, patience_s=0)
-        hold = await take(quota, who)
-
-        async def away(tenant_id: UUID, request_id: UUID) -> bool:
-            raise StoreUnavailable("away")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "release", away)
-            await quota.release(hold)
-        assert f"{hold.request_id} stays reserved" in caplog.text
-        with pytest.raises(QuotaExceeded):
-            await take(quota, who)
-        store.time.advance(seconds=31)
-        await quota.beat()
-        assert (await take(quota, who)).allowed == 256
-
-
-class TestOutage:
-    async def test_overdraft_is_bounded_per_tenant_and_ends_with_the_outage(self) -> None:
-        store = WatchedStore()
-        one, two = await make(store, max_concurrent=99), await make(store, max_concurrent=99)
-        quota = Quota(store, overdraft_tokens=1000)
-        store.away = True
-        for who in (one, two):
-            for _ in range(3):
-                assert (await take(quota, who)).allowed == 256
-            with pytest.raises(StoreUnavailable):
-                await take(quota, who)
-        store.away = False
-        await take(quota, one)
-        store.away = True
-        await take(quota, one)
-        with pytest.raises(StoreUnavailable):
-            await take(quota, two)
-
-    @pytest.mark.parametrize(("overdraft", "is_enough"), [(265, False), (266, True)])
-    async def test_the_overdraft_may_be_used_to_its_last_token(
-        self, overdraft: int, is_enough: bool
-    ) -> None:
-        store = WatchedStore()
-        who = await make(store, max_concurrent=9)
-        quota = Quota(store, overdraft_tokens=overdraft)
-        store.away = True
-        with contextlib.nullcontext() if is_enough else pytest.raises(StoreUnavailable):
-            await take(quota, who, prompt=10)  # and a slice of 256
-        assert quota.num_held == is_enough
-
-    async def test_the_overdraft_bounds_prompts_slices_and_extensions_together(self) -> None:
-        """Not a token beyond it, by whatever way the requests go, and all of it can be had."""
-        store = WatchedStore()
-        who = await make(store, max_concurrent=999, monthly_tokens=10**9)
-        quota, draw = Quota(store), random.Random(0)
-        before = await take(quota, who, prompt=7, most=50_000)
-        store.away = True
-        holds, prompts = [before], 0
-        for _ in range(400):
-            if draw.random() < 0.5:
-                prompt = draw.randrange(1, 900)
-                with contextlib.suppress(StoreUnavailable):
-                    holds.append(await take(quota, who, prompt=prompt, most=50_000))
-                    prompts += prompt
-            else:
-                await more(draw.choice(holds), draw.randrange(1, 600))
-            drawn = prompts + sum(hold.allowed for hold in holds) - SLICE_TOKENS
-            assert drawn <= OVERDRAFT_TOKENS == 20_000
-        assert drawn == OVERDRAFT_TOKENS
-        assert await more(before) == before.allowed
-        assert before.is_last
-        assert (await take(quota, await make(store, max_concurrent=9))).allowed == SLICE_TOKENS

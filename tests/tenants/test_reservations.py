@@ -1,98 +1,27 @@
-"""Reserve, extend, settle: one contract for both stores, on a clock moved by hand."""
+"""Reserve, extend, settle: one contract for both stores, on a clock moved by hand. ``test_slots``
+has what is about slots and the queue."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 import asyncpg
-import msgspec
 import pytest
-import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenants.errors import KeyNotFound, ScopeNotFound
-from tenants.limits import Limits, Price, QuotaAnswer, QuotaRequest, ScopePolicy, Window
+from tenants.limits import Limits, Price, QuotaAnswer, ScopePolicy, Window
 from tenants.memory import MemoryStore
 from tenants.postgres import PostgresStore
 from tenants.store import Store
 from tenants.types import ApiKey, Principal
 from tests.ledger import usage_totals
-from tests.tenants.samples import make_event, make_key
+from tests.tenants.reserving import LEASE, MINUTE_US, Clock, ask, limited, put, settle
+from tests.tenants.samples import make_key
 
 pytestmark = pytest.mark.asyncio
-
-LEASE = timedelta(seconds=30)
-MINUTE_US = 60_000_000
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = datetime(2031, 1, 15, 12, tzinfo=UTC)
-
-    def __call__(self) -> datetime:
-        return self.now
-
-    def advance(self, **by: float) -> None:
-        self.now += timedelta(**by)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest_asyncio.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.pg)])
-async def timed(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[Store]:
-    """Both twins on the same clock."""
-    if request.param == "memory":
-        yield MemoryStore(now=clock)
-        return
-    store = await PostgresStore.connect(request.getfixturevalue("pg_dsn"), now=clock)
-    yield store
-    await store.close()
-
-
-def ask(key: ApiKey, prompt: int = 10, completion: int = 20, **changes: object) -> QuotaRequest:
-    request = QuotaRequest(
-        request_id=uuid4(),
-        tenant_id=key.tenant_id,
-        project_id=key.project_id,
-        key_id=key.id,
-        model="demo",
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        price=Price(),
-        owner=uuid4(),
-        lease=LEASE,
-    )
-    return msgspec.structs.replace(request, **changes)
-
-
-async def limited(store: Store, name: str = "acme", **limits: object) -> ApiKey:
-    """A key of a new tenant with these limits."""
-    _, principal = await make_key(store, name)
-    await put(store, principal, "tenant", **limits)
-    return principal.key
-
-
-async def put(store: Store, who: Principal, kind: str, **limits: object) -> None:
-    scope_id = {"tenant": who.tenant.id, "project": who.key.project_id, "key": who.key.id}[kind]
-    await store.put_limits(who.tenant.id, kind, scope_id, Limits(**limits))  # type: ignore[arg-type]
-
-
-async def settle(store: Store, request: QuotaRequest, completion: int, **changes: object) -> bool:
-    event = make_event(
-        request_id=request.request_id,
-        tenant_id=request.tenant_id,
-        key_id=request.key_id,
-        prompt_tokens=request.prompt_tokens,
-        cached_tokens=0,
-        completion_tokens=completion,
-    )
-    return await store.record_usage(msgspec.structs.replace(event, **changes))
 
 
 class TestPolicies:
@@ -166,6 +95,16 @@ class TestRates:
         assert refused.tokens == Window(limit=600, remaining=500, reset_us=10_000_000)
         # The promise holds: exactly what remains is admitted.
         assert (await timed.reserve(ask(key, prompt=499, completion=1))).state == "running"
+
+    async def test_headers_tell_of_the_scope_with_the_least_left(self, timed: Store) -> None:
+        _, who = await make_key(timed)
+        await put(timed, who, "tenant", requests_per_minute=5, tokens_per_minute=500)
+        await put(timed, who, "project", requests_per_minute=9, tokens_per_minute=90)
+        await put(timed, who, "key", requests_per_minute=7, tokens_per_minute=700)
+        answer = await timed.reserve(ask(who.key))
+        assert answer.requests is not None
+        assert answer.tokens is not None
+        assert (answer.requests.limit, answer.tokens.limit) == (5, 90)
 
     async def test_all_scopes_or_none(self, timed: Store) -> None:
         _, who = await make_key(timed)
@@ -278,159 +217,40 @@ class TestMonths:
         second = await timed.reserve(ask(key, prompt=100, completion=256, price=price))
         assert second.completion_tokens == 66  # (55 - 15) / 0.6
 
+    async def test_an_extension_is_paid_for(self, timed: Store) -> None:
+        price = Price(completion=2_000_000)
+        key = await limited(timed, monthly_cost_micro=100)
+        first = ask(key, prompt=10, completion=20, price=price)
+        assert (await timed.reserve(first)).completion_tokens == 20
+        for tokens, granted in [(10, 10), (256, 20), (1, 0)]:
+            assert granted == await timed.extend(
+                key.tenant_id, first.request_id, tokens=tokens, generated=20, lease=LEASE
+            )
+        await settle(timed, first, completion=35, cost_micro=70)
+        assert (await timed.reserve(ask(key, price=price))).completion_tokens == 15
+
+    @pytest.mark.parametrize(("completion", "left"), [(5, 60), (50, 30)])
+    async def test_what_was_used_beyond_a_reservation_of_last_month_counts_in_this_one(
+        self, timed: Store, clock: Clock, completion: int, left: int
+    ) -> None:
+        """What was used less is not given back to it."""
+        price = Price(prompt=1_000_000, completion=1_000_000)
+        for limits in ({"monthly_tokens": 100}, {"monthly_cost_micro": 100}):
+            clock.now = datetime(2031, 1, 31, 23, 59, 59, tzinfo=UTC)
+            key = await limited(timed, str(uuid4()), **limits)
+            first = ask(key, prompt=10, completion=20, price=price)
+            await timed.reserve(first)
+            clock.advance(seconds=2)
+            await timed.reserve(ask(key, prompt=10, completion=20, price=price))
+            await settle(timed, first, completion, cost_micro=10 + completion)
+            answer = await timed.reserve(ask(key, prompt=10, completion=256, price=price))
+            assert answer.completion_tokens == left
+
     async def test_free_models_need_no_money(self, timed: Store) -> None:
         key = await limited(timed, monthly_cost_micro=0)
         assert (await timed.reserve(ask(key))).state == "running"
         paid = ask(key, price=Price(completion=1))
         assert (await timed.reserve(paid)).refused_by == "monthly_cost"
-
-
-class TestSlots:
-    async def test_slot_is_free_after_the_settlement(self, timed: Store) -> None:
-        key = await limited(timed, max_concurrent=2)
-        running = [ask(key) for _ in range(2)]
-        for request in running:
-            assert (await timed.reserve(request)).state == "running"
-        refused = await timed.reserve(ask(key))
-        assert (refused.refused_by, refused.wait_us) == ("concurrent", 1_000_000)
-        await settle(timed, running[0], 3)
-        assert (await timed.reserve(ask(key))).state == "running"
-        assert (await timed.reserve(ask(key))).state == "refused"
-
-    async def test_slots_of_a_dead_owner_are_free_when_its_lease_ends(
-        self, timed: Store, clock: Clock
-    ) -> None:
-        key = await limited(timed, max_concurrent=1)
-        dead = ask(key, prompt=10)
-        await timed.reserve(dead)
-        assert await timed.renew(dead.owner, {dead.request_id: 7}, LEASE) == {dead.request_id}
-        clock.advance(seconds=30)
-        # Before anybody cleared it away.
-        assert (await timed.reserve(ask(key))).state == "running"
-        assert (await timed.reserve(ask(key))).state == "refused"
-        assert await timed.reap() == dead.request_id
-        assert await timed.reap() is None
-        totals = await usage_totals(timed, key.tenant_id)
-        assert (totals.requests, totals.prompt_tokens, totals.completion_tokens) == (1, 10, 7)
-        assert await settle(timed, dead, completion=9) is False
-        assert await usage_totals(timed, key.tenant_id) == totals
-        assert (await timed.reserve(ask(key))).state == "refused"
-
-    async def test_an_owner_that_comes_late_keeps_what_nobody_cleared_away(
-        self, timed: Store, clock: Clock
-    ) -> None:
-        key = await limited(timed, max_concurrent=1)
-        late, dead = ask(key, prompt=10), ask(key)
-        await timed.reserve(late)
-        clock.advance(minutes=10)
-        assert await timed.renew(late.owner, {late.request_id: 9}, LEASE) == {late.request_id}
-        assert await timed.reap() is None
-        assert (await timed.reserve(dead)).state == "refused"
-        assert await settle(timed, late, completion=12)
-        await timed.reserve(dead)
-        clock.advance(minutes=10)
-        assert await timed.reap() == dead.request_id
-        assert await timed.renew(dead.owner, {dead.request_id: 9}, LEASE) == set()
-
-    async def test_with_patience_its_owner_may_settle_for_itself(
-        self, timed: Store, clock: Clock
-    ) -> None:
-        key = await limited(timed, max_concurrent=1, max_queued=1)
-        slow, dead, queued = ask(key, prompt=10), ask(key), ask(key)
-        await timed.reserve(slow)
-        assert (await timed.reserve(queued)).state == "queued"
-        clock.advance(seconds=31)
-        patience = timedelta(seconds=60)
-        assert await timed.reap(patience=patience) == queued.request_id
-        assert await timed.reap(patience=patience) is None
-        assert (await timed.reserve(dead)).state == "running", "its slot is free meanwhile"
-        assert await settle(timed, slow, completion=12)
-        clock.advance(seconds=89)
-        assert await timed.reap(patience=patience) is None
-        clock.advance(seconds=1)
-        assert await timed.reap(patience=patience) == dead.request_id
-        totals = await usage_totals(timed, key.tenant_id)
-        assert (totals.requests, totals.completion_tokens) == (2, 12)
-
-    async def test_extending_renews_the_lease_and_never_shortens_it(
-        self, timed: Store, clock: Clock
-    ) -> None:
-        key = await limited(timed, max_concurrent=1)
-        request = ask(key, prompt=10)
-        await timed.reserve(request)
-
-        async def extend(lease: timedelta) -> int | None:
-            return await timed.extend(
-                key.tenant_id, request.request_id, tokens=1, generated=3, lease=lease
-            )
-
-        clock.advance(seconds=20)
-        assert await extend(LEASE) == 1
-        assert await extend(timedelta(seconds=1)) == 1
-        clock.advance(seconds=29)
-        assert (await timed.reserve(ask(key))).state == "refused"
-        assert await timed.reap() is None
-        clock.advance(seconds=1)
-        assert await timed.reap() == request.request_id
-        assert (await usage_totals(timed, key.tenant_id)).completion_tokens == 3
-
-    async def test_only_its_owner_renews_a_lease(self, timed: Store) -> None:
-        request = ask(await limited(timed, max_concurrent=1))
-        await timed.reserve(request)
-        assert await timed.renew(uuid4(), {request.request_id: 1, uuid4(): 2}, LEASE) == set()
-
-    async def test_queue_is_bounded_and_served_in_order(self, timed: Store, clock: Clock) -> None:
-        key = await limited(timed, max_concurrent=1, max_queued=2)
-        running = ask(key)
-        await timed.reserve(running)
-        waiting = []
-        for state in ("queued", "queued", "refused"):
-            clock.advance(milliseconds=1)
-            waiting.append(ask(key))
-            answer = await timed.reserve(waiting[-1])
-            assert (answer.state, answer.refused_by) == (state, "concurrent")
-        await settle(timed, running, 1)
-        for request, state in [
-            (ask(key), "queued"),  # a newcomer does not pass those who wait
-            (waiting[1], "queued"),
-            (waiting[0], "running"),
-            (waiting[1], "queued"),
-        ]:
-            clock.advance(milliseconds=1)
-            if request not in waiting:
-                state = "refused"  # and the queue is full
-            assert (await timed.reserve(request)).state == state
-        assert await timed.release(key.tenant_id, waiting[1].request_id)
-        await settle(timed, waiting[0], 1)
-        assert (await timed.reserve(ask(key))).state == "running"
-
-    async def test_queue_place_of_a_dead_owner_is_passed(self, timed: Store, clock: Clock) -> None:
-        key = await limited(timed, max_concurrent=1, max_queued=1)
-        running, dead = ask(key), ask(key)
-        await timed.reserve(running)
-        clock.advance(milliseconds=1)
-        await timed.reserve(dead)
-        clock.advance(seconds=20)
-        assert await timed.renew(running.owner, {running.request_id: 0}, LEASE)
-        clock.advance(seconds=10)
-        alive = ask(key)
-        assert (await timed.reserve(alive)).state == "queued"
-        await settle(timed, running, 1)
-        assert (await timed.reserve(alive)).state == "running"
-        assert await timed.reap() == dead.request_id
-        assert (await usage_totals(timed, key.tenant_id)).requests == 1
-
-    async def test_waiting_takes_no_tokens(self, timed: Store) -> None:
-        key = await limited(timed, max_concurrent=1, max_queued=5, tokens_per_minute=60)
-        running, waiting = ask(key, 10, 20), ask(key, 10, 20)
-        await timed.reserve(running)
-        answer = await timed.reserve(waiting)
-        assert answer.state == "queued"
-        assert answer.tokens is not None
-        assert answer.tokens.remaining == 30
-        await timed.release(key.tenant_id, waiting.request_id)
-        await settle(timed, running, 20)
-        assert (await timed.reserve(ask(key, 10, 20))).state == "running"
 
 
 class TestOnce:

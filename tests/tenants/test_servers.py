@@ -35,8 +35,8 @@ from tests.postgres import (
     postgres_server,
     started,
 )
+from tests.tenants.reserving import ask, settle
 from tests.tenants.samples import make_event, make_key
-from tests.tenants.test_reservations import ask, settle
 
 __all__ = ["empty_pg_dsn", "pg_dsn", "pg_folder", "postgres_server"]
 

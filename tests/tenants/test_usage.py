@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tenants.errors import KeyNotFound, LedgerFull, StoreUnavailable
 from tenants.journal import SUFFIX, Journal
+from tenants.limits import Price
 from tenants.memory import MemoryStore
 from tenants.store import Store
 from tenants.types import ApiKey, UsageEvent
@@ -106,6 +107,41 @@ class TestSettle:
         ledger = Ledger(store, num_writers=3)
         await asyncio.gather(*(ledger.settle(make_event(key)) for _ in range(30)))
         assert store.max_concurrent == 3
+
+    async def test_one_writer_tries_while_the_store_is_away(self) -> None:
+        store, key = await faulty()
+        store.away = True
+        ledger = Ledger(store, num_writers=4, backoff_s=0.01, max_backoff_s=0.01)
+        await asyncio.gather(*(ledger.settle(make_event(key)) for _ in range(8)))
+        await eventually(lambda: len(writers()) == 1)
+        store.max_concurrent = 0
+        for _ in range(8):
+            await ledger.settle(make_event(key))
+            assert len(writers()) == 1
+        num_attempts = store.num_attempts
+        await eventually(lambda: store.num_attempts > num_attempts + 2)
+        assert store.max_concurrent == 1
+        store.away = False
+        assert await ledger.drain(30.0) == 0
+        assert (await usage_totals(store, key.tenant_id)).requests == 16
+
+    async def test_half_of_the_backlog_is_for_requests_that_run(self) -> None:
+        store, key = await faulty()
+        store.gate = asyncio.Event()
+        ledger = Ledger(store, max_pending=6)
+        settling = []
+        for num_pending in range(6):
+            assert ledger.num_pending == num_pending
+            assert ledger.has_room == (num_pending < 3)
+            settling.append(asyncio.create_task(ledger.settle(make_event(key))))
+            await asyncio.sleep(0)
+        store.gate.set()
+        assert all(await asyncio.gather(*settling))
+
+    async def test_without_a_journal_nothing_is_counted_or_found(self) -> None:
+        ledger = Ledger(MemoryStore())
+        assert ledger.begin(make_event(), Price()) is None
+        assert ledger.replay() == 0
 
     async def test_no_task_stays_when_all_is_written(self) -> None:
         store, key = await faulty()
@@ -419,6 +455,38 @@ class TestDrain:
         store.away = False
         async with asyncio.timeout(30):
             assert await ledger.drain(60.0) == 0
+
+    async def test_at_the_deadline_nobody_waits_for_a_store_that_hangs(
+        self, tmp_path: Path
+    ) -> None:
+        store, key = await faulty()
+        store.gate = asyncio.Event()
+        journal = Journal(tmp_path)
+        ledger = Ledger(store, journal=journal)
+        settling = asyncio.create_task(ledger.settle(make_event(key)))
+        await eventually(lambda: store.num_concurrent == 1)
+        assert await ledger.drain(0.05) == 1
+        async with asyncio.timeout(30):
+            assert await settling is True
+        assert not journal.is_empty
+        store.gate.set()
+        assert await ledger.drain(30.0) == 0
+        assert journal.is_empty
+        journal.close()
+
+    async def test_afterwards_pauses_are_as_long_as_before(self) -> None:
+        store, key = await faulty()
+        store.away = True
+        ledger = Ledger(store, backoff_s=0.005, max_backoff_s=600)
+        await ledger.settle(make_event(key))
+        ledger._num_failures = 20
+        assert await ledger.drain(0.05) == 1
+        await asyncio.sleep(0.02)  # the last of the short ones
+        num_attempts = store.num_attempts
+        assert num_attempts > 1
+        await asyncio.sleep(0.1)
+        assert store.num_attempts == num_attempts
+        await ledger.close()
 
     async def test_gives_up_at_the_deadline_and_logs_what_is_left(
         self, caplog: pytest.LogCaptureFixture

@@ -18,8 +18,8 @@ from tenants.limits import Limits, Price
 from tenants.postgres import PostgresStore
 from tenants.types import Principal
 from tests.ledger import usage_totals
+from tests.tenants.reserving import Clock, ask, put, settle
 from tests.tenants.samples import make_key
-from tests.tenants.test_reservations import Clock, ask, put, settle
 
 pytestmark = [pytest.mark.pg, pytest.mark.asyncio]
 

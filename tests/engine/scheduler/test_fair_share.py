@@ -125,6 +125,32 @@ class TestLift:
         policy.enqueue(make_request(1, fair_key="new"))
         assert counter(policy, "new") == 1000
 
+    def test_who_comes_back_has_saved_nothing_up(self) -> None:
+        policy = make_policy()
+        idle, busy = make_request(0, fair_key="idle"), make_request(1, fair_key="busy")
+        for request in (idle, busy):
+            policy.enqueue(request)
+        policy.dequeue(idle)
+        policy.charge_output(idle, 1)
+        policy.charge_output(busy, 500)
+        policy.enqueue(make_request(2, fair_key="idle"))
+        assert counter(policy, "idle") == counter(policy, "busy") == 1000
+
+    def test_debts_outlive_the_forgetting_of_tenants(self) -> None:
+        policy = make_policy()
+        first, last = make_request(0, fair_key="debtor"), make_request(1, fair_key="last")
+        for request in (first, last):
+            policy.enqueue(request)
+            policy.dequeue(request)
+        policy.charge_output(first, 500)
+        for arrival in range(2, 3_000):
+            request = make_request(arrival, fair_key=f"t{arrival}")
+            policy.enqueue(request)
+            policy.dequeue(request)
+        assert len(policy._classes[0].accounts) < 2_500
+        policy.enqueue(make_request(3_000, fair_key="debtor"))
+        assert counter(policy, "debtor") == 1000
+
     def test_a_debt_is_not_forgiven(self) -> None:
         policy = make_policy()
         one, two = make_request(0, fair_key="a"), make_request(1, fair_key="b")

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from engine.scheduler.forecast import Growth, GrowthForecast
+from tests.engine.scheduler.harness import Harness
 from tests.engine.scheduler.making import make_request
 
 
@@ -104,13 +105,16 @@ class TestPeakBlocks:
         forecast.admit()
         assert forecast.peak_blocks(request, 8) == 2 * alone - 1
 
-    def test_what_was_seen_shortens_what_is_expected(self) -> None:
+    @pytest.mark.parametrize("in_next_step", [False, True])
+    def test_what_was_seen_shortens_what_is_expected(self, in_next_step: bool) -> None:
         forecast = GrowthForecast(4)
         request = make_request(0, num_prompt_tokens=8, max_tokens=500)
         forecast.begin_step([])
         before = forecast.peak_blocks(request, 8)
         for _ in range(20):
             forecast.observe(6)
+        if in_next_step:
+            forecast.begin_step([])
         assert forecast.peak_blocks(request, 8) == 2
         assert before == pytest.approx(64.5, abs=0.5), "the prior of 256 tokens"
 
@@ -119,3 +123,76 @@ class TestPeakBlocks:
         forecast.begin_step([])
         request = make_request(0, num_prompt_tokens=80, max_tokens=2)
         assert forecast.peak_blocks(request, 8) == pytest.approx((72 + 2 + 2) / 4)
+
+    def test_a_window_needs_no_more_than_it_sees(self) -> None:
+        forecast = GrowthForecast(4, (6,))
+        forecast.begin_step([])
+        long = make_request(0, num_prompt_tokens=40, max_tokens=20)
+        assert forecast.peak_blocks(long, 8) == 1  # 6 + 4 slots, less 8, and half a block
+        short = make_request(1, num_prompt_tokens=2, max_tokens=3)
+        assert forecast.peak_blocks(short, 0) == 2
+
+
+RUNNING = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(0, 30), st.integers(0, 40), st.integers(1, 20)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(
+    RUNNING,
+    st.sampled_from([(None,), (None, 6), (6,), (None, None, 9)]),
+    st.none() | st.integers(1, 60),
+)
+def test_who_runs_counts_as_when_it_was_admitted(
+    rows: list[tuple[int, int, int, int]], windows: tuple[int | None, ...], seen: int | None
+) -> None:
+    forecasts = [GrowthForecast(4, windows) for _ in range(2)]
+    requests = []
+    ends = set()
+    for arrival, (num_prompt, num_generated, num_left, num_blocks) in enumerate(rows):
+        request = make_request(
+            arrival,
+            num_prompt_tokens=num_prompt,
+            num_generated=num_generated,
+            max_tokens=num_generated + num_left,
+            num_blocks=num_blocks,
+        )
+        requests.append(request)
+        longer = seen is not None and seen > num_generated
+        expected = seen if longer and seen is not None else max(2 * num_generated, 256)
+        ends.add(min(expected - num_generated, num_left))
+    assume(len(ends) == len(rows))  # of those that end together, either may be first
+    *running, newcomer = requests
+    for forecast in forecasts:
+        if seen is not None:
+            forecast.observe(seen)
+    forecasts[0].begin_step(running)
+    forecasts[1].begin_step([])
+    for request in running:
+        forecasts[1].peak_blocks(request, request.block_table.num_held * 4)
+        forecasts[1].admit()
+    assert len({forecast.peak_blocks(newcomer, 8) for forecast in forecasts}) == 1
+
+
+def test_a_step_admits_no_more_than_will_fit_together() -> None:
+    harness = Harness(forecast_admission=True, num_blocks=20, enable_prefix_caching=False)
+    for name in "abc":
+        harness.add(name, 8, max_tokens=24, ignore_eos=True)
+    harness.step()
+    assert list(harness.scheduler.running) == ["a", "b"], "each has 8 blocks in the end"
+    harness.run()
+    assert harness.core.stats().num_preemptions == 0
+
+
+def test_the_lengths_of_what_ends_by_itself_are_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(GrowthForecast, "observe", lambda self, length: seen.append(length))
+    harness = Harness(forecast_admission=True)
+    harness.add("ends", 3, max_tokens=5, ignore_eos=True)
+    harness.add("aborted", 3, max_tokens=9, ignore_eos=True)
+    harness.step(2)
+    harness.core.abort(["aborted"])
+    harness.run()
+    assert seen == [5]

@@ -47,6 +47,15 @@ def test_the_forecast_counts_only_beside_others() -> None:
     assert room.fit(request, PrefixHit(), budget=99).num_lacking > 20
 
 
+def test_every_step_has_a_forecast_of_its_own() -> None:
+    request = make_request(0, num_prompt_tokens=10, max_tokens=2)
+    room, _ = make_room(forecast_admission=True)
+    room.begin_step([make_request(1, running=True, max_tokens=100)])
+    assert room.fit(request, PrefixHit(), budget=99).num_lacking > 0
+    room.begin_step([make_request(1, running=True, max_tokens=2)])
+    assert room.fit(request, PrefixHit(), budget=99).num_lacking <= 0
+
+
 def test_a_copy_is_given_up_when_it_would_not_fit() -> None:
     room, cache = make_room(num_blocks=3)
     (source,) = cache.pool.allocate(1)
@@ -65,10 +74,12 @@ def test_a_copy_is_given_up_when_it_would_not_fit() -> None:
 
 
 def test_a_refusal_is_remembered_until_something_is_released() -> None:
-    room, _ = make_room()
+    room, cache = make_room()
     big, small = make_request(0, num_prompt_tokens=50), make_request(1, num_prompt_tokens=5)
     assert room.fit(big, PrefixHit(), budget=99).num_lacking == 3
     assert room.lacking(big) == 3
     assert room.lacking(small) == 0
+    cache.pool.allocate(2)
+    assert room.lacking(big) == 5, "with what others have taken"
     room.release()
     assert room.lacking(big) == 0

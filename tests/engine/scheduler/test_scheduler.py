@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.scheduler.plan import Chunk
+from engine.scheduler.plan import Chunk, StepResult
 from tests.engine.scheduler.harness import Harness
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
@@ -72,6 +72,21 @@ class TestBudget:
         assert chunks(harness) == [("a", 0, 8, False)]
         harness.step(2)
         assert chunks(harness) == [("a", 16, 4, True), ("b", 0, 8, False)]
+        harness.run()
+        harness.check_outputs()
+
+    def test_a_prompt_that_is_whole_in_one_step_is_no_partial_one(self) -> None:
+        """Whether it is computed from its beginning, or behind a cached prefix."""
+        harness = Harness(max_num_batched_tokens=24, max_num_partial_prefills=1)
+        prompt = list(range(10, 22))
+        harness.add("before", prompt, max_tokens=1)
+        harness.run()
+        for name in "ab":
+            harness.add(name, 3, max_tokens=1)
+        for last in (30, 31):
+            harness.add(f"cached {last}", [*prompt, last], max_tokens=1)
+        harness.step()
+        assert [chunk[2:] for chunk in chunks(harness)] == [(3, True)] * 2 + [(1, True)] * 2
         harness.run()
         harness.check_outputs()
 
@@ -278,6 +293,17 @@ class TestPrefixHits:
         harness.step()
         assert chunks(harness) == [("same", 11, 1, True)]
 
+    def test_who_must_compute_its_prompt_waits_for_nobody(self) -> None:
+        """Log-probabilities of a prompt come from computing it."""
+        harness, prompt = Harness(), list(range(10, 22))
+        harness.add("a", prompt, max_tokens=2)
+        harness.add("b", prompt, max_tokens=2, prompt_logprobs=0)
+        harness.add("c", prompt, max_tokens=2)
+        harness.step()
+        assert chunks(harness) == [("a", 0, 12, True), ("b", 0, 12, True)]
+        harness.run()
+        harness.check_outputs()
+
     @OVERLAP
     def test_an_abort_while_waiting_for_a_block(self, overlap: bool) -> None:
         harness = Harness(async_scheduling=overlap)
@@ -384,6 +410,35 @@ class TestOverlap:
             harness.step()
         harness.run()
         harness.check_outputs()
+
+
+def test_what_a_step_costs_is_learnt_from_when_the_one_before_was_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    harness = Harness(clock=lambda: now[0], num_swap_blocks=8)
+    scheduler, seen = harness.scheduler, []
+    monkeypatch.setattr(scheduler._costs, "observe", lambda *given: seen.append(given))
+    harness.add("a", 6, max_tokens=9, ignore_eos=True)
+
+    def plan(at_s: float) -> int:
+        now[0] = at_s
+        step_id: int = scheduler.schedule().plan.step_id
+        return step_id
+
+    def update(step_id: int, at_s: float) -> None:
+        now[0] = at_s
+        scheduler.update(StepResult(step_id, [[5]]))
+
+    first, second = plan(1.0), plan(2.0)
+    update(first, 6.0)
+    update(second, 7.5)
+    update(plan(9.0), 9.25)
+    assert seen == [(6, 5.0), (1, 1.5), (1, 0.25)]
+    step = scheduler.schedule()
+    step.plan.swap_outs.append((0, 0))  # copies take time, too
+    scheduler.update(StepResult(step.plan.step_id, [[5]]))
+    assert len(seen) == 3
 
 
 def test_a_chunk_is_a_plain_record() -> None:

@@ -185,7 +185,7 @@ class TestLookahead:
         while harness.core.has_unfinished:
             harness.step()
             for request in harness.scheduler.running.values():
-                ahead = min(request.num_computed_tokens + 5, request.max_total_tokens)
+                ahead = request.num_computed_tokens + 5
                 assert len(request.block_table.block_ids) == -(-ahead // BLOCK_SIZE)
         harness.check_outputs()
 
@@ -205,16 +205,25 @@ class TestLookahead:
         assert harness.core.stats().num_preemptions == 0
 
     def test_they_take_nothing_of_what_another_waits_for(self) -> None:
-        harness = chunked(5, num_lookahead_tokens=3)
-        harness.add("short", 2, max_tokens=9, ignore_eos=True)
+        harness = chunked(7, num_lookahead_tokens=3)
+        harness.add("short", 5, max_tokens=9, ignore_eos=True)
         harness.step()
         harness.core.abort(["ends"])
         harness.step()
         assert planned(harness) == {"short"}
-        assert len(harness.scheduler.running["short"].block_table.block_ids) == 1
+        assert len(harness.scheduler.running["short"].block_table.block_ids) == 2
         assert harness.core.stats().num_preemptions == 0
         harness.run()
         harness.check_outputs()
+
+
+def test_who_fits_exactly_comes_in_beside_others() -> None:
+    harness = small(3)
+    harness.add("runs", 2, max_tokens=3, ignore_eos=True)
+    harness.step()
+    harness.add("fits", 8, max_tokens=1)
+    harness.step()
+    assert planned(harness) == {"runs", "fits"}
 
 
 def test_no_more_give_way_than_is_lacking() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from gateway.routed_ids import mint, worker_of
 from tenants.errors import StoreUnavailable
 from tenants.shared import Claim
 from tests.gateway.engine_double import EngineDouble, Play
-from tests.gateway.raw_http import Answer, RawClient, events, exchange, post
+from tests.gateway.middleware.test_access_log import lines
+from tests.gateway.raw_http import Answer, RawClient, events, exchange, get, post
 from tests.gateway.routes.test_streams import stranger
 from tests.gateway.serving import MODEL, Gateway, chat_body, served_double, until
 from tests.gateway.test_two_workers import workers
@@ -174,6 +176,26 @@ async def test_failures_are_not_kept(gateway: Gateway, double: EngineDouble, str
     # The fields are wrong: nothing ran, and the mended request may use the key.
     assert (await ask(gateway, chat_body(n=0), key="n")).status == 400
     assert (await ask(gateway, chat_body(n=1), key="n")).status == 200
+
+
+async def test_where_nothing_is_generated_the_key_means_nothing(gateway: Gateway) -> None:
+    for _ in range(2):
+        answer = await ask(gateway, {"model": MODEL, "prompt": "a"}, path="/v1/tokenize")
+        assert answer.status == 200
+        assert "idempotent-replayed" not in answer.headers
+        head = {"authorization": f"Bearer {gateway.api_key}", "idempotency_key": "k"}
+        answer = await get(gateway, "/v1/chat/completions", **head)
+        assert answer.status == 405
+        assert "idempotent-replayed" not in answer.headers
+    assert (await ask(gateway)).status == 200, "nobody has claimed it"
+
+
+async def test_the_log_tells_replays(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        await ask(gateway)
+    await until(lambda: len(lines(caplog)) == 2)
+    assert [line.get("idempotent_replay") for line in lines(caplog)] == [None, "true"]
 
 
 async def test_keys_have_a_length(gateway: Gateway, double: EngineDouble) -> None:

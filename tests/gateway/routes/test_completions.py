@@ -64,6 +64,20 @@ async def test_several_prompts_with_several_answers(
     assert (await gateway.usage()).requests == 1
 
 
+async def test_the_longest_of_several_prompts_says_what_fits(
+    client: AsyncOpenAI, gateway: Gateway, double: EngineDouble
+) -> None:
+    most = gateway.engine.info.max_model_len
+    prompts = [double.tokenizer.encode("a" * length) for length in (3, most)]
+    prompts = [prompts[0], prompts[1][: most - 5], prompts[0]]
+    double.script = lambda prompt: Play(text="x")
+    await client.completions.create(model=MODEL, prompt=prompts)
+    assert [request.params.max_tokens for request in double.requests] == [5, 5, 5]
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.completions.create(model=MODEL, prompt=prompts, max_tokens=6)
+    assert caught.value.param == "max_tokens"
+
+
 async def test_cached_tokens_are_counted_once_for_each_prompt(
     client: AsyncOpenAI, double: EngineDouble
 ) -> None:

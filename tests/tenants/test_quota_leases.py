@@ -1,0 +1,250 @@
+"""Leases of reservations, and what happens to them while the store is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tenants import quota as quota_module
+from tenants.errors import QuotaExceeded, StoreUnavailable
+from tenants.quota import OVERDRAFT_TOKENS, SLICE_TOKENS, Quota
+from tenants.store import Store
+from tests.ledger import usage_totals
+from tests.tenants.quotas import WatchedStore, make, more, settle, take
+
+pytestmark = pytest.mark.asyncio
+
+
+class TestLeases:
+    async def test_are_renewed_with_what_was_generated(self) -> None:
+        store = WatchedStore()
+        who = await make(store, max_concurrent=1)
+        quota = Quota(store, lease_s=30)
+        hold = await take(quota, who)
+        for generated in (3, 6, 9):
+            store.time.advance(seconds=20)
+            hold.watch(partial(int, generated))
+            await quota.beat()
+        store.time.advance(seconds=29)
+        with pytest.raises(QuotaExceeded):
+            await take(quota, who)
+        # The process dies; another one's beat settles at the last renewal.
+        store.time.advance(seconds=1)
+        await Quota(store, patience_s=0).beat()
+        totals = await usage_totals(store, who.tenant.id)
+        assert (totals.requests, totals.completion_tokens) == (1, 9)
+
+    async def test_an_owner_that_was_slow_settles_for_itself(self, store: Store) -> None:
+        """Its slot is another's by then, but what it generated is charged, to the token."""
+        who = await make(store, max_concurrent=1)
+        slow = Quota(store, lease_s=0.05)
+        hold = await take(slow, who)
+        await asyncio.sleep(0.1)
+        neighbour = Quota(store)
+        await neighbour.beat()
+        other = await take(neighbour, who)
+        hold.watch(lambda: 77)
+        await settle(store, who, hold)
+        totals = await usage_totals(store, who.tenant.id)
+        assert (totals.requests, totals.completion_tokens) == (1, 77)
+        await settle(store, who, other)
+
+    async def test_run_beats_until_cancelled(self) -> None:
+        store = WatchedStore()
+        who = await make(store, max_concurrent=1)
+        await take(Quota(store, lease_s=0.01), who)
+        store.time.advance(seconds=1)
+        running = asyncio.create_task(Quota(store, lease_s=0.03, patience_s=0).run())
+        async with asyncio.timeout(30):
+            while not (await usage_totals(store, who.tenant.id)).requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+
+    async def test_as_it_starts_run_spares_the_living(self) -> None:
+        """All gateways may have been down."""
+        store, now = WatchedStore(), 0.0
+        who = await make(store, max_concurrent=5)
+        await take(Quota(store), who)
+        store.time.advance(seconds=100)
+        quota = Quota(store, lease_s=0.03, patience_s=0, clock=lambda: now)
+        running = asyncio.create_task(quota.run())
+        await asyncio.sleep(0.05)
+        assert len(await store.list_running()) == 1
+        now += 0.03
+        async with asyncio.timeout(30):
+            while await store.list_running():  # noqa: ASYNC110 - the store's
+                await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.wait([running])
+
+    async def test_after_an_outage_the_living_are_spared(self) -> None:
+        """All leases have run out meanwhile: who comes back first must not settle the others."""
+        store, now = WatchedStore(), 0.0
+        who = await make(store, max_concurrent=5)
+        mine, other = (Quota(store, lease_s=30, patience_s=0, clock=lambda: now) for _ in range(2))
+        hold = await take(other, who)
+        dead = await take(Quota(store, lease_s=30), who)
+        other._spare_the_living()
+        mine._spare_the_living()
+        store.time.advance(seconds=100)
+        now += 1
+        await mine.beat()
+        await other.beat()
+        assert len(await store.list_running()) == 2
+        now += 30
+        store.time.advance(seconds=20)
+        await mine.beat()
+        assert [row.request_id for row in await store.list_running()] == [hold.request_id]
+        assert dead.generated == 0
+
+    async def test_run_goes_on_after_an_outage_and_spares_the_living_then(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store, now, num_renewals, away = WatchedStore(), 0.0, 0, True
+        who = await make(store, max_concurrent=5)
+        quota = Quota(store, lease_s=0.03, patience_s=0, clock=lambda: now)
+        mine = await take(quota, who)
+        dead = await take(Quota(store, lease_s=0.03), who)
+        renew = store.renew
+
+        async def renewed(*arguments: Any) -> Any:
+            nonlocal num_renewals
+            if away:
+                raise StoreUnavailable("away")
+            num_renewals += 1
+            return await renew(*arguments)
+
+        monkeypatch.setattr(store, "renew", renewed)
+        running = asyncio.create_task(quota.run())
+        async with asyncio.timeout(30):
+            while "Leases are not renewed" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            now += 60  # long after what was spared at the start
+            store.time.advance(seconds=60)
+            caplog.clear()
+            while "Leases are not renewed" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            away = False
+            while num_renewals < 3:  # noqa: ASYNC110 - the condition is another object's state
+                await asyncio.sleep(0.001)
+            listed = {row.request_id for row in await store.list_running()}
+            assert listed == {mine.request_id, dead.request_id}
+            now += 1
+            while len(await store.list_running()) > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.wait([running])
+        assert [row.request_id for row in await store.list_running()] == [mine.request_id]
+
+    async def test_run_has_the_ledger_looked_after_now_and_then(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, now, kept, num_beats = WatchedStore(), 0.0, [], 0
+        quota = Quota(store, lease_s=0.003, usage_retention_months=7, clock=lambda: now)
+
+        async def maintain(*, usage_retention_months: int | None = None) -> None:
+            kept.append(usage_retention_months)
+
+        async def beat() -> None:
+            nonlocal num_beats
+            num_beats += 1
+
+        async def beats(count: int) -> None:
+            before = num_beats
+            async with asyncio.timeout(30):
+                while num_beats < before + count:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+
+        monkeypatch.setattr(store, "maintain", maintain)
+        monkeypatch.setattr(quota, "beat", beat)
+        running = asyncio.create_task(quota.run())
+        await beats(5)
+        assert kept == [7]
+        now += quota_module._MAINTENANCE_S
+        await beats(5)
+        assert kept == [7, 7]
+        running.cancel()
+        await asyncio.wait([running])
+
+    async def test_what_cannot_be_taken_back_stays_until_its_lease_ends(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store = WatchedStore()
+        who = await make(store, max_concurrent=1)
+        quota = Quota(store, lease_s=30, patience_s=0)
+        hold = await take(quota, who)
+
+        async def away(tenant_id: UUID, request_id: UUID) -> bool:
+            raise StoreUnavailable("away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "release", away)
+            await quota.release(hold)
+        assert f"{hold.request_id} stays reserved" in caplog.text
+        with pytest.raises(QuotaExceeded):
+            await take(quota, who)
+        store.time.advance(seconds=31)
+        await quota.beat()
+        assert (await take(quota, who)).allowed == 256
+
+
+class TestOutage:
+    async def test_overdraft_is_bounded_per_tenant_and_ends_with_the_outage(self) -> None:
+        store = WatchedStore()
+        one, two = await make(store, max_concurrent=99), await make(store, max_concurrent=99)
+        quota = Quota(store, overdraft_tokens=1000)
+        store.away = True
+        for who in (one, two):
+            for _ in range(3):
+                assert (await take(quota, who)).allowed == 256
+            with pytest.raises(StoreUnavailable):
+                await take(quota, who)
+        store.away = False
+        await take(quota, one)
+        store.away = True
+        await take(quota, one)
+        with pytest.raises(StoreUnavailable):
+            await take(quota, two)
+
+    @pytest.mark.parametrize(("overdraft", "is_enough"), [(265, False), (266, True)])
+    async def test_the_overdraft_may_be_used_to_its_last_token(
+        self, overdraft: int, is_enough: bool
+    ) -> None:
+        store = WatchedStore()
+        who = await make(store, max_concurrent=9)
+        quota = Quota(store, overdraft_tokens=overdraft)
+        store.away = True
+        with contextlib.nullcontext() if is_enough else pytest.raises(StoreUnavailable):
+            await take(quota, who, prompt=10)  # and a slice of 256
+        assert quota.num_held == is_enough
+
+    async def test_the_overdraft_bounds_prompts_slices_and_extensions_together(self) -> None:
+        """Not a token beyond it, by whatever way the requests go, and all of it can be had."""
+        store = WatchedStore()
+        who = await make(store, max_concurrent=999, monthly_tokens=10**9)
+        quota, draw = Quota(store), random.Random(0)
+        before = await take(quota, who, prompt=7, most=50_000)
+        store.away = True
+        holds, prompts = [before], 0
+        for _ in range(400):
+            if draw.random() < 0.5:
+                prompt = draw.randrange(1, 900)
+                with contextlib.suppress(StoreUnavailable):
+                    holds.append(await take(quota, who, prompt=prompt, most=50_000))
+                    prompts += prompt
+            else:
+                await more(draw.choice(holds), draw.randrange(1, 600))
+            drawn = prompts + sum(hold.allowed for hold in holds) - SLICE_TOKENS
+            assert drawn <= OVERDRAFT_TOKENS == 20_000
+        assert drawn == OVERDRAFT_TOKENS
+        assert await more(before) == before.allowed
+        assert before.is_last
+        assert (await take(quota, await make(store, max_concurrent=9))).allowed == SLICE_TOKENS
