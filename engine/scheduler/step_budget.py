@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 _LEAST_TOKENS = 512
 """About two to three times what a GPU multiplies while it reads 16-bit weights."""
-_PROMPT_SHARE = 3
+_PROMPT_SHARE = 5
 """Prompt tokens for each other one, at least: steps of large batches take longer anyway, and
-prompts that arrive as fast as others end must not fall behind."""
+prompts that arrive as fast as other requests end must not fall behind."""
 _NUM_STEPS = 64
 """Prompts that wait are to be computed in about as many steps."""
 _TILE = 128
@@ -28,9 +28,9 @@ _TILE = 128
 class StepBudget:
     """The most tokens of each step, by what there is to compute.
 
-    Beside requests that generate, prompts get at least 384 tokens, at least three quarters of a
-    step, and the more the more prompt tokens wait, up to ``max_num_prefill_tokens``: neither side
-    can starve the other. Without such requests they get all of ``max_num_batched_tokens``.
+    Beside few requests that generate prompts get what is left of 512 tokens, beside many about five
+    sixths of a step, and the more the more prompt tokens wait, up to ``max_num_prefill_tokens``:
+    neither side can starve the other. Beside none they get all of ``max_num_batched_tokens``.
     """
 
     def __init__(self, config: EngineConfig) -> None:

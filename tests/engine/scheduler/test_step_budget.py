@@ -45,12 +45,13 @@ class TestNumTokens:
         assert budget(1536).num_tokens([at_its_prompt(600)], 0) == 8192
 
     def test_a_step_beside_few_who_generate_is_short(self) -> None:
-        for count in (1, 16, 64, 128):
+        for count in (1, 16, 64, 85):
             assert budget(1536).num_tokens(generating(count), 600) == 512
 
-    def test_prompts_get_three_quarters_beside_many(self) -> None:
-        assert budget(1536).num_tokens(generating(256), 600) == 1024
-        assert budget(1536).num_tokens(generating(400), 600) == 1536
+    def test_prompts_get_five_sixths_beside_many(self) -> None:
+        assert budget(1536).num_tokens(generating(128), 600) == 768
+        assert budget(1536).num_tokens(generating(256), 600) == 1536
+        assert budget(1536).num_tokens(generating(400), 600) == 1920  # 400 + 1536, in whole tiles
 
     def test_many_prompt_tokens_make_steps_longer(self) -> None:
         """Whether they wait or are computed already."""
@@ -65,7 +66,7 @@ class TestNumTokens:
         requests = generating(192)
         for request in requests:
             request.draft_token_ids = [4]
-        assert budget(1600).num_tokens(requests, 0) == 4 * 2 * 192
+        assert budget(2000).num_tokens(requests, 0) == 6 * 2 * 192
 
     def test_no_step_is_longer_than_any_may_be(self) -> None:
         assert budget(1536, 300).num_tokens(generating(256), 10**9) == 300
