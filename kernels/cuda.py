@@ -163,6 +163,7 @@ def decode_schedule(
     window: int = 0,
     min_span: int = 1,
     shared: SharedPrefixes | None = None,
+    clusters: bool = False,
 ) -> None:
     """Deal out the work of a step; once per step and kind of layer, shared by all its layers.
 
@@ -171,6 +172,9 @@ def decode_schedule(
     block_table: [batch, max_blocks] int32, the one ``paged_decode`` will get.
     min_span: KV tiles (of 64 tokens) that a CTA takes at least.
     shared: the keys in it are left out, ``shared_prefix`` attends to them.
+    clusters: where two CTAs for each sequence and group of heads fill the GPU, and lengths are
+    alike, such pairs may merge their results without memory; on Hopper, up to 8 rows (queries times
+    query heads per KV head).
     """
     torch.ops.sluice_cuda.decode_schedule(
         workspace.schedule,
@@ -186,6 +190,7 @@ def decode_schedule(
         min_span,
         window,
         None if shared is None else shared.skipped,
+        clusters,
     )
 
 
@@ -208,17 +213,27 @@ def paged_decode(
     wait_first: bool = True,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    new_k: torch.Tensor | None = None,
+    new_v: torch.Tensor | None = None,
+    cos_sin: torch.Tensor | None = None,
+    clusters: bool = False,
 ) -> None:
     """Causal attention of up to ``max_queries`` last tokens of each sequence, into ``out``.
 
     q, out: [num_tokens, num_q_heads, head_dim] bfloat16 or float16; head_dim 64, 96, 128 or 256.
     k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], block_size a multiple of 16.
     block_table: [batch, max_blocks] int32. ``decode_schedule`` must have run with the same lengths,
-    heads, max_queries, window and shared. Rows of padding sequences are left untouched. shared:
-    ``shared_prefix`` has run; without a window, a soft cap, slopes or FP8. wait_first: False lets
-    it begin before the operation right before it has ended; that one then must make nothing but the
-    queries and the step's own keys and values. k_scale, v_scale: [num_kv_heads] float32, of caches
-    in float8_e4m3fn. scale: positive.
+    heads, max_queries, window, shared and clusters. Rows of padding sequences are left untouched.
+    shared: ``shared_prefix`` has run; without a window, a soft cap, slopes or FP8. wait_first:
+    False lets it begin before the operation right before it has ended; that one then must make
+    nothing but the queries and the step's own keys and values. k_scale, v_scale: [num_kv_heads]
+    float32, of caches in float8_e4m3fn. scale: positive.
+
+    new_k, new_v, cos_sin: the step's own keys and values are not in the cache yet. They and ``q``
+    are views of one fused projection, and it does what ``rope_and_cache`` would have done before,
+    but leaves ``q`` as it is: the tokens of a sequence stand at positions 0, 1, 2 and so on,
+    cos_sin is [max_positions, head_dim]. Without FP8, shared, soft_cap and slopes. clusters:
+    without shared, soft_cap and slopes.
     """
     torch.ops.sluice_cuda.paged_decode(
         out,
@@ -244,6 +259,10 @@ def paged_decode(
         wait_first,
         k_scale,
         v_scale,
+        new_k,
+        new_v,
+        cos_sin,
+        clusters,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +105,37 @@ class StepAttention(Protocol):
         window: tokens a query sees, its own included; None: all. softcap: scores become
         ``softcap * tanh(score / softcap)``. kv_scales: of a cache in FP8.
         """
+
+
+class StoringStepAttention(StepAttention, Protocol):
+    """Attention that can also do what ``ops.rope_and_cache`` does before others: a launch less."""
+
+    def stores(self, cos_sin: torch.Tensor) -> bool:
+        """Whether it can, in this step, with this table."""
+
+    def store_and_attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos_sin: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """As a call after ``ops.rope_and_cache``, but ``q`` stays as it is.
+
+        q, k, v: views of one fused projection, of all the step's tokens. Only for a cache of their
+        dtype.
+        """
+
+
+def storing(attend: StepAttention) -> StoringStepAttention | None:
+    """``attend`` if it is of that kind. For every layer, where ``isinstance`` takes too long."""
+    can = hasattr(attend, "store_and_attend")
+    return cast(StoringStepAttention, attend) if can else None
 
 
 class AttentionBackend(Protocol):

@@ -26,6 +26,11 @@ from kernels.transfer import to_device
 
 MAX_QUERIES = 8
 """The longest chunk that counts as few tokens."""
+MAX_STORING_BATCH = 16
+"""In larger batches a CTA has many sequences, and would wait for the new keys of each: at 64 slower
+than the kernel that rotates and stores them before."""
+MAX_STORING_ROWS = 8
+"""Of query tokens times query heads per KV head: more leave no registers for the rotation."""
 
 
 class CudaAttention:
@@ -133,6 +138,45 @@ class _ShortStepAttention:
         )
         return out
 
+    def stores(self, cos_sin: torch.Tensor) -> bool:
+        few = len(self.batch.seq_lens) <= MAX_STORING_BATCH and self._rows <= MAX_STORING_ROWS
+        plain = self.batch.shared is None and not self.shape.is_fp8
+        return few and plain and cos_sin.shape[1] == self.shape.head_dim
+
+    def store_and_attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos_sin: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        fresh = self._schedule_once(window, q.device)
+        cuda.paged_decode(
+            out,
+            q,
+            k_cache,
+            v_cache,
+            self.batch.block_table,
+            self.batch.seq_lens,
+            self.batch.cu_queries,
+            self.workspaces[self._workspace_key(window)],
+            scale=scale,
+            max_queries=self.max_queries,
+            window=window or 0,
+            wait_first=fresh,
+            new_k=k,
+            new_v=v,
+            cos_sin=cos_sin,
+            clusters=self._clusters,
+        )
+        return out
+
     def attend_into(
         self,
         out: torch.Tensor,
@@ -145,9 +189,7 @@ class _ShortStepAttention:
         softcap: float | None = None,
         kv_scales: KVScales | None = None,
     ) -> None:
-        fresh = window not in self.scheduled
-        if fresh:
-            self._schedule(window, q.device)
+        fresh = self._schedule_once(window, q.device)
         batch = self.batch
         if batch.shared is not None:
             cuda.shared_prefix(
@@ -177,7 +219,13 @@ class _ShortStepAttention:
             wait_first=fresh,
             k_scale=None if kv_scales is None else kv_scales.k,
             v_scale=None if kv_scales is None else kv_scales.v,
+            clusters=self._clusters,
         )
+
+    @property
+    def _clusters(self) -> bool:
+        plain = self.shape.softcap is None and self.batch.shared is None
+        return plain and not self.shape.is_fp8
 
     @property
     def _rows(self) -> int:
@@ -187,7 +235,10 @@ class _ShortStepAttention:
         ctas = cuda.decode_ctas_per_sm(self.shape.head_dim, self._rows, fp8=self.shape.is_fp8)
         return self.batch.group, window, ctas
 
-    def _schedule(self, window: int | None, device: torch.device) -> None:
+    def _schedule_once(self, window: int | None, device: torch.device) -> bool:
+        """Whether it was not there yet."""
+        if window in self.scheduled:
+            return False
         key = self._workspace_key(window)
         if key not in self.workspaces:
             self.workspaces[key] = cuda.DecodeWorkspace.create(
@@ -210,8 +261,10 @@ class _ShortStepAttention:
             max_queries=self.max_queries,
             window=window or 0,
             shared=self.batch.shared,
+            clusters=self._clusters,
         )
         self.scheduled.add(window)
+        return True
 
 
 LongStepAttention = HopperStepAttention | CopiedStepAttention | TritonStepAttention

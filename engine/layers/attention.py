@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from engine.attention.base import KVScales, StepAttention
+from engine.attention.base import KVScales, StepAttention, storing
 from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
@@ -126,6 +126,11 @@ class SelfAttention(Module):
         and keys."""
         return self.window is None and self.softcap is None and self.q_norm is None
 
+    def _may_store_late(self, step: StepContext) -> bool:
+        """Nothing but the rotation lies between the projection and attention with all tokens."""
+        plain = self.q_norm is None and self.softcap is None and self.kv_scales is None
+        return plain and (step.wanted is None or step.wanted.prepare is None)
+
     @property
     def reader(self) -> Linear:
         """The only layer that reads the input."""
@@ -138,6 +143,12 @@ class SelfAttention(Module):
         q, k, v = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         k_cache, v_cache = step.kv_cache[self.layer]
         slots, attend = step.of(self.layer)
+        late = storing(attend) if self._may_store_late(step) else None
+        if late is not None and late.stores(cos_sin):
+            attended = late.store_and_attend(
+                *(q, k, v, cos_sin, k_cache, v_cache, self.scale), window=self.window
+            )
+            return self.o_proj(step.kept(attended.view(len(q), -1)))
         scales = self.kv_scales
         k_scale, v_scale = (None, None) if scales is None else (scales.k, scales.v)
         store = partial(

@@ -1,6 +1,7 @@
 // Registers the attention kernels with torch.
 
 #include "bind.h"
+#include "dependent_launch.cuh"
 #include "paged_decode.cuh"
 #include "paged_prefill.cuh"
 
@@ -40,6 +41,26 @@ sluice::DecodeLine* line_of(const Tensor& schedule) {
 
 sluice::DecodeStart* starts_of(const Tensor& schedule) {
   return reinterpret_cast<sluice::DecodeStart*>(schedule.data_ptr<int>()) + 1;
+}
+
+// How many CTAs of a cluster share an item, the same for a step's schedule and for its launches,
+// and how many spans that leaves.
+struct Clusters {
+  int64_t size, spans;
+};
+
+constexpr int kClusterSlack = 1;  // tiles: about what merging by way of memory takes
+
+Clusters clusters_of(const HeadSplit& split, const Tensor& schedule, int64_t batch,
+                     int64_t max_queries, bool wanted) {
+  const int64_t spans = (schedule.size(0) - 1) / split.columns;
+  const int64_t items = batch * (split.items / split.columns);
+  // Pairs, where they fill the GPU: larger clusters are not all resident at once, and the CTAs of
+  // the last ones wait for a whole run of others.
+  const bool pairs = wanted && sluice::device_has_dependent_launch() &&
+                     split.group * max_queries <= 8 && items * 2 <= spans && spans < items * 4;
+  const int64_t size = pairs ? 2 : 1;
+  return {size, spans / size * size};
 }
 
 void check_attention(const Tensor& out, const Tensor& q, const Tensor& k_cache,
@@ -102,10 +123,26 @@ int64_t check_partial(const Tensor& out, const Tensor& stats, int64_t heads, int
   return out.size(0);
 }
 
+// Heads beside the queries in their projection, not stored yet, and what to rotate them with.
+void check_new(const Tensor& q, const Tensor& k_cache, const std::optional<Tensor>& heads,
+               const Tensor& cos_sin) {
+  TORCH_CHECK(heads && heads->dim() == 3 && heads->size(0) == q.size(0) &&
+                  heads->size(1) == k_cache.size(2) && heads->size(2) == q.size(2) &&
+                  heads->scalar_type() == q.scalar_type() && heads->stride(2) == 1 &&
+                  heads->stride(1) == q.size(2) && heads->stride(0) == q.stride(0),
+              "new_k and new_v must be [tokens, kv_heads, head_dim] beside q in one projection");
+  TORCH_CHECK(q.stride(0) % 8 == 0 && reinterpret_cast<uintptr_t>(heads->data_ptr()) % 16 == 0,
+              "rows of a projection must begin at a multiple of 16 bytes");
+  TORCH_CHECK(cos_sin.scalar_type() == at::kFloat && cos_sin.is_contiguous() &&
+                  cos_sin.dim() == 2 && cos_sin.size(1) == q.size(2),
+              "cos_sin must be float32 [max_positions, head_dim]");
+}
+
 void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
                      const Tensor& cu_queries, const Tensor& block_table, int64_t block_size,
                      int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t max_queries,
-                     int64_t min_span, int64_t window, const std::optional<Tensor>& skipped) {
+                     int64_t min_span, int64_t window, const std::optional<Tensor>& skipped,
+                     bool clusters) {
   check_batch(seq_lens, cu_queries, block_table, block_size);
   check_schedule(schedule);
   check_int32(tile_ends, "tile_ends");
@@ -123,12 +160,14 @@ void decode_schedule(Tensor schedule, Tensor tile_ends, const Tensor& seq_lens,
   s.batch = batch;
   s.min_span = min_span;
   const c10::cuda::CUDAGuard guard(seq_lens.device());
-  check(sluice::decode_schedule(s, (schedule.size(0) - 1) / split.columns,
-                                c10::cuda::getCurrentCUDAStream()),
+  const Clusters shared = clusters_of(split, schedule, batch, max_queries, clusters);
+  s.cluster = sluice::Divisor::of(static_cast<int>(shared.size));
+  s.slack = kClusterSlack;
+  check(sluice::decode_schedule(s, shared.spans, c10::cuda::getCurrentCUDAStream()),
         "decode_schedule");
 }
 
-void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
+void paged_decode(Tensor out, const Tensor& q, Tensor k_cache, Tensor v_cache,
                   const Tensor& block_table, const Tensor& seq_lens, const Tensor& cu_queries,
                   const Tensor& schedule, Tensor partial_out, Tensor partial_stats,
                   Tensor arrivals, const std::optional<Tensor>& alibi_slopes,
@@ -136,7 +175,9 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
                   const std::optional<Tensor>& shared_out,
                   const std::optional<Tensor>& shared_stats, int64_t max_queries, int64_t window,
                   double scale, double soft_cap, bool wait_first,
-                  const std::optional<Tensor>& k_scale, const std::optional<Tensor>& v_scale) {
+                  const std::optional<Tensor>& k_scale, const std::optional<Tensor>& v_scale,
+                  const std::optional<Tensor>& new_k, const std::optional<Tensor>& new_v,
+                  const std::optional<Tensor>& cos_sin, bool clusters) {
   const bool fp8 = sluice::check_fp8(k_cache, v_cache, k_scale, v_scale);
   check_attention(out, q, k_cache, v_cache, fp8);
   check_batch(seq_lens, cu_queries, block_table, k_cache.size(1));
@@ -204,9 +245,22 @@ void paged_decode(Tensor out, const Tensor& q, const Tensor& k_cache, const Tens
     p.k_scale = k_scale->data_ptr<float>();
     p.v_scale = v_scale->data_ptr<float>();
   }
+  if (cos_sin) {
+    TORCH_CHECK(!skipped && !alibi_slopes && soft_cap == 0 && !fp8,
+                "new keys cannot go with shared ones, ALiBi, a soft cap or a cache in FP8");
+    check_new(q, k_cache, new_k, *cos_sin);
+    check_new(q, k_cache, new_v, *cos_sin);
+    p.new_k = new_k->data_ptr();
+    p.new_v = new_v->data_ptr();
+    p.cos_sin = cos_sin->data_ptr<float>();
+  }
+  TORCH_CHECK(!clusters || (!skipped && !alibi_slopes && soft_cap == 0),
+              "clusters cannot go with shared keys, ALiBi or a soft cap");
   const c10::cuda::CUDAGuard guard(q.device());
+  const Clusters shared = clusters_of(split, schedule, batch, max_queries, clusters);
+  p.cluster = sluice::Divisor::of(static_cast<int>(shared.size));
   check(sluice::paged_decode(p, q.scalar_type() == at::kBFloat16, head_dim,
-                             split.group * max_queries, num_ctas / split.columns * split.columns,
+                             split.group * max_queries, shared.spans * split.columns,
                              c10::cuda::getCurrentCUDAStream()),
         "paged_decode");
 }
@@ -291,14 +345,17 @@ TORCH_LIBRARY_FRAGMENT(sluice_cuda, m) {
   m.def(
       "decode_schedule(Tensor(a!) schedule, Tensor(b!) tile_ends, Tensor seq_lens, "
       "Tensor cu_queries, Tensor block_table, int block_size, int q_heads, int kv_heads, "
-      "int head_dim, int max_queries, int min_span, int window, Tensor? skipped) -> ()");
+      "int head_dim, int max_queries, int min_span, int window, Tensor? skipped, "
+      "bool clusters=False) -> ()");
   m.def(
-      "paged_decode(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, "
-      "Tensor seq_lens, Tensor cu_queries, Tensor schedule, Tensor(b!) partial_out, "
-      "Tensor(c!) partial_stats, Tensor(d!) arrivals, Tensor? alibi_slopes, Tensor? skipped, "
+      "paged_decode(Tensor(a!) out, Tensor q, Tensor(e!) k_cache, Tensor(f!) v_cache, "
+      "Tensor block_table, Tensor seq_lens, Tensor cu_queries, Tensor schedule, "
+      "Tensor(b!) partial_out, Tensor(c!) partial_stats, Tensor(d!) arrivals, "
+      "Tensor? alibi_slopes, Tensor? skipped, "
       "Tensor? shared_splits, Tensor? shared_out, Tensor? shared_stats, int max_queries, "
       "int window, float scale, float soft_cap, bool wait_first, Tensor? k_scale=None, "
-      "Tensor? v_scale=None) -> ()");
+      "Tensor? v_scale=None, Tensor? new_k=None, Tensor? new_v=None, Tensor? cos_sin=None, "
+      "bool clusters=False) -> ()");
   m.def(
       "paged_prefill(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, "
       "Tensor block_table, Tensor seq_lens, Tensor cu_queries, Tensor tiles, int window, "

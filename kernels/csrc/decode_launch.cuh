@@ -28,8 +28,9 @@ cudaError_t launch_decode(const DecodeParams& p, int num_ctas, cudaStream_t stre
   static const cudaError_t ready =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
   if (ready != cudaSuccess) return ready;
-  const dim3 grid(p.columns, num_ctas / p.columns);
-  return launch_dependent(kernel, grid, kThreads, smem, stream, p);
+  const unsigned cluster = p.cluster.value;
+  const dim3 grid(p.columns, num_ctas / p.columns / cluster * cluster);
+  return launch_dependent_clusters(kernel, grid, kThreads, smem, stream, dim3(1, cluster), p);
 }
 
 template <typename T, typename Tile, int D, int kRowTiles, int kStages>
@@ -38,6 +39,9 @@ cudaError_t launch_extras(const DecodeParams& p, int num_ctas, cudaStream_t stre
     return launch_decode<T, Tile, D, kRowTiles, kStages, Extras::kScores>(p, num_ctas, stream);
   }
   if constexpr (!Tile::kFp8) {
+    if (p.new_k) {
+      return launch_decode<T, Tile, D, kRowTiles, kStages, Extras::kNew>(p, num_ctas, stream);
+    }
     if (p.shared_splits) {
       return launch_decode<T, Tile, D, kRowTiles, kStages, Extras::kShared>(p, num_ctas, stream);
     }

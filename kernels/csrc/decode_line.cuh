@@ -43,8 +43,52 @@ __device__ __forceinline__ int block_of(const DecodeTable& table, const Cursor& 
   return table.blocks[row + quotient(token / 16, table.block)];
 }
 
+// tiles: of all sequences, for one head; longest: of one.
+__device__ inline DecodeLine line_of(const DecodeSchedule& s, int tiles, int longest,
+                                     int num_spans) {
+  DecodeLine line = {};
+  line.total = tiles * s.shape.num_heads;
+  line.span = max(s.min_span, (line.total + num_spans - 1) / num_spans);
+  const int part = (longest + s.cluster.value - 1) / s.cluster.value;
+  const int parts = s.batch * s.shape.num_heads * s.cluster.value;
+  line.clustered = s.cluster.value > 1 && parts <= num_spans && part <= line.span + s.slack;
+  return line;
+}
+
+// The first tile of part `rank` of an item; the last parts of a short one are empty.
+__device__ __forceinline__ int part_begin(int num_tiles, int rank, const Divisor& cluster) {
+  return num_tiles < cluster.value ? min(rank, num_tiles) : quotient(num_tiles * rank, cluster);
+}
+
+// Looks up the blocks of the first of so many tiles.
+__device__ inline void look_up(const DecodeSchedule& s, DecodeStart& start, int tiles) {
+  Cursor at = start.cursor;
+  for (int tile = 0; tile < kEarlyTiles && tile < tiles; ++tile) {
+    if (tile > 0) advance(s.shape, at);
+    for (int i = 0; i < 4; ++i) {
+      const int token = (at.first_tile + at.tile) * kDecodeTile + i * 16;
+      start.blocks[tile * 4 + i] = block_of(s.table, at, token);
+    }
+  }
+}
+
+// The part that CTA `index` of a column works on; without tiles if there is no such item.
+__device__ inline DecodeStart start_of_part(const DecodeSchedule& s, int index) {
+  const int item = quotient(index, s.cluster), rank = index - item * s.cluster.value;
+  DecodeStart start = {};
+  Cursor& c = start.cursor;
+  c.seq = item / s.shape.num_heads;
+  c.head = item % s.shape.num_heads;
+  if (c.seq >= s.batch) return start;
+  open_sequence(s.shape, c);
+  c.tile = part_begin(c.num_tiles, rank, s.cluster);
+  look_up(s, start, part_begin(c.num_tiles, rank + 1, s.cluster) - c.tile);
+  return start;
+}
+
 // The place `index` on the line. tile_ends must be complete.
-__device__ inline DecodeStart start_of(const DecodeSchedule& s, int index, int span, int total) {
+__device__ inline DecodeStart start_of_span(const DecodeSchedule& s, const DecodeLine& line,
+                                            int index) {
   int lo = 0, hi = s.batch - 1;  // the first sequence whose tiles end beyond index
   while (lo < hi) {
     const int mid = (lo + hi) / 2;
@@ -61,16 +105,16 @@ __device__ inline DecodeStart start_of(const DecodeSchedule& s, int index, int s
   const int local = index - (lo == 0 ? 0 : s.tile_ends[lo - 1]) * s.shape.num_heads;
   c.head = local / c.num_tiles;
   c.tile = local % c.num_tiles;
-
-  Cursor at = c;
-  for (int tile = 0; tile < kEarlyTiles && tile < span && index + tile < total; ++tile) {
-    if (tile > 0) advance(s.shape, at);
-    for (int i = 0; i < 4; ++i) {
-      const int token = (at.first_tile + at.tile) * kDecodeTile + i * 16;
-      start.blocks[tile * 4 + i] = block_of(s.table, at, token);
-    }
-  }
+  look_up(s, start, min(line.span, line.total - index));
   return start;
+}
+
+// Where CTA `index` of a column starts; of those past the line's end nothing is known.
+__device__ inline DecodeStart start_of(const DecodeSchedule& s, const DecodeLine& line,
+                                       int index) {
+  if (line.clustered) return start_of_part(s, index);
+  const int first = index * line.span;
+  return first < line.total ? start_of_span(s, line, first) : DecodeStart{};
 }
 
 }  // namespace sluice

@@ -8,14 +8,17 @@ namespace {
 // The line of tiles: running sums in tile_ends, then where each span starts. One CTA.
 __global__ void __launch_bounds__(1024) decode_schedule_kernel(DecodeSchedule s, int num_spans) {
   __shared__ int warp_sums[32];
-  __shared__ int carry;
+  __shared__ int carry, longest;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (threadIdx.x == 0) carry = 0;
+  if (threadIdx.x == 0) carry = longest = 0;
+  __syncthreads();
   for (int base = 0; base < s.batch; base += 1024) {
     Cursor c = {};
     c.seq = base + threadIdx.x;
     if (c.seq < s.batch) open_sequence(s.shape, c);
     int n = c.num_tiles;
+    const int top = __reduce_max_sync(~0u, n);
+    if (lane == 0) atomicMax(&longest, top);
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
       const int up = __shfl_up_sync(~0u, n, d);
@@ -39,12 +42,9 @@ __global__ void __launch_bounds__(1024) decode_schedule_kernel(DecodeSchedule s,
     if (threadIdx.x == 1023) carry = n;
     __syncthreads();
   }
-  const int total = carry * s.shape.num_heads;
-  const int span = max(s.min_span, (total + num_spans - 1) / num_spans);
-  if (threadIdx.x == 0) *s.line = {total, span};
-  for (int i = threadIdx.x; i < num_spans && i * span < total; i += 1024) {
-    s.starts[i] = start_of(s, i * span, span, total);
-  }
+  const DecodeLine line = line_of(s, carry, longest, num_spans);
+  if (threadIdx.x == 0) *s.line = line;
+  for (int i = threadIdx.x; i < num_spans; i += 1024) s.starts[i] = start_of(s, line, i);
 }
 
 }  // namespace

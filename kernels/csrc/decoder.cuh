@@ -19,6 +19,13 @@
 // S^T = K Q^T, O^T = V^T P^T. Eight columns hold the query heads of most models, where rows would
 // be padded to sixteen; that halves the products and the registers of the output.
 //
+// Few sequences of like lengths have no line: each item is cut into as many parts as a cluster has
+// CTAs, and these hand each other their results.
+//
+// New keys. With Extras::kNew no kernel has rotated and stored them before this one, which begins
+// while their projection still runs: it fills its ring with what lies in the cache, in the places of
+// the new keys, too, waits, and puts these there and into the cache.
+//
 // Order. What an SM loads arrives in the order in which it asks, so what a warp must wait for comes
 // after all keys that are in flight. Queries are therefore asked for together with the first keys
 // of their item, and cache blocks for 32 tiles at once, one a lane: where registers suffice for
@@ -32,36 +39,17 @@
 
 #pragma once
 
-#include "decode_line.cuh"
+#include "cluster.cuh"
+#include "decode_memory.cuh"
+#include "decode_parts.cuh"
+#include "decode_rotation.cuh"
 #include "decode_tile.cuh"
 #include "dependent_launch.cuh"
 #include "mma.cuh"
 
 namespace sluice {
 
-constexpr int kWarps = 4;
-constexpr int kThreads = kWarps * 32;
-constexpr int kTile = kDecodeTile;
-constexpr int kWarpTokens = kTile / kWarps;
-static_assert(kWarpTokens == 16);
-constexpr int kTileRows = 8;  // rows of an item that one MMA serves
 constexpr float kLog2e = 1.4426950408889634f;
-
-template <int D, int kTileBytes, int kStages>
-struct Shared {
-  static constexpr int kStride = D + 4;  // the rows 2t that lanes write together lie 8 banks apart
-  uint8_t ring[kWarps][kStages][2][kTileBytes];  // K then V
-  Cursor tiles[kWarps][kStages];                 // whose they are
-  float out[kWarps][kTileRows][kStride];         // of each warp; then its max and sum
-  int last;
-};
-
-// What a kernel can do beyond plain attention. Code that is not there counts, see above.
-enum class Extras {
-  kNone,
-  kScores,  // soft cap or ALiBi
-  kShared,  // results for shared keys, found by shared_prefix, are merged in
-};
 
 // T: of queries and output; Tile: how the cache is stored (decode_tile.cuh).
 template <typename T, typename Tile, int D, int kRowTiles, int kStages, Extras kExtras>
@@ -76,7 +64,11 @@ class Decoder {
   static constexpr unsigned kQuads = D / 4;                  // float4s of a row
   // Whether there are registers for what is asked for ahead of time.
   static constexpr bool kRoom = !Tile::kFp8 && kRowTiles < 4;
-  static constexpr bool kEarlyQueries = kRoom || kRowTiles == 1;
+  static constexpr bool kNew = kExtras == Extras::kNew;
+  static constexpr bool kClusters =
+      kHasClusters && kRowTiles == 1 && (kExtras == Extras::kNone || kNew);
+  // With kNew, what can be loaded before the wait comes first, see below.
+  static constexpr bool kEarlyQueries = !kNew && (kRoom || kRowTiles == 1);
 
  public:
   __device__ Decoder(const DecodeParams& params, Memory& shared)
@@ -91,12 +83,21 @@ class Decoder {
     Cursor load = start.cursor;
     const int early = start.blocks[lane % kEarlyTiles * kWarps + warp];
     const int span = p.line->span;
-    const int begin = blockIdx.y * span, end = min(begin + span, p.line->total);
-    if (begin >= end) {
+    int begin = blockIdx.y * span, end = min(begin + span, p.line->total);
+    clustered = kClusters && p.line->clustered;
+    if (clustered) {
+      begin = load.tile;
+      end = part_begin(load.num_tiles, rank() + 1, p.cluster);
+    }
+    if (clustered ? load.num_tiles == 0 : begin >= end) {
       wait_for_inputs();  // a kernel must not end before the one before it
       return;
     }
-    if (threadIdx.x == 0) prefetch_l2(arrivals(load));
+    if (clustered) {
+      if (num_parts(load) > 1) shared_item(load).expect();
+    } else if (threadIdx.x == 0) {
+      prefetch_l2(arrivals(load));
+    }
     block_seq = -1;
 
     // Tile i is computed while i + kStages is loaded; the first rounds only load.
@@ -108,7 +109,7 @@ class Decoder {
       int block = 0;
       if (ahead < end) {
         const int nth = ahead - begin;
-        if (kRoom && span > kEarlyTiles) look_up_blocks(load);
+        if (kRoom && end - begin > kEarlyTiles) look_up_blocks(load);
         if (nth < kEarlyTiles) {
           block = __shfl_sync(~0u, early, nth);
         } else if constexpr (kRoom) {
@@ -121,16 +122,19 @@ class Decoder {
       if (i >= begin) {
         __syncwarp();  // one lane wrote it
         work = sm.tiles[warp][stage];
-        if (i == begin || work.tile == 0) {
+        const bool opens = i == begin || work.tile == 0;
+        if (opens) {
           if (asked != i) load_queries(work);
           asked = -1;
-          open_item();
         }
+        if constexpr (kNew) take_in_new(work, stage);
+        if (opens) open_item();
         consume(work, stage);
       }
       if (ahead < end) {
         refill(load, block, stage);
-        if ((kEarlyQueries && ahead == begin) || (kRoom && load.tile == 0 && asked < 0)) {
+        const bool next_item = kRoom && load.tile == 0 && asked < 0 && (!kNew || i >= begin);
+        if ((kEarlyQueries && ahead == begin) || next_item) {
           load_queries(load);
           asked = ahead;
         }
@@ -142,6 +146,7 @@ class Decoder {
       }
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
+    if (clustered) merge_parts(load, begin == end);
   }
 
  private:
@@ -151,12 +156,14 @@ class Decoder {
   uint32_t ring;
   uint32_t q[kRowTiles][kSteps][2];
   uint32_t next_q[kRowTiles][kSteps][2];  // of an item whose keys are loaded, with kRoom
+  float2 turns[kNew ? kRowTiles : 1][kSteps / 2][2][2];  // cosines and sines for the rows of next_q
   float o[kRowTiles][kSteps][4];
   float row_max[kRowTiles][2];  // of rows lane % 4 * 2 and the next, times log2(e)
   float row_sum[kRowTiles][2];  // likewise, over this lane's keys
   float key_scale, value_scale;  // of the item, in FP8
   int blocks;                    // of tile block_tile + lane of the sequence block_seq
   int block_seq, block_tile;
+  bool clustered;  // the CTA works on a part of one item, those of its cluster on the others
 
   __device__ int token0(const Cursor& c) const {
     return (c.first_tile + c.tile) * kTile + warp * kWarpTokens;
@@ -192,7 +199,8 @@ class Decoder {
   __device__ void refill(const Cursor& c, int block, int stage) {
     const int at = token0(c), tokens = c.seq_len - at;
     if (lane == 0) sm.tiles[warp][stage] = c;
-    if (tokens - c.num_queries < kWarpTokens) wait_for_inputs();  // there are new ones
+    // There are new ones. With kNew, what is loaded in their place will be written over.
+    if (!kNew && tokens - c.num_queries < kWarpTokens) wait_for_inputs();
     if (tokens <= 0) return;
     const int row = lane / kPieces, piece = lane % kPieces;
     const int64_t from = static_cast<int64_t>(block) * p.block_stride +
@@ -244,7 +252,51 @@ class Decoder {
           to[m][s][high] = Tile::query(*pair);
         }
       }
+      if constexpr (kNew) {
+        const int position = c.seq_len - c.num_queries + quotient(r, p.group);
+        const float* cos = p.cos_sin + static_cast<int64_t>(position) * D + lane % 4 * 2;
+#pragma unroll
+        for (int s = 0; s < kSteps / 2; ++s) {
+#pragma unroll
+          for (int high = 0; high < 2; ++high) {
+#pragma unroll
+            for (int sine = 0; sine < 2; ++sine) {
+              const float* pair = cos + Tile::query_dim(s, high, 0) + sine * (D / 2);
+              turns[m][s][high][sine] = *reinterpret_cast<const float2*>(pair);
+            }
+          }
+        }
+      }
     }
+  }
+
+  // Of the tile at c in a stage, this warp's new keys and values: to their place there, and to the
+  // cache.
+  __device__ void take_in_new(const Cursor& c, int stage) {
+    constexpr int kPairs = kPieces / 2;
+    const int at = token0(c), oldest = c.seq_len - c.num_queries;
+    const int first = max(oldest - at, 0), num = min(c.seq_len - at, kWarpTokens) - first;
+    if (num <= 0) return;
+    cp_async_wait<kStages - 1>();  // what came in their place would be written over them
+    __syncwarp();
+    const uint32_t tile = ring + stage * (2 * Tile::kBytes);
+    const int64_t slot = static_cast<int64_t>(block_of(p.table, c, at)) * p.block_stride +
+                         remainder(at / 16, p.table.block) * 16 * p.token_stride;
+#pragma unroll 1
+    for (int i = lane; i < num * kPairs; i += 32) {
+      const int row = first + i / kPairs, piece = i % kPairs, dim = piece * kPieceElems;
+      const int64_t from = (c.query_start + at + row - oldest) * p.q_stride + kv_head(c) * D + dim;
+      const int64_t to = slot + row * p.token_stride + kv_head(c) * D + dim;
+      NewPiece<T, Tile, D>{static_cast<const T*>(p.new_k) + from,
+                           static_cast<const T*>(p.new_v) + from,
+                           static_cast<T*>(p.k_cache) + to,
+                           static_cast<T*>(p.v_cache) + to,
+                           p.cos_sin + static_cast<int64_t>(at + row) * D + dim,
+                           tile + Tile::place(row, piece),
+                           tile + Tile::place(row, piece + kPairs)}
+          .take_in();
+    }
+    __syncwarp();
   }
 
   __device__ void open_item() {
@@ -254,6 +306,11 @@ class Decoder {
       for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
         for (int high = 0; kRoom && high < 2; ++high) q[m][s][high] = next_q[m][s][high];
+#pragma unroll
+        for (int high = 0; kNew && s >= kSteps / 2 && high < 2; ++high) {
+          const auto& turn = turns[kNew ? m : 0][s - kSteps / 2][high];
+          rotate<T>(q[m][s - kSteps / 2][high], q[m][s][high], turn[0], turn[1]);
+        }
 #pragma unroll
         for (int e = 0; e < 4; ++e) o[m][s][e] = 0.f;
       }
@@ -373,37 +430,6 @@ class Decoder {
     weights[1] = transposed(Half<Math>::pack(s[2], s[3]));
   }
 
-  // A row that has seen no key has a max of -inf; exp2(-inf - -inf) must not become NaN.
-  static __device__ float exponent_base(float max) { return max == -INFINITY ? 0.f : max; }
-
-  // Four columns of a row over some of its keys.
-  struct Part {
-    float max = -INFINITY, sum = 0.f;
-    float4 x = {0.f, 0.f, 0.f, 0.f};
-  };
-
-  // stats: max and sum of the others.
-  template <int kOthers>
-  static __device__ void add(Part& part, const float2 (&stats)[kOthers],
-                             const float4 (&x)[kOthers]) {
-    const float old = part.max;
-#pragma unroll
-    for (int i = 0; i < kOthers; ++i) part.max = fmaxf(part.max, stats[i].x);
-    const float base = exponent_base(part.max);
-    const float f = exp2f(old - base);
-    part.sum *= f;
-    part.x = {part.x.x * f, part.x.y * f, part.x.z * f, part.x.w * f};
-#pragma unroll
-    for (int i = 0; i < kOthers; ++i) {
-      const float g = exp2f(stats[i].x - base);
-      part.sum += stats[i].y * g;
-      part.x.x += x[i].x * g;
-      part.x.y += x[i].y * g;
-      part.x.z += x[i].z * g;
-      part.x.w += x[i].w * g;
-    }
-  }
-
   // i: the tile of the line that was the item's last one here. Adds the four warps' results up in
   // shared memory, eight rows at a time, and writes the item or its partial result.
   __device__ void close_item(const Cursor& c, int i, int begin, int span) {
@@ -418,6 +444,7 @@ class Decoder {
         if (m * kTileRows == first_row) leave_rows(m, rows);
       }
       __syncthreads();
+      if (clustered && !whole) wait_for_cluster();
 #pragma unroll 1
       for (unsigned j = threadIdx.x; j < min(rows - first_row, kTileRows) * kQuads; j += kThreads) {
         const int r = j / kQuads, d = j % kQuads * 4;
@@ -425,13 +452,15 @@ class Decoder {
         float4 x[kWarps];
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
-          stats[w] = *reinterpret_cast<const float2*>(&sm.out[w][r][D]);
-          x[w] = *reinterpret_cast<const float4*>(&sm.out[w][r][d]);
+          stats[w] = *reinterpret_cast<const float2*>(&left(w, r)[D]);
+          x[w] = *reinterpret_cast<const float4*>(&left(w, r)[d]);
         }
         Part part;
-        add(part, stats, x);
+        part.add(stats, x);
         if (whole) {
           store(c, first_row + r, d, part);
+        } else if (clustered) {
+          shared_item(c).hand_over(j, part);
         } else {
           const int row = partial + first_row + r;
           partial_out(row, d) = part.x;
@@ -440,7 +469,7 @@ class Decoder {
       }
       __syncthreads();  // the shared memory is free again
     }
-    if (!whole) meet(c, rows, item_begin / span, (item_end - 1) / span);
+    if (!whole && !clustered) meet(c, rows, item_begin / span, (item_end - 1) / span);
   }
 
   // This warp's results for the rows of tile m, to shared memory.
@@ -452,10 +481,18 @@ class Decoder {
       for (int d = 4; d < 32; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
       const int r = lane % 4 * 2 + e;
       if (m * kTileRows + r >= rows) continue;
-      float* row = sm.out[warp][r];
+      float* row = left(warp, r);
       Tile::put(row, o[m], e, lane);
       if (lane < 4) *reinterpret_cast<float2*>(&row[D]) = make_float2(row_max[m][e], sum);
     }
+  }
+
+  // Where a warp leaves a row for the CTA. In a cluster others send to Shared::out, but then the
+  // ring is free: all tiles are done.
+  __device__ float* left(int of_warp, int r) {
+    static_assert(sizeof(sm.out) <= sizeof(sm.ring));
+    if (!clustered) return sm.out[of_warp][r];
+    return reinterpret_cast<float*>(sm.ring[of_warp]) + r * Memory::kStride;
   }
 
   // Where row r of a partial result lies: slot 1 of a CTA holds an item that starts in its span,
@@ -477,29 +514,42 @@ class Decoder {
     }
     __syncthreads();
     if (!sm.last) return;
-    constexpr int kUnroll = 8;  // loads in flight: the results sit in the L2
 #pragma unroll 1
     for (unsigned j = threadIdx.x; j < rows * kQuads; j += kThreads) {
       const int r = j / kQuads, d = j % kQuads * 4;
-      Part part;
-#pragma unroll 1
-      for (int from = first; from <= last; from += kUnroll) {
-        float2 stats[kUnroll];
-        float4 x[kUnroll];
-#pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          const int at = min(from + u, last), row = partial_row(at, at == first, r);
-          x[u] = __ldcg(&partial_out(row, d));
-          stats[u] = __ldcg(&p.partial_stats[row]);
-        }
-#pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          if (from + u > last) stats[u].x = -INFINITY;
-        }
-        add(part, stats, x);
-      }
-      store(c, r, d, part);
+      constexpr int kUnroll = 8;  // loads in flight: the results sit in the L2
+      store(c, r, d, Part::merged<kUnroll>(last - first + 1, [&](int i, float2& stats, float4& x) {
+        const int row = partial_row(first + i, i == 0, r);
+        x = __ldcg(&partial_out(row, d));
+        stats = __ldcg(&p.partial_stats[row]);
+      }));
     }
+  }
+
+  // Place of this CTA in its cluster.
+  __device__ int rank() const { return remainder(blockIdx.y, p.cluster); }
+  // Parts of an item that have tiles; a single one is not handed over.
+  __device__ int num_parts(const Cursor& c) const { return min(c.num_tiles, p.cluster.value); }
+
+  __device__ auto shared_item(const Cursor& c) {
+    constexpr int kMaxQuads = kTileRows * kQuads;
+    static_assert(sizeof(Handed<kMaxQuads>) <= sizeof(sm.out));
+    const int quads = c.num_queries * p.group.value * static_cast<int>(kQuads);
+    auto& handed = reinterpret_cast<Handed<kMaxQuads>&>(sm.out);
+    return SharedItem<kMaxQuads>(handed, sm.results, rank(), p.cluster, quads, num_parts(c));
+  }
+
+  // is_empty: this CTA had no tiles.
+  __device__ void merge_parts(const Cursor& c, bool is_empty) {
+    if (is_empty) {
+      wait_for_inputs();
+      if constexpr (Tile::kFp8) value_scale = p.v_scale[kv_head(c)];
+    }
+    if (num_parts(c) == 1) return;
+    if (is_empty) wait_for_cluster();
+    shared_item(c).merge([&](unsigned j, const Part& part) {
+      store(c, j / kQuads, j % kQuads * 4, part);
+    });
   }
 
   // part: columns [d, d + 4) of row r, over all keys but the shared ones.
@@ -513,7 +563,7 @@ class Decoder {
         const int64_t row = (static_cast<int64_t>(split) * p.shared_batch + c.seq) * heads + head;
         const float2 stats[1] = {p.shared_stats[row]};
         const float4 x[1] = {*reinterpret_cast<const float4*>(p.shared_out + row * D + d)};
-        add(part, stats, x);
+        part.add(stats, x);
       }
     }
     float f = part.sum > 0.f ? 1.f / part.sum : 0.f;

@@ -38,23 +38,25 @@ inline bool device_has_dependent_launch() {
   return has;
 }
 
-// cluster: neighbouring CTAs that are on SMs close to each other at the same time.
+// cluster: how many neighbouring CTAs are on SMs close to each other at the same time.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_dependent_clusters(void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                                      size_t smem, cudaStream_t stream, unsigned cluster,
+                                      size_t smem, cudaStream_t stream, dim3 cluster,
                                       Arguments&&... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {cluster, 1, 1};
+  attributes[1].val.clusterDim = {cluster.x, cluster.y, cluster.z};
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = smem;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = !device_has_dependent_launch() ? 0 : cluster > 1 ? 2 : 1;
+  config.numAttrs = !device_has_dependent_launch() ? 0
+                    : cluster.x * cluster.y * cluster.z > 1  ? 2
+                                                             : 1;
   return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
 }
 

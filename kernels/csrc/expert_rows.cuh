@@ -69,10 +69,6 @@ struct PackedExpert {
       Half<T>::mma(sum, {a[2], b[2], a[3], b[3]}, v.z, v.w);
     }
   }
-
-  static __device__ __forceinline__ uint32_t word(const uint4& v, int i) {
-    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-  }
 };
 
 template <typename T>
@@ -82,8 +78,7 @@ struct Fp8Expert : PackedExpert<T, Fp8Expert<T>> {
 
   static __device__ __forceinline__ void widen(uint32_t (&out)[4], const uint4& v, int i,
                                                uint32_t) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) out[j] = widen_fp8<T>(Fp8Expert::word(v, 2 * i + j / 2), j % 2);
+    widen_fp8<T>(out, v, i);
   }
 
   __device__ __forceinline__ void multiply(float (&sum)[4], const T* x) const {
@@ -101,9 +96,7 @@ struct Int4Expert : PackedExpert<T, Int4Expert<T>> {
 
   static __device__ __forceinline__ void widen(uint32_t (&out)[4], const uint4& v, int i,
                                                uint32_t group) {
-    const Int4Group<T> of(group);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) out[j] = of.widen(Int4Expert::word(v, j), i);
+    widen_int4<T>(out, v, i, group);
   }
 
   __device__ __forceinline__ void multiply(float (&sum)[4], const T* x) const {

@@ -47,6 +47,12 @@ __device__ __forceinline__ void load_shared(uint32_t (&words)[N], uint32_t at) {
   }
 }
 
+__device__ __forceinline__ void store_shared(uint32_t at, const uint32_t (&words)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(words[0]), "r"(words[1]),
+               "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
 // Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
@@ -90,6 +96,9 @@ struct Half<__nv_bfloat16> {
     __nv_bfloat162 v = __floats2bfloat162_rn(lo, hi);
     return reinterpret_cast<uint32_t&>(v);
   }
+  static __device__ __forceinline__ float2 unpack(uint32_t pair) {
+    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+  }
   // c[16x8] += a[16x16] * b[16x8], fp32 accumulation.
   static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1) {
@@ -106,6 +115,9 @@ struct Half<__half> {
   static __device__ __forceinline__ uint32_t pack(float lo, float hi) {
     __half2 v = __floats2half2_rn(lo, hi);
     return reinterpret_cast<uint32_t&>(v);
+  }
+  static __device__ __forceinline__ float2 unpack(uint32_t pair) {
+    return __half22float2(reinterpret_cast<const __half2&>(pair));
   }
   static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1) {

@@ -34,7 +34,9 @@ struct alignas(16) DecodeStart {
 struct DecodeLine {
   int total;  // tiles on the line
   int span;   // tiles per span
+  int clustered;  // not by spans, but in parts for the CTAs of a cluster, see decode_line.cuh
 };
+constexpr int kMaxCluster = 16;
 
 struct DecodeLineShape {
   const int* seq_lens;    // [batch], the query tokens included; 0 = padding
@@ -59,13 +61,15 @@ struct DecodeSchedule {
   DecodeTable table;
   int batch;
   int min_span;  // tiles a span has at least
+  Divisor cluster;  // CTAs of a cluster, a divisor of num_spans; 1 = none
+  int slack;        // tiles by which a part may be longer than a span
 };
 
 struct DecodeParams {
   void* out;             // [num_tokens, num_q_heads, D], rows out_stride elements apart
   const void* q;         // [num_tokens, num_q_heads, D], rows q_stride elements apart
-  const void* k_cache;   // [num_blocks, block_size, num_kv_heads, D]; of q's type or e4m3
-  const void* v_cache;
+  void* k_cache;         // [num_blocks, block_size, num_kv_heads, D]; of q's type or e4m3
+  void* v_cache;
   const DecodeLine* line;     // from decode_schedule
   const DecodeStart* starts;  // from decode_schedule
   DecodeLineShape line_shape;  // as it was for decode_schedule
@@ -86,9 +90,16 @@ struct DecodeParams {
   Divisor group;     // query heads per item
   float scale;       // positive
   float soft_cap;   // 0 = none
+  Divisor cluster;  // as it was for decode_schedule; with more than 1, max_rows is at most 8
   bool wait_first;  // the kernel right before made the schedule
   const float* k_scale;  // [num_kv_heads], what an e4m3 cache is multiplied with; else null
   const float* v_scale;
+  // The new keys and values, [num_tokens, num_kv_heads, D], rows q_stride elements apart, if they
+  // are not in the cache yet: they are stored there, and the keys and queries rotated, as by
+  // rope_and_cache.
+  const void* new_k;  // else null
+  const void* new_v;
+  const float* cos_sin;  // [max_positions, D]: cosines, then sines
 };
 
 cudaError_t decode_schedule(const DecodeSchedule& schedule, int num_spans, cudaStream_t stream);

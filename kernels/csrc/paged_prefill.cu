@@ -17,6 +17,7 @@
 // places are zeroed for the values, since 0 * NaN would survive.
 
 #include "dependent_launch.cuh"
+#include "device.cuh"
 #include "prefill_loads.cuh"
 #include "tensor_map.cuh"
 #include "wgmma.cuh"
@@ -376,16 +377,9 @@ cudaError_t launch(const PrefillParams& p, int num_ctas, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-int count_sms() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
 template <typename T, int D>
 cudaError_t launch_causal(const PrefillParams& p, cudaStream_t stream) {
-  const int num_ctas = min(count_sms(), p.num_tiles * p.num_kv_heads);
+  const int num_ctas = min(num_sms(), p.num_tiles * p.num_kv_heads);
   return p.soft_cap > 0.f ? launch<T, D, true, false>(p, num_ctas, stream)
                           : launch<T, D, false, false>(p, num_ctas, stream);
 }
@@ -409,9 +403,9 @@ cudaError_t dispatch_shared(const PrefillParams& p, int head_dim,
                             cudaStream_t stream) {
   switch (head_dim) {
     case 64:
-      return launch<T, 64, false, true>(p, count_sms(), stream);
+      return launch<T, 64, false, true>(p, num_sms(), stream);
     case 128:
-      return launch<T, 128, false, true>(p, count_sms(), stream);
+      return launch<T, 128, false, true>(p, num_sms(), stream);
     default:
       return cudaErrorInvalidValue;
   }

@@ -27,7 +27,8 @@ struct QuantizedLinear {
   bool gated;      // features = [gate | up], out = silu(gate) * up, outputs = features / 2
 };
 
-// As skinny_linear, the weights in e4m3 with a scale for each feature, or for each block.
+// As skinny_linear, the weights in e4m3 with a scale for each feature, or for each block; a lone
+// token by one_token_linear.cu.
 cudaError_t skinny_fp8_linear(const QuantizedLinear& linear, bool bf16, cudaStream_t stream);
 
 // As skinny_linear, the weights in four bits: (nibble - zero) * scale, both of a group, in the

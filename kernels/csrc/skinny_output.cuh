@@ -24,7 +24,7 @@ __device__ __forceinline__ void keep_skinny(float (&partial)[kSkinnyFeatures][kC
   }
 }
 
-// feature(row, token): the finished sum, rounded to T. 256 threads, at most 16 tokens.
+// feature(row, token): the finished sum, rounded to T. 16 threads for each token, or more.
 template <typename T, typename Feature>
 __device__ __forceinline__ void store_skinny(void* to, int tokens, int features, bool gated,
                                              Feature feature) {

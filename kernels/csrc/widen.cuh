@@ -1,11 +1,12 @@
 // From weights of eight or four bits to 16-bit floats, two at a time, by moving bits into place:
 // exponents come out too small by a constant factor (FP8), or integers as the mantissa of a power
-// of two (INT4).
+// of two (INT4). From e4m3 to float16 there is an instruction (sm_89).
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cstdint>
+#include <type_traits>
 
 namespace sluice {
 
@@ -54,11 +55,31 @@ __device__ __forceinline__ uint32_t minus(uint32_t a, uint32_t b) {
 // Bytes 0 and 1, or 2 and 3, of a word in e4m3.
 template <typename T>
 __device__ __forceinline__ uint32_t widen_fp8(uint32_t word, bool upper) {
+#if __CUDA_ARCH__ >= 890
+  if constexpr (std::is_same_v<T, __half>) {
+    uint32_t two;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;"
+        : "=r"(two)
+        : "h"(static_cast<uint16_t>(upper ? word >> 16 : word)));
+    return two;
+  }
+#endif
   // Into the upper bytes of the two halves.
   const uint32_t spread = __byte_perm(word, 0, upper ? 0x3424 : 0x1404);
   const uint32_t small =
       (spread & 0x80008000) | ((spread >> Pair<T>::kFp8Shift) & Pair<T>::kFp8Bits);
   return times<T>(small, Pair<T>::kFp8Factor);
+}
+
+__device__ __forceinline__ uint32_t word(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+// The i-th eight of sixteen numbers in e4m3 that follow each other.
+template <typename T>
+__device__ __forceinline__ void widen_fp8(uint32_t (&out)[4], const uint4& v, int i) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) out[j] = widen_fp8<T>(word(v, 2 * i + j / 2), j % 2);
 }
 
 // What weights of four bits share: a scale and a zero point, as they are stored in one word.
@@ -88,5 +109,14 @@ class Int4Group {
  private:
   uint32_t scale, zero;
 };
+
+// The i-th eight of 32 weights in four bits that follow each other: a pair of each word.
+template <typename T>
+__device__ __forceinline__ void widen_int4(uint32_t (&out)[4], const uint4& v, int i,
+                                           uint32_t group) {
+  const Int4Group<T> of(group);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) out[j] = of.widen(word(v, j), i);
+}
 
 }  // namespace sluice

@@ -28,8 +28,8 @@ def library(
 ) -> ctypes.CDLL:
     """Compile ``emulation/<unit>.cpp`` with files of ``kernels/csrc``, in ``folder``.
 
-    threads: of every CTA that is launched; ctas: the most of a cluster. Headers of ``emulation``
-    take the place of the kernels' own. Skips the test where there is no compiler.
+    threads: the most of a CTA that is launched; ctas: the most of a cluster. Headers of
+    ``emulation`` take the place of the kernels' own. Skips the test where there is no compiler.
     """
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not installed")

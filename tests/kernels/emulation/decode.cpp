@@ -13,13 +13,17 @@ template <typename T, template <typename, int> typename kTile, int D, int kRowTi
 void launch(int spans) {
   using Tile = kTile<T, D>;
   using Memory = Shared<D, Tile::kBytes, kStages>;
-  static std::vector<uint8_t> memory(sizeof(Memory) + 512);
-  std::fill(memory.begin(), memory.end(), 0xff);  // NaN
+  constexpr size_t kBytes = (sizeof(Memory) + 511) / 512 * 512;
+  const int cluster = params.cluster.value;
+  std::vector<uint8_t> memory(kBytes * cluster + 512, 0xff);  // NaN
   const auto at = (reinterpret_cast<uintptr_t>(memory.data()) + 511) / 512 * 512;
-  emulation::shared_memory = reinterpret_cast<uint8_t*>(at);
-  for (int y = 0; y < spans; ++y) {
+  for (int y = 0; y < spans; y += cluster) {
     for (int x = 0; x < params.columns; ++x) {
-      emulation::run_cta({x, y, 0}, [] {
+      for (int rank = 0; rank < cluster; ++rank) {
+        auto* own = reinterpret_cast<uint8_t*>(at + rank * kBytes);
+        emulation::ctas[rank] = {{x, y + rank, 0}, own, {}};
+      }
+      emulation::run_cluster(cluster, [] {
         auto* shared = reinterpret_cast<Memory*>(emulation::shared_memory);
         Decoder<T, Tile, D, kRowTiles, kStages, kExtras>(params, *shared).run();
       });
@@ -32,6 +36,11 @@ void launch_rows(int rows, int spans) {
   constexpr int kStages = 3;
   if (params.soft_cap > 0.f || params.alibi_slopes) {
     launch<T, kTile, D, 2, kStages, Extras::kScores>(spans);
+  } else if (params.new_k) {
+    if constexpr (!kTile<T, D>::kFp8) {
+      rows <= 8 ? launch<T, kTile, D, 1, kStages, Extras::kNew>(spans)
+                : launch<T, kTile, D, 2, kStages, Extras::kNew>(spans);
+    }
   } else if (rows <= 8) {
     launch<T, kTile, D, 1, kStages, Extras::kNone>(spans);
   } else {
@@ -45,35 +54,38 @@ struct Call {
   void *out, *q, *k_cache, *v_cache;
   const int *seq_lens, *cu_queries, *blocks;
   const float *k_scale, *v_scale, *alibi_slopes;
+  const void *new_k, *new_v;
+  const float* cos_sin;
   int *arrivals, *tile_ends;
   float* partial_out;
   float2* partial_stats;
   int batch, table_width, block_size, kv_heads, parts, group, columns, head_dim, max_rows, spans;
-  int window;
+  int window, q_stride, cluster;
   float scale, soft_cap;
 };
 
-extern "C" void decode(const Call& c) {
+// Returns whether clusters shared the work.
+extern "C" bool decode(const Call& c) {
   DecodeSchedule s = {};
   const int items = c.kv_heads * c.parts;
   s.shape = {c.seq_lens, c.cu_queries, items / c.columns, c.window, nullptr};
   s.table = {c.blocks, c.table_width, c.block_size, Divisor::of(c.block_size / 16)};
   s.tile_ends = c.tile_ends;
   s.batch = c.batch;
-  int tiles = 0;
+  s.cluster = Divisor::of(c.cluster);
+  s.slack = 1;
+  int tiles = 0, longest = 0;
   for (int i = 0; i < c.batch; ++i) {
     Cursor cursor = {};
     cursor.seq = i;
     open_sequence(s.shape, cursor);
     tiles += cursor.num_tiles;
+    longest = max(longest, cursor.num_tiles);
     c.tile_ends[i] = tiles;
   }
-  DecodeLine line = {tiles * s.shape.num_heads, 0};
-  line.span = (line.total + c.spans - 1) / c.spans;
-  std::vector<DecodeStart> starts(c.spans);
-  for (int i = 0; i < c.spans && i * line.span < line.total; ++i) {
-    starts[i] = start_of(s, i * line.span, line.span, line.total);
-  }
+  const DecodeLine line = line_of(s, tiles, longest, c.spans);
+  std::vector<DecodeStart> starts;
+  for (int i = 0; i < c.spans; ++i) starts.push_back(start_of(s, line, i));
 
   const int heads = items * c.group;
   params = {};
@@ -89,7 +101,8 @@ extern "C" void decode(const Call& c) {
   params.partial_out = c.partial_out;
   params.partial_stats = c.partial_stats;
   params.arrivals = c.arrivals;
-  params.q_stride = params.out_stride = heads * c.head_dim;
+  params.q_stride = c.q_stride;
+  params.out_stride = heads * c.head_dim;
   params.token_stride = c.kv_heads * c.head_dim;
   params.block_stride = params.token_stride * c.block_size;
   params.num_kv_items = items;
@@ -100,6 +113,10 @@ extern "C" void decode(const Call& c) {
   params.soft_cap = c.soft_cap;
   params.k_scale = c.k_scale;
   params.v_scale = c.v_scale;
+  params.new_k = c.new_k;
+  params.new_v = c.new_v;
+  params.cos_sin = c.cos_sin;
+  params.cluster = s.cluster;
   if (c.k_scale) {
     c.head_dim == 96 ? launch_rows<__nv_bfloat16, Fp8Tile, 96>(c.max_rows, c.spans)
                      : launch_rows<__nv_bfloat16, Fp8Tile, 128>(c.max_rows, c.spans);
@@ -107,4 +124,5 @@ extern "C" void decode(const Call& c) {
     c.head_dim == 96 ? launch_rows<__nv_bfloat16, PlainTile, 96>(c.max_rows, c.spans)
                      : launch_rows<__nv_bfloat16, PlainTile, 128>(c.max_rows, c.spans);
   }
+  return line.clustered;
 }

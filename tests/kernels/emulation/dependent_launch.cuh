@@ -13,9 +13,10 @@ template <typename... Parameters, typename... Arguments>
 cudaError_t launch_dependent_clusters(void (*kernel)(Parameters...), dim3 grid, dim3 block,
                                       size_t smem, cudaStream_t, unsigned cluster,
                                       Arguments... arguments) {
-  if (block.x != emulation::kThreads || cluster > emulation::kMaxCtas) {
+  if (block.x > emulation::kThreads || cluster > emulation::kMaxCtas) {
     return cudaErrorInvalidConfiguration;
   }
+  emulation::threads_each = block.x;
   static std::function<void()> run;
   run = [=] { kernel(arguments...); };
   emulation::grid = {static_cast<int>(grid.x), static_cast<int>(grid.y), 1};

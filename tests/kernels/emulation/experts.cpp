@@ -1,4 +1,4 @@
-// A library with two functions for test_emulated_experts.py, each for as many threads as it needs.
+// A library with two functions for test_emulated_experts.py.
 
 #include "expert_linear.cuh"
 

@@ -54,7 +54,7 @@ inline void copy_box_to(uint16_t ranks, uint32_t to, const CUtensorMap& map, uin
                         int y) {
   EmulatedMap m;
   std::memcpy(&m, &map, sizeof(m));
-  for (int rank = 0; rank < emulation::threads / emulation::kThreads; ++rank) {
+  for (int rank = 0; rank < emulation::threads / emulation::threads_each; ++rank) {
     if (!(ranks >> rank & 1)) continue;
     uint32_t offset = 0;
     for (int row = y; row < y + m.box_rows; ++row) {

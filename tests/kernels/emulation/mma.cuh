@@ -43,6 +43,10 @@ void load_shared(uint32_t (&words)[N], uint32_t at) {
   std::memcpy(words, emulation::shared_memory + at, sizeof(words));
 }
 
+inline void store_shared(uint32_t at, const uint32_t (&words)[4]) {
+  std::memcpy(emulation::shared_memory + at, words, sizeof(words));
+}
+
 // Element (row, column) of matrix `index`, of whose rows the lanes show the addresses.
 template <typename Slots>
 uint32_t element(const Slots& slots, int index, int row, int column) {
@@ -89,6 +93,7 @@ struct Half {
     return emulation::bits<uint16_t>(T(lo)) |
            static_cast<uint32_t>(emulation::bits<uint16_t>(T(hi))) << 16;
   }
+  static float2 unpack(uint32_t pair) { return {wide(pair, 0), wide(pair, 1)}; }
   static void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     const int lane = emulation::lane();
     emulation::exchange({a[0], a[1], a[2], a[3], b0, b1}, [&](auto& slots) {

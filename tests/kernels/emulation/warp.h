@@ -18,7 +18,7 @@
 
 namespace emulation {
 
-#ifndef EMULATED_THREADS  // of a CTA
+#ifndef EMULATED_THREADS  // of a CTA, at most
 #define EMULATED_THREADS 128
 #endif
 #ifndef EMULATED_CTAS  // of a cluster, at most
@@ -49,9 +49,10 @@ struct Cta {
 
 inline Cta ctas[kMaxCtas];
 inline Place grid;
-inline int threads;             // of the cluster
-inline int current;             // thread, counted through its CTAs
-inline uint8_t* shared_memory;  // of the thread's CTA
+inline int threads_each = kThreads;  // of a CTA
+inline int threads;                  // of the cluster
+inline int current;                  // thread, counted through its CTAs
+inline uint8_t* shared_memory;       // of the thread's CTA
 inline Barrier cluster;
 inline Warp warps[kMaxCtas * kThreads / 32];
 inline bool started[kMaxCtas * kThreads], ended[kMaxCtas * kThreads];
@@ -59,7 +60,7 @@ inline ucontext_t fibers[kMaxCtas * kThreads], outside;
 inline jmp_buf places[kMaxCtas * kThreads];  // unlike contexts, left without a system call
 inline void (*body)();
 
-inline int rank() { return current / kThreads; }
+inline int rank() { return current / threads_each; }
 inline int lane() { return current % 32; }
 inline Cta& cta() { return ctas[rank()]; }
 inline Warp& warp() { return warps[current / 32]; }
@@ -97,7 +98,7 @@ inline void wait(Barrier& barrier, int count) {
 }
 
 inline void warp_sync() { wait(warp().barrier, 32); }
-inline void block_sync() { wait(cta().barrier, kThreads); }
+inline void block_sync() { wait(cta().barrier, threads_each); }
 
 inline void run_thread() {
   body();
@@ -110,7 +111,7 @@ inline void run_thread() {
 // The places and shared memories of its CTAs are in `ctas`.
 inline void run_cluster(int num_ctas, void (*kernel)()) {
   static const std::unique_ptr<char[]> stacks(new char[kMaxCtas * kThreads * kStack]);
-  threads = num_ctas * kThreads;
+  threads = num_ctas * threads_each;
   body = kernel;
   for (int i = 0; i < threads; ++i) {
     started[i] = ended[i] = false;
@@ -164,7 +165,7 @@ inline bool any(bool x) {
 
 }  // namespace emulation
 
-#define threadIdx (emulation::Place{emulation::current % emulation::kThreads, 0, 0})
+#define threadIdx (emulation::Place{emulation::current % emulation::threads_each, 0, 0})
 #define blockIdx emulation::cta().place
 #define __syncwarp emulation::warp_sync
 #define __syncthreads emulation::block_sync

@@ -1,0 +1,119 @@
+// Results of attention over some of the keys, and how they become one.
+#pragma once
+
+#include "cluster.cuh"
+#include "decode_memory.cuh"
+
+namespace sluice {
+
+// A row that has seen no key has a max of -inf; exp2(-inf - -inf) must not become NaN.
+__device__ __forceinline__ float exponent_base(float max) { return max == -INFINITY ? 0.f : max; }
+
+// Four columns of a row over some of its keys.
+struct Part {
+  float max = -INFINITY, sum = 0.f;
+  float4 x = {0.f, 0.f, 0.f, 0.f};
+
+  // stats: max and sum of the others.
+  template <int kOthers>
+  __device__ __forceinline__ void add(const float2 (&stats)[kOthers],
+                                      const float4 (&others)[kOthers]) {
+    const float old = max;
+#pragma unroll
+    for (int i = 0; i < kOthers; ++i) max = fmaxf(max, stats[i].x);
+    const float base = exponent_base(max);
+    const float f = exp2f(old - base);
+    sum *= f;
+    x = {x.x * f, x.y * f, x.z * f, x.w * f};
+#pragma unroll
+    for (int i = 0; i < kOthers; ++i) {
+      const float g = exp2f(stats[i].x - base);
+      sum += stats[i].y * g;
+      x.x += others[i].x * g;
+      x.y += others[i].y * g;
+      x.z += others[i].z * g;
+      x.w += others[i].w * g;
+    }
+  }
+
+  // Of `num` parts in their order, kUnroll of them loaded at a time: load(i, stats, x).
+  template <int kUnroll, typename Load>
+  static __device__ __forceinline__ Part merged(int num, Load&& load) {
+    Part part;
+#pragma unroll 1
+    for (int from = 0; from < num; from += kUnroll) {
+      float2 stats[kUnroll];
+      float4 others[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) load(min(from + u, num - 1), stats[u], others[u]);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (from + u >= num) stats[u].x = -INFINITY;
+      }
+      part.add(stats, others);
+    }
+    return part;
+  }
+};
+
+// Of a CTA's share of its item's result, what all CTAs of the cluster have made of it.
+template <int kQuads>
+struct Handed {
+  float4 x[kQuads + 4 * kMaxCluster];
+  float2 stats[kQuads + 4 * kMaxCluster];
+};
+
+// An item that the CTAs of a cluster share: each has a part of its keys, and merges the results of
+// all for some of the columns, 16 neighbouring ones in turn.
+template <int kMaxQuads>
+class SharedItem {
+ public:
+  // quads: columns of all rows, divided by four; a multiple of 4. parts: CTAs that have keys.
+  __device__ SharedItem(Handed<kMaxQuads>& own, uint64_t& results, int rank, const Divisor& cluster,
+                        int quads, int parts)
+      : own(own), results(results), rank(rank), cluster(cluster), quads(quads), parts(parts) {}
+
+  // By all threads, before anything is handed over.
+  __device__ void expect() const {
+    constexpr int kBytes = sizeof(float4) + sizeof(float2);
+    if (threadIdx.x == 0) expect_results(&results, share(rank) * parts * kBytes);
+    arrive_at_cluster();
+  }
+
+  // Quad j of this CTA's part; after wait_for_cluster.
+  __device__ void hand_over(int j, const Part& part) const {
+    const int turn = quotient(j / 4, cluster), owner = j / 4 - turn * cluster.value;
+    const int at = rank * share(0) + turn * 4 + j % 4;
+    send(owner, &own.x[at], part.x, &results);
+    send(owner, &own.stats[at], make_float2(part.max, part.sum), &results);
+  }
+
+  // store(quad, part) with what the parts make of each quad that is this CTA's.
+  template <typename Store>
+  __device__ void merge(Store&& store) const {
+    constexpr int kUnroll = 4;
+    wait_for_results(&results);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < share(rank); i += kThreads) {
+      store((i / 4 * cluster.value + rank) * 4 + i % 4,
+            Part::merged<kUnroll>(parts, [&](int part, float2& stats, float4& x) {
+              x = own.x[part * share(0) + i];
+              stats = own.stats[part * share(0) + i];
+            }));
+    }
+  }
+
+ private:
+  Handed<kMaxQuads>& own;
+  uint64_t& results;
+  const int rank;
+  const Divisor& cluster;
+  const int quads, parts;
+
+  // Quads that a CTA merges; the first has most.
+  __device__ int share(int of_rank) const {
+    return quotient(quads / 4 + cluster.value - 1 - of_rank, cluster) * 4;
+  }
+};
+
+}  // namespace sluice
