@@ -31,6 +31,7 @@ _MUCH_MEMORY_BYTES = 64 * 2**30
 _AT_LEAST_ONE = (
     *("block_size", "max_loras", "max_lora_rank"),
     *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "max_num_partial_prefills"),
+    "max_num_prefill_tokens",
     *("num_gpu_blocks_override", "num_threads"),
     *("max_num_queued_reqs", "max_num_queued_tokens"),
     *("max_num_queued_reqs_per_tenant", "max_num_queued_tokens_per_tenant"),
@@ -106,6 +107,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Share of the blocks that a tenant's cached prefixes may take while no request uses them."""
     max_num_batched_tokens: int | None = None
     """Most tokens computed in one step; None: 8192 on a GPU, 2048 on a CPU."""
+    max_num_prefill_tokens: int | None = None
+    """Most prompt tokens computed in a step in which other requests generate; so many only while
+    many prompt tokens wait, else fewer, so that streams flow evenly. None: only
+    ``max_num_batched_tokens`` limits them."""
     max_num_seqs: int | None = None
     """Most requests running at once; None: 512 on a GPU with at least 64 GiB, else 256."""
     long_prefill_token_threshold: int = 0

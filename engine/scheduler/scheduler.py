@@ -31,6 +31,7 @@ from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
 from engine.scheduler.queue_limits import QueueLimits
 from engine.scheduler.room import Room
 from engine.scheduler.step import Step
+from engine.scheduler.step_budget import StepBudget
 from engine.scheduler.tenants import TenantTotals
 from engine.scheduler.totals import SchedulerStats
 
@@ -77,7 +78,7 @@ class Scheduler:
         self.tenants = TenantTotals()
         self.running: dict[str, Request] = {}
         """In the order of admission."""
-        self._max_num_batched_tokens = config.step_tokens
+        self._step_budget = StepBudget(config)
         self._chunk_limit = config.chunk_tokens
         # Every running request gets at least one token in every step.
         self._max_num_running = min(config.num_seqs, config.step_tokens)
@@ -250,10 +251,9 @@ class Scheduler:
     def _schedule_running(self, step: Step) -> tuple[int, bool]:
         """Schedule chunks of the running requests; returns the budget left, and whether blocks
         sufficed."""
-        budget = self._max_num_batched_tokens
-        num_preemptions = self.stats.num_preemptions
-        num_missing = 0
+        num_preemptions, num_missing = self.stats.num_preemptions, 0
         order = list(self.running.values())
+        budget = self._step_budget.num_tokens(order, self.queue.num_tokens)
         if self._may_run_short(order):
             order = self.policy.ranked(order)
         index, block_size = 0, self.cache.block_size
@@ -294,7 +294,7 @@ class Scheduler:
         """
         cache = self.cache
         num_free, block_size = cache.num_free_blocks, cache.block_size
-        most = len(order) + self._max_num_batched_tokens // block_size
+        most = len(order) + self._step_budget.max_num_tokens // block_size
         if num_free >= most * len(cache.windows):
             return False
         num_needed = 0
