@@ -12,6 +12,7 @@ from engine.errors import AdapterLoadError, AdapterUnloaded, InvalidRequest, Que
 from engine.messages import RequestOutput, Stats
 from engine.request import Request, RequestState
 from engine.request_checks import RequestChecks
+from engine.scheduler.drafts import Lookahead
 from engine.scheduler.policy import create_policy
 from engine.scheduler.scheduler import Scheduler
 from engine.spec.speculator import Speculator
@@ -79,7 +80,9 @@ class EngineCore:
             create_policy(config, self._prefix_match),
             clock,
             swap_s_per_block=runner.swap_s_per_block,
-            num_lookahead_tokens=runner.num_lookahead_tokens,
+            lookahead=Lookahead(
+                self._cache, runner.num_lookahead_tokens, self._checks.max_total_tokens
+            ),
         )
         self._constraints = Constraints(grammar, runner.vocab_size)
         self._speculator = Speculator(

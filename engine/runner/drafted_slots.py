@@ -26,17 +26,16 @@ class DraftedSlots:
         """Leading places of each row that are made."""
         self._changed: set[int] = set()
         """Rows of which that is not checked against a chunk yet."""
+        self._new: list[tuple[int, list[int]]] = []
+        """As in plans; rows and blocks have not heard of it yet. Where nobody drafts there is no
+        hurry."""
 
     def apply(self, plan: StepPlan) -> None:
         """Rows and blocks change hands; slots that the plan's chunks compute are not made yet."""
         if plan.admissions:
+            self._grow()
             self._admit(plan)
-        if plan.new_blocks:
-            fresh: list[int] = []
-            for row, block_ids in plan.new_blocks:
-                fresh += block_ids
-                self._blocks[row] += block_ids
-            self._filled[fresh] = 0
+        self._new += plan.new_blocks
         if not self._changed:
             return
         for chunk in plan.chunks:
@@ -44,6 +43,15 @@ class DraftedSlots:
                 # A token that was a draft last time may be another now.
                 self._cut(chunk.row, chunk.num_computed_tokens + 1)
                 self._changed.remove(chunk.row)
+
+    def _grow(self) -> None:
+        """Blocks change hands."""
+        fresh: list[int] = []
+        for row, block_ids in self._new:
+            fresh += block_ids
+            self._blocks[row] += block_ids
+        self._filled[fresh] = 0
+        self._new = []
 
     def _admit(self, plan: StepPlan) -> None:
         computed = {chunk.row: chunk.num_computed_tokens for chunk in plan.chunks}
@@ -73,6 +81,8 @@ class DraftedSlots:
 
     def room(self, row: int) -> int:
         """Slots that the row has."""
+        if self._new:
+            self._grow()
         return len(self._blocks[row]) * self._block_size
 
     def start(self, row: int) -> int:
@@ -81,6 +91,8 @@ class DraftedSlots:
 
     def fill(self, rows: Ints, ends: Ints) -> None:
         """The places of each row up to ``ends`` are made now."""
+        if self._new:
+            self._grow()
         self._changed.update(rows.tolist())
         for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
             size = self._block_size

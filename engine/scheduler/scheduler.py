@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from engine.request import Request, RequestState
 from engine.scheduler.adapter_slots import AdapterSlotQueue
 from engine.scheduler.costs import PreemptionCosts
-from engine.scheduler.drafts import fitting_drafts, judge_drafts
+from engine.scheduler.drafts import Lookahead, fitting_drafts, judge_drafts
 from engine.scheduler.followers import Followers
 from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
 from engine.scheduler.queue_limits import QueueLimits
@@ -64,13 +64,13 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         *,
         swap_s_per_block: float = 0.0,
-        num_lookahead_tokens: int = 0,
+        lookahead: Lookahead | None = None,
     ) -> None:
         self.cache = cache
         self.policy = policy
         self._clock = clock
         self._costs = PreemptionCosts(swap_s_per_block)
-        self._num_lookahead_tokens = num_lookahead_tokens
+        self._lookahead = lookahead or Lookahead(cache, 0, 0)
         self._updated_s = 0.0
         self.queue = QueueLimits(config)
         self.stats = SchedulerStats()
@@ -257,7 +257,7 @@ class Scheduler:
         if self._may_run_short(order):
             order = self.policy.ranked(order)
         index, block_size = 0, self.cache.block_size
-        num_lookahead = self._num_lookahead_tokens
+        num_lookahead = self._lookahead.num_tokens
         while index < len(order):
             request = order[index]
             index += 1
@@ -275,7 +275,7 @@ class Scheduler:
                 num_tokens += len(drafts)
             end, table = request.num_computed_tokens + num_tokens, request.block_table
             if end + num_lookahead > table.num_places * block_size:
-                num_places = self._places_for(request, end, num_missing)
+                num_places = self._lookahead.num_places(table, end, num_missing)
                 if num_places > table.num_places:
                     num_fresh = self.cache.num_blocks_to_grow(table, num_places)
                     if not self._make_room(step, num_fresh + num_missing, request, order):
@@ -305,15 +305,6 @@ class Scheduler:
             if num_places > request.block_table.num_places:
                 num_needed += cache.num_blocks_to_grow(request.block_table, num_places)
         return num_needed > num_free
-
-    def _places_for(self, request: Request, end: int, num_missing: int) -> int:
-        """Blocks needed for the tokens up to ``end``, and for drafting behind them if that many are
-        free."""
-        needed = self.cache.num_blocks_for(end)
-        end = min(end + self._num_lookahead_tokens, request.max_total_tokens)
-        wanted = self.cache.num_blocks_for(end)
-        num_fresh = self.cache.num_blocks_to_grow(request.block_table, wanted)
-        return wanted if num_fresh + num_missing <= self.cache.num_free_blocks else needed
 
     def _make_room(
         self, step: Step, num_blocks: int, request: Request, order: list[Request]
@@ -404,6 +395,8 @@ class Scheduler:
         self.running[request.request_id] = request
         table, hit = request.block_table, fit.hit
         self.cache.admit(table, hit, fit.num_slots)
+        if self._lookahead.num_tokens:
+            self._lookahead.extend(table, fit.num_slots)
         step.plan.swap_ins += self.cache.swap_in(table, hit)
         step.plan.block_copies += self.cache.block_copies(table, hit)
         block_ids, *other_block_ids = self.cache.block_ids(table)

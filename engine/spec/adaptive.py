@@ -32,17 +32,25 @@ _MIN_LOSS = 0.05
 _PROBE_REQUESTS = 8
 # How often drafts are right in a probe that could change anything.
 _HOPE = 0.9
+# Where drafts could gain more than this, though they are not made yet, each step is looked at.
+_TEMPTING = 1.1
+# Steps without drafts, and with them, that will do to know what they take.
+_NUM_KNOWN, _NUM_STEADY = 4, 32
 # Drafts that lose more than this are not made even where the last ones paid.
 _TOLERATED = 0.97
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Even:
     """As many drafts for all."""
 
     length: int
     gain: float
     """How many times as fast as no drafts, newcomers aside."""
+    plain_s: float
+    """Of a step without."""
+    gain_in_all: float | None = None
+    """How many times as fast with newcomers, once somebody asked."""
 
 
 @dataclass(slots=True)
@@ -80,9 +88,13 @@ class AdaptiveLength:
         if not self._by_request and step.batch:
             has_drafts = step.num_drafts > 0 and not step.is_probe
             step.takes_up = has_drafts and self._hysteresis.takes_up
-            step.saving_s = self._saving_s(step.batch)
+            if not step.num_drafts:
+                step.saving_s = self._saving_s(step.batch)
             self._hysteresis.planned(
-                self._gain(step.batch), has_drafts=has_drafts, has_newcomers=step.num_new > 0
+                self._gain(step.batch),
+                has_drafts=has_drafts,
+                has_newcomers=step.num_new > 0,
+                num_steps=step.num_like,
             )
 
     def observe(
@@ -96,20 +108,31 @@ class AdaptiveLength:
         is_drafting = self._hysteresis.is_drafting
         self._experience.observe(step, seconds, outcomes, is_drafting=is_drafting)
 
-    def observe_rest(self, batch: int, seconds: Sequence[float]) -> None:
-        """Steps of ``rest_length`` are over."""
-        saving_s = 0.0 if self._by_request else len(seconds) * self._saving_s(batch)
-        self._experience.observe_rest(batch, seconds, saving_s)
+    def observe_rest(self, taken: Mapping[int, Sequence[float]], num_tokens: int) -> None:
+        """Steps of ``rest_length`` are over: of each batch, what some of them took; and the tokens
+        that all of them gave."""
+        for batch, seconds in taken.items():
+            num_tokens -= batch * len(seconds)
+            saving_s = 0.0
+            if not self._by_request:
+                saving_s = len(seconds) * self._saving_s(batch)
+                gain = self._gain(batch)
+                self._hysteresis.planned(gain, has_drafts=False, num_steps=len(seconds))
+            self._experience.observe_rest(batch, seconds, saving_s)
+        self._experience.newcomers.go_on(num_tokens, 0.0)
 
     def _gain(self, batch: int) -> float:
         """How many times as fast such a batch is with drafts, newcomers and all."""
-        gain = self._best_even(batch, self._most).gain
-        return gain if gain < 1 else 1 + (gain - 1) * (1 - self._experience.newcomers.share)
+        even = self._best_even(batch, self._most)
+        if even.gain_in_all is None:
+            share = 1 - self._experience.newcomers.share
+            even.gain_in_all = even.gain if even.gain < 1 else 1 + (even.gain - 1) * share
+        return even.gain_in_all
 
     def _saving_s(self, batch: int) -> float:
         """What drafts would save in a step of so many requests that has none."""
-        gain = self._best_even(batch, self._most).gain
-        return self._costs.even(batch, 0) * (1 - 1 / gain) if gain > 1 else 0.0
+        even = self._best_even(batch, self._most)
+        return even.plain_s * (1 - 1 / even.gain) if even.gain > 1 else 0.0
 
     def drop(self, request: Request) -> None:
         """The request is finished."""
@@ -136,8 +159,10 @@ class AdaptiveLength:
         return 0 if self._experience.remeasurement.is_due(even.gain, num_known) else even.length
 
     def _best_even(self, batch: int, most: int) -> _Even:
-        """Of the lengths above 0."""
+        """Of the lengths above 0. Batches are told apart within a factor of two, as what they cost
+        is learned: where answers end in almost every step, each would be judged anew."""
         self._forget_outdated()
+        batch = 1 << (batch - 1).bit_length()
         found = self._even.get((batch, most))
         if found is None:
             found = self._even[batch, most] = self._find_even(batch, most)
@@ -145,7 +170,7 @@ class AdaptiveLength:
 
     def _find_even(self, batch: int, most: int) -> _Even:
         best, best_speed = 0, 0.0
-        plain_speed = 1 / self._costs.even(batch, 0)
+        plain_s = self._costs.even(batch, 0)
         survival = self._acceptance.survival()
         for length in self._costs.table.choices:
             if length > most:
@@ -153,24 +178,44 @@ class AdaptiveLength:
             tokens = 1 + sum(survival[:length])
             if (speed := tokens / self._costs.even(batch, length)) > best_speed:
                 best, best_speed = length, speed
-        return _Even(best, best_speed / plain_speed)
+        return _Even(best, best_speed * plain_s, plain_s)
 
     def rest_length(self, batch: int, asked_s: float | None = None, *, overlaps: bool) -> int:
         """How many steps nobody need ask for drafts: of ``batch`` requests that compute one token
         each, and all overlap, or none does. They do not pay now; or nobody had an idea, and to ask
         took ``asked_s``."""
         before = self._experience.before
-        if before is None or not self._experience.remeasurement.is_idle:
+        if not self._experience.remeasurement.is_idle:
             return 0
-        if before.num_drafts or not before.is_typical:
+        if not self._by_request:
+            return HOLDS if self.is_hopeless(batch) else 0
+        if before is None or before.num_drafts or not before.is_typical:
             return 0
-        if not self._by_request and self._gain(batch) > MARGIN:
-            return 0  # Drafts pay, though they are not made yet.
         if (before.batch, before.overlaps) != (batch, overlaps):
             return 0
         if asked_s is None:
             return HOLDS
         return min(_MAX_REST, int(asked_s / (_ASKING_SHARE * self._costs.even(batch, 0))))
+
+    def is_hopeless(self, batch: int) -> bool:
+        """Whether no drafts are made of so many requests, whichever they are, and none will be for
+        some steps: what these could gain is known, and not worth a look at each."""
+        if self._by_request or self._hysteresis.is_drafting:
+            return False
+        if batch == 0:
+            return True
+        is_known = self._costs.num_seen(batch, 0, 0) >= _NUM_KNOWN
+        return is_known and self._gain(batch) <= _TEMPTING
+
+    def is_steady(self, step: PlannedStep) -> bool:
+        """Whether others like this one, which has drafts, can teach no more than some of them."""
+        num_seen = self._costs.num_seen(step.batch, step.length, step.num_drafts)
+        return not self._by_request and self._hysteresis.is_drafting and num_seen >= _NUM_STEADY
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether steps without drafts do as a rule."""
+        return self._experience.overlaps
 
     def may_wait(self) -> bool:
         """Whether to wait for a step in flight where drafts are foreseen. If they do not come, the

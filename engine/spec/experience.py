@@ -76,9 +76,10 @@ class Experience:
         self.before: PlannedStep | None = None
         """The last step, if all it did was to decode."""
         self._exposure = Exposure()
-        self._overlaps = False
+        self.overlaps = False
         """Whether steps without drafts overlap as a rule."""
-        self._num_observed = 0
+        self._num_learned = 0
+        """Steps that were learned from since all was judged."""
         self._plain, self._drafted = _Plain(), _Drafted()
 
     def planned(self, step: PlannedStep) -> None:
@@ -86,7 +87,7 @@ class Experience:
         before, self.before = self.before, step if step.only_decodes else None
         if before is not None and step.overlaps and not step.only_decodes:
             before.is_typical = False  # What the host did for the prompts is a part of its time.
-        self._overlaps |= step.overlaps
+        self.overlaps |= step.overlaps
         step.follows_others = before is None
         if before is not None:
             step.follows_probe = before.is_probe and not step.is_probe
@@ -94,7 +95,7 @@ class Experience:
             step.was_awaited |= before.was_awaited and step.num_drafts > 0
         step.is_typical = (
             step.only_decodes
-            and (step.overlaps or step.num_drafts > 0 or not (self._overlaps or step.was_awaited))
+            and (step.overlaps or step.num_drafts > 0 or not (self.overlaps or step.was_awaited))
             and before is not None
             and before.length == step.length
             and before.is_even == step.is_even
@@ -152,11 +153,8 @@ class Experience:
             elif usual_s < self.costs.seconds(*kind):  # Others take longer, if anything.
                 self.costs.observe(*kind, seconds)
         was_measured = self._count(step)
-        self._num_observed += 1
-        is_due = self._num_observed % _HOLDS_DRAFTING == 0
         is_measuring = not (self.remeasurement.is_idle or step.num_drafts)
-        if is_due or was_measured or is_measuring or step.is_probe:
-            self.version += 1
+        self._has_learned(1, much=was_measured or is_measuring or step.is_probe)
         self._save(step, usual_s, _num_tokens(step, outcomes))
 
     def _save(self, step: PlannedStep, seconds: float, num_tokens: int) -> None:
@@ -183,7 +181,9 @@ class Experience:
     def _count(self, step: PlannedStep) -> bool:
         """As ``Remeasurement.count``."""
         num_known = self.costs.num_seen(step.batch, 0, 0)
-        return self.remeasurement.count(has_drafts=step.num_drafts > 0, num_known=num_known)
+        return self.remeasurement.count(
+            has_drafts=step.num_drafts > 0, num_known=num_known, num_steps=step.num_like
+        )
 
     def _observe_patience(self, gained_s: float, plain_s: float, num_steps: int = 1) -> None:
         """Of steps that were awaited, what each of them gained."""
@@ -203,10 +203,10 @@ class Experience:
         if step.num_drafts:
             usual_s = self.costs.seconds(step.batch, step.length, step.num_drafts)
             saved_s = num_tokens / step.batch * self.costs.even(step.batch, 0) - usual_s
-        self.newcomers.go_on(num_tokens, saved_s)
+        self.newcomers.go_on(step.num_like * num_tokens, step.num_like * saved_s)
         if not step.only_decodes:
             if is_drafting:
-                hidden_s = self.costs.table.seconds(step.batch, 0, 0) if self._overlaps else 0.0
+                hidden_s = self.costs.table.seconds(step.batch, 0, 0) if self.overlaps else 0.0
                 lost_s = self._exposure.lost_s(step, hidden_s) / self.costs.pace
                 self.newcomers.lose(lost_s)
         elif step.num_drafts and not step.is_probe:
@@ -215,6 +215,13 @@ class Experience:
                 self.newcomers.lose(max(0.0, seconds - usual_s))
             else:
                 self._exposure.observe(step)
+
+    def _has_learned(self, num_steps: int, *, much: bool = False) -> None:
+        """From so many steps; much: each of them may change what is to be done."""
+        self._num_learned += num_steps
+        if much or self._num_learned >= _HOLDS_DRAFTING:
+            self._num_learned = 0
+            self.version += 1
 
     # ---- steps that are one like the other ------------------------------------------------------
 
@@ -242,14 +249,15 @@ class Experience:
         usual_s = self.costs.seconds(step.batch, step.length, step.num_drafts)
         plain_s = self.costs.even(step.batch, 0)
         saved_s = num_tokens / step.batch * plain_s - num_steps * usual_s
-        self.newcomers.go_on(num_tokens, saved_s)
+        num_like = sum(each.num_like for each in drafted.steps) / num_steps
+        self.newcomers.go_on(num_like * num_tokens, num_like * saved_s)
         self._exposure.observe(step, num_steps)
         self.acceptance.observe([one for outcomes in drafted.outcomes for one in outcomes])
         seconds = _mean(drafted.seconds)
         self.costs.observe(step.batch, step.length, step.num_drafts, seconds, num_steps)
         for each in drafted.steps:
             self._count(each)
-        self.version += 1
+        self._has_learned(num_steps)
         plain_s = self._plain_s(step.batch)
         if step.was_awaited:
             plain_steps = num_tokens / (num_steps * step.batch)
@@ -280,7 +288,7 @@ class Experience:
         self.newcomers.go_on(num_steps * plain.batch, plain.saving_s)
         seconds = _mean(plain.seconds)
         self.costs.observe(plain.batch, 0, 0, seconds, num_steps)
-        self.version += 1
+        self._has_learned(num_steps)
         saved_s = PROBE_SHARE * num_steps * seconds / self.costs.pace
         self.probes.save(saved_s, self._plain_s(plain.batch))
 

@@ -20,13 +20,20 @@ class DraftLength(Protocol):
         self, step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]
     ) -> None: ...
 
-    def observe_rest(self, batch: int, seconds: Sequence[float]) -> None: ...
+    def observe_rest(self, taken: Mapping[int, Sequence[float]], num_tokens: int) -> None: ...
 
     def drop(self, request: Request) -> None: ...
 
     def even_length(self, batch: int, most: int) -> int: ...
 
     def rest_length(self, batch: int, asked_s: float | None = None, *, overlaps: bool) -> int: ...
+
+    def is_hopeless(self, batch: int) -> bool: ...
+
+    def is_steady(self, step: PlannedStep) -> bool: ...
+
+    @property
+    def overlaps(self) -> bool: ...
 
     def may_wait(self) -> bool: ...
 
@@ -50,7 +57,7 @@ class FixedLength:
     ) -> None:
         """Nor does this."""
 
-    def observe_rest(self, batch: int, seconds: Sequence[float]) -> None:
+    def observe_rest(self, taken: Mapping[int, Sequence[float]], num_tokens: int) -> None:
         """Nor does this."""
 
     def drop(self, request: Request) -> None:
@@ -61,6 +68,16 @@ class FixedLength:
 
     def rest_length(self, batch: int, asked_s: float | None = None, *, overlaps: bool) -> int:
         return 0
+
+    def is_hopeless(self, batch: int) -> bool:
+        return False
+
+    def is_steady(self, step: PlannedStep) -> bool:
+        return True
+
+    @property
+    def overlaps(self) -> bool:
+        return False  # Nobody rests.
 
     def may_wait(self) -> bool:
         return True

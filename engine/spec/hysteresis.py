@@ -34,11 +34,13 @@ class Hysteresis:
         self._num_tempted = 0
         """Steps in a row in which drafts would have paid, though they are not made."""
 
-    def planned(self, gain: float, *, has_drafts: bool, has_newcomers: bool = False) -> None:
-        """A step was, of a batch that is ``gain`` times as fast with drafts as without, as far as
-        is known. Where newcomers make the batch another one, that convinces nobody."""
-        self._num_drafted += has_drafts
-        more = min(gain - MARGIN, _MAX_STEP)
+    def planned(
+        self, gain: float, *, has_drafts: bool, has_newcomers: bool = False, num_steps: int = 1
+    ) -> None:
+        """So many steps were, of a batch that is ``gain`` times as fast with drafts as without, as
+        far as is known. Where newcomers make the batch another one, that convinces nobody."""
+        self._num_drafted += num_steps * has_drafts
+        more = num_steps * min(gain - MARGIN, _MAX_STEP)
         if self.is_drafting:
             self._lost = max(0.0, self._lost - more)
             if self._lost > _ENOUGH:
@@ -47,7 +49,7 @@ class Hysteresis:
         if has_newcomers:
             return
         self._lost = max(0.0, self._lost + more)
-        self._num_tempted = self._num_tempted + 1 if more > 0 else 0
+        self._num_tempted = self._num_tempted + num_steps if more > 0 else 0
         if (
             self._lost > self._factor * max(_ENOUGH, self._cost)
             and self._num_tempted >= _NUM_CONVINCING

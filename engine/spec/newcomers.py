@@ -60,7 +60,7 @@ class Newcomers:
         """So much was lost for the sake of the last ones."""
         self._lost_s += seconds
 
-    def go_on(self, num_tokens: int, saved_s: float) -> None:
+    def go_on(self, num_tokens: float, saved_s: float) -> None:
         """Of a step: the tokens it generated, and the seconds that drafts saved or could have."""
         self._num_tokens += num_tokens
         self._saved_s += saved_s

@@ -39,6 +39,8 @@ class PlannedStep:
     """From the end of the step before to its launch, when the device had nothing to do."""
     drafting_s: float = 0.0
     """Of that, to make its drafts."""
+    num_like: int = 1
+    """Steps that it stands for: those before it were like it, and nobody looked at them."""
     follows_others: bool = False
     """The step before did more than to decode."""
 

@@ -29,11 +29,11 @@ class Remeasurement:
         is_clear = gain > _CLEAR_GAIN and num_known >= _NUM_FIRST
         return self._num_drafting >= self._interval * (_TIMES_LONGER if is_clear else 1)
 
-    def count(self, *, has_drafts: bool, num_known: int) -> bool:
-        """A step is over, with ``num_known`` of its batch as above; True if that was the end of a
-        measurement."""
+    def count(self, *, has_drafts: bool, num_known: int, num_steps: int = 1) -> bool:
+        """So many steps are over, with ``num_known`` of their batch as above; True if that was the
+        end of a measurement."""
         if has_drafts:
-            self._num_drafting += 1
+            self._num_drafting += num_steps
             self._num_measuring = 0
             # Something else was in the way all the time.
             is_over = self._num_drafting >= _TIMES_LONGER * self._interval + _NUM_STEPS

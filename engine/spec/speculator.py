@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.spec.adaptive import AdaptiveLength
 from engine.spec.config import NETWORK_METHODS
-from engine.spec.experience import HOLDS
 from engine.spec.fixed import FixedLength
 from engine.spec.network import NetworkProposer
 from engine.spec.ngram import NgramProposer
 from engine.spec.planned_step import PlannedStep
+from engine.spec.rest import Rest
 from engine.spec.suffix import SuffixProposer
 
 if TYPE_CHECKING:
@@ -42,16 +41,9 @@ MAX_FORCED_BATCH = 4
 """And only in batches of up to so many, where a step waits for memory more than it computes."""
 
 
-@dataclass(slots=True)
-class _Rest:
-    """Steps that are one like the other, and have no drafts."""
-
-    num_steps: int = 0
-    """Still to come."""
-    batch: int = 0
-    overlaps: bool = False
-    seconds: list[float] = field(default_factory=list)
-    """Of those that are over, nothing was learned yet."""
+_MAX_UNSEEN = 3
+"""Of steps with drafts that are alike so many pass between two that are looked at: what can be
+learned of each takes the host longer than small models take to compute it."""
 
 
 class Speculator:
@@ -73,9 +65,12 @@ class Speculator:
         self._proposer = proposer
         self._clock = clock
         self._began_s = self._collected_s = 0.0
-        self._planned: deque[tuple[PlannedStep, StepPlan, set[str]] | int] = deque()
+        self._planned: deque[tuple[PlannedStep, StepPlan, set[str]] | int | None] = deque()
         """Steps in flight, each with the requests whose drafts a grammar forced; of a step at rest
-        its batch."""
+        its batch, and None of one that nothing is learned of."""
+        self._last: PlannedStep | None = None
+        self._num_unseen = 0
+        """Steps like the last one since then."""
         self._collected: deque[tuple[PlannedStep, float, StepPlan, StepResult, set[str]]] = deque()
         """Steps that are over, each with its seconds; nothing was learned of them yet."""
         self._drafting_s = 0.0
@@ -86,7 +81,7 @@ class Speculator:
         self._forced: set[str] = set()
         self._drafted: list[Request] = []
         """Those that have drafts."""
-        self._rest = _Rest()
+        self._rest = Rest()
         self._max_tokens = 0
         self._max_forced = MAX_FORCED if drafts_forced else 0
         if config is not None:
@@ -103,15 +98,19 @@ class Speculator:
         last result: where nothing overlaps, the host's work is a part of what drafts cost."""
         if not goes_on:
             self._began_s = self._clock()
-            self._rest.num_steps = 0
+            self._rest.pause()
         self._waited = False
 
     def rests(self, batch: int) -> bool:
         """Whether the next step of so many requests runs as if there were no drafts at all. Where
         they do not pay that is so for several steps at a time."""
-        if self._rest.num_steps and self._rest.batch != batch:
-            self._rest.num_steps = 0
-        return self._rest.num_steps > 0
+        rest = self._rest
+        if rest.num_steps and rest.batch != batch:
+            if self._adaptive.is_hopeless(batch):
+                rest.batch = batch
+            else:
+                rest.end()
+        return rest.num_steps > 0
 
     def _begin_rest(
         self,
@@ -125,16 +124,20 @@ class Speculator:
         an idea, and to ask took so long."""
         if len(requests) == batch and not any(request.constrained for request in requests):
             self._observe_rest()
-            rest = self._rest
-            rest.num_steps = self._adaptive.rest_length(batch, asked_s, overlaps=overlaps)
-            rest.batch, rest.overlaps = batch, overlaps
+            num_steps = self._adaptive.rest_length(batch, asked_s, overlaps=overlaps)
+            is_hopeless = self._adaptive.is_hopeless(batch)
+            self._rest.begin(
+                num_steps,
+                batch,
+                overlaps=self._adaptive.overlaps if is_hopeless else overlaps,
+                is_of_batch=not is_hopeless,
+            )
 
     def _observe_rest(self) -> None:
         """Learn from the steps of a rest that are over."""
-        rest = self._rest
-        if rest.seconds:
-            self._adaptive.observe_rest(rest.batch, rest.seconds)
-            rest.seconds = []
+        seconds, num_tokens = self._rest.take()
+        if num_tokens:
+            self._adaptive.observe_rest(seconds, num_tokens)
 
     def propose(self, running: Collection[Request]) -> None:
         """Drafts for the next step; every token of the requests that get some is known."""
@@ -220,11 +223,17 @@ class Speculator:
             return
         batch = len(plan.chunks)
         if self._rest.num_steps:
-            if self._rest.batch == batch == num_tokens and overlaps == self._rest.overlaps:
-                self._rest.num_steps -= 1
-                self._planned.append(batch)
+            is_plain = batch == num_tokens and not plan.admissions
+            planned = self._rest.plan(batch, is_plain=is_plain, overlaps=overlaps)
+            if planned is not None:
+                self._planned.append(planned)
+                if not is_plain and any(chunk.constrained for chunk in plan.chunks):
+                    self._rest.end()  # What a grammar forces costs next to nothing.
                 return
-            self._rest.num_steps = 0
+        if self._drafted and self._is_like_the_last(plan, num_tokens):
+            self._num_unseen += 1
+            self._planned.append(None)
+            return
         num_drafts = longest = 0
         if self._drafted:
             lengths = [len(chunk.draft_token_ids) for chunk in plan.chunks]
@@ -241,9 +250,23 @@ class Speculator:
             num_new=len(plan.admissions),
             exposed_s=0.0 if overlaps else self._clock() - max(self._began_s, self._collected_s),
             drafting_s=self._drafting_s,
+            num_like=1 + (self._num_unseen if num_drafts else 0),
         )
+        self._num_unseen, self._last = 0, step
         self._adaptive.planned(step)
         self._planned.append((step, plan, self._forced))
+
+    def _is_like_the_last(self, plan: StepPlan, num_tokens: int) -> bool:
+        """Of a step with drafts: whether it is one of many, of which a few will do to learn."""
+        last, batch = self._last, len(plan.chunks)
+        if last is None or not last.num_drafts or self._num_unseen == _MAX_UNSEEN:
+            return False
+        if plan.admissions or self._is_probe or self._waited or self._forced:
+            return False
+        is_alike = (batch - 1).bit_length() == (last.batch - 1).bit_length() and (
+            batch * last.length < num_tokens <= batch * (1 + last.length)
+        )
+        return is_alike and self._adaptive.is_steady(last)
 
     def collected(self, result: StepResult, moved: Sequence[tuple[Request, list[int]]]) -> None:
         """The oldest step is over. moved: what each request gained by it."""
@@ -251,8 +274,14 @@ class Speculator:
             return
         now = self._clock()
         planned = self._planned.popleft()
+        if planned is None:
+            self._collected_s = now
+            return
         if isinstance(planned, int):
-            self._collected_at_rest(planned, now - self._collected_s)
+            follower = self._planned[0] if self._planned else None
+            if isinstance(follower, tuple):
+                follower = follower[0].batch * follower[0].only_decodes
+            self._rest.collect(planned, now - self._collected_s, len(moved), follower=follower)
             self._collected_s = now
             return
         self._observe_rest()
@@ -263,20 +292,6 @@ class Speculator:
             step.is_last = True
         step.num_tokens = sum(len(token_ids) for _, token_ids in moved)
         self._collected.append((step, seconds, plan, result, forced))
-
-    def _collected_at_rest(self, batch: int, seconds: float) -> None:
-        """A step without drafts is over, of a rest that may be over, too."""
-        rest = self._rest
-        follower = self._planned[0] if self._planned else None
-        # Of the last one of those that overlap, the time is only a part of what a step takes; and
-        # what the host does for the prompts of the next one is a part of it.
-        is_whole = not rest.overlaps if follower is None else isinstance(follower, int)
-        if isinstance(follower, tuple):
-            is_whole = follower[0].only_decodes
-        if batch == rest.batch and is_whole:
-            rest.seconds.append(seconds)
-            if len(rest.seconds) == HOLDS:
-                self._observe_rest()
 
     def learn(self, unfinished: Container[str]) -> None:
         """From the steps that are over; it need not be at once. unfinished: the requests that

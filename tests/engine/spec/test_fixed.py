@@ -12,7 +12,7 @@ def test_every_draft_pays_whatever_was_right() -> None:
         step = PlannedStep(2, 3, 6, 0.0)
         length.planned(step)
         length.observe(step, 100.0, [(first.request_id, 3, 0), (second.request_id, 3, 0)])
-    length.observe_rest(2, [0.1] * 8)
+    length.observe_rest({2: [0.1] * 8}, 16)
     length.drop(first)
     assert length.lengths({first: 3, second: 1}, 2) == {first: 3, second: 1}
     assert length.even_length(500, 3) == 3
@@ -25,3 +25,5 @@ def test_nothing_is_tried_and_nobody_rests() -> None:
     assert length.probe_length(2, 3) == 0
     assert length.probed({make_request(1): 3}) == {}
     assert length.rest_length(2, overlaps=True) == 0
+    assert not length.is_hopeless(2)
+    assert not length.overlaps

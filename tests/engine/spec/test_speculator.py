@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 
@@ -15,11 +15,13 @@ from engine.overload import ModelledRunner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepPlan, StepResult
+from engine.spec import speculator
 from engine.spec.adaptive import AdaptiveLength
 from engine.spec.base import Proposer, TextProposer
 from engine.spec.config import SpeculativeConfig
 from engine.spec.costs import StepCosts
 from engine.spec.network import NetworkProposer
+from engine.spec.planned_step import PlannedStep
 from tests.engine.spec.simulation import BATCHES, H200, LENGTHS, best_fixed, padded
 
 HOST_S, OUTSIDE_S = 0.0003, 0.0004
@@ -239,8 +241,11 @@ def test_nobody_waits_long_for_drafts_that_do_not_come(
         assert adaptive > 1.3 * plain, "it was worth it"
 
 
-def test_times_are_those_of_the_steps_however_they_overlap() -> None:
+def test_times_are_those_of_the_steps_however_they_overlap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Sums of what steps took are what the clock shows."""
+    monkeypatch.setattr(speculator, "_MAX_UNSEEN", 0)
     runner = TimedRunner(H200, 0.6)
     taken: list[float] = []
     config = EngineConfig(
@@ -337,42 +342,73 @@ def test_where_drafts_do_not_pay_the_engine_seldom_asks(overlap: bool, is_networ
     assert len(asked) < 400 / 8 + 6 * num_probes + 5
 
 
-def test_a_rest_ends_with_the_batch_that_it_was_for() -> None:
-    """Drafts that do not pay for many pay for one as soon as it is alone."""
-    runner = TimedRunner(padded(H200), 0.45)
+def test_of_steps_with_drafts_that_are_alike_a_few_are_looked_at() -> None:
+    runner = TimedRunner(padded(H200), 0.8)
+    core, _ = start(runner, 8, overlap=True)
+    run(core, runner, 200)
+    seen: list[PlannedStep] = []
+    adaptive = core._speculator._adaptive
+    observe = adaptive.observe
+
+    def spy(step: PlannedStep, seconds: float, outcomes: Sequence[tuple[str, int, int]]) -> None:
+        seen.append(step)
+        observe(step, seconds, outcomes)
+
+    adaptive.observe = spy  # type: ignore[method-assign]
+    run(core, runner, 400)
+    assert len(seen) < 150
+    assert sum(step.num_like for step in seen) == pytest.approx(400, abs=4)
+    assert all(step.num_drafts for step in seen if step.num_like > 1)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.45])
+def test_a_rest_ends_where_drafts_may_pay(rate: float) -> None:
+    """Drafts that do not pay for many may pay for one as soon as it is alone."""
+    runner = TimedRunner(padded(H200), rate)
     core, asked = start(runner, 64, overlap=True)
     run(core, runner, 200)
     before = core.stats().spec_decode_num_drafts
     core.abort([str(index) for index in range(1, 64)])
     run(core, runner, 20)
-    assert asked[-1] == 1
-    assert core.stats().spec_decode_num_drafts > before
+    assert asked[-1] == 1, "nothing was known of one alone"
+    if rate > 0.4:
+        assert core.stats().spec_decode_num_drafts > before
     core.abort(["0"])
     run(core, runner, 3)
     core.check_integrity()
 
 
-def test_what_a_rest_took_is_learned_of_its_own_batch() -> None:
-    """The last step of a rest ends when the batch is another one already."""
+def test_requests_come_and_go_in_a_rest() -> None:
+    """Where a network drafts for all or for none; the time that steps take is learned of each
+    batch, but of its first step."""
     runner = TimedRunner(padded(H200), 0.05)
-    core, _ = start(runner, 64, overlap=True)
-    run(core, runner, 200)
-    learned: list[int] = []
+    core, asked = start(runner, 64, overlap=True)
+    run(core, runner, 400)
+    learned: dict[int, int] = {}
     adaptive = core._speculator._adaptive
     assert isinstance(adaptive, AdaptiveLength)
-    experience = adaptive._experience
-    observe_rest = experience.observe_rest
+    observe_rest = adaptive.observe_rest
 
-    def spy(batch: int, seconds: Sequence[float], saving_s: float = 0.0) -> None:
-        learned.extend([batch] * len(seconds))
-        observe_rest(batch, seconds, saving_s)
+    def spy(taken: Mapping[int, Sequence[float]], num_tokens: int) -> None:
+        for batch, seconds in taken.items():
+            learned[batch] = learned.get(batch, 0) + len(seconds)
+            step_s = H200.seconds(batch, 0, 0)
+            assert seconds == pytest.approx([step_s] * len(seconds), rel=0.05)
+        observe_rest(taken, num_tokens)
 
-    experience.observe_rest = spy  # type: ignore[method-assign]
+    adaptive.observe_rest = spy  # type: ignore[method-assign]
     while not core._speculator.rests(64):
         run(core, runner, 1)
-    core.abort([str(index) for index in range(56, 64)])
-    run(core, runner, 2)
-    assert learned.count(56) == 1, "only one of these is over"
+    asked.clear()
+    learned.clear()
+    gone = iter(range(64))
+    for _ in range(6):
+        core.abort([str(next(gone))])
+        run(core, runner, 4)
+    assert len(asked) <= 1, "the rest was over by itself, at most"
+    run(core, runner, 100)
+    assert [learned[batch] for batch in range(63, 58, -1)] == [3] * 5
+    core.check_integrity()
 
 
 class Slow(Ideas):

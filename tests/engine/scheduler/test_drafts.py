@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.cache.hybrid import create_cache_manager
+from engine.cache.manager import BlockTable, CacheManager
+from engine.config import EngineConfig
+from engine.scheduler.drafts import Lookahead
+
+BLOCK = 4
+
+
+def cache(num_blocks: int = 10) -> CacheManager:
+    config = EngineConfig(model="toy", block_size=BLOCK, enable_prefix_caching=False)
+    return create_cache_manager(config, num_blocks, 0, (None,), 1)
+
+
+@pytest.mark.parametrize(("end", "num_places"), [(3, 2), (5, 2), (6, 3), (16, 5), (18, 5), (20, 5)])
+def test_there_are_slots_to_draft_behind_a_step_up_to_the_longest_request(
+    end: int, num_places: int
+) -> None:
+    manager = cache()
+    assert Lookahead(manager, 3, 18).num_places(BlockTable({}), end) == num_places
+
+
+def test_nobody_waits_for_them() -> None:
+    manager, table = cache(num_blocks=2), BlockTable({})
+    lookahead = Lookahead(manager, 3, 100)
+    assert lookahead.num_places(table, 4) == 2
+    assert lookahead.num_places(table, 4, num_missing=1) == 1, "another request needs the second"
+    manager.grow(table, 2)
+    assert lookahead.num_places(table, 8) == 2
+
+
+def test_a_request_has_them_from_the_start() -> None:
+    manager = cache()
+    lookahead, tables = Lookahead(manager, 3, 100), [BlockTable({}) for _ in range(3)]
+    for table, end in zip(tables, (4, 5, 6), strict=True):
+        manager.grow(table, -(-end // BLOCK))
+        lookahead.extend(table, end)
+    assert [table.num_places for table in tables] == [2, 2, 3]
+
+
+def test_who_does_not_draft_needs_none() -> None:
+    manager = cache()
+    assert [Lookahead(manager, 0, 0).num_places(BlockTable({}), end) for end in (4, 5)] == [1, 2]

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.spec.experience import HOLDS
+from engine.spec.rest import Rest
+
+
+def rest(num_steps: int = HOLDS, *, is_of_batch: bool = False, overlaps: bool = True) -> Rest:
+    found = Rest()
+    found.begin(num_steps, 4, overlaps=overlaps, is_of_batch=is_of_batch)
+    return found
+
+
+def plan(found: Rest, batch: int, *, is_plain: bool = True, overlaps: bool = True) -> int | None:
+    return found.plan(batch, is_plain=is_plain, overlaps=overlaps)
+
+
+def test_a_rest_is_twice_as_long_each_time_that_nothing_cuts_it_short() -> None:
+    found, lengths = Rest(), []
+    for _ in range(5):
+        found.begin(HOLDS, 4, overlaps=True, is_of_batch=False)
+        lengths.append(found.num_steps)
+        while found.num_steps:
+            assert plan(found, 4) == 4
+    assert lengths == [8, 16, 32, 64, 64]
+    assert plan(found, 4) is None
+    found.begin(HOLDS, 4, overlaps=True, is_of_batch=False)
+    found.end()
+    found.begin(HOLDS, 4, overlaps=True, is_of_batch=False)
+    assert found.num_steps == HOLDS
+
+
+def test_who_says_how_long_is_taken_at_their_word() -> None:
+    found = rest(3)
+    assert [plan(found, 4) for _ in range(4)] == [4, 4, 4, None]
+    found.begin(0, 4, overlaps=True, is_of_batch=True)
+    assert found.num_steps == 0
+
+
+@pytest.mark.parametrize("change", [{"batch": 3}, {"is_plain": False}, {"overlaps": False}])
+def test_a_rest_of_a_batch_ends_with_it(change: dict[str, int]) -> None:
+    step = {"batch": 4, "is_plain": True, "overlaps": True}
+    found = rest(is_of_batch=True)
+    assert found.plan(**step) == 4  # type: ignore[arg-type]
+    assert found.plan(**step | change) is None  # type: ignore[arg-type]
+    assert found.num_steps == 0
+    other = rest()
+    assert other.plan(**step | change) == (3 if "batch" in change else 0)  # type: ignore[arg-type]
+    assert other.num_steps == HOLDS - 1
+
+
+def test_only_steps_that_are_like_their_neighbours_are_measured() -> None:
+    found = rest()
+    plans = [4, 4, 3, 3, 0, 3, 3]
+    for index, planned in enumerate(plans):
+        follower = plans[index + 1] if index + 1 < len(plans) else None
+        found.collect(planned, float(index), planned, follower=follower)
+    # Not the first of a batch, not one beside which prompts were planned, and not the last.
+    assert found.take() == ({4: [1.0]}, sum(plans))
+    assert found.take() == ({}, 0)
+
+
+def test_of_steps_that_do_not_overlap_each_is_whole() -> None:
+    found = rest(overlaps=False)
+    for seconds in (1.0, 2.0, 3.0):
+        found.collect(4, seconds, 4, follower=None)
+    assert found.take() == ({4: [2.0, 3.0]}, 12)
+
+
+def test_what_a_pause_took_is_not_measured() -> None:
+    found = rest()
+    found.collect(4, 1.0, 4, follower=4)
+    found.pause()
+    assert found.num_steps == HOLDS, "the rest goes on after it"
+    found.collect(4, 9.0, 4, follower=4)
+    found.collect(4, 2.0, 4, follower=4)
+    assert found.take() == ({4: [2.0]}, 12)
+    of_batch = rest(is_of_batch=True)
+    of_batch.pause()
+    assert of_batch.num_steps == 0
