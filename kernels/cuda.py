@@ -353,21 +353,21 @@ def rms_norm(
     inner: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See ``reference.rms_norm``; rows are multiples of 16 bytes and at most 64 KiB."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     torch.ops.sluice_cuda.rms_norm(out, x, residual, weight, eps, inner)
     return out
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
     """See ``reference.silu_mul``; rows are multiples of 16 bytes."""
-    out = torch.empty(x.shape[0], x.shape[1] // 2, dtype=x.dtype, device=x.device)
+    out = x.new_empty(x.shape[0], x.shape[1] // 2)
     torch.ops.sluice_cuda.silu_mul(out, x)
     return out
 
 
 def gelu_tanh_mul(x: torch.Tensor) -> torch.Tensor:
     """See ``reference.gelu_tanh_mul``; rows are multiples of 16 bytes."""
-    out = torch.empty(x.shape[0], x.shape[1] // 2, dtype=x.dtype, device=x.device)
+    out = x.new_empty(x.shape[0], x.shape[1] // 2)
     torch.ops.sluice_cuda.gelu_tanh_mul(out, x)
     return out
 
@@ -481,7 +481,7 @@ def skinny_linear(
 def product_output(x: torch.Tensor, weight: torch.Tensor, gated: bool) -> torch.Tensor:
     """Memory for the result of a product."""
     features = weight.shape[0] // 2 if gated else weight.shape[0]
-    return torch.empty(x.shape[0], features, dtype=x.dtype, device=x.device)
+    return x.new_empty(x.shape[0], features)
 
 
 def step_inputs(

@@ -33,6 +33,6 @@ def wide_linear(
     dtype, k a multiple of 64, features of 16; width: of ``WIDTHS``. ``cuda.load`` comes before.
     """
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = torch.empty(x.shape[0], outputs, dtype=x.dtype, device=x.device)
+    out = x.new_empty(x.shape[0], outputs)
     torch.ops.sluice_cuda.wide_linear(out, x, weight, bias, gated, width)
     return out

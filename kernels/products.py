@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -40,9 +40,9 @@ class Use:
     max_rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What products are chosen by."""
+class _Kind(NamedTuple):
+    """What products are chosen by. Looked up for every product of a step: no dataclass is hashed as
+    fast."""
 
     shape: torch.Size
     dtype: torch.dtype

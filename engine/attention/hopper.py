@@ -49,7 +49,7 @@ class HopperStepAttention:
         kv_scales: KVScales | None = None,
     ) -> torch.Tensor:
         assert kv_scales is None, "what is in FP8 is copied first"
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
         cuda.paged_prefill(
             out,
             q,

@@ -64,10 +64,9 @@ class RowTable:
         other_new_blocks: Sequence[tuple[int, int, Sequence[int]]] = (),
     ) -> None:
         """Take in what is new in a plan."""
-        device = self.tokens.device
+        if admissions:
+            self._write_tokens(admissions)
         for admission in admissions:
-            token_ids = to_device(np.array(admission.token_ids, np.int64), device)
-            self.tokens[admission.row, : len(token_ids)] = token_ids
             for num_blocks in self._num_blocks:
                 num_blocks[admission.row] = 0
         self.num_admissions += len(admissions)
@@ -89,8 +88,22 @@ class RowTable:
         if ids:
             found = np.maximum(np.array((places, ids), np.int64), 0)  # NO_BLOCK is below
             self._host_tables.reshape(-1)[found[0]] = found[1]
-            sent = to_device(found, device)
+            sent = to_device(found, self.tokens.device)
             self.block_tables.view(-1).index_copy_(0, sent[0], sent[1].to(torch.int32))
+
+    def _write_tokens(self, admissions: Sequence[Admission]) -> None:
+        """In one copy: each costs the host more than the tokens of a prompt."""
+        width = self.tokens.shape[1]
+        starts = [admission.row * width for admission in admissions]
+        places = [
+            np.arange(start, start + len(admission.token_ids))
+            for start, admission in zip(starts, admissions, strict=True)
+        ]
+        ids = [np.array(admission.token_ids, np.int64) for admission in admissions]
+        sent = to_device(
+            np.stack((np.concatenate(places), np.concatenate(ids))), self.tokens.device
+        )
+        self.tokens.view(-1).index_copy_(0, sent[0], sent[1])
 
     def write_drafts(self, chunks: Sequence[Chunk]) -> None:
         """Write the chunks' drafts after the known tokens. Drafts that the host has not seen are

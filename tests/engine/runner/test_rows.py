@@ -65,6 +65,30 @@ def test_a_row_that_is_given_out_again_begins_anew() -> None:
     assert table.block_ids[0, :2].tolist() == [3, 4]
 
 
+@given(
+    prompts=st.dictionaries(
+        st.integers(0, ROWS - 1),
+        st.lists(st.integers(1, 99), min_size=1, max_size=MAX_LEN),
+        min_size=1,
+    )
+)
+def test_requests_admitted_together_are_written_as_one_by_one(
+    prompts: dict[int, list[int]],
+) -> None:
+    together, one_by_one = row_table(), row_table()
+    for table in (together, one_by_one):
+        table.apply([admission(row, [50] * MAX_LEN, [1]) for row in range(ROWS)], [])
+    admissions = [admission(row, tokens, [2]) for row, tokens in prompts.items()]
+    together.apply(admissions, [])
+    for each in admissions:
+        one_by_one.admit(each)
+    assert together.tokens.tolist() == one_by_one.tokens.tolist()
+    for row, tokens in prompts.items():
+        left = [50] * (MAX_LEN - len(tokens))
+        assert together.tokens[row].tolist() == tokens + left, "nothing past its end is touched"
+    assert together.block_tables.tolist() == one_by_one.block_tables.tolist()
+
+
 def test_one_plan_admits_some_rows_and_appends_to_others() -> None:
     table = row_table()
     table.admit(admission(2, [1], [6]))
