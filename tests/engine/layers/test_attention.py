@@ -105,7 +105,9 @@ def test_attention_that_stores_is_asked_to_where_it_can(
         made.append(Storing(attend, positions, able=able))
         return made[0]
 
-    assert torch.equal(run(layer(**changes), wrap=wrap), run(layer(**changes)))
+    out = run(layer(**changes), wrap=wrap)
+    # Not equal to the bit: a CPU kernel, if one is loaded, rounds the rotation once less.
+    torch.testing.assert_close(out, run(layer(**changes)), rtol=1e-5, atol=1e-5)
     assert made[0].stored == stored
 
 
