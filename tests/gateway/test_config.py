@@ -17,11 +17,17 @@ def load(tmp_path: Path, text: str, env: dict[str, str] | None = None) -> Config
     return config.load(path, env=env or {})
 
 
+def model_in(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
 def test_defaults_fill_what_the_file_leaves_out(tmp_path: Path) -> None:
-    (tmp_path / "models/demo").mkdir(parents=True)
+    folder = model_in(tmp_path / "models/demo")
     loaded = load(tmp_path, MINIMAL)
     assert loaded.server == ServerConfig()
-    assert loaded.engine.model_dir == tmp_path / "models/demo"
+    assert loaded.engine.model_dir == folder
     assert loaded.tenants.secrets_file == str(tmp_path / ".sluice/secrets.json")
     assert loaded.model_name == "demo"
 
@@ -149,18 +155,16 @@ def test_a_draft_network_is_found_from_the_folder_of_the_file(tmp_path: Path) ->
     text = MINIMAL.replace("[engine]", f"[engine]\nspeculative_config = {table}")
     speculative = load(tmp_path, text).engine.speculative_config
     assert speculative is not None
-    (tmp_path / "head").mkdir()
-    assert speculative.model_dir == tmp_path / "head"
+    folder = model_in(tmp_path / "head")
+    assert speculative.model_dir == folder
 
 
 def test_a_model_that_is_no_folder_may_be_on_the_hub(tmp_path: Path) -> None:
     loaded = load(tmp_path, '[engine]\nmodel = "Qwen/Qwen3-0.6B"\nrevision = "main"\n')
     assert loaded.engine.model == "Qwen/Qwen3-0.6B"
     assert loaded.model_name == "Qwen3-0.6B"
-    (tmp_path / "Qwen/Qwen3-0.6B").mkdir(parents=True)
-    assert load(tmp_path, '[engine]\nmodel = "Qwen/Qwen3-0.6B"\n').engine.model_dir == (
-        tmp_path / "Qwen/Qwen3-0.6B"
-    )
+    folder = model_in(tmp_path / "Qwen/Qwen3-0.6B")
+    assert load(tmp_path, '[engine]\nmodel = "Qwen/Qwen3-0.6B"\n').engine.model_dir == folder
 
 
 @pytest.mark.parametrize(
