@@ -268,11 +268,12 @@ class Demo:
     @contextlib.contextmanager
     def _announced(self, running: Running) -> Iterator[None]:
         tune_collector()
-        for file in self._ready_files:
-            running.write(file)
         self._serving = True
         self._print(running)
         try:
+            # Last: who waits for the files finds everything else done.
+            for file in self._ready_files:
+                running.write(file)
             yield
         finally:
             for file in self._ready_files:
