@@ -60,6 +60,6 @@ class StepBudget:
         num_wanted = max(min(num_wanted, limit), num_prompts)  # a token for each of them
         num_tokens = num_generating + num_wanted
         num_beyond_tile = num_tokens % _TILE
-        if num_beyond_tile <= num_wanted // 4:
+        if num_beyond_tile <= min(num_wanted // 4, num_wanted - num_prompts):
             num_tokens -= num_beyond_tile
         return min(num_tokens, self.max_num_tokens)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.scheduler.step_budget import StepBudget
@@ -77,6 +77,7 @@ class TestNumTokens:
         num_queued=st.integers(0, 2_000_000),
         limit=st.integers(1, 4096),
     )
+    @example(123, [2] * 6, 0, 1)  # a token beyond a tile, which one of the prompts needs
     def test_neither_side_starves(
         self, num_generating: int, prompts: list[int], num_queued: int, limit: int
     ) -> None:
