@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -283,7 +284,11 @@ async def test_nothing_keeps_a_connection_without_a_request(model_dir: Path) -> 
 
 
 async def test_a_websocket_is_under_no_limit_of_requests(model_dir: Path) -> None:
-    limits = {"header_timeout_s": 0.2, "keep_alive_timeout_s": 1, "ws_auth_timeout_s": 30.0}
+    limits: dict[str, Any] = {
+        "header_timeout_s": 0.2,
+        "keep_alive_timeout_s": 1,
+        "ws_auth_timeout_s": 30.0,
+    }
     async with served_double(model_dir, **limits) as (gateway, _):
         client = await RawClient.connect(gateway)
         client.send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
