@@ -14,6 +14,7 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import SecurityError
+from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 from websockets.protocol import State
 
@@ -23,6 +24,8 @@ from gateway.errors import ApiError, HeadersTooLarge, InvalidRequestError, Overl
 from gateway.extensions import Departure
 
 MAX_HEADERS = 100
+MAX_FRAGMENTS = 4096
+"""Of one WebSocket message: they may be empty, so that its size bounds them not."""
 
 
 class Deadline:
@@ -318,6 +321,13 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         if not self.close_sent and not self.conn.extensions:  # it was accepted
             self._writer = TextWriter(self)
             extensions.offer(self.scope, self._writer.write)
+
+    def handle_cont(self, event: Frame) -> None:
+        if len(self.frames) < MAX_FRAGMENTS:
+            super().handle_cont(event)
+        elif self.conn.state is State.OPEN:
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
+            self.handle_parser_exception()
 
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
