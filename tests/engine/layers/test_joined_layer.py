@@ -4,7 +4,7 @@ contracts written out, which shows that each argument comes to its place."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ from engine.models.granite import GraniteDecoderLayer
 from engine.models.llama import LlamaDecoderLayer, LlamaModel
 from engine.models.qwen3 import Qwen3DecoderLayer
 from engine.quant.fp8 import OnlineFp8Weight
-from kernels import build, cuda, cuda_wide, reference
+from kernels import build, cuda, cuda_wide, ops, reference
 from kernels.products import Products, _Choice, _Kind, _Product
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -272,6 +272,15 @@ def test_layers_that_compute_otherwise_are_not_joined(
     assert (made._joined is not None) == is_joined
 
 
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Those that an engine registers: without them the layers one by one round as torch does."""
+    monkeypatch.setattr(ops, "_registry", dict(ops._registry))
+    cuda.register()
+    yield
+    ops.resolve.cache_clear()
+
+
 SHAPES = {
     "prompts": [(100, 0), (33, 40)],
     "prompts and tokens": [(50, 100), (1, 90), (1, 200), (90, 0)],
@@ -280,6 +289,7 @@ SHAPES = {
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("layer", [LlamaDecoderLayer, Qwen3DecoderLayer])
 @pytest.mark.parametrize("bias", [False, True])
