@@ -142,8 +142,8 @@ def build_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
 def _grammar_compiler(
     tokenizer: Tokenizer | None, eos_token_ids: frozenset[int], logits_width: int
 ) -> GrammarCompiler | None:
-    """None where grammars cannot work: token ids have no text, or no token ends a text."""
-    if tokenizer is None or not eos_token_ids:
+    """None where grammars cannot work, because token ids have no text."""
+    if tokenizer is None:
         return None
     from grammar.compiler import GrammarCompiler
     from grammar.vocabulary import Vocabulary
