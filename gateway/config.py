@@ -107,6 +107,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One JSON object or one line of text for each record."""
 
 
+def local_url(host: str, port: int) -> str:
+    """``http://host:port`` as a client on this machine can use it."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class ServedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engine's settings as the gateway starts it: for several tenants at once."""
 
