@@ -230,7 +230,7 @@ def run(launch: Launch, build: Callable[[EngineConfig, OnProgress], Engine]) -> 
     socket.linger = LINGER_MS
     socket.connect(launch.address)
     try:
-        _send(socket, LoadProgress("starting", 0.0))
+        _send(socket, LoadProgress("Starting", 0.0))
         engine = build(launch.config, lambda progress: _send(socket, progress))
         tune_collector()
         attached = None if launch.shared_address is None else listen(context, launch.shared_address)
