@@ -203,6 +203,29 @@ def test_closing_ends_work_and_leaves_no_process(vocabulary: Vocabulary) -> None
         pool.compile(INTEGER)
 
 
+@pytest.mark.parametrize("started", [False, True], ids=["as it starts", "at work"])
+def test_an_interrupt_ends_a_job_and_its_worker_only(started: bool) -> None:
+    spec = GrammarSpec.from_schema({"type": "string", "pattern": "^(a|a)*$"}, strict=False)
+    with WorkerPool(timeout_s=60) as pool, ThreadPoolExecutor(1) as thread:
+        if started:
+            pool.start()
+        interrupt = thread.submit(interrupt_at_work, pool)
+        with pytest.raises(KeyboardInterrupt):
+            pool.validate(spec, f'"{"a" * 40}b"')
+        interrupt.result()
+        assert not pool._alive
+        assert pool.validate(spec, '"a"').passed
+
+
+def interrupt_at_work(pool: WorkerPool) -> None:
+    while not pool.pids:
+        time.sleep(0.005)
+    until_it_works(pool.pids[0])
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
+
+
 class SlowFile(io.BufferedRandom):
     """Gives other threads time to get in between."""
 
