@@ -76,6 +76,14 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
             },
         ),
         (
+            {
+                "propertyNames": {"$ref": "#/$defs/name"},
+                "properties": {"a": {}},
+                "$defs": {"name": {"const": "a"}},
+            },
+            {"properties": {"a": {}}, "additionalProperties": False},
+        ),
+        (
             {"patternProperties": {"^x": {"type": "null"}}, "properties": {"xy": True, "y": True}},
             {
                 "properties": {"xy": {"allOf": [{}, {"type": "null"}]}, "y": {}},
@@ -108,6 +116,47 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
 def test_exact_forms(schema: Any, expected: Any) -> None:
     assert lowered(schema) == expected
     assert reasons(schema) == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "expression"),
+    [
+        (True, r"[\s\S]*"),
+        ({"type": "string", "title": "any"}, r"[\s\S]*"),
+        ({"const": "a.b"}, r"a\.b"),
+        ({"enum": ["a", 1, "b"]}, "a|b"),
+        ({"pattern": "^ab$"}, "ab"),
+        ({"minLength": 2}, r"[\s\S]{2,}"),
+        ({"maxLength": 3}, r"[\s\S]{0,3}"),
+        ({"minLength": 1, "maxLength": 3.0}, r"[\s\S]{1,3}"),
+    ],
+)
+def test_a_simple_rule_of_names_is_an_expression(names: Any, expression: str) -> None:
+    schema = {"propertyNames": names}
+    patterns = {f"^(?:{expression})$": {}}
+    assert lowered(schema) == {"patternProperties": patterns, "additionalProperties": False}
+    assert reasons(schema) == {}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        False,
+        {"type": ["string", "null"]},
+        {"const": 1},
+        {"const": "\x01"},
+        {"enum": [1]},
+        {"pattern": "(?=a)"},
+        {"pattern": "a", "maxLength": 3},
+        {"minLength": 1001},
+        {"maxLength": 1001},
+        {"not": {"const": "a"}},
+    ],
+)
+def test_other_rules_of_names_are_dropped(names: Any) -> None:
+    schema = {"propertyNames": names, "properties": {"a": {}}}
+    assert lowered(schema) == {"properties": {"a": {}}}
+    assert list(reasons(schema)) == ["$.propertyNames"]
 
 
 def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
