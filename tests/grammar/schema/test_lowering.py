@@ -133,7 +133,7 @@ def test_exact_forms(schema: Any, expected: Any) -> None:
 )
 def test_a_simple_rule_of_names_is_an_expression(names: Any, expression: str) -> None:
     schema = {"propertyNames": names}
-    patterns = {f"^(?:{expression})$": {}}
+    patterns: dict[str, Any] = {f"^(?:{expression})$": {}}
     assert lowered(schema) == {"patternProperties": patterns, "additionalProperties": False}
     assert reasons(schema) == {}
 
