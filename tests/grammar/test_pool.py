@@ -86,6 +86,7 @@ def test_a_worker_that_dies_between_jobs_is_replaced(pool: WorkerPool) -> None:
         time.sleep(0.01)
     pool.compile(INTEGER)
     assert pool.pids != [before]
+    assert len(pool._alive) == 1
 
 
 def test_a_worn_out_worker_is_replaced(
