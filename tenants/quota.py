@@ -85,7 +85,7 @@ class Hold:
     def generated(self) -> int:
         """Tokens generated so far: what is charged if this process dies."""
         if self._count is not None:
-            self._generated = max(self._generated, self._count())
+            self._generated = self._count()
         return self._generated
 
     @property

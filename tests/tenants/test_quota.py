@@ -76,14 +76,17 @@ class TestReserve:
         who = await make(store)
         if is_late:
             store.gate = asyncio.Event()
-        hold = await take(Quota(store), who)
+        quota = Quota(store)
+        hold = await take(quota, who)
         await asyncio.sleep(0.01)
         assert store.num_reserves == 1
         await hold.stop()
         if store.gate is not None:
             asyncio.get_running_loop().call_later(0.05, store.gate.set)
         await settle(store, who, hold)
+        await hold.close()
         assert store.num_releases == is_late
+        assert quota.num_held == 0
         assert await store.list_running() == []
 
     async def test_the_young_are_not_listed_with_the_old(
