@@ -372,6 +372,24 @@ class TestExtension:
         await settle(store, who, hold)
         assert await store.list_running() == []
 
+    async def test_of_what_was_lost_all_is_reserved_again(self, store: Store) -> None:
+        """Also what is more than a minute's worth, and more than there is by now."""
+        who = await make(store, monthly_tokens=1010, tokens_per_minute=300)
+        quota = Quota(store)
+        hold = await take(quota, who, most=2000)
+        assert await more(hold, 400) == 656
+        assert await store.release(who.tenant.id, hold.request_id)
+        assert await more(hold, 100) == 756
+        assert await more(hold, 900) == 1000
+        assert hold.is_last
+        await quota.release(hold)
+        hold = await take(quota, who, most=2000)
+        assert await more(hold, 400) == 656
+        assert await store.release(who.tenant.id, hold.request_id)
+        await put(store, who, "tenant", monthly_tokens=500, tokens_per_minute=300)
+        assert await more(hold, 100) == 656
+        assert hold.is_last
+
     async def test_a_request_that_runs_is_not_ended_for_a_slot_that_was_taken_meanwhile(
         self, store: Store
     ) -> None:
