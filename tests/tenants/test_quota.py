@@ -241,6 +241,19 @@ class TestQueue:
         await settle(store, who, first)
         await take(quota, who)
 
+    async def test_who_waits_long_asks_no_less_often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tenants.quota.MAX_POLL_S", 0.02)
+        store = WatchedStore()
+        who = await make(store, max_concurrent=1, max_queued=1)
+        quota = Quota(store)
+        running = await take(quota, who)
+        waiting = asyncio.create_task(take(quota, who))
+        async with asyncio.timeout(30):
+            while store.num_reserves < 20:  # noqa: ASYNC110 - the condition is another's state
+                await asyncio.sleep(0.01)
+            await settle(store, who, running)
+            await settle(store, who, await waiting)
+
     async def test_cancelled_waiter_leaves_its_place(self, store: Store) -> None:
         who = await make(store, max_concurrent=1, max_queued=1)
         quota = Quota(store)
