@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import contextlib
+import random
 from typing import Any
 
 import pytest
 
+from grammar.errors import InvalidGrammar
 from grammar.schema.dialects import LLGUIDANCE, OUTLINES, XGRAMMAR
 from grammar.schema.document import Document
+from grammar.schema.forms import CONSTRAINTS
 from grammar.schema.lowering import Dialect, lower
+from grammar.schema.paths import ROOT, child
+from tests.grammar.schemas import Schemas
 
 
 def lowered(schema: Any, dialect: Dialect = LLGUIDANCE) -> Any:
@@ -54,6 +60,8 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
             {"type": "object", "unevaluatedProperties": {"type": "null"}},
             {"type": "object", "additionalProperties": {"type": "null"}},
         ),
+        # Nobody could write this name, so that it needs no schema.
+        ({"properties": {"\x01": {"type": "null"}, "a": {}}}, {"properties": {"a": {}}}),
         # Names under a rule are names that match a pattern,
         (
             {"propertyNames": {"enum": ["a", "b"]}, "properties": {"c": {}}},
@@ -175,6 +183,7 @@ def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
         ({"minimum": 2**53}, "$.minimum", "a bound beyond 9007199254740991"),
         ({"patternProperties": {"^a$": {}}}, "$.patternProperties", "dialect"),
         ({"patternProperties": {"(?=a)": {}}}, "$.patternProperties", "look-around"),
+        ({"required": ["a", "\x01"]}, "$.required", "a control character"),
     ],
 )
 def test_what_is_dropped_has_a_reason(schema: Any, path: str, reason: str) -> None:
@@ -209,9 +218,21 @@ def test_an_object_that_cannot_be_is_ruled_out_for_them() -> None:
         "additionalProperties": False,
     }
     assert lowered(schema, XGRAMMAR)["type"] == ["null"]
+    others = {"properties": {"a": False, "b": {"type": "null"}}, "required": ["b"]}
+    assert lowered(schema | others, XGRAMMAR)["properties"] == {"b": {"type": "null"}}
     assert lowered(schema | {"type": "object"}, XGRAMMAR) is False
 
 
 def test_outlines_spells_out_what_anything_is() -> None:
     array = lowered({"type": "array", "items": True}, OUTLINES)
     assert array["items"]["type"] == ["array", "boolean", "null", "number", "object", "string"]
+
+
+@pytest.mark.parametrize("dialect", [LLGUIDANCE, OUTLINES, XGRAMMAR], ids=lambda d: d.name)
+def test_of_every_constraint_it_is_said_what_became_of_it(dialect: Dialect) -> None:
+    for number in range(400):
+        schema = Schemas(random.Random(number), wild=0.5).root()
+        with contextlib.suppress(InvalidGrammar):  # a reference that leads back to itself
+            told = {finding.path for finding in lower(Document(schema), dialect).findings}
+            wanted = {child(ROOT, keyword) for keyword in schema if keyword in CONSTRAINTS}
+            assert wanted <= told, schema
