@@ -235,9 +235,6 @@ def _lower_dependencies(scope: Scope) -> None:
         if len(dependencies) > _MAX_DEPENDENCIES or not all(map(is_plain, dependencies)):
             scope.drop(keyword, f"more than {_MAX_DEPENDENCIES} dependencies")
             continue
-        if not scope.dialect.merges:
-            scope.drop(keyword, f"{scope.dialect.name} does not combine schemas")
-            continue
         for name, needs in dependencies.items():
             if keyword == "dependentRequired":
                 then: Schema = {"required": needs}

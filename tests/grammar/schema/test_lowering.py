@@ -30,6 +30,8 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
         ({"title": "T", "description": "D", "x-custom": 1, "default": 3}, {}),
         ({"type": "string", "minLength": 2.0}, {"type": "string", "minLength": 2}),
         ({"type": "string", "minimum": 3, "items": {"not": {}}}, {"type": "string"}),
+        ({"type": "string", "required": ["a"], "maxProperties": 0}, {"type": "string"}),
+        ({"type": "integer", "pattern": "a", "minLength": 1}, {"type": "integer"}),
         ({"type": "string", "pattern": "^a"}, {"type": "string", "pattern": r"^(?:a[\s\S]*)$"}),
         # Listed values are checked here, against whatever stands beside them.
         ({"enum": ["a", 1, "abc", None], "type": "string", "maxLength": 2}, {"enum": ["a"]}),
@@ -96,6 +98,26 @@ def reasons(schema: Any, dialect: Dialect = LLGUIDANCE) -> dict[str, str]:
             {
                 "properties": {"xy": {"allOf": [{}, {"type": "null"}]}, "y": {}},
                 "patternProperties": {r"^(?:x[\s\S]*)$": {"type": "null"}},
+            },
+        ),
+        (
+            {"patternProperties": {"^x": False}, "properties": {"xy": {"type": "null"}}},
+            {"properties": {"xy": False}, "patternProperties": {r"^(?:x[\s\S]*)$": False}},
+        ),
+        # Members are counted where no name is optional, unless their number follows from the names.
+        ({"minProperties": 1}, {"minProperties": 1}),
+        ({"maxProperties": 3.0}, {"maxProperties": 3}),
+        ({"required": ["a"], "minProperties": 1}, {"required": ["a"]}),
+        (
+            {"properties": {"a": {}, "b": {}}, "additionalProperties": False, "maxProperties": 2},
+            {"properties": {"a": {}, "b": {}}, "additionalProperties": False},
+        ),
+        (
+            {"patternProperties": {"^x": {}}, "additionalProperties": False, "maxProperties": 0},
+            {
+                "patternProperties": {r"^(?:x[\s\S]*)$": {}},
+                "additionalProperties": False,
+                "maxProperties": 0,
             },
         ),
         (
@@ -184,11 +206,18 @@ def test_formats_are_patterns_of_ours_and_some_have_a_length() -> None:
         ({"patternProperties": {"^a$": {}}}, "$.patternProperties", "dialect"),
         ({"patternProperties": {"(?=a)": {}}}, "$.patternProperties", "look-around"),
         ({"required": ["a", "\x01"]}, "$.required", "a control character"),
+        ({"type": "number", "enum": [1e300]}, "$.enum", "an exponent"),
+        ({"const": [{"a": 2**63}]}, "$.const", "beyond 64 bits"),
+        ({"const": {"a": ["\x01"]}}, "$.const", "a control character"),
+        ({"minProperties": 2}, "$.minProperties", "free names may repeat"),
+        ({"properties": {"a": {}}, "minProperties": 1}, "$.minProperties", "optional properties"),
+        ({"properties": {"a": {}}, "maxProperties": 1}, "$.maxProperties", "optional properties"),
     ],
 )
 def test_what_is_dropped_has_a_reason(schema: Any, path: str, reason: str) -> None:
     assert list(reasons(schema)) == [path]
     assert reason in reasons(schema)[path]
+    assert path.removeprefix("$.") not in lowered(schema)
 
 
 def test_divisors_that_never_meet_need_no_common_multiple() -> None:
